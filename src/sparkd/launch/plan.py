@@ -1,0 +1,103 @@
+"""LaunchPlan: what a rank's container will be, computed from recipe, settings and node. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PLAN_SCHEMA = 1
+"""Part of the digest: two sparkd versions that plan differently never agree by accident."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What the plan knows of the node it is for."""
+
+    rank: int
+    address: str
+    """Fabric address; 127.0.0.1 where the cluster is this node alone."""
+    head_address: str
+    cluster_size: int
+    interface: str = ""
+    hcas: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mount:
+    source: str
+    target: str
+    read_only: bool = True
+
+
+@dataclass(frozen=True)
+class Ulimit:
+    """`soft` and `hard` in the limit's own unit; -1 is unlimited."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+@dataclass(frozen=True)
+class Secret:
+    """Environment variable `name` gets the content of `file`, read in the container at launch and kept nowhere else."""
+
+    name: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Folder `name` below /var/lib/sparkd/cache/<image id>/, mounted writable at `target`."""
+
+    name: str
+    target: str
+
+
+@dataclass(frozen=True)
+class ContainerSpec:
+    """Options of `docker create`. Restart policy and log driver are not choices: `no`, and a bounded one."""
+
+    gpus: str
+    """"all" or "none"."""
+    ipc: str
+    """"host", "private" or "shareable"."""
+    network: str
+    privileged: bool
+    init: bool
+    shm_bytes: int | None
+    memory_limit_bytes: int | None
+    ulimits: tuple[Ulimit, ...]
+    devices: tuple[str, ...]
+    mounts: tuple[Mount, ...]
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """One rank, ready to be launched. `digest` covers what all ranks must share; secrets enter it by name only."""
+
+    recipe: str
+    role: str
+    node: Node
+    image: str
+    entrypoint: tuple[str, ...]
+    argv: tuple[str, ...]
+    """Program and arguments that the script execs in the container."""
+    env: tuple[tuple[str, str], ...]
+    secrets: tuple[Secret, ...]
+    container: ContainerSpec
+    caches: tuple[Cache, ...]
+    script: str
+    """Text of /run/sparkd/launch.sh."""
+    user_script: str
+    """Host path of `engine.script`; empty where the script is generated."""
+    model_path: str
+    """Host path of the model's folder."""
+    served_name: str
+    api_host: str
+    """Address that sparkd asks the engine on: never 0.0.0.0."""
+    api_port: int
+    master_port: int
+    memory_bytes: int | None
+    """What the recipe says the rank takes; None: gpu_memory_utilization x the GPU's total."""
+    gpu_memory_utilization: float | None
+    digest: str

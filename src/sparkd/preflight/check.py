@@ -1,0 +1,73 @@
+"""The interface of a check: probe reads, judge thinks, and a verdict says what would mend it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.preflight.fixes import Fix
+
+JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
+"""What a finding may carry as evidence into `--json` and the report."""
+
+F = TypeVar("F")
+
+
+class Level(Enum):
+    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does."""
+
+    OK = "ok"
+    WARN = "warn"
+    BLOCK = "block"
+    UNKNOWN = "unknown"
+
+    @property
+    def blocks(self) -> bool:
+        return self in (Level.BLOCK, Level.UNKNOWN)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check thinks of its facts.
+
+    `fixes` may ride on a WARN too. A blocking verdict is clearable when `clears` is set (its own fixes are enough),
+    or when the fixes of all checks together free `shortage_bytes`.
+    """
+
+    level: Level
+    reason: str
+    hint: str = ""
+    fixes: tuple[Fix, ...] = ()
+    clears: bool = False
+    shortage_bytes: int = 0
+    needs_person: bool = False
+    awaits: str = ""
+    """What may come up by itself and would clear this, such as "docker": preflight waits for it. Empty: nothing."""
+
+
+class Check(Protocol[F]):
+    """One concern. `F` is a frozen dataclass of facts; its public fields become the finding's evidence."""
+
+    @property
+    def id(self) -> str: ...
+
+    def probe(self, host: Host) -> F:
+        """Read the machine. May raise: that is UNKNOWN."""
+        ...
+
+    def judge(self, facts: F) -> Verdict:
+        """Pure: decide from the facts alone."""
+        ...
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict with its check's id, the evidence, and how long the look took."""
+
+    id: str
+    verdict: Verdict
+    facts: dict[str, JsonValue]
+    seconds: float

@@ -1,0 +1,47 @@
+"""What sparkd tells systemd, and what systemd told sparkd. Without a NOTIFY_SOCKET nothing is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sdnotify
+
+
+class Notifier:
+    """sd_notify messages, each a no-op where no service manager listens."""
+
+    def __init__(self) -> None:
+        self._socket = sdnotify.SystemdNotifier()
+        self._status = ""
+
+    def ready(self) -> None:
+        self._socket.notify("READY=1")
+
+    def stopping(self) -> None:
+        self._socket.notify("STOPPING=1")
+
+    def status(self, text: str) -> None:
+        """Set the line that `systemctl status` shows. Sent only on change."""
+        line = " ".join(text.split())
+        if line != self._status:
+            self._status = line
+            self._socket.notify(f"STATUS={line}")
+
+    def alive(self) -> None:
+        self._socket.notify("WATCHDOG=1")
+
+    def extend(self, seconds: float) -> None:
+        """Ask for this much more time, from now, to start or to stop."""
+        self._socket.notify(f"EXTEND_TIMEOUT_USEC={round(seconds * 1_000_000)}")
+
+
+def invocation_id(env: Mapping[str, str]) -> str:
+    """32 hex digits that systemd gave this start of the unit; empty outside a unit."""
+    value = env.get("INVOCATION_ID", "")
+    return value if len(value) == 32 and all(c in "0123456789abcdef" for c in value) else ""
+
+
+def watchdog_seconds(env: Mapping[str, str]) -> float | None:
+    """How long the main loop may be silent before systemd ends the unit; None where it does not watch."""
+    raw = env.get("WATCHDOG_USEC", "")
+    return int(raw) / 1_000_000 if raw.isdigit() and int(raw) > 0 else None

@@ -1,0 +1,64 @@
+# `make check` before a commit; `make test` is all that CI runs.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := check
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+PYTEST := $(PYTHON) -m pytest
+
+# A phase whose tests are not written yet is left out.
+PHASES := check $(foreach phase,integration packaging bed,$(if $(wildcard tests/$(phase)/test_*.py),$(phase)))
+
+.PHONY: check test integration packaging bed demo deb bench generate lock venv clean
+
+check: venv  ## format, lint, types, layers, unit tests
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports
+	$(PYTEST) tests/unit
+
+# pytest's summary is the last line of each phase, so a phase's time is said when the next begins.
+test: venv  ## all that CI runs (as root)
+	@took=; for phase in $(PHASES); do \
+	  echo "== $$phase$$took"; start=$$SECONDS; \
+	  $(MAKE) $$phase; \
+	  took=" ($$phase took $$((SECONDS - start)) s)"; \
+	done
+
+integration: venv  ## this machine's kernel, real docker
+	$(PYTEST) tests/integration
+
+packaging: venv  ## the .deb: content, reproducible build
+	packaging/tools.sh
+	$(PYTEST) tests/packaging
+
+bed: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM
+	packaging/tools.sh
+	$(PYTEST) tests/bed
+
+demo: deb  ## one node: install the .deb, start the unit, show a completion
+	$(PYTHON) -m tests.bed demo
+
+deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
+	packaging/tools.sh
+	PYTHONPATH=packaging $(PYTHON) -m deb
+
+bench: deb  ## figures: build/bench.json and a table
+	$(PYTHON) -m tests.bench
+
+generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md
+	$(PYTHON) -m sparkd.settings.generate
+
+lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more
+	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
+	build/uv/bin/uv pip compile -q pyproject.toml --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -o requirements.lock
+
+venv:
+	@packaging/venv.sh $(VENV)
+
+clean:
+	rm -rf build dist

@@ -1,0 +1,1 @@
+"""The engine's own words: its log, taken apart, understood and forwarded."""

@@ -1,0 +1,58 @@
+"""Bytes of a container's log to lines that are safe to print."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+LINE_LIMIT_BYTES = 16_384
+"""Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""
+
+_BREAK = re.compile(rb"[\r\n]+")
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+
+
+class LineSplitter:
+    """Lines of one stream. A carriage return ends a line too: tqdm redraws with it."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._cut_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        *whole, rest = _BREAK.split(data)
+        for piece in whole:
+            self._grow(piece)
+            if self._pending:
+                yield self._take()
+        self._grow(rest)
+
+    def flush(self) -> Iterator[str]:
+        """What the stream left without a line end."""
+        if self._pending:
+            yield self._take()
+
+    def _grow(self, piece: bytes) -> None:
+        room = LINE_LIMIT_BYTES - len(self._pending)
+        self._pending += piece[:room]
+        self._cut_bytes += max(0, len(piece) - room)
+
+    def _take(self) -> str:
+        text = harmless(self._pending.decode("utf-8", "replace"))
+        if self._cut_bytes:
+            text += f" ... (+{self._cut_bytes} bytes)"
+        self._pending.clear()
+        self._cut_bytes = 0
+        return text
+
+
+def harmless(text: str) -> str:
+    """Colours removed, every other character that a terminal would act on (escape, bidi override, ...) written out."""
+    if text.isprintable():
+        return text
+    text = _ANSI.sub("", text).replace("\t", "    ")
+    return text if text.isprintable() else "".join(c if c.isprintable() else _written_out(c) for c in text)
+
+
+def _written_out(char: str) -> str:
+    return char.encode("unicode_escape").decode("ascii")

@@ -1,0 +1,80 @@
+"""The thread that reads the container's log: each line to the story and to the journal, whatever dockerd does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from sparkd.engine.forward import Forwarder
+from sparkd.engine.lines import LineSplitter
+from sparkd.engine.story import Story, read
+from sparkd.host.docker import DockerUnreadableError
+from sparkd.host.http import Unanswered
+
+RETRY_SECONDS = 1.0
+
+Frames = Iterator[tuple[int, bytes]]
+
+
+class LogReader:
+    """Follows one container's log until it ends. `story` may be read from any thread."""
+
+    def __init__(
+        self,
+        follow: Callable[[bool], Frames],
+        forwarder: Forwarder,
+        put: Callable[[int, str], None],
+        bell: Callable[[], None],
+    ) -> None:
+        """`follow(from_now)` opens the log, raising Unanswered; `bell` is rung when the story takes a step."""
+        self._follow = follow
+        self._forwarder = forwarder
+        self._put = put
+        self._bell = bell
+        self._stop = threading.Event()
+        self.story = Story(step_since=time.monotonic())
+        self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self, seconds: float) -> None:
+        """Let it read to the end of an ended container's log, for this long at most."""
+        self._stop.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        from_now = False
+        while True:
+            try:
+                self._read(self._follow(from_now))
+                ended = "the log ended"
+            except (Unanswered, DockerUnreadableError) as error:
+                ended = str(error)
+            if self._stop.wait(RETRY_SECONDS):
+                return
+            # dockerd went away under a container that lives on, or the container has ended: the main loop knows which.
+            self._put(4, f'engine.log.interrupted reason="{ended}"')
+            from_now = True
+
+    def _read(self, frames: Frames) -> None:
+        splitters = {1: LineSplitter(), 2: LineSplitter()}
+        for stream, data in frames:
+            if stream in splitters:
+                for line in splitters[stream].feed(data):
+                    self._line(line)
+        for splitter in splitters.values():
+            for line in splitter.flush():
+                self._line(line)
+        for priority, text in self._forwarder.flush():
+            self._put(priority, text)
+
+    def _line(self, line: str) -> None:
+        now = time.monotonic()
+        before = self.story
+        self.story = read(before, line, now)
+        for priority, text in self._forwarder.lines(line, now):
+            self._put(priority, text)
+        if self.story.step != before.step:
+            self._bell()

@@ -1,0 +1,130 @@
+"""Containers, changed. The only home of the docker SDK."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import docker
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+
+from sparkd.errors import LaunchError
+from sparkd.hands.files import cache_folder
+from sparkd.host.docker import SOCKET
+
+if TYPE_CHECKING:
+    from sparkd.launch.plan import LaunchPlan
+
+TIMEOUT_SECONDS = 120
+"""Docker's own answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
+SCRIPT_TARGET = "/run/sparkd-launch.sh"
+USER_SCRIPT_TARGET = "/run/sparkd-user-script"
+SECRETS_TARGET = "/run/sparkd-secrets"
+LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
+
+
+@dataclass(frozen=True)
+class Started:
+    container_id: str
+    name: str
+    pid: int
+    """Of the container's init, in the host's namespace; 0 where it has ended already."""
+
+
+class Containers:
+    """Docker's engine, for acting. Reading is `host.docker`'s."""
+
+    def __init__(self) -> None:
+        try:
+            self._docker = docker.DockerClient(base_url=f"unix://{SOCKET}", timeout=TIMEOUT_SECONDS)
+        except DockerException as error:
+            raise LaunchError(f"docker does not answer: {error}", "look at: systemctl status docker") from None
+
+    def image_id(self, ref: str) -> str:
+        """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
+        try:
+            return str(self._docker.images.get(ref).id)
+        except ImageNotFound:
+            raise LaunchError(f"image {ref} is not on this node", f"docker pull {ref}") from None
+        except DockerException as error:
+            raise LaunchError(f"image {ref} can't be looked up: {error}") from None
+
+    def start(self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str]) -> Started:
+        """Create and start the rank's container. Raises LaunchError."""
+        name = f"sparkd-rank{plan.node.rank}"
+        try:
+            container = self._docker.containers.create(
+                image_id,
+                command=[SCRIPT_TARGET],
+                entrypoint=["/bin/bash"],
+                name=name,
+                labels=labels,
+                network_mode=plan.container.network,
+                ipc_mode=plan.container.ipc,
+                privileged=plan.container.privileged,
+                init=plan.container.init,
+                shm_size=plan.container.shm_bytes,
+                mem_limit=plan.container.memory_limit_bytes,
+                ulimits=[Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in plan.container.ulimits],
+                devices=[f"{path}:{path}:rwm" for path in plan.container.devices],
+                device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if plan.container.gpus == "all" else [],
+                mounts=_mounts(plan, image_id, script),
+                restart_policy={"Name": "no", "MaximumRetryCount": 0},
+                log_config=LogConfig(type="local", config=LOG_LIMITS),
+                detach=True,
+            )
+            container.start()
+            container.reload()
+        except (DockerException, OSError) as error:
+            raise LaunchError(f"container {name} can't be started: {_reason(error)}") from None
+        return Started(str(container.id), name, int(container.attrs["State"]["Pid"]))
+
+    def kill(self, container_id: str) -> None:
+        """SIGKILL; a container that does not run, or is gone, is what was wanted."""
+        try:
+            self._docker.containers.get(container_id).kill()
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != 409:
+                raise LaunchError(f"container {container_id[:12]} can't be killed: {_reason(error)}") from None
+
+    def stop(self, container_id: str, grace_seconds: int) -> None:
+        """SIGTERM, grace, SIGKILL; gone is fine."""
+        try:
+            self._docker.containers.get(container_id).stop(timeout=grace_seconds)
+        except NotFound:
+            return
+        except DockerException as error:
+            raise LaunchError(f"container {container_id[:12]} can't be stopped: {_reason(error)}") from None
+
+    def remove(self, container_id: str) -> None:
+        """Remove, killing it if it still runs; gone is fine."""
+        try:
+            self._docker.containers.get(container_id).remove(force=True)
+        except NotFound:
+            return
+        except APIError as error:
+            if error.status_code != 409:  # 409: another removal is under way
+                raise LaunchError(f"container {container_id[:12]} can't be removed: {_reason(error)}") from None
+
+    def close(self) -> None:
+        self._docker.close()
+
+
+def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> list[Mount]:
+    bind = [(str(script), SCRIPT_TARGET, True)]
+    bind += [(mount.source, mount.target, mount.read_only) for mount in plan.container.mounts]
+    bind += [(str(cache_folder(image_id, cache.name)), cache.target, False) for cache in plan.caches]
+    bind += [(secret.file, f"{SECRETS_TARGET}/{secret.name}", True) for secret in plan.secrets]
+    if plan.user_script:
+        bind.append((plan.user_script, USER_SCRIPT_TARGET, True))
+    # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.
+    return [Mount(target=target, source=source, type="bind", read_only=read_only) for source, target, read_only in bind]
+
+
+def _reason(error: Exception) -> str:
+    text = error.explanation if isinstance(error, APIError) and error.explanation else str(error)
+    return " ".join(str(text).split())

@@ -1,0 +1,60 @@
+"""Ending a process that was judged, and no other: by pidfd, after its start time was checked again."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Protocol
+
+from sparkd.hands.applied import Applied
+from sparkd.preflight.fixes import EndProcess
+
+GRACE_SECONDS = 5.0
+"""A stray's leader is gone, so nothing is lost with it; a worker's own shutdown was seen to take 4 to 5 s."""
+KILL_SECONDS = 5.0
+
+
+class Waits(Protocol):
+    def outwait(self, seconds: float, fd: int) -> bool: ...
+
+
+def end(fix: EndProcess, waits: Waits) -> Applied:
+    if fix.pid <= 1:
+        return Applied("failed", f"pid {fix.pid} is never ended")
+    try:
+        fd = os.pidfd_open(fix.pid)
+    except ProcessLookupError:
+        return Applied("stale", "gone already")
+    try:
+        # The pidfd names one process for good: if its start time is right now, no later signal can hit another.
+        if _start_time(fix.pid) != fix.start_time:
+            return Applied("stale", "the pid is another process now")
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+            try:
+                signal.pidfd_send_signal(fd, number)
+            except ProcessLookupError:
+                return Applied("applied", "ended by itself")
+            if waits.outwait(seconds, fd):
+                return Applied("applied", f"ended by {number.name}")
+        return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {_state(fix.pid)}")
+    finally:
+        os.close(fd)
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat after the command name, state first. Empty for a process that is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _start_time(pid: int) -> int | None:
+    fields = _stat(pid)
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def _state(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[0] if fields else "gone"

@@ -1,0 +1,128 @@
+"""The main loop's heartbeat: every wait of the agent goes through here.
+
+While it waits it tells systemd that the main loop lives (WATCHDOG=1), asks for more start time, and notices a request
+to stop. Nobody else feeds the watchdog, so a main loop that hangs is ended, and a long load is not.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from types import FrameType
+from typing import TypeVar
+
+from sparkd.systemd import Notifier, watchdog_seconds
+
+T = TypeVar("T")
+
+SLICE_SECONDS = 10.0
+EXTEND_SECONDS = 60.0
+"""How far ahead start time is asked for: six missed slices mean that the main loop hangs."""
+
+
+class StopRequested(BaseException):
+    """SIGTERM or SIGINT: a person or systemd wants the agent to end. Not an error, so no `except Exception` eats it."""
+
+
+class Pulse:
+    """Waiting that stays alive. For the main thread only; `ring` alone may be called from anywhere."""
+
+    def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
+        self._notifier = notifier
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        watched = watchdog_seconds(env)
+        self._slice_seconds = min(SLICE_SECONDS, watched / 3) if watched else SLICE_SECONDS
+        self._fed = float("-inf")
+        self._stop_signal = 0
+        self.extending = True
+        """Ask systemd for more time in each slice: set until READY, and again while stopping."""
+
+    def listen(self) -> None:
+        """Take SIGTERM and SIGINT as requests to stop, from now on."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._stop_signal = number
+        self.ring()
+
+    def ring(self) -> None:
+        """End the current wait early."""
+        os.eventfd_write(self._bell, 1)
+
+    @property
+    def stop_requested(self) -> bool:
+        return bool(self._stop_signal)
+
+    def wait(self, seconds: float, fd: int | None = None) -> bool:
+        """Wait until `seconds` have passed, the bell rings, or `fd` is readable; True for the last.
+
+        Raises StopRequested when a stop was asked for.
+        """
+        ready = self._wait(seconds, fd, until_stop=True)
+        if self._stop_signal:
+            raise StopRequested(signal.Signals(self._stop_signal).name)
+        return ready
+
+    def outwait(self, seconds: float, fd: int) -> bool:
+        """Wait for `fd` as `wait` does, but through bell and stop requests: for stopping itself."""
+        return self._wait(seconds, fd, until_stop=False)
+
+    def _wait(self, seconds: float, fd: int | None, *, until_stop: bool) -> bool:
+        poller = select.poll()
+        if until_stop:
+            poller.register(self._bell, select.POLLIN)
+        if fd is not None:
+            poller.register(fd, select.POLLIN)
+        deadline = time.monotonic() + seconds
+        while not (until_stop and self._stop_signal):
+            self.beat()
+            left = deadline - time.monotonic()
+            events = poller.poll(max(0.0, min(left, self._slice_seconds)) * 1000)
+            rung = {number for number, _ in events}
+            if self._bell in rung:
+                os.eventfd_read(self._bell)
+            if rung or left <= self._slice_seconds:
+                return fd is not None and fd in rung
+        return False
+
+    def start(self, work: Callable[[], T]) -> Future[T]:
+        """Run `work` in a thread of its own, which may take for ever; the bell rings when it is done."""
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+                future.set_exception(error)
+            self.ring()
+
+        threading.Thread(target=run, name="beside", daemon=True).start()
+        return future
+
+    def beside(self, work: Callable[[], T]) -> T:
+        """The result of a call that may block for long (sync, docker), while the main loop stays alive."""
+        done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            future = self.start(work)
+            future.add_done_callback(lambda _: os.eventfd_write(done, 1))
+            while not self.outwait(self._slice_seconds, done):
+                pass
+            return future.result()
+        finally:
+            os.close(done)
+
+    def beat(self) -> None:
+        """Say that the main loop lives, once a slice at most."""
+        now = time.monotonic()
+        if now - self._fed < self._slice_seconds / 2:
+            return
+        self._fed = now
+        self._notifier.alive()
+        if self.extending:
+            self._notifier.extend(EXTEND_SECONDS)

@@ -1,0 +1,202 @@
+"""Settings: the only home of every key, its default, its bounds and its description.
+
+`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, Strict, model_validator
+from pydantic_core import PydanticCustomError
+
+from sparkd import settings_types as t
+
+if TYPE_CHECKING:
+    from sparkd.settings_sources import Loaded
+
+FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
+ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
+
+
+class Section(BaseModel):
+    """Frozen, strict (no text for a number, no true for 1), and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Cluster(Section):
+    """The nodes that serve one model together. The same values go on all of them."""
+
+    nodes: t.Addresses = Field(
+        (), description="Fabric address of every node, in rank order; the first is the head. Empty: this node alone."
+    )
+    master_port: t.Port = Field(29501, description="Port on the head where the ranks of vLLM meet.")
+    report_port: t.Port = Field(29510, description="Port on the fabric address where nodes read each other's reports.")
+    key_file: t.AbsolutePath = Field(
+        "/etc/sparkd/cluster.key", description="File with the key that nodes sign their reports with."
+    )
+    allow_image_difference: bool = Field(
+        False, description="Only warn where the nodes' images differ, instead of refusing to launch."
+    )
+
+
+class Engine(Section):
+    """What is launched. image, script, args, env and secrets override the recipe's."""
+
+    recipe: t.RecipeName = Field(
+        "deepseek-v4-flash-balanced",
+        description="Name of a recipe (`sparkd recipe list`), or the absolute path of a recipe file.",
+    )
+    models_dir: t.AbsolutePath = Field(
+        "/srv/models", description="Folder of the models on this node; the container sees it, read-only, as /models."
+    )
+    image: t.ImageOrEmpty = Field("", description="Image of the engine. Empty: the recipe's.")
+    script: t.PathOrEmpty = Field(
+        "",
+        description="A launch script of your own, run by bash in the container instead of vLLM. Empty: generated.",
+    )
+    args: t.Flags = Field(
+        default_factory=dict,
+        description="Flags of vLLM over the recipe's: true is a bare flag, false its --no- form, a table JSON.",
+    )
+    env: t.Variables = Field(default_factory=dict, description="Environment of the engine over the recipe's.")
+    secrets: t.SecretFiles = Field(
+        default_factory=dict,
+        description="Secrets by the name of the variable that the engine gets: NAME = the file that holds it.",
+    )
+    stop_grace_seconds: int = Field(
+        30, ge=1, le=600, description="How long the engine may take to end itself before it is killed."
+    )
+
+
+class Fabric(Section):
+    """The network between the nodes."""
+
+    interface: t.InterfaceOrEmpty = Field("", description="Network interface of the fabric. Empty: found by address.")
+    hcas: t.Hcas = Field((), description="RDMA devices of the fabric, such as rocep1s0f0. Empty: found.")
+    mtu: int = Field(9000, ge=1280, le=65535, description="MTU that the fabric's interfaces should have.")
+
+
+class Preflight(Section):
+    """The look at the node before each launch, and what may be mended."""
+
+    skip: t.CheckIds = Field((), description="Ids of checks that are left out.")
+    downgrade: t.CheckIds = Field((), description="Ids of checks that warn where they would block.")
+    allow_fixes: Annotated[tuple[FixKind, ...], Strict(False)] = Field(
+        ALL_FIXES, description="Changes that preflight may make. Empty: it only looks."
+    )
+    wait_seconds: int = Field(
+        120, ge=0, le=86400, description="How long to wait for what comes up by itself, such as docker or the fabric."
+    )
+
+
+class Memory(Section):
+    """The memory that CPU and GPU share."""
+
+    headroom_gib: float = Field(
+        2, ge=0, le=128, description="GiB that must be left over beside the engine for a launch."
+    )
+    settle_seconds: int = Field(
+        60, ge=0, le=3600, description="How long memory may take to come back before the driver is said to hold it."
+    )
+    floor_mib: int = Field(
+        512, ge=0, le=65536, description="MiB available below which the engine is stopped before the machine freezes."
+    )
+
+
+class Readiness(Section):
+    """When a launch counts as serving."""
+
+    timeout_seconds: int = Field(
+        3600, ge=10, le=86400, description="How long a launch may take until it has answered a completion."
+    )
+    completion_timeout_seconds: int = Field(
+        120, ge=1, le=3600, description="How long one completion of one token may take, at the start and as a canary."
+    )
+
+
+class Supervise(Section):
+    """The watch over a serving engine."""
+
+    stall_seconds: int = Field(
+        360,
+        ge=10,
+        le=86400,
+        description="Requests running and no token for this long is a stall. vLLM's own limit is 300: stay above it.",
+    )
+    canary_seconds: int = Field(
+        300, ge=0, le=86400, description="After this long without a request, ask for one token. 0: never."
+    )
+    peer_timeout_seconds: int = Field(20, ge=2, le=3600, description="Silence of another node that counts as lost.")
+
+
+class Observe(Section):
+    """What people and monitors read."""
+
+    listen: t.Listen = Field(
+        "127.0.0.1:29511", description="Address and port of the status page and the metrics. Empty: not served."
+    )
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of `listen`; None where nothing is served."""
+        return t.split_address(self.listen) if self.listen else None
+
+
+def _fault(at: str, found: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
+    """A fault between keys: `at` is the one to name, `other` the one that was set where `at` has its default."""
+    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": found, "other": other})
+
+
+class Settings(Section):
+    """Everything that is configured on a node."""
+
+    cluster: Cluster = Cluster()
+    engine: Engine = Engine()
+    fabric: Fabric = Fabric()
+    preflight: Preflight = Preflight()
+    memory: Memory = Memory()
+    readiness: Readiness = Readiness()
+    supervise: Supervise = Supervise()
+    observe: Observe = Observe()
+
+    @model_validator(mode="after")
+    def _ports_differ(self) -> Settings:
+        ports = {"cluster.master_port": self.cluster.master_port, "cluster.report_port": self.cluster.report_port}
+        if self.observe.address is not None:
+            ports["observe.listen"] = self.observe.address[1]
+        taken: dict[int, str] = {}
+        for key, port in ports.items():
+            if port in taken:
+                raise _fault(key, port, f"{taken[port]} already has this port", other=taken[port])
+            taken[port] = key
+        return self
+
+    @model_validator(mode="after")
+    def _nodes_reach_each_other(self) -> Settings:
+        if len(self.cluster.nodes) > 1:
+            from ipaddress import ip_address
+
+            for address in self.cluster.nodes:
+                if ip_address(address).is_loopback:
+                    raise _fault("cluster.nodes", list(self.cluster.nodes), f"{address} reaches no other node")
+        return self
+
+
+def load(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Settings:
+    """Settings of this node. Raises ConfigError that names every fault at once.
+
+    Without `config_file`, `SPARKD_CONFIG` names the file, else it is /etc/sparkd/sparkd.toml below `root`. Only the
+    last may be missing.
+    """
+    return load_with_origins(config_file, env, root).settings
+
+
+def load_with_origins(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
+    """As `load`, with the file or variable that each value came from."""
+    from sparkd.settings_sources import read
+
+    return read(Settings, config_file, env, root)

@@ -1,0 +1,106 @@
+"""Kinds of values that settings hold, each with what it needs said in the words of an error."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict
+
+from sparkd import flags
+
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+def _address(raw: str) -> str:
+    try:
+        address = ip_address(raw)
+    except ValueError:
+        raise ValueError("must be an IP address, such as 10.0.0.1 (names are not looked up)") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError("must be the address of one node")
+    return str(address)
+
+
+def split_address(raw: str) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:29511` or `[::1]:29511`. ValueError where it is neither."""
+    host, _, port = raw.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        well_formed = ip_address(bare).version == (6 if bare != host else 4)
+    except ValueError:
+        well_formed = False
+    if not well_formed or not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
+        raise ValueError("must be an IP address and a port, such as 127.0.0.1:29511 or [::1]:29511")
+    return bare, int(port)
+
+
+def _listen(raw: str) -> str:
+    if raw:
+        split_address(raw)
+    return raw
+
+
+def _path(raw: str) -> str:
+    return flags.absolute_path(raw, "it")
+
+
+def _path_or_empty(raw: str) -> str:
+    return _path(raw) if raw else ""
+
+
+def _recipe(raw: str) -> str:
+    if raw.startswith("/"):
+        return _path(raw)
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", raw):
+        raise ValueError("must be the name of a recipe, or the absolute path of one")
+    return raw
+
+
+def _matching(pattern: str, needed: str) -> AfterValidator:
+    compiled = re.compile(pattern)
+
+    def check(raw: str) -> str:
+        if not compiled.fullmatch(raw):
+            raise ValueError(f"must be {needed}")
+        return raw
+
+    return AfterValidator(check)
+
+
+def _of_table(check: Callable[[Mapping[str, object]], object]) -> BeforeValidator:
+    def run(raw: object) -> object:
+        return check(raw) if isinstance(raw, Mapping) else raw
+
+    return BeforeValidator(run)
+
+
+def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
+    for one in raw:
+        if raw.count(one) > 1:
+            raise ValueError(f"names {one} twice")
+    return raw
+
+
+_WORD = r"[A-Za-z0-9][A-Za-z0-9._:-]*"
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, AfterValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_distinct)]
+AbsolutePath = Annotated[str, AfterValidator(_path)]
+PathOrEmpty = Annotated[str, AfterValidator(_path_or_empty)]
+RecipeName = Annotated[str, AfterValidator(_recipe)]
+Listen = Annotated[str, AfterValidator(_listen)]
+InterfaceOrEmpty = Annotated[str, _matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
+ImageOrEmpty = Annotated[
+    str, _matching(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|", "an image, such as name:tag or name@sha256:…")
+]
+Hca = Annotated[str, _matching(_WORD, "the name of an RDMA device, such as rocep1s0f0")]
+Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
+CheckId = Annotated[str, _matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]
+CheckIds = Annotated[tuple[CheckId, ...], Strict(False), AfterValidator(_distinct)]
+Flags = Annotated[Mapping[str, JsonValue], _of_table(flags.flags)]
+Variables = Annotated[Mapping[str, str | None], _of_table(flags.variables)]
+SecretFiles = Annotated[Mapping[str, str], _of_table(flags.secret_files)]

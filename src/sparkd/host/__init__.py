@@ -1,0 +1,118 @@
+"""The machine, looked at: rooted at a path, so that a tree of files is a machine too. It changes nothing."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from sparkd.host import addresses, devices, docker_facts, meminfo, owner, processes, shm, sockets, unit_files, users
+from sparkd.host.docker_facts import DockerFacts
+from sparkd.host.files import Files
+from sparkd.host.gpu import GpuFacts
+from sparkd.host.harmless import harmless
+from sparkd.host.meminfo import MemInfo
+from sparkd.host.open_files import OpenFiles
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import Details, Process, ProcessTable
+from sparkd.host.shm import Segment, Uses
+from sparkd.host.sockets import Holder, Listener
+from sparkd.host.unit_files import Unit
+
+
+class Host:
+    """One machine. Each method looks anew; nothing is kept.
+
+    What is no file (docker, the GPU's driver) is handed in as a function, so that a tree can carry it as data.
+    Methods raise OSError or ValueError where they cannot look.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] = "/",
+        docker: Callable[[], DockerFacts] | None = None,
+        gpu: Callable[[], GpuFacts] | None = None,
+    ) -> None:
+        self.files = Files(os.path.realpath(root))
+        self.docker = docker or (lambda: docker_facts.AWAY)
+        self.gpu = gpu or self._gpu
+
+    @property
+    def live(self) -> bool:
+        """Whether this is the machine that sparkd runs on, rather than a tree of files."""
+        return self.files.root == "/"
+
+    def name(self) -> str:
+        return harmless(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
+
+    def uptime_seconds(self) -> float:
+        """The machine's own monotonic clock, as far as a tree has one."""
+        return float(self.files.text("/proc/uptime", limit=4096).split()[0])
+
+    def meminfo(self) -> MemInfo:
+        return meminfo.read(self.files)
+
+    def addresses(self) -> tuple[str, ...]:
+        """The machine's own IP addresses."""
+        return addresses.read(self.files)
+
+    def processes(self) -> ProcessTable:
+        return processes.scan(self.files)
+
+    def argv(self, process: Process) -> tuple[str, ...]:
+        """Empty for one that has ended."""
+        try:
+            return processes.argv(self.files, process.pid)
+        except processes.GONE:
+            return ()
+
+    def details(self, process: Process) -> Details | None:
+        """A closer look; None once it has ended."""
+        return processes.details(self.files, process)
+
+    def user(self, uid: int) -> str:
+        return users.name(self.files, uid)
+
+    def listeners(self) -> tuple[Listener, ...]:
+        """Listening TCP ports."""
+        return sockets.listeners(self.files)
+
+    def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
+        return sockets.holders(self.files, among, wanted)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Files in /dev/shm; none where there is no such folder."""
+        try:
+            return shm.segments(self.files, time.time())
+        except FileNotFoundError:
+            return ()
+
+    def shm_device(self) -> int:
+        return shm.device(self.files)
+
+    def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
+        return shm.uses(self.files, among, wanted)
+
+    def owner(self) -> NodeOwner | None:
+        """The agent that owns this node."""
+        return owner.read(self.files)
+
+    def unit(self, name: str) -> Unit | None:
+        return unit_files.read(self.files, name)
+
+    def gpu_present(self) -> bool:
+        return devices.gpu_present(self.files)
+
+    def gpu_users(self, among: Iterable[Process]) -> OpenFiles:
+        """Who has the GPU's devices open, this process left out: asking the driver opens them too."""
+        own = os.getpid() if self.live else 0
+        return devices.gpu_users(self.files, (process for process in among if process.pid != own))
+
+    def _gpu(self) -> GpuFacts:
+        if self.live:
+            from sparkd.host import nvml
+
+            return nvml.read()
+        from sparkd.host import gpu
+
+        return gpu.of_tree(self.files)

@@ -1,0 +1,36 @@
+"""What docker says of its containers, as data: a tree of files can carry it too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ContainerFacts:
+    id: str
+    """Full id, 64 hex digits."""
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    running: bool
+    pid: int
+    """Of the container's first process, in the host's namespace; 0 where it does not run."""
+    image_id: str
+    restart_policy: str
+
+    def label(self, key: str) -> str:
+        """Value of a label; empty where the container has no such label."""
+        return dict(self.labels).get(key, "")
+
+
+@dataclass(frozen=True)
+class DockerFacts:
+    """Every container, running or not. Where no dockerd lives, `running` is false and nothing is known."""
+
+    running: bool
+    containers: tuple[ContainerFacts, ...]
+
+    def container(self, full_id: str) -> ContainerFacts | None:
+        return next((one for one in self.containers if one.id == full_id), None)
+
+
+AWAY = DockerFacts(running=False, containers=())

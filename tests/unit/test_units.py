@@ -1,0 +1,203 @@
+"""What systemd runs follows from the configuration, and only files of ours are ever changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkd import units
+from sparkd.errors import ConfigError, UsageError
+from sparkd.hands.unit_files import UnitFiles
+from sparkd.host.files import Files
+from sparkd.settings import Engine, Settings
+from sparkd.units import DropIn, State
+
+DEFAULTS = Settings()
+ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))
+OURS = f"{units.HEADER} of yesterday\n"
+HEAD = DropIn("head", "").path
+WORKER = DropIn("worker", "").path
+
+
+class Hand:
+    """Changes the tree, and tells in which order it was asked."""
+
+    def __init__(self, root: Path) -> None:
+        self._files = UnitFiles(root)
+        self.did: list[str] = []
+
+    def write(self, path: str, text: str) -> None:
+        self._files.write(path, text)
+        self.did.append(f"write {path}")
+
+    def remove(self, path: str) -> None:
+        self._files.remove(path)
+        self.did.append(f"remove {path}")
+
+    def daemon_reload(self) -> None:
+        self._files.daemon_reload()
+        self.did.append("reload")
+
+
+def put(root: Path, path: str, text: str) -> Path:
+    target = root / path.lstrip("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text)
+    return target
+
+
+def install(root: Path, settings: Settings) -> list[str]:
+    hand = Hand(root)
+    units.install(units.dropins(settings), Files(str(root)), hand)
+    return hand.did
+
+
+def lines(unit: str, key: str) -> list[str]:
+    return [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}=")]
+
+
+def words(unit: str, key: str) -> list[str]:
+    return " ".join(lines(unit, key)).split()
+
+
+@pytest.mark.parametrize("role", units.ROLES)
+def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
+    unit = units.render(role)
+    assert lines(unit, "ExecStart") == [f"/usr/bin/sparkd run --role {role}"]
+    assert lines(unit, "ExecStopPost") == ["/usr/bin/sparkd sweep"]
+    assert "$" not in unit
+
+
+def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:
+    unit = units.render("head")
+    assert lines(unit, "Restart") == ["always"]
+    assert lines(unit, "StartLimitIntervalSec") == ["0"]
+    assert words(unit, "RestartPreventExitStatus") == ["2", "17", "78"]
+
+
+def test_unit_requires_nothing_and_holds_no_boot() -> None:
+    unit = units.render("head")
+    assert not {"Requires", "Requisite", "BindsTo", "RequiresMountsFor", "Conflicts"} & {
+        line.partition("=")[0] for line in unit.splitlines()
+    }
+    assert {"docker.service", "network-online.target"} <= set(words(unit, "Wants")) & set(words(unit, "After"))
+    assert "multi-user.target" in words(unit, "After")
+    assert words(unit, "WantedBy") == ["multi-user.target"]
+
+
+def test_roles_differ_in_nothing_else_than_their_name() -> None:
+    assert units.render("head").replace("head", "worker") == units.render("worker")
+
+
+def test_unknown_role_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no role 'tail'"):
+        units.render("tail")
+
+
+@pytest.mark.parametrize("role", units.ROLES)
+def test_defaults_need_no_dropin(role: str) -> None:
+    assert units.render_dropin(DEFAULTS, role) == ""
+
+
+def test_dropin_carries_what_the_configuration_changes() -> None:
+    text = units.render_dropin(ELSEWHERE, "head")
+    assert text.startswith(units.HEADER)
+    assert words(text, "Wants") == words(text, "After") == ["data.mount", r"data-big\x20models.mount"]
+    assert lines(text, "TimeoutStopSec") == ["75"]
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/", ()),
+        ("/srv", ("srv.mount",)),
+        ("/srv//models/", ("srv.mount", "srv-models.mount")),
+        ("/home/me/my-models", ("home.mount", "home-me.mount", r"home-me-my\x2dmodels.mount")),
+        ("/.hidden", (r"\x2ehidden.mount",)),
+        ("/a/.b", ("a.mount", "a-.b.mount")),
+        ("/é %n\n$x\\", (r"\xc3\xa9\x20\x25n\x0a\x24x\x5c.mount",)),
+    ],
+)
+def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[str, ...]) -> None:
+    assert units.mount_units(path) == names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "state"),
+    [
+        ("", None, State.MATCHES),
+        ("new", None, State.MISSING),
+        (OURS, OURS, State.MATCHES),
+        (f"{units.HEADER} of today\n", OURS, State.DIFFERS),
+        ("", OURS, State.LEFT_OVER),
+        ("", "[Service]\nNice=5\n", State.FOREIGN),
+        (OURS, "", State.FOREIGN),
+        (OURS, f"[Service]\n{OURS}", State.FOREIGN),
+    ],
+)
+def test_judge(wanted: str, found: str | None, state: State) -> None:
+    assert units.judge(DropIn("head", wanted), found) is state
+
+
+def test_install_writes_what_is_needed_and_reloads_once(tmp_path: Path) -> None:
+    assert install(tmp_path, ELSEWHERE) == [f"write {HEAD}", f"write {WORKER}", "reload"]
+    assert (tmp_path / HEAD[1:]).read_text() == units.render_dropin(ELSEWHERE, "head")
+
+
+def test_install_again_changes_nothing(tmp_path: Path) -> None:
+    install(tmp_path, ELSEWHERE)
+    assert install(tmp_path, ELSEWHERE) == []
+
+
+def test_install_removes_what_the_configuration_needs_no_more(tmp_path: Path) -> None:
+    install(tmp_path, ELSEWHERE)
+    assert install(tmp_path, DEFAULTS) == [f"remove {HEAD}", f"remove {WORKER}", "reload"]
+    assert not (tmp_path / HEAD[1:]).parent.exists()
+
+
+def test_install_refuses_before_any_change_where_a_file_is_not_ours(tmp_path: Path) -> None:
+    foreign = put(tmp_path, WORKER, "[Service]\nNice=5\n")
+    with pytest.raises(ConfigError, match="was not written by sparkd"):
+        install(tmp_path, ELSEWHERE)
+    assert foreign.read_text() == "[Service]\nNice=5\n"
+    assert not (tmp_path / HEAD[1:]).exists()
+
+
+def test_remove_takes_ours_and_leaves_the_rest(tmp_path: Path) -> None:
+    put(tmp_path, HEAD, OURS)
+    foreign = put(tmp_path, WORKER, "[Service]\nNice=5\n")
+    beside = put(tmp_path, HEAD.replace("50-sparkd", "mine"), "[Service]\nNice=5\n")
+    hand = Hand(tmp_path)
+    units.remove(Files(str(tmp_path)), hand)
+    assert hand.did == [f"remove {HEAD}", "reload"]
+    assert foreign.exists()
+    assert beside.exists()
+
+
+def test_drift_is_empty_on_a_node_in_order(tmp_path: Path) -> None:
+    for role in units.ROLES:
+        put(tmp_path, f"{units.PACKAGE_UNITS}/{units.unit_name(role)}", units.render(role))
+    install(tmp_path, ELSEWHERE)
+    assert units.drift(units.dropins(ELSEWHERE), Files(str(tmp_path))) == ()
+
+
+def test_drift_names_every_difference(tmp_path: Path) -> None:
+    put(tmp_path, f"{units.PACKAGE_UNITS}/sparkd-head.service", units.render("head") + "# edited\n")
+    put(tmp_path, f"{units.ADMIN_UNITS}/sparkd-worker.service", units.render("worker"))
+    put(tmp_path, HEAD, OURS)
+    put(tmp_path, WORKER, "[Service]\nNice=5\n")
+    assert units.drift(units.dropins(DEFAULTS), Files(str(tmp_path))) == (
+        f"{HEAD} is not needed any more: sparkd units install",
+        f"{WORKER} was not written by sparkd: move it to another name",
+        "/usr/lib/systemd/system/sparkd-head.service is not the unit of this sparkd: install the package again",
+        "/usr/lib/systemd/system/sparkd-worker.service is not the unit of this sparkd: install the package again",
+        "/etc/systemd/system/sparkd-worker.service hides the package's unit: make it a drop-in",
+    )
+
+
+def test_a_masked_unit_is_no_drift(tmp_path: Path) -> None:
+    for role in units.ROLES:
+        put(tmp_path, f"{units.PACKAGE_UNITS}/{units.unit_name(role)}", units.render(role))
+    put(tmp_path, f"{units.ADMIN_UNITS}/sparkd-worker.service", "")
+    assert units.drift(units.dropins(DEFAULTS), Files(str(tmp_path))) == ()

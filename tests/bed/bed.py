@@ -24,8 +24,8 @@ NAMES = re.compile("spark[1-8]")
 class Bed:
     """`with Bed() as bed: bed.node("spark1").boot()`. The nodes die with the process that made the bed."""
 
-    def __init__(self) -> None:
-        self._name = secrets.token_hex(4)
+    def __init__(self, name: str = "") -> None:
+        self._name = name or secrets.token_hex(4)
         self._nodes: dict[str, Node] = {}
         self._entry: registry.Entry | None = None
         self._space: Space | None = None
@@ -48,7 +48,7 @@ class Bed:
         ensure()
         registry.reap()
         self._entry = registry.Entry(self._name, Identity.of(os.getpid()))
-        self._entry.save()
+        self._entry.create()
         try:
             self._space = Space.make(self._entry.folder / "keeper.log")
             self._entry = registry.Entry(self._name, self._entry.owner, self._space.keeper)
@@ -83,17 +83,18 @@ class Bed:
                 self.space.run("rm", "-r", RUNS / name)
         self.space.run("mkdir", "-p", RUNS / self._name)
 
-    def node(self, name: str = "spark1", suite: str = "trixie") -> Node:
-        """A new node with a fresh disk, switched off."""
+    def node(self, name: str = "spark1", suite: str = "trixie", memory: int = MEMORY) -> Node:
+        """A new node with a fresh disk, switched off. `memory` is in bytes."""
         if not NAMES.fullmatch(name) or name in self._nodes:
             raise BedError(f"{name}: a node is named spark1 to spark8, and each name goes to one node")
         node = Node(self._name, name, self.space, nodebase.has_docker(suite))
+        registry.note_node(self._name, name, node.docker)
         base = base_disk.ensure(self.space, self._name, suite)
         self.space.module("pool", "clone", BASES / base, node.image)
         self.space.module("disk", "personalise", node.image, name)
         node.group.make()
         try:
-            node.memory(MEMORY)
+            node.memory(memory)
         except BedError as error:
             say(f"{name}: {error}")
         self._nodes[name] = node

@@ -56,6 +56,18 @@ def artefact(name: str, key: str, suffix: str, build: Callable[[Path], None]) ->
     return path
 
 
+@contextmanager
+def scratch(name: str) -> Iterator[Path]:
+    """A folder to build in, under the lock of that artefact: what a killed build left in it is removed first."""
+    folder = home() / f"{name}.scratch"
+    remove(folder)
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove(folder)
+
+
 def prune(folder: Path, name: str, keep: Path) -> None:
     """Remove the same artefact under older keys."""
     ours = re.compile(rf"{re.escape(name)}-[0-9a-f]{{{KEY_LENGTH}}}(\..*)?")

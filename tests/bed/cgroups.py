@@ -1,6 +1,6 @@
 """Control groups of a bed: one for each node, to limit its memory and to freeze it.
 
-    BED/NODE            the limit on memory
+    BED/NODE            the limit on memory; frozen here
     BED/NODE/machine    nspawn, and below it all of the node
     BED/NODE/visitors   commands that the tests run in the node
 
@@ -81,11 +81,9 @@ class NodeGroup:
         file.write_text(value)
 
     def freeze(self, frozen: bool) -> None:
-        """As a hung machine: nothing in the node runs any more; its kernel still answers."""
-        machine = self.unified / "machine"
-        (machine / "cgroup.freeze").write_text("1" if frozen else "0")
+        (self.unified / "cgroup.freeze").write_text("1" if frozen else "0")
         wanted = f"frozen {int(frozen)}"
-        wait_for(lambda: wanted in (machine / "cgroup.events").read_text(), 20, f"{self.node} to be {wanted}")
+        wait_for(lambda: wanted in (self.unified / "cgroup.events").read_text(), 20, f"{self.node} to be {wanted}")
 
     def entered(self, leaf: str, *argv: Argument) -> list[str]:
         """The command that joins this group and becomes `argv`."""
@@ -104,7 +102,8 @@ class NodeGroup:
                 continue
 
     def clear(self) -> None:
-        """Remove what a dead node left below `machine`."""
+        """Remove what a dead node left below; the limit on its memory stays."""
+        self.freeze(False)
         remove(self.unified / "machine")
         self.make()
 

@@ -23,15 +23,11 @@ def run(
     *argv: Argument,
     check: bool = True,
     env: Mapping[str, str] | None = None,
-    cwd: Path | None = None,
-    input: str | None = None,
     timeout: float | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end, output captured as text."""
     command = words(argv)
-    result = subprocess.run(
-        command, check=False, env=env, cwd=cwd, input=input, timeout=timeout, capture_output=True, text=True
-    )
+    result = subprocess.run(command, check=False, env=env, timeout=timeout, capture_output=True, text=True)
     if check and result.returncode:
         raise BedError(failure(command, result.returncode, result.stderr or result.stdout))
     return result

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from . import cache, host_pip
@@ -64,8 +63,8 @@ def archive() -> Path:
 
 
 def build(target: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=cache.home(), prefix="engine-") as scratch:
-        root = Path(scratch) / "root"
+    with cache.scratch("engine") as scratch:
+        root = scratch / "root"
         bootstrap(SUITE, PACKAGES + BUILD_PACKAGES, root)
         tree = Tree(root)
         install(tree)

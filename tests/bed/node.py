@@ -6,8 +6,9 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from .cgroups import NodeGroup
 from .command import Argument, BedError, failure, words
 from .network import Addresses
 from .pool import RUNS
-from .processes import Identity, children, command_line, command_name, nested_pids, wait_for
+from .processes import Identity, children, command_line, command_name, descendants, nested_pids, wait_for
 from .space import Space, tail
 from .tree import PATH
 
@@ -136,7 +137,8 @@ class Node:
     def powercut(self, lose_unsynced: bool = False, stay_off: bool = False, timeout: float = 120) -> None:
         """The plug is pulled. `lose_unsynced`: what the node had not yet brought to its disk is lost, as in life."""
         kept = self.image.with_suffix(".kept")
-        if lose_unsynced and self.supervisor:
+        lose_unsynced = lose_unsynced and self.supervisor is not None
+        if lose_unsynced:
             self.group.freeze(True)
             self.space.module("pool", "clone", self.image, kept)
         self._cut()
@@ -169,7 +171,8 @@ class Node:
         return listed.stdout.strip()
 
     def freeze(self) -> None:
-        """Nothing in it runs any more, as in a hang; its network still answers, being this kernel's."""
+        """Nothing in it runs any more, as in a hang, not even what the test starts in it; its network still answers
+        pings and refuses connections, being this kernel's."""
         self.group.freeze(True)
 
     def thaw(self) -> None:
@@ -192,18 +195,39 @@ class Node:
         return self.group.entered("visitors", *target, *ENVIRONMENT, *argv)
 
     def run(
-        self, *argv: Argument, check: bool = True, timeout: float = 120, input: str | None = None
+        self,
+        *argv: Argument,
+        check: bool = True,
+        timeout: float = 120,
+        input: str | None = None,  # noqa: A002
     ) -> subprocess.CompletedProcess[str]:
         """Run in the node as root, to the end. What is to stay behind must close its output (`>/dev/null 2>&1 &`)."""
-        done = subprocess.run(
-            self.entered(*argv), check=False, timeout=timeout, input=input or "", capture_output=True, text=True
-        )
+        done = self._to_the_end(argv, timeout, input or "")
         if check and done.returncode:
             raise BedError(f"{self.name}: " + failure(words(argv), done.returncode, done.stderr or done.stdout))
         return done
 
+    def _to_the_end(self, argv: Sequence[Argument], timeout: float, text: str) -> subprocess.CompletedProcess[str]:
+        pipe = subprocess.PIPE
+        with subprocess.Popen(self.entered(*argv), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
+            try:
+                out, errors = process.communicate(text, timeout)
+            except BaseException as error:
+                for pid in list(descendants(process.pid)):  # nsenter alone would leave its child running in the node
+                    Identity.of(pid).send(signal.SIGKILL)
+                process.kill()
+                if isinstance(error, subprocess.TimeoutExpired):
+                    said = failure(words(argv), -1, str(error.stderr or b"", errors="replace"))
+                    raise BedError(f"{self.name}: not done in {timeout:g} s, killed: {said}") from error
+                raise
+        return subprocess.CompletedProcess(words(argv), process.returncode, out, errors)
+
     def sh(
-        self, line: str, check: bool = True, timeout: float = 120, input: str | None = None
+        self,
+        line: str,
+        check: bool = True,
+        timeout: float = 120,
+        input: str | None = None,  # noqa: A002
     ) -> subprocess.CompletedProcess[str]:
         return self.run("sh", "-c", line, check=check, timeout=timeout, input=input)
 

@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import cgroups
+from .cache import say
+from .command import BedError
 from .processes import Identity
 
 HOME = Path("/run/sparkd-bed")
@@ -26,8 +28,14 @@ class Entry:
     def folder(self) -> Path:
         return HOME / self.name
 
+    def create(self) -> None:
+        try:
+            self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise BedError(f"there is a bed named {self.name} already") from None
+        self.save()
+
     def save(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
         write_json(self.folder / "bed.json", asdict(self))
 
 
@@ -42,6 +50,16 @@ def read_identity(file: Path) -> Identity | None:
         return Identity(**json.loads(file.read_text()))
     except FileNotFoundError:
         return None
+
+
+def note_node(bed: str, name: str, docker: bool) -> None:
+    write_json(HOME / bed / f"{name}.node.json", {"docker": docker})
+
+
+def noted_nodes(entry: Entry) -> dict[str, bool]:
+    """Name -> has docker."""
+    files = sorted(entry.folder.glob("*.node.json"))
+    return {file.name.partition(".")[0]: bool(json.loads(file.read_text())["docker"]) for file in files}
 
 
 def entries() -> Iterator[Entry]:
@@ -66,8 +84,12 @@ def reap() -> list[str]:
     for entry in list(entries()):
         if entry.owner.alive:
             continue
-        if entry.keeper:
-            entry.keeper.end()
-        forget(entry)
-        gone.append(entry.name)
+        try:
+            if entry.keeper:
+                entry.keeper.end()
+            forget(entry)
+        except BedError as error:
+            say(f"{entry.name}: not all of it is gone: {error}")
+        else:
+            gone.append(entry.name)
     return gone

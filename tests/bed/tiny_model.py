@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from pathlib import Path
 
 from . import cache, engine_image
@@ -23,8 +22,8 @@ def archive() -> Path:
 
 def build(target: Path) -> None:
     engine = engine_image.archive()
-    with tempfile.TemporaryDirectory(dir=cache.home(), prefix="tiny-") as scratch:
-        root = Path(scratch) / "root"
+    with cache.scratch("tiny-model") as scratch:
+        root = scratch / "root"
         root.mkdir()
         run("tar", "-C", root, "-I", "zstd", "-xpf", engine)
         (root / "make").mkdir()

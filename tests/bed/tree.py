@@ -17,7 +17,18 @@ SLIM = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "m
 def bootstrap(suite: str, packages: Sequence[str], target: Path, variant: str = "minbase") -> None:
     """Debian `suite` into a folder or a tar file, from the mirror that this machine's apt (or mmdebstrap) knows."""
     include = ",".join(packages)
-    run("mmdebstrap", "--quiet", "--mode=root", f"--variant={variant}", f"--include={include}", *SLIM, suite, target)
+    mounts = ("unshare", "--mount")  # what it mounts in the tree is seen by nobody who might clear the tree away
+    run(
+        *mounts,
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        f"--variant={variant}",
+        f"--include={include}",
+        *SLIM,
+        suite,
+        target,
+    )
 
 
 @dataclass(frozen=True)

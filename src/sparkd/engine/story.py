@@ -19,7 +19,10 @@ _STEPS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("waiting for all ranks", re.compile(r"^world_size=\d+ rank=\d+ local_rank=\d+ distributed_init_method=")),
     ("building process groups", re.compile(r"^rank \d+ in world size \d+ is assigned as DP rank ")),
     ("loading weights", re.compile(r"^Starting to load model ")),
-    ("loading weights", re.compile(r"^Loading safetensors checkpoint shards: +\d+% Completed \| (?P<done>\d+)/(?P<total>\d+) \[")),
+    (
+        "loading weights",
+        re.compile(r"^Loading safetensors checkpoint shards: +\d+% Completed \| (?P<done>\d+)/(?P<total>\d+) \["),
+    ),
     ("profiling memory", re.compile(r"^(?:Loading weights took|Model loading took) ")),
     ("sizing the KV cache", re.compile(r"^(?:Available KV cache memory: |Explicitly set \(.*\) GiB for KV cache )")),
     ("warming up", re.compile(r"^(?:GPU|CPU) KV cache size: (?P<kv>[\d,]+) tokens")),

@@ -1,0 +1,130 @@
+"""The machine, changed: the only code that writes, kills, starts and stops.
+
+Whoever would act takes `Hands`, and there is one holder at a time. What was not given Hands cannot change anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+
+from sparkd.errors import LaunchError
+from sparkd.hands import files, lock, page_cache, processes, segments
+from sparkd.hands.applied import Applied
+from sparkd.hands.lock import Owner
+from sparkd.hands.rank import Rank
+from sparkd.host import docker
+from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
+
+if TYPE_CHECKING:
+    from sparkd.hands.container import Containers
+    from sparkd.host import Host
+    from sparkd.launch.plan import LaunchPlan
+
+T = TypeVar("T")
+
+RUN = Path("/run/sparkd")
+STATE = Path("/var/lib/sparkd")
+LABEL = "io.sparkd."
+
+
+class Patience(Protocol):
+    """Waiting that keeps the main loop alive; `Pulse` has it."""
+
+    def outwait(self, seconds: float, fd: int) -> bool: ...
+    def beside(self, work: Callable[[], T]) -> T: ...
+
+
+class Hands:
+    """Held from `take` to `release`."""
+
+    def __init__(self, host: Host, pulse: Patience, owner: Owner, lock_fd: int) -> None:
+        self.owner = owner
+        self._host = host
+        self._pulse = pulse
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def take(cls, host: Host, pulse: Patience, owner: Owner) -> Hands:
+        """Raises BlockedError (exit 10) that names who holds them."""
+        return cls(host, pulse, owner, lock.take(lock.LOCK_PATH, owner))
+
+    def release(self) -> None:
+        os.close(self._lock_fd)
+
+    @cached_property
+    def containers(self) -> Containers:
+        """Docker's engine. Raises LaunchError; ask only while dockerd lives: a call on its socket starts it."""
+        from sparkd.hands.container import Containers
+
+        return self._pulse.beside(Containers)
+
+    def apply(self, fix: Fix) -> Applied:
+        """Make one change, if what it was judged on still holds."""
+        match fix:
+            case EndProcess():
+                return processes.end(fix, self._pulse)
+            case RemoveContainer():
+                return self._remove_stale(fix)
+            case UnlinkSegment():
+                return segments.unlink(fix, self._host)
+            case DropPageCache():
+                return self._pulse.beside(lambda: page_cache.drop(self._host))
+            case _:
+                assert_never(fix)
+
+    def _remove_stale(self, fix: RemoveContainer) -> Applied:
+        if not docker.running(self._host):
+            return Applied("failed", "docker is not running")
+        found = docker.read(self._host).container(fix.container_id)
+        if found is None:
+            return Applied("stale", "gone already")
+        if not found.label(f"{LABEL}role") or found.label(f"{LABEL}invocation") == self.owner.invocation:
+            return Applied("stale", "it is not an orphan of sparkd")
+        try:
+            self._pulse.beside(lambda: self.containers.stop(fix.container_id, int(processes.GRACE_SECONDS)))
+            self._pulse.beside(lambda: self.containers.remove(fix.container_id))
+        except LaunchError as error:
+            return Applied("failed", str(error))
+        return Applied("applied", "stopped and removed")
+
+    def launch(self, plan: LaunchPlan, labels: dict[str, str]) -> Rank:
+        """Write the script and start the rank's container. Raises LaunchError."""
+        script = RUN / "launch.sh"
+        files.write(script, plan.script, 0o644, durable=False)
+        return self._pulse.beside(lambda: self._start(plan, script, labels))
+
+    def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str]) -> Rank:
+        image_id = self.containers.image_id(plan.image)
+        started = self.containers.start(plan, image_id, script, labels)
+        try:
+            pidfd = os.pidfd_open(started.pid) if started.pid > 1 else -1
+        except ProcessLookupError:
+            pidfd = -1
+        # Asked again with the pidfd in hand: the pid is still the container's, so the pidfd is, for good.
+        if pidfd < 0 or self.containers.pid(started.container_id) != started.pid:
+            if pidfd >= 0:
+                os.close(pidfd)
+            said = self.containers.last_words(started.container_id)
+            self.containers.remove(started.container_id)
+            raise LaunchError(f"container {started.name} ended as soon as it was started{said}")
+        return Rank(started.container_id, started.name, image_id, pidfd)
+
+    def remove(self, rank: Rank) -> None:
+        """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
+        if docker.running(self._host):
+            self._pulse.beside(lambda: self.containers.remove(rank.container_id))
+
+    def prune_caches(self, image_id: str) -> tuple[str, ...]:
+        return self._pulse.beside(lambda: files.prune_caches(image_id))
+
+    def write_state(self, name: str, text: str) -> None:
+        """A file in /var/lib/sparkd that survives a power cut."""
+        files.write(STATE / name, text, 0o644, durable=True)
+
+    def write_run(self, name: str, text: str) -> None:
+        """A file in /run/sparkd that anybody may read."""
+        files.write(RUN / name, text, 0o644, durable=False)

@@ -10,6 +10,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
+from sparkd.engine.lines import harmless
 from sparkd.errors import LaunchError
 from sparkd.hands.files import cache_folder
 from sparkd.host.docker import SOCKET
@@ -52,7 +53,7 @@ class Containers:
             raise LaunchError(f"image {ref} can't be looked up: {error}") from None
 
     def start(self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str]) -> Started:
-        """Create and start the rank's container. Raises LaunchError."""
+        """Create and start the rank's container, under docker's default restart policy `no`. Raises LaunchError."""
         name = f"sparkd-rank{plan.node.rank}"
         try:
             container = self._docker.containers.create(
@@ -69,9 +70,10 @@ class Containers:
                 mem_limit=plan.container.memory_limit_bytes,
                 ulimits=[Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in plan.container.ulimits],
                 devices=[f"{path}:{path}:rwm" for path in plan.container.devices],
-                device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])] if plan.container.gpus == "all" else [],
+                device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])]
+                if plan.container.gpus == "all"
+                else [],
                 mounts=_mounts(plan, image_id, script),
-                restart_policy={"Name": "no", "MaximumRetryCount": 0},
                 log_config=LogConfig(type="local", config=LOG_LIMITS),
                 detach=True,
             )
@@ -81,15 +83,21 @@ class Containers:
             raise LaunchError(f"container {name} can't be started: {_reason(error)}") from None
         return Started(str(container.id), name, int(container.attrs["State"]["Pid"]))
 
-    def kill(self, container_id: str) -> None:
-        """SIGKILL; a container that does not run, or is gone, is what was wanted."""
+    def pid(self, container_id: str) -> int:
+        """Of the container's init; 0 where it has ended."""
         try:
-            self._docker.containers.get(container_id).kill()
-        except NotFound:
-            return
-        except APIError as error:
-            if error.status_code != 409:
-                raise LaunchError(f"container {container_id[:12]} can't be killed: {_reason(error)}") from None
+            return int(self._docker.containers.get(container_id).attrs["State"]["Pid"])
+        except DockerException as error:
+            raise LaunchError(f"container {container_id[:12]} can't be looked at: {_reason(error)}") from None
+
+    def last_words(self, container_id: str) -> str:
+        """`: ` and the first line that a container wrote which ended at once; empty where it wrote none."""
+        try:
+            log = self._docker.containers.get(container_id).logs(tail=20)
+        except DockerException:
+            return ""
+        lines = log.decode("utf-8", "replace").splitlines()
+        return f": {harmless(lines[0])[:300]}" if lines else ""
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
         """SIGTERM, grace, SIGKILL; gone is fine."""

@@ -55,7 +55,9 @@ def prune_caches(keep_image_id: str) -> tuple[str, ...]:
     if not CACHE_ROOT.is_dir():
         return ()
     folders = [p for p in CACHE_ROOT.iterdir() if _IMAGE_FOLDER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
-    newest_first = sorted(folders, key=lambda p: (p.name == keep_image_id.removeprefix("sha256:"), p.stat().st_mtime))[::-1]
+    newest_first = sorted(folders, key=lambda p: (p.name == keep_image_id.removeprefix("sha256:"), p.stat().st_mtime))[
+        ::-1
+    ]
     for folder in newest_first[CACHES_KEPT:]:
         shutil.rmtree(folder)
     return tuple(str(folder) for folder in newest_first[CACHES_KEPT:])

@@ -18,7 +18,8 @@ _COUNTERS = {
     "iterations": b"vllm:iteration_tokens_total_count",
 }
 _SAMPLE = re.compile(
-    rb"^(" + b"|".join(re.escape(name) for name in _COUNTERS.values()) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$", re.MULTILINE
+    rb"^(" + b"|".join(re.escape(name) for name in _COUNTERS.values()) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
+    re.MULTILINE,
 )
 
 
@@ -88,7 +89,9 @@ class Endpoint:
             return ()
         match listed:
             case {"data": [*models]}:
-                return tuple(model["id"] for model in models if isinstance(model, dict) and isinstance(model.get("id"), str))
+                return tuple(
+                    model["id"] for model in models if isinstance(model, dict) and isinstance(model.get("id"), str)
+                )
         return ()
 
     def counters(self) -> Counters | None:

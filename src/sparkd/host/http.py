@@ -28,7 +28,9 @@ class Answer:
 class HttpClient:
     """Keep-alive client of one server, for one thread at a time."""
 
-    def __init__(self, base_url: str, *, socket_path: str | None = None, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, base_url: str, *, socket_path: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         # trust_env off: a proxy from the environment must never see a node's own traffic.
         self._client = httpx.Client(
             base_url=base_url,

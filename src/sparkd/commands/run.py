@@ -1,0 +1,54 @@
+"""`sparkd run`: be the node's agent until the rank ends or somebody asks to stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from sparkd.errors import ExitCode, SparkdError
+
+if TYPE_CHECKING:
+    from sparkd.journal import Journal
+
+FLUSH_SECONDS = 5.0
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", choices=("head", "worker"), required=True, help="what this node is to be")
+
+
+def run(args: argparse.Namespace) -> int:
+    from sparkd.journal import Journal
+
+    journal = Journal(sys.stdout.fileno())
+    try:
+        return _live(args.role, journal)
+    except SparkdError as error:
+        _refuse(error, journal)
+        return error.code
+    finally:
+        journal.close(FLUSH_SECONDS)
+
+
+def _live(role: str, journal: Journal) -> ExitCode:
+    from sparkd.life import live
+    from sparkd.making import make_agent
+
+    agent = make_agent(role, journal, os.environ)
+    try:
+        return live(agent)
+    finally:
+        agent.hands.release()
+
+
+def _refuse(error: SparkdError, journal: Journal) -> None:
+    """There is no agent yet: wrong configuration, wrong role, another owner."""
+    from sparkd.log import Redactor, events
+    from sparkd.systemd import Notifier
+
+    Notifier().status(str(error))
+    log = events(lambda priority, text: journal.put(priority, text, keep=True), Redactor())
+    for line in error.reason.splitlines():
+        log.error("life.refused", code=int(error.code), reason=line, hint=error.hint)

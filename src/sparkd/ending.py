@@ -1,0 +1,97 @@
+"""How a life ends: the rank is stopped, the cause is told and kept, the ledger is settled."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+
+from sparkd.agent import LAST_EXIT_FILE, Agent, utc_now
+from sparkd.errors import EngineEndedError, ExitCode, SparkdError
+from sparkd.host import docker
+from sparkd.host.docker import DockerUnreadableError
+from sparkd.launch.start import LOG_END_SECONDS, Running
+from sparkd.report.node_report import Phase
+
+FAILED_GRACE_SECONDS = 5.0
+"""For an engine that is given up: no request is left to be finished, and what it leaves behind preflight clears."""
+EXIT_CODE_SECONDS = 1.0
+
+_COUNTED = frozenset(
+    {
+        ExitCode.LAUNCH_FAILED,
+        ExitCode.NOT_READY,
+        ExitCode.ENGINE_ENDED,
+        ExitCode.STALLED,
+        ExitCode.MEMORY_GUARD,
+        ExitCode.BUG,
+    }
+)
+
+
+def engine_ended(agent: Agent, running: Running) -> EngineEndedError:
+    """The error for a container that ended unasked. An exit code of 0 is no better: every engine death has it."""
+    code = _exit_code(agent, running)
+    running.log.stop(LOG_END_SECONDS)
+    story = running.log.story
+    said = story.blame(time.monotonic())
+    during = "while serving" if running.ready else f"while {story.step}"
+    return EngineEndedError(
+        f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
+        + (f": {said}" if said else "; it named no cause"),
+        "" if running.ready else "the lines above, marked engine|, are its log",
+    )
+
+
+def _exit_code(agent: Agent, running: Running) -> str:
+    deadline = time.monotonic() + EXIT_CODE_SECONDS
+    client = docker.client()
+    try:
+        while docker.running(agent.host) and time.monotonic() < deadline:
+            with suppress(DockerUnreadableError):
+                code = docker.exit_code(client, running.rank.container_id)
+                if code is not None:
+                    return str(code)
+            time.sleep(0.02)
+    finally:
+        client.close()
+    return "unknown (docker does not say)"
+
+
+def stop(agent: Agent, running: Running | None) -> None:
+    """Somebody asked the agent to stop: end the rank within its grace, and count nothing."""
+    agent.notifier.stopping()
+    agent.phase(Phase.STOPPING, "a stop was asked for")
+    _end_rank(agent, running, agent.settings.engine.stop_grace_seconds)
+    agent.remember(agent.launches.closed())
+    agent.phase(Phase.STOPPED)
+
+
+def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode:
+    """Tell why the life ends, stop what still runs, and keep the cause for the next one."""
+    failed_in = agent.reporter.report.phase
+    agent.events.error("life.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint)
+    agent.pulse.extending = True
+    agent.phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
+    _end_rank(agent, running, min(FAILED_GRACE_SECONDS, agent.settings.engine.stop_grace_seconds))
+    counted = error.code in _COUNTED and agent.launches.open is not None
+    agent.remember(agent.launches.failed(agent.plan.digest) if counted else agent.launches.closed())
+    agent.hands.write_state(LAST_EXIT_FILE, last_exit(error, failed_in))
+    return error.code
+
+
+def last_exit(error: SparkdError, phase: Phase) -> str:
+    """Text of last-exit.json."""
+    fields = {"schema": 1, "code": int(error.code), "reason": error.reason, "hint": error.hint}
+    return json.dumps({**fields, "phase": phase.value, "at": utc_now()}, indent=1) + "\n"
+
+
+def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
+    if running is None:
+        return
+    if not running.rank.end(agent.pulse, grace_seconds, starting=not running.ready):
+        agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
+    running.log.stop(LOG_END_SECONDS)
+    with suppress(SparkdError):
+        agent.hands.remove(running.rank)
+    running.rank.close()

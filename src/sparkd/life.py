@@ -1,0 +1,38 @@
+"""The life of a node's agent, from preflight to its last report. One launch a life: systemd begins the next one.
+
+    preflight -> await docker -> cool -> launch -> make ready -> watch -> stop, or mourn
+
+Each step either ends well, or raises what ended the life. Nothing here starts anything twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkd.ending import mourn, stop
+from sparkd.errors import ExitCode, SparkdError
+from sparkd.pulse import StopRequested
+from sparkd.steps import await_docker, cool, examine, launch, make_ready, watch
+
+if TYPE_CHECKING:
+    from sparkd.agent import Agent
+    from sparkd.launch.start import Running
+
+
+def live(agent: Agent) -> ExitCode:
+    """Bring this node's rank into service and watch it. Ends with the code that says why it ended."""
+    running: Running | None = None
+    try:
+        examine(agent)
+        if await_docker(agent):
+            # Containers that nobody could see before may stand in the way.
+            examine(agent)
+        cool(agent)
+        running = launch(agent)
+        make_ready(agent, running)
+        watch(agent, running)
+    except StopRequested:
+        stop(agent, running)
+        return ExitCode.GOOD
+    except SparkdError as error:
+        return mourn(agent, running, error)

@@ -1,0 +1,102 @@
+"""Makes the agent: settings, role, plan, lock, report, all that a life needs before its first step."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from sparkd import __version__, settings
+from sparkd.agent import LAST_EXIT_FILE, LEDGER_FILE, Agent, new_report
+from sparkd.errors import ConfigError
+from sparkd.hands import STATE, Hands
+from sparkd.hands.lock import Owner
+from sparkd.host.this_machine import this_machine
+from sparkd.journal import Journal
+from sparkd.launch import ledger
+from sparkd.launch.plan import LaunchPlan
+from sparkd.log import Redactor, events
+from sparkd.pulse import Pulse
+from sparkd.report.node_report import NodeReport, dump
+from sparkd.report.reporter import Reporter, status_line
+from sparkd.roles import context
+from sparkd.systemd import Notifier, invocation_id
+
+API_KEY = "VLLM_API_KEY"
+SECRET_LIMIT_BYTES = 64 << 10
+
+
+def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
+    """Raises ConfigError (78) for what no restart can mend, BlockedError (10) where another owner holds the node."""
+    config = settings.load(None, env)
+    host = this_machine()
+    node = context(config, role, host)
+    secrets = read_secrets(node.plan)
+    redact = Redactor(tuple(secrets.values()))
+    notifier = Notifier()
+    pulse = Pulse(notifier, env)
+    pulse.listen()
+    invocation = invocation_id(env) or uuid.uuid4().hex
+    hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
+    boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
+    return Agent(
+        settings=config,
+        context=node,
+        host=host,
+        hands=hands,
+        pulse=pulse,
+        notifier=notifier,
+        journal=journal,
+        events=events(lambda priority, text: journal.put(priority, text, keep=True), redact),
+        redact=redact,
+        reporter=_reporter(new_report(node, invocation, __version__, last_cause(STATE)), hands, notifier, redact),
+        boot_id=boot_id,
+        launches=ledger.parse(_text(STATE / LEDGER_FILE)).settle(boot_id),
+        api_key=secrets.get(API_KEY),
+    )
+
+
+def _reporter(first: NodeReport, hands: Hands, notifier: Notifier, redact: Redactor) -> Reporter:
+    def to_file(report: NodeReport) -> None:
+        hands.write_run("report.json", dump(replace(report, message=redact(report.message))))
+
+    def to_systemd(report: NodeReport) -> None:
+        notifier.status(redact(status_line(report)))
+
+    return Reporter(first, (to_file, to_systemd))
+
+
+def read_secrets(plan: LaunchPlan) -> dict[str, str]:
+    """Content of the secret files: to keep it out of every line, and to ask an endpoint that wants a key."""
+    found = {}
+    for secret in plan.secrets:
+        try:
+            with Path(secret.file).open(encoding="utf-8") as file:
+                found[secret.name] = file.read(SECRET_LIMIT_BYTES).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"secret {secret.name} can't be read from {secret.file}: {error}",
+                "write it there, readable by root alone",
+            ) from None
+    return found
+
+
+def last_cause(state: Path) -> str:
+    """Why the life before ended, from last-exit.json; empty where it says nothing."""
+    try:
+        match json.loads(_text(state / LAST_EXIT_FILE)):
+            case {"schema": 1, "code": int(code), "reason": str(reason)}:
+                return f"{reason} (exit {code})"
+    except ValueError:
+        pass
+    return ""
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

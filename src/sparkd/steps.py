@@ -1,0 +1,126 @@
+"""The steps of a life, each with the agent in hand. The story they make is told in `life`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+
+from sparkd import readiness, supervise
+from sparkd.agent import Agent
+from sparkd.ending import engine_ended
+from sparkd.errors import EngineEndedError, NeedsPersonError, StalledError
+from sparkd.host import docker
+from sparkd.host.endpoint import Endpoint
+from sparkd.launch import ledger
+from sparkd.launch.start import Running, start
+from sparkd.readiness import Gate
+from sparkd.report.node_report import Phase
+from sparkd.watch import Watcher
+
+DOCKER_POLL_SECONDS = 0.5
+
+
+def await_docker(agent: Agent) -> bool:
+    """Wait for as long as it takes; whether there was anything to wait for."""
+    if docker.running(agent.host):
+        return False
+    agent.phase(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
+    while not docker.running(agent.host):
+        agent.pulse.wait(DOCKER_POLL_SECONDS)
+    return True
+
+
+def cool(agent: Agent) -> None:
+    """Hold a plan back that failed lately. Raises NeedsPersonError (exit 17) after too many failures in a row."""
+    seconds = agent.launches.wait_seconds(agent.plan.digest)
+    if seconds is None:
+        failed = len(ledger.COOLING_SECONDS)
+        agent.remember(agent.launches.forgiven(agent.plan.digest))
+        raise NeedsPersonError(
+            f"{failed} launches of this plan in a row ended within {ledger.PROVEN_SECONDS / 60:.0f} minutes of service"
+            + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
+            f"mend the cause, then: systemctl start sparkd-{agent.context.role}",
+        )
+    if seconds:
+        agent.phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+
+
+def launch(agent: Agent) -> Running:
+    """Start this node's rank."""
+    agent.phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
+    agent.remember(agent.launches.opened(agent.plan.digest, agent.boot_id))
+    running = start(
+        agent.hands, agent.plan, agent.reporter.report.epoch, agent.redact, agent.journal.put, agent.pulse.ring
+    )
+    rank = running.rank
+    engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
+    agent.reporter.update(engine=engine)
+    agent.events.info(
+        "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
+    )
+    return running
+
+
+def make_ready(agent: Agent, running: Running) -> None:
+    """Follow the load until a completion has come, then tell systemd."""
+    agent.phase(Phase.LOADING)
+
+    def show(gate: Gate) -> object:
+        story = running.log.story
+        agent.show(story, gate.value if gate is not Gate.HTTP else "")
+        return story
+
+    limits = readiness.Limits(
+        agent.settings.readiness.timeout_seconds, agent.settings.readiness.completion_timeout_seconds
+    )
+    ready = readiness.await_ready(
+        agent.pulse, running.rank.pidfd, partial(_endpoint, agent), agent.plan.served_name, limits, show
+    )
+    if not ready:
+        raise engine_ended(agent, running)
+    running.ready = True
+    agent.notifier.ready()
+    agent.pulse.extending = False
+    agent.events.info("readiness.completion.answered", seconds=running.seconds)
+
+
+def watch(agent: Agent, running: Running) -> None:
+    """Watch the serving engine until it must be given up: always ends by raising."""
+    served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
+    agent.phase(Phase.SERVING, served)
+    proven_at = time.monotonic() + ledger.PROVEN_SECONDS
+
+    def tell(degraded: str) -> None:
+        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, degraded or served)
+        if agent.launches.open is not None and time.monotonic() >= proven_at:
+            agent.remember(agent.launches.forgiven(agent.plan.digest))
+
+    limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
+    watcher = Watcher(
+        agent.pulse,
+        partial(_endpoint, agent),
+        lambda: running.log.story,
+        limits,
+        agent.settings.readiness.completion_timeout_seconds,
+        tell,
+    )
+    match watcher.run(running.rank.pidfd):
+        case None:
+            raise engine_ended(agent, running)
+        case supervise.Dead(reason):
+            raise EngineEndedError(_with_cause(reason, running))
+        case supervise.Stalled(reason):
+            raise StalledError(_with_cause(reason, running), "sparkd starts it again")
+
+
+def _with_cause(reason: str, running: Running) -> str:
+    blame = running.log.story.blame(time.monotonic())
+    return f"{reason}; the engine said: {blame}" if blame else reason
+
+
+def _endpoint(agent: Agent) -> Endpoint:
+    return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import threading
+
+from sparkd.journal import Journal
+
+
+def drain(fd: int, into: list[bytes]) -> threading.Thread:
+    def run() -> None:
+        while chunk := os.read(fd, 1 << 16):
+            into.append(chunk)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_lines_come_out_in_order_with_their_priority() -> None:
+    reading, writing = os.pipe()
+    journal = Journal(writing)
+    got: list[bytes] = []
+    reader = drain(reading, got)
+    for number in range(5000):
+        journal.put(6, f"line {number}")
+    journal.close(10)
+    os.close(writing)
+    reader.join()
+    os.close(reading)
+    assert b"".join(got).decode() == "".join(f"<6>line {number}\n" for number in range(5000))
+
+
+def test_a_reader_that_hangs_never_blocks_and_what_was_dropped_is_said_where_it_is_missing() -> None:
+    reading, writing = os.pipe()
+    journal = Journal(writing, capacity_bytes=100_000)
+    for number in range(20_000):
+        journal.put(6, f"line {number}")
+    journal.put(3, "life.failed code=13", keep=True)
+    got: list[bytes] = []
+    reader = drain(reading, got)
+    journal.close(10)
+    os.close(writing)
+    reader.join()
+    os.close(reading)
+    lines = b"".join(got).decode().splitlines()
+    kept = [int(line.rpartition(" ")[2]) for line in lines if line.startswith("<6>line")]
+    notice = next(line for line in lines if "journal.lines.dropped" in line)
+    assert kept == list(range(len(kept))), "what is kept is the beginning, in order"
+    assert notice == f"<4>journal.lines.dropped count={20_000 - len(kept)}"
+    assert lines[-1] == "<3>life.failed code=13"
+
+
+def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    journal = Journal(writing)
+    journal.put(6, "nobody reads")
+    journal.close(10)
+    os.close(writing)

@@ -29,16 +29,26 @@ OTHER_HOMES = {
 LONGEST_TEXT_BYTES = 100_000
 """Linux refuses to execute with one argument or variable of 128 KiB."""
 
-_FLAG = re.compile(r"[a-z][a-z0-9]*(?:[-.][a-zA-Z0-9]+)*\Z")
+_FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
-_SHELL_OWNED = frozenset({"BASHOPTS", "SHELLOPTS", "BASH_ENV", "BASHPID", "EUID", "UID", "PPID", "GROUPS", "_"})
+_SHELL_OWNED = frozenset(
+    ("_", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
+     "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD", "RANDOM", "SECONDS",
+     "SHELLOPTS", "SHLVL", "SRANDOM", "UID")
+)  # fmt: skip
+"""Variables, beside all of BASH*, that bash would not pass on as they were given."""
 _DEEPEST = 20
+_LONGEST_INTEGER_BITS = 512
 
 
 def flag_name(raw: str) -> str:
-    """The flag in kebab case, without dashes before it; snake_case means the same."""
-    name = raw.replace("_", "-")
+    """The flag in kebab case, without dashes before it; snake_case means the same.
+
+    Behind a dot stands a field of a JSON flag, which vLLM takes as it is written: `compilation-config.cudagraph_mode`.
+    """
+    head, dot, fields = raw.partition(".")
+    name = head.replace("_", "-") + dot + fields
     if not _FLAG.match(name):
         raise ValueError(
             f"{raw!r} is no flag name: write it as vLLM does, such as max-model-len, without dashes before it"
@@ -68,7 +78,11 @@ def value(raw: object, depth: int = 0) -> JsonValue:
     """A JSON value; refuses what only YAML or TOML can say, such as dates and infinity."""
     if depth > _DEEPEST:
         raise ValueError(f"nested deeper than {_DEEPEST} levels")
-    if raw is None or isinstance(raw, bool | int):
+    if raw is None or isinstance(raw, bool):
+        return raw
+    if isinstance(raw, int):
+        if raw.bit_length() > _LONGEST_INTEGER_BITS:
+            raise ValueError("a number of more digits than any flag takes")
         return raw
     if isinstance(raw, str):
         return text(raw)
@@ -100,15 +114,24 @@ def flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
             found[name] = value(one)
         except ValueError as error:
             raise ValueError(f"--{name}: {error}") from None
-        if isinstance(one, list) and any(isinstance(item, list | dict | bool) or item is None for item in one):
-            raise ValueError(f"--{name}: a list holds only text and numbers, each one value after the flag")
+        if isinstance(one, list):
+            _list(name, one)
     return found
+
+
+def _list(name: str, items: list[object]) -> None:
+    if not items:
+        raise ValueError(f"--{name}: an empty list says nothing; null leaves the flag out")
+    if any(isinstance(item, list | dict | bool) or item is None for item in items):
+        raise ValueError(f"--{name}: a list holds only text and numbers, each one value after the flag")
+    if any(isinstance(item, str) and item.startswith("-") for item in items):
+        raise ValueError(f"--{name}: a value that starts with a dash would be read as the next flag")
 
 
 def variable_name(raw: str) -> str:
     if not _VARIABLE.match(raw):
         raise ValueError(f"{raw!r} is no name of an environment variable: letters, digits and _ only")
-    if raw in _SHELL_OWNED:
+    if raw in _SHELL_OWNED or raw.startswith("BASH"):
         raise ValueError(f"{raw} belongs to the shell that runs the launch script: take it out")
     return raw
 
@@ -120,9 +143,10 @@ def variables(raw: Mapping[str, object]) -> dict[str, str | None]:
         name = variable_name(_key(key))
         if _SECRET_NAME.search(name):
             raise ValueError(f"{name} looks like a secret: give its file under secrets, not its value here")
-        if isinstance(one, bool) or not isinstance(one, str | int | float | None):
+        checked = value(one)
+        if isinstance(checked, bool | list | dict):
             raise ValueError(f"{name} is {one!r}: put the text that the program shall see in quotes")
-        found[name] = None if one is None else text(str(one), name)
+        found[name] = None if checked is None else text(str(checked), name)
     return found
 
 

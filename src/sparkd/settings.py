@@ -9,22 +9,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, Strict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, Strict, model_validator
 
 from sparkd import settings_types as t
+from sparkd.settings_types import Section
 
 if TYPE_CHECKING:
     from sparkd.settings_sources import Loaded
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
-
-
-class Section(BaseModel):
-    """Frozen, strict (no text for a number, no true for 1), and closed to unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class Cluster(Section):
@@ -146,11 +140,6 @@ class Observe(Section):
         return t.split_address(self.listen) if self.listen else None
 
 
-def _fault(at: str, found: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
-    """A fault between keys: `at` is the one to name, `other` the one that was set where `at` has its default."""
-    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": found, "other": other})
-
-
 class Settings(Section):
     """Everything that is configured on a node."""
 
@@ -171,7 +160,7 @@ class Settings(Section):
         taken: dict[int, str] = {}
         for key, port in ports.items():
             if port in taken:
-                raise _fault(key, port, f"{taken[port]} already has this port", other=taken[port])
+                raise t.fault(key, port, f"{taken[port]} already has this port", other=taken[port])
             taken[port] = key
         return self
 
@@ -182,7 +171,7 @@ class Settings(Section):
 
             for address in self.cluster.nodes:
                 if ip_address(address).is_loopback:
-                    raise _fault("cluster.nodes", list(self.cluster.nodes), f"{address} reaches no other node")
+                    raise t.fault("cluster.nodes", list(self.cluster.nodes), f"{address} reaches no other node")
         return self
 
 

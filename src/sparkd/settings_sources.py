@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from sparkd import flags, text_file
+from sparkd import faults, flags, text_file
 from sparkd.errors import ConfigError
 from sparkd.nearest import did_you_mean
 
@@ -57,7 +57,7 @@ class _Layers:
         elif isinstance(value, Mapping):
             self._put_table(key, value, origin)
         else:
-            self.problems.append(f"{origin}: {_said(key, value)}: must be a table of names and values")
+            self.problems.append(f"{origin}: {faults.said(key, value)}: must be a table of names and values")
 
     def _put_table(self, key: Key, table: Mapping[str, object], origin: str) -> None:
         try:
@@ -144,7 +144,7 @@ def _read_file(layers: _Layers, path: Path, required: bool) -> None:
         if section not in layers.model.model_fields:
             layers.problems.append(f"{path}: {_unknown((section,), known)}")
         elif not isinstance(table, dict):
-            layers.problems.append(f"{path}: {_said((section,), table)}: must be a table, [{section}]")
+            layers.problems.append(f"{path}: {faults.said((section,), table)}: must be a table, [{section}]")
         else:
             for key, value in table.items():
                 if (section, key) in known:
@@ -199,11 +199,4 @@ def _lines(errors: list[ErrorDetails], layers: _Layers) -> Iterator[str]:
         other = tuple(str(context.get("other", "")).split("."))
         origin = layers.origins.get(at) or layers.origins.get(other) or "default"
         found = layers.values.get(at, context.get("found"))
-        needed = error["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        yield f"{origin}: {_said(at, found)}: {needed}"
-
-
-def _said(key: Key, value: object) -> str:
-    """`section.key = value`, as found, cut short."""
-    found = json.dumps(value, ensure_ascii=True, default=str)
-    return f"{'.'.join(key)} = {found if len(found) <= 120 else found[:117] + '...'}"
+        yield f"{origin}: {faults.said(at, found)}: {faults.needed(error['msg'])}"

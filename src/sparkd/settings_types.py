@@ -7,11 +7,23 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
+from pydantic_core import PydanticCustomError
 
 from sparkd import flags
 
 _PORT = re.compile(r"[0-9]{1,5}")
+
+
+class Section(BaseModel):
+    """Frozen, strict (no text for a number, no true for 1), and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def fault(at: str, found: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
+    """A fault between keys: `at` is the one to name, `other` the one that was set where `at` has its default."""
+    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": found, "other": other})
 
 
 def _address(raw: str) -> str:
@@ -59,7 +71,8 @@ def _recipe(raw: str) -> str:
     return raw
 
 
-def _matching(pattern: str, needed: str) -> AfterValidator:
+def matching(pattern: str, needed: str) -> AfterValidator:
+    """Text that the whole pattern matches; `needed` says it for a person."""
     compiled = re.compile(pattern)
 
     def check(raw: str) -> str:
@@ -70,11 +83,11 @@ def _matching(pattern: str, needed: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _of_table(check: Callable[[Mapping[str, object]], object]) -> BeforeValidator:
+def _of_table(check: Callable[[Mapping[str, object]], object], written_as: object) -> BeforeValidator:
     def run(raw: object) -> object:
         return check(raw) if isinstance(raw, Mapping) else raw
 
-    return BeforeValidator(run)
+    return BeforeValidator(run, json_schema_input_type=written_as)
 
 
 def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
@@ -93,14 +106,14 @@ AbsolutePath = Annotated[str, AfterValidator(_path)]
 PathOrEmpty = Annotated[str, AfterValidator(_path_or_empty)]
 RecipeName = Annotated[str, AfterValidator(_recipe)]
 Listen = Annotated[str, AfterValidator(_listen)]
-InterfaceOrEmpty = Annotated[str, _matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
+InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
 ImageOrEmpty = Annotated[
-    str, _matching(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|", "an image, such as name:tag or name@sha256:…")
+    str, matching(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|", "an image, such as name:tag or name@sha256:…")
 ]
-Hca = Annotated[str, _matching(_WORD, "the name of an RDMA device, such as rocep1s0f0")]
+Hca = Annotated[str, matching(_WORD, "the name of an RDMA device, such as rocep1s0f0")]
 Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
-CheckId = Annotated[str, _matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]
+CheckId = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]
 CheckIds = Annotated[tuple[CheckId, ...], Strict(False), AfterValidator(_distinct)]
-Flags = Annotated[Mapping[str, JsonValue], _of_table(flags.flags)]
-Variables = Annotated[Mapping[str, str | None], _of_table(flags.variables)]
-SecretFiles = Annotated[Mapping[str, str], _of_table(flags.secret_files)]
+Flags = Annotated[Mapping[str, JsonValue], _of_table(flags.flags, dict[str, JsonValue])]
+Variables = Annotated[Mapping[str, str | None], _of_table(flags.variables, dict[str, str | int | float | None])]
+SecretFiles = Annotated[Mapping[str, str], _of_table(flags.secret_files, dict[str, str])]

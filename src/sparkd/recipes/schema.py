@@ -1,0 +1,202 @@
+"""Schema 1 of recipes: what one may say, with its bounds and its description."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, model_validator
+
+from sparkd import flags
+from sparkd import settings_types as t
+from sparkd.settings_types import Section
+
+RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
+"""Where sparkd itself mounts into the container."""
+
+_ULIMITS = Literal[
+    "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
+    "rttime", "sigpending", "stack",
+]  # fmt: skip
+
+
+def _model_path(raw: str) -> str:
+    if raw.startswith("/"):
+        return flags.absolute_path(raw, "it")
+    if raw and flags.absolute_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
+        raise ValueError("must be a path below engine.models_dir, or an absolute one")
+    if any(part in ("", ".") for part in raw.split("/")) and raw:
+        raise ValueError("must be a plain path below engine.models_dir, or an absolute one")
+    return raw
+
+
+def _target(raw: str) -> str:
+    path = flags.absolute_path(raw, "it")
+    for taken in RESERVED_TARGETS:
+        if path == "/" or path == taken or path.startswith(f"{taken}/"):
+            raise ValueError(f"{path} in the container is sparkd's own: choose another")
+    return path
+
+
+def _program(raw: tuple[str, ...]) -> tuple[str, ...]:
+    if not raw or not raw[0]:
+        raise ValueError("must name a program")
+    return tuple(flags.text(word) for word in raw)
+
+
+def _text(raw: str) -> str:
+    return flags.text(raw)
+
+
+ModelPath = Annotated[str, AfterValidator(_model_path)]
+Target = Annotated[str, AfterValidator(_target)]
+Text = Annotated[str, AfterValidator(_text)]
+Words = Annotated[tuple[Text, ...], Strict(False)]
+CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
+Bytes = Annotated[int, Field(ge=1, le=2**50)]
+RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
+
+
+class Limit(Section):
+    """A limit of resources, soft and hard; -1 is unlimited."""
+
+    soft: int = Field(ge=-1, description="The limit that is in force.")
+    hard: int = Field(ge=-1, description="How far a program may raise it.")
+
+
+class Volume(Section):
+    """A file or folder of the node, seen in the container."""
+
+    source: t.AbsolutePath = Field(description="Path on the node. It must exist: sparkd makes none.")
+    target: Target = Field(description="Path in the container.")
+    read_only: bool = Field(description="Whether the container may only read it.")
+
+
+def _limit(raw: object) -> object:
+    return {"soft": raw, "hard": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
+
+
+def _volume(raw: object) -> object:
+    """Docker's short form, but for its silent default: whether the container may write is always said."""
+    if not isinstance(raw, str):
+        return raw
+    parts = re.fullmatch(r"([^:]*):([^:]*):(ro|rw)", raw)
+    if parts is None:
+        raise ValueError("must be SOURCE:TARGET:ro or SOURCE:TARGET:rw")
+    return {"source": parts[1], "target": parts[2], "read_only": parts[3] != "rw"}
+
+
+class Model(Section):
+    """The weights."""
+
+    path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
+    served_name: Text = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+
+
+class Image(Section):
+    """The container image that the engine runs in."""
+
+    ref: t.ImageOrEmpty = Field("", description="Name and tag, or digest, of an image that is on every node.")
+    entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
+        ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
+    )
+    asserts: Words = Field(
+        (),
+        alias="assert",
+        description="Shell commands that must succeed in the container before the engine starts, such as a grep for a "
+        "patch that the image must carry.",
+    )
+
+
+class Nodes(Section):
+    """How many nodes serve it together."""
+
+    min: int = Field(1, ge=1, le=64, description="Fewest nodes.")
+    max: int = Field(64, ge=1, le=64, description="Most nodes.")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Nodes:
+        if self.min > self.max:
+            raise t.fault("nodes.min", self.min, f"must be at most nodes.max, {self.max}")
+        return self
+
+
+class Container(Section):
+    """Options of the container. Its restart policy is always `no`: restarting is systemd's job."""
+
+    gpus: Literal["all", "none"] = Field("all", description="GPUs that the container sees.")
+    ipc: Literal["host", "private", "shareable"] = Field("host", description="Whose shared memory the engine uses.")
+    network: Literal["host"] = Field("host", description="Ranks meet on the node's own addresses.")
+    privileged: bool = Field(False, description="Every device and capability of the node.")
+    init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
+    shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: docker's 64 MiB.")
+    memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
+    ulimits: Mapping[_ULIMITS, Annotated[Limit, BeforeValidator(_limit, json_schema_input_type=int | Limit)]] = Field(
+        default_factory=dict, description="Limits by name: a number, or soft and hard; -1 is unlimited."
+    )
+    devices: Annotated[tuple[t.AbsolutePath, ...], Strict(False)] = Field(
+        (), description="Devices of the node, such as /dev/infiniband."
+    )
+    volumes: Annotated[
+        tuple[Annotated[Volume, BeforeValidator(_volume, json_schema_input_type=str | Volume)], ...], Strict(False)
+    ] = Field((), description="Further files and folders: SOURCE:TARGET:ro or SOURCE:TARGET:rw.")
+
+
+class Recipe(Section):
+    """A way to serve one model that is known to work, with where it is known from."""
+
+    schema_: Literal[1] = Field(alias="schema", description="Version of this format.")
+    name: RecipeName = Field(description="Name of the recipe, the same as its file's.")
+    description: Text = Field("", description="What it is good for, in a sentence.")
+    source: Text = Field("", description="Where its values come from: title, author, section.")
+    extends: RecipeName | None = Field(
+        None, description="Recipe that this one changes. Its own name means the recipe that it hides."
+    )
+    model: Model = Field(Model(), description="The weights.")
+    image: Image = Field(Image(), description="The container image.")
+    nodes: Nodes = Field(Nodes(), description="How many nodes serve it together.")
+    executor: Literal["mp", "ray"] = Field("mp", description="What joins the ranks: vLLM itself, or Ray.")
+    args: t.Flags = Field(
+        default_factory=dict,
+        description="Flags of vLLM: true is a bare flag, false its --no- form, null leaves it out, a list is several "
+        "values, a mapping is one JSON value.",
+    )
+    env: t.Variables = Field(default_factory=dict, description="Environment of the engine. null leaves a name out.")
+    secrets: t.SecretFiles = Field(
+        default_factory=dict, description="Secrets by the name of the variable that the engine gets: NAME: its file."
+    )
+    container: Container = Field(Container(), description="Options of the container.")
+    caches: Mapping[CacheName, Target] = Field(
+        default_factory=dict, description="Compile caches, one folder for each image, by name: path in the container."
+    )
+    memory_bytes: Bytes | None = Field(
+        None, description="What a rank takes. null: gpu_memory_utilization of the GPU's memory."
+    )
+    expect: Mapping[str, JsonValue] = Field(default_factory=dict, description="Figures that the source measured.")
+
+    @model_validator(mode="after")
+    def _whole(self) -> Recipe:
+        if not self.model.path:
+            raise t.fault("model.path", "", "must name the model's folder")
+        if not self.image.ref:
+            raise t.fault("image.ref", "", "must name an image")
+        return self
+
+    @model_validator(mode="after")
+    def _targets_differ(self) -> Recipe:
+        taken: set[str] = set()
+        for target in (*(volume.target for volume in self.container.volumes), *self.caches.values()):
+            if target in taken:
+                raise t.fault("container.volumes", target, "is mounted twice")
+            taken.add(target)
+        return self
+
+
+def json_schema() -> str:
+    """JSON Schema of a recipe file, for editors. What an extended recipe may leave to its base is not required."""
+    import json
+
+    schema = Recipe.model_json_schema(by_alias=True)
+    dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+    return json.dumps({**dialect, **schema, "title": "sparkd recipe"}, indent=2)

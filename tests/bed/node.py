@@ -17,7 +17,7 @@ from .cgroups import NodeGroup
 from .command import Argument, BedError, failure, words
 from .network import Addresses
 from .pool import RUNS
-from .processes import Identity, children, command_line, command_name, descendants, nested_pids, wait_for
+from .processes import Identity, alive, children, command_line, command_name, descendants, nested_pids, wait_for
 from .space import Space, tail
 from .tree import PATH
 
@@ -235,8 +235,8 @@ class Node:
         return self.run("cat", path).stdout
 
     def write(self, path: Argument, text: str) -> None:
-        place = shlex.quote(os.fspath(path))
-        self.sh(f"mkdir -p $(dirname {place}) && cat > {place}", input=text)
+        place, folder = shlex.quote(os.fspath(path)), shlex.quote(os.fspath(Path(path).parent))
+        self.sh(f"mkdir -p {folder} && cat > {place}", input=text)
 
     def put(self, source: Argument, target: Argument) -> None:
         """A file or a whole folder, under the name `target`, with its modes; owned by root."""
@@ -272,6 +272,14 @@ class Node:
         connection = client.connect(self.space.keeper.pid, self.address, port, timeout)
         return client.request(connection, method, path, body, headers or {}, timeout)
 
+    def listens(self, port: int) -> bool:
+        """Whether a connection to it is taken."""
+        try:
+            client.connect(self.space.keeper.pid, self.address, port, timeout=2).close()
+        except OSError:
+            return False
+        return True
+
     def post(self, port: int, path: str, value: object, timeout: float = 60) -> client.Answer:
         headers = {"Content-Type": "application/json"}
         return self.http(port, path, method="POST", body=json.dumps(value), headers=headers, timeout=timeout)
@@ -280,7 +288,7 @@ class Node:
 
     def _processes(self) -> dict[int, int]:
         """Pid in the node -> pid here; containers of the node included."""
-        nested = ((pid, nested_pids(pid)) for pid in self.group.pids())
+        nested = ((pid, nested_pids(pid)) for pid in self.group.pids() if alive(pid))
         return {pids[DEPTH - 1]: pid for pid, pids in nested if len(pids) >= DEPTH}
 
     def pids(self, pattern: str) -> list[int]:

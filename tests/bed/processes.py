@@ -52,6 +52,12 @@ class Identity:
         wait_for(lambda: not self.alive, seconds, f"the end of process {self.pid}")
 
 
+def alive(pid: int) -> bool:
+    """Neither gone nor a zombie."""
+    stat = _stat(pid)
+    return stat is not None and stat[0] not in "ZX"
+
+
 def _stat(pid: int) -> list[str] | None:
     """The fields after the command's name: state first, start time at 19."""
     try:

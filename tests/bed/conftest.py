@@ -1,0 +1,40 @@
+"""Fixtures of tests that need booted nodes. They need root, and say so rather than skip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from tests.bed import Bed, Node
+
+MakeNode = Callable[[str], Node]
+
+
+@pytest.fixture(scope="session")
+def bed() -> Iterator[Bed]:
+    with Bed() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def make_node(bed: Bed) -> Iterator[MakeNode]:
+    """`make_node("trixie")`: one more node with a fresh disk, booted; gone after the module."""
+    made: list[Node] = []
+
+    def make(suite: str = "trixie") -> Node:
+        taken = {node.name for node in bed.nodes}
+        name = next(name for name in (f"spark{index}" for index in range(1, 9)) if name not in taken)
+        node = bed.node(name, suite)
+        made.append(node)
+        assert node.boot() == "running", node.sh("systemctl --failed --no-legend").stdout
+        return node
+
+    yield make
+    for node in made:
+        bed.remove(node)
+
+
+@pytest.fixture(scope="module")
+def node(make_node: MakeNode) -> Node:
+    """A freshly booted trixie node with docker, for one module."""
+    return make_node("trixie")

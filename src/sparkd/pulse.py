@@ -98,7 +98,7 @@ class Pulse:
         def run() -> None:
             try:
                 future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - handed to whoever asks for the result
+            except BaseException as error:  # handed to whoever asks for the result
                 future.set_exception(error)
             self.ring()
 

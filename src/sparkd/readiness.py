@@ -30,7 +30,7 @@ class Gate(Enum):
 
 @dataclass(frozen=True)
 class Knock:
-    """How far one try came: `closed` is the gate that did not open, None when all did; `said` is the engine's answer."""
+    """How far one try came: `closed` is the gate that did not open, None when all did; `said`, the engine's answer."""
 
     closed: Gate | None
     said: str = ""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from typing import NoReturn, assert_never
 
 from sparkd import readiness, supervise
 from sparkd.agent import Agent
 from sparkd.ending import engine_ended
+from sparkd.engine.story import Story
 from sparkd.errors import EngineEndedError, NeedsPersonError, StalledError
 from sparkd.host import docker
 from sparkd.host.endpoint import Endpoint
@@ -69,7 +71,7 @@ def make_ready(agent: Agent, running: Running) -> None:
     """Follow the load until a completion has come, then tell systemd."""
     agent.phase(Phase.LOADING)
 
-    def show(gate: Gate) -> object:
+    def show(gate: Gate) -> Story:
         story = running.log.story
         agent.show(story, gate.value if gate is not Gate.HTTP else "")
         return story
@@ -88,8 +90,8 @@ def make_ready(agent: Agent, running: Running) -> None:
     agent.events.info("readiness.completion.answered", seconds=running.seconds)
 
 
-def watch(agent: Agent, running: Running) -> None:
-    """Watch the serving engine until it must be given up: always ends by raising."""
+def watch(agent: Agent, running: Running) -> NoReturn:
+    """Watch the serving engine until it must be given up."""
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.phase(Phase.SERVING, served)
     proven_at = time.monotonic() + ledger.PROVEN_SECONDS
@@ -115,6 +117,8 @@ def watch(agent: Agent, running: Running) -> None:
             raise EngineEndedError(_with_cause(reason, running))
         case supervise.Stalled(reason):
             raise StalledError(_with_cause(reason, running), "sparkd starts it again")
+        case unexpected:
+            assert_never(unexpected)
 
 
 def _with_cause(reason: str, running: Running) -> str:

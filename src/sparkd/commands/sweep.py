@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         print("docker is not running: nothing swept", file=sys.stderr)
         return ExitCode.GOOD
     orphans = find_orphans(host, invocation_id(os.environ), args.role)
-    return _end(host, orphans) if orphans else ExitCode.GOOD
+    return _end(orphans) if orphans else ExitCode.GOOD
 
 
 def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[ContainerFacts, ...]:
@@ -55,7 +55,7 @@ def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[Contain
     )
 
 
-def _end(host: Host, orphans: tuple[ContainerFacts, ...]) -> int:
+def _end(orphans: tuple[ContainerFacts, ...]) -> int:
     from sparkd.errors import LaunchError
     from sparkd.hands.container import Containers
     from sparkd.hands.processes import GRACE_SECONDS

@@ -16,7 +16,7 @@ _IMAGE_FOLDER = re.compile(r"[0-9a-f]{64}")
 
 
 def write(path: Path, text: str, mode: int, *, durable: bool) -> None:
-    """Replace `path` in one step. `durable` survives a power cut: seen on ext4, a new file without fsync came back empty."""
+    """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty)."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -26,7 +26,7 @@ def write(path: Path, text: str, mode: int, *, durable: bool) -> None:
             os.fchmod(fd, mode)
             if durable:
                 os.fsync(fd)
-        os.replace(temporary, path)
+        Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Protocol
 
 from sparkd.hands.applied import Applied
@@ -44,8 +45,7 @@ def end(fix: EndProcess, waits: Waits) -> Applied:
 def _stat(pid: int) -> list[str]:
     """Fields of /proc/PID/stat after the command name, state first. Empty for a process that is gone."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
         return []
 

@@ -27,7 +27,7 @@ class Rank:
     pidfd: int
 
     def end(self, waits: Waits, grace_seconds: float, *, starting: bool) -> bool:
-        """SIGTERM, grace, SIGKILL; whether it is gone. `starting`: the engine may not listen to the first SIGTERM yet."""
+        """SIGTERM, grace, SIGKILL; whether it is gone. `starting`: the engine may not heed the first SIGTERM yet."""
         steps = [(signal.SIGTERM, grace_seconds), (signal.SIGKILL, KILL_SECONDS)]
         if starting:
             first = min(SECOND_TERM_SECONDS, grace_seconds)

@@ -1,0 +1,165 @@
+"""Hands on real processes and real segments of this machine, all of the test's own making."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkd.errors import BlockedError
+from sparkd.hands import Hands, files, lock, processes, segments
+from sparkd.hands.lock import Owner
+from sparkd.host import Host
+from sparkd.preflight.fixes import EndProcess, UnlinkSegment
+from sparkd.pulse import Pulse
+from sparkd.systemd import Notifier
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+)
+POLITE = "import time; print('up', flush=True); time.sleep(600)"
+
+
+@pytest.fixture
+def pulse() -> Pulse:
+    return Pulse(Notifier(), {})
+
+
+@pytest.fixture
+def victims() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def start(victims: list[subprocess.Popen[bytes]], code: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    victims.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def fix_for(pid: int) -> EndProcess:
+    process = Host().processes().get(pid)
+    assert process is not None
+    return EndProcess(pid, process.start_time, process.comm)
+
+
+def test_a_process_that_listens_ends_by_sigterm(victims: list[subprocess.Popen[bytes]], pulse: Pulse) -> None:
+    process = start(victims, POLITE)
+    applied = processes.end(fix_for(process.pid), pulse)
+    assert (applied.state, applied.note) == ("applied", "ended by SIGTERM")
+    assert process.wait() == -signal.SIGTERM
+
+
+def test_a_process_that_does_not_listen_is_killed_after_its_grace(
+    victims: list[subprocess.Popen[bytes]], pulse: Pulse
+) -> None:
+    process = start(victims, STUBBORN)
+    begun = time.monotonic()
+    applied = processes.end(fix_for(process.pid), pulse)
+    assert (applied.state, applied.note) == ("applied", "ended by SIGKILL")
+    assert processes.GRACE_SECONDS <= time.monotonic() - begun < processes.GRACE_SECONDS + 2
+    assert process.wait() == -signal.SIGKILL
+
+
+def test_another_process_under_the_same_pid_is_left_alone(victims: list[subprocess.Popen[bytes]], pulse: Pulse) -> None:
+    process = start(victims, POLITE)
+    fix = fix_for(process.pid)
+    applied = processes.end(EndProcess(fix.pid, fix.start_time - 1, fix.comm), pulse)
+    assert applied.state == "stale"
+    assert process.poll() is None
+
+
+def test_pid_1_and_below_are_never_ended(pulse: Pulse) -> None:
+    for pid in (1, 0, -1):
+        assert processes.end(EndProcess(pid, 0, "init"), pulse).state == "failed"
+
+
+@pytest.fixture
+def segment() -> Iterator[Path]:
+    path = Path(f"/dev/shm/psm_{secrets.token_hex(4)}")
+    path.write_bytes(b"x" * 4096)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def unlink_fix(path: Path) -> UnlinkSegment:
+    found = path.stat()
+    return UnlinkSegment(str(path), found.st_dev, found.st_ino)
+
+
+def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
+    # In a PID namespace of its own: a process of this machine that may not be looked at (the first process of a
+    # sandbox, say) would rightly make sparkd keep the segment.
+    fix = unlink_fix(segment)
+    code = (
+        "from sparkd.hands import segments; from sparkd.host import Host; from sparkd.preflight.fixes import *;"
+        f"print(segments.unlink({fix!r}, Host()).state)"
+    )
+    alone = ("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code)
+    assert subprocess.run(alone, capture_output=True, text=True, check=True).stdout == "applied\n"
+    assert not segment.exists()
+
+
+def test_a_segment_that_somebody_opened_again_is_kept(segment: Path) -> None:
+    fix = unlink_fix(segment)
+    with segment.open("rb"):
+        applied = segments.unlink(fix, Host())
+    assert applied.state == "stale"
+    assert f"pid {os.getpid()}" in applied.note
+    assert segment.exists()
+
+
+def test_another_file_under_the_same_name_is_kept(segment: Path) -> None:
+    fix = unlink_fix(segment)
+    replacement = segment.with_name(f"psm_{secrets.token_hex(4)}")
+    replacement.write_bytes(b"other")
+    replacement.rename(segment)
+    assert segments.unlink(fix, Host()).state == "stale"
+    assert segment.read_bytes() == b"other"
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "/dev/shm/../../etc/passwd", "/dev/shm/sub/x", "/dev/shm/.."])
+def test_nothing_outside_dev_shm_is_ever_unlinked(path: str) -> None:
+    assert segments.unlink(UnlinkSegment(path, 0, 0), Host()).state == "failed"
+
+
+def test_the_node_has_one_owner_and_the_next_is_told_who(tmp_path: Path) -> None:
+    path = tmp_path / "hands.lock"
+    first = lock.take(path, Owner(os.getpid(), "sparkd run --role head", "a" * 32))
+    with pytest.raises(BlockedError, match=rf"pid {os.getpid()} \(sparkd run --role head\)") as refused:
+        lock.take(path, Owner(1, "sparkd preflight", "b" * 32))
+    assert refused.value.code == 10
+    os.close(first)
+    os.close(lock.take(path, Owner(1, "sparkd preflight", "b" * 32)))
+
+
+def test_the_owner_is_seen_without_touching_the_lock(pulse: Pulse) -> None:
+    hands = Hands.take(Host(), pulse, Owner(os.getpid(), "sparkd run --role head", "a" * 32))
+    try:
+        owner = Host().owner()
+        assert owner is not None
+        assert (owner.pid, owner.command, owner.invocation) == (os.getpid(), "sparkd run --role head", "a" * 32)
+    finally:
+        hands.release()
+    assert Host().owner() is None
+
+
+def test_a_file_is_replaced_whole_and_leaves_no_litter(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "launches.json"
+    files.write(path, "one", 0o644, durable=True)
+    files.write(path, "two", 0o600, durable=False)
+    assert path.read_text() == "two"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert [p.name for p in path.parent.iterdir()] == ["launches.json"]

@@ -83,10 +83,8 @@ class Tree:
     def listening(self, *sockets: tuple[int, int]) -> None:
         """/proc/net/tcp with (port, inode) listening on every address."""
         head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
-        lines = [
-            f"   0: 00000000:{port:04X} 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0"
-            for port, inode in sockets
-        ]
+        rest = "00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0"
+        lines = [f"   0: 00000000:{port:04X} {rest} {inode} 1 0" for port, inode in sockets]
         self.file("/proc/net/tcp", head + "\n".join(lines) + "\n")
 
 

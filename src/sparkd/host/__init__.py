@@ -19,6 +19,9 @@ from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
 from sparkd.host.unit_files import Unit
 
+TICKS_PER_SECOND = 100
+"""USER_HZ: part of the kernel's ABI, the same on every machine that sparkd runs on."""
+
 
 class Host:
     """One machine. Each method looks anew; nothing is kept.
@@ -34,7 +37,7 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
     ) -> None:
         self.files = Files(os.path.realpath(root))
-        self.docker = docker or (lambda: docker_facts.AWAY)
+        self.docker = docker or self._docker
         self.gpu = gpu or self._gpu
 
     @property
@@ -46,7 +49,12 @@ class Host:
         return harmless(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
 
     def uptime_seconds(self) -> float:
-        """The machine's own monotonic clock, as far as a tree has one."""
+        """Since the machine booted: the clock that processes' start times are told by.
+
+        /proc/uptime may be another's: lxcfs shows a container its own.
+        """
+        if self.live:
+            return time.clock_gettime(time.CLOCK_BOOTTIME)
         return float(self.files.text("/proc/uptime", limit=4096).split()[0])
 
     def meminfo(self) -> MemInfo:
@@ -69,6 +77,9 @@ class Host:
     def details(self, process: Process) -> Details | None:
         """A closer look; None once it has ended."""
         return processes.details(self.files, process)
+
+    def age_seconds(self, process: Process) -> float:
+        return self.uptime_seconds() - process.start_time / TICKS_PER_SECOND
 
     def user(self, uid: int) -> str:
         return users.name(self.files, uid)
@@ -107,6 +118,16 @@ class Host:
         """Who has the GPU's devices open, this process left out: asking the driver opens them too."""
         own = os.getpid() if self.live else 0
         return devices.gpu_users(self.files, (process for process in among if process.pid != own))
+
+    def _docker(self) -> DockerFacts:
+        if not self.live:
+            return docker_facts.AWAY
+        from sparkd.host import docker
+
+        try:
+            return docker.read(self)
+        except docker.DockerUnreadableError as error:
+            return DockerFacts(running=True, containers=(), error=harmless(str(error)))
 
     def _gpu(self) -> GpuFacts:
         if self.live:

@@ -24,10 +24,18 @@ class ContainerFacts:
 
 @dataclass(frozen=True)
 class DockerFacts:
-    """Every container, running or not. Where no dockerd lives, `running` is false and nothing is known."""
+    """Every container, running or not."""
 
     running: bool
+    """Whether a dockerd lives. Where none does, nothing is known of containers."""
     containers: tuple[ContainerFacts, ...]
+    error: str = ""
+    """Why a living dockerd could not be read."""
+
+    @property
+    def known(self) -> bool:
+        """Whether `containers` are all there are."""
+        return self.running and not self.error
 
     def container(self, full_id: str) -> ContainerFacts | None:
         return next((one for one in self.containers if one.id == full_id), None)

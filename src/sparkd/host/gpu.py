@@ -39,4 +39,4 @@ def of_tree(files: Files) -> GpuFacts:
     for folder in folders:
         text = files.text(f"/proc/driver/nvidia/gpus/{folder}/information", limit=65536)
         found += [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model:")]
-    return GpuFacts(tuple(found), None, None, "a tree of files has no driver to ask") if found else NO_GPU
+    return GpuFacts(tuple(found), None, None) if found else NO_GPU

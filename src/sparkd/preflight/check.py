@@ -49,7 +49,7 @@ class Verdict:
 
 
 class Check(Protocol[F]):
-    """One concern. `F` is a frozen dataclass of facts; its public fields become the finding's evidence."""
+    """One concern; subclass it. `F` is a frozen dataclass of facts; its public fields become the finding's evidence."""
 
     @property
     def id(self) -> str: ...
@@ -61,6 +61,20 @@ class Check(Protocol[F]):
     def judge(self, facts: F) -> Verdict:
         """Pure: decide from the facts alone."""
         ...
+
+    def look(self, host: Host) -> tuple[F, Verdict]:
+        """Probe, then judge."""
+        facts = self.probe(host)
+        return facts, self.judge(facts)
+
+
+class AnyCheck(Protocol):
+    """A check of whatever facts, for a list of several."""
+
+    @property
+    def id(self) -> str: ...
+
+    def look(self, host: Host) -> tuple[object, Verdict]: ...
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,109 @@
+"""Findings as a table for people, and as one JSON object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparkd.preflight.check import Finding, JsonValue
+from sparkd.preflight.examine import overall
+from sparkd.preflight.fixes import Fix
+
+SCHEMA = 1
+WOULD_APPLY = "would apply"
+HELD_BACK = "held back"
+"""Not to be applied, since something else blocks that no fix clears."""
+
+
+@dataclass(frozen=True)
+class FixState:
+    """What became of a fix, or would."""
+
+    fix: Fix
+    state: str
+    """would apply, held back, applied, stale or failed."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """All that one run of preflight has to say."""
+
+    node: str
+    role: str
+    changes_nothing: bool
+    """Whether it only looked."""
+    findings: tuple[Finding, ...]
+    """As things stand."""
+    fixes: tuple[FixState, ...]
+    before: tuple[Finding, ...] = ()
+    """As things stood before fixes were applied; empty where none was."""
+    hooks: tuple[str, ...] = ()
+    """Operator hooks that a run which may act would run."""
+
+
+def as_json(shown: Shown) -> str:
+    checks: list[JsonValue] = [_check(finding, shown) for finding in shown.findings]
+    fields: dict[str, JsonValue] = {
+        "schema": SCHEMA,
+        "node": shown.node,
+        "role": shown.role,
+        "dry_run": shown.changes_nothing,
+        "verdict": overall(shown.findings).value,
+        "needs_person": any(finding.verdict.needs_person for finding in shown.findings),
+        "checks": checks,
+        "before": [_check(finding, shown) for finding in shown.before],
+        "hooks": list(shown.hooks),
+    }
+    return json.dumps(fields, indent=1) + "\n"
+
+
+def _check(finding: Finding, shown: Shown) -> JsonValue:
+    verdict = finding.verdict
+    own = [*verdict.fixes, *(fix for one in shown.before if one.id == finding.id for fix in one.verdict.fixes)]
+    fixes: list[JsonValue] = [
+        {"kind": one.fix.kind, "target": one.fix.target, "state": one.state, "note": one.note}
+        for one in shown.fixes
+        if one.fix in own
+    ]
+    return {
+        "id": finding.id,
+        "level": verdict.level.value,
+        "reason": verdict.reason,
+        "hint": verdict.hint,
+        "needs_person": verdict.needs_person,
+        "facts": finding.facts,
+        "fixes": fixes,
+        "seconds": finding.seconds,
+    }
+
+
+def as_text(shown: Shown) -> str:
+    """One line a finding, then what was done, then the verdict."""
+    lines = []
+    if shown.before:
+        lines += ["before:", *_rows(shown.before), "", "after:"]
+    lines += _rows(shown.findings)
+    if shown.fixes:
+        lines.append("")
+        lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{_note(one)}" for one in shown.fixes]
+    lines += [f"would run: {hook}" for hook in shown.hooks]
+    word = overall(shown.findings).value
+    person = ", and a person is needed" if any(one.verdict.needs_person for one in shown.findings) else ""
+    lines += ["", f"{shown.node} ({shown.role}): {word}{person}"]
+    return "\n".join(lines) + "\n"
+
+
+def _note(one: FixState) -> str:
+    return f" ({one.note})" if one.note else ""
+
+
+def _rows(findings: Sequence[Finding]) -> list[str]:
+    width = max((len(finding.id) for finding in findings), default=0)
+    rows = []
+    for finding in findings:
+        verdict = finding.verdict
+        hint = f" -> {verdict.hint}" if verdict.hint and verdict.level.value != "ok" else ""
+        rows.append(f"{verdict.level.value.upper():8}{finding.id:{width}}  {verdict.reason}{hint}")
+    return rows

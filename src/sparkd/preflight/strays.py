@@ -1,0 +1,217 @@
+"""Strays: processes and containers of engines that have lost whoever started them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkd.preflight import engines, gpu_memory, ports
+from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.engines import Engine, Leader
+from sparkd.preflight.fixes import EndProcess, RemoveContainer
+from sparkd.preflight.ports import PortUse
+from sparkd.preflight.problems import Problem, verdict
+from sparkd.preflight.sizes import size
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.host.owner import NodeOwner
+    from sparkd.host.processes import ProcessTable
+
+LABEL = "io.sparkd."
+STARTING_SECONDS = 120.0
+"""A `vllm serve` has no children while it imports: 11 s on an idle machine, more on a loaded one."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container that has processes of engines in it, or our label on it."""
+
+    id: str
+    name: str
+    ours: bool
+    invocation: str
+    running: bool
+
+
+@dataclass(frozen=True)
+class StrayFacts:
+    engines: tuple[Engine, ...]
+    containers: tuple[Container, ...]
+    docker_known: bool
+    owner: NodeOwner | None
+    """Who holds the node's lock."""
+    ports: tuple[PortUse, ...]
+    zombies: tuple[str, ...]
+    scanned: int
+    """Processes looked at."""
+
+
+@dataclass(frozen=True)
+class StrayWorkers(Check[StrayFacts]):
+    """No engine but the one to come. What is orphaned beyond doubt is ended; anything else is named and left alone."""
+
+    ports: tuple[int, ...] = ()
+    """That the plan will listen on."""
+    tried: frozenset[tuple[int, int]] = frozenset()
+    """(pid, start time) of processes that were to be ended already."""
+    id: str = "stray-workers"
+    page: ClassVar[str] = """\
+The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
+behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
+
+A stray is
+  - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
+  - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
+    leader. It is ended with its descendants and the VLLM::* processes of its group: SIGTERM, then SIGKILL.
+  - a `vllm serve` adopted likewise that has no workers and is older than two minutes.
+
+  block    strays (cleared by ending them), a living engine of somebody else, or another process that listens on a
+           port of the plan. The latter two are named and never touched.
+  unknown  a process in a container that docker can't be asked about, or a VLLM::* process adopted by init whose group
+           has a living leader that is no engine, such as a shell: whether it is orphaned can't be told.
+  warn     zombies: they hold nothing and go when their parent asks for them."""
+
+    def probe(self, host: Host) -> StrayFacts:
+        table = host.processes()
+        found = engines.find(host, table)
+        if found:
+            found = _with_gpu(host, table, found)
+        docker = host.docker()
+        seen = tuple(
+            Container(one.id, one.name, bool(one.label(f"{LABEL}role")), one.label(f"{LABEL}invocation"), one.running)
+            for one in docker.containers
+            if one.label(f"{LABEL}role") or any(engine.container_id == one.id for engine in found)
+        )
+        pids = frozenset(member.pid for engine in found for member in engine.members)
+        return StrayFacts(
+            engines=found,
+            containers=seen,
+            docker_known=docker.known,
+            owner=host.owner(),
+            ports=ports.find(host, table, self.ports, pids),
+            zombies=_zombies(table),
+            scanned=len(table.processes),
+        )
+
+    def judge(self, facts: StrayFacts) -> Verdict:
+        ours = {one.id: one for one in facts.containers if one.ours}
+        problems = [self._container(facts, one) for one in ours.values()]
+        for engine in facts.engines:
+            if engine.container_id in ours or engine.leader is Leader.ENGINE:
+                continue  # named with its container, or with the main process that it belongs to
+            problems.append(self._engine(facts, engine))
+        problems += [self._port(use) for use in facts.ports if use.port in self.ports and not _explained(facts, use)]
+        problems += [Problem(Level.WARN, zombie) for zombie in facts.zombies]
+        away = "" if facts.docker_known else "; docker is away, so containers were not looked at"
+        return verdict(problems, f"none among {facts.scanned} processes{away}")
+
+    def _container(self, facts: StrayFacts, container: Container) -> Problem:
+        inside = [one for one in facts.engines if one.container_id == container.id]
+        held = sum(member.frees_bytes for engine in inside for member in engine.members)
+        what = f"container {container.name} ({container.id[:12]})"
+        owner = facts.owner
+        if owner is not None and not owner.invocation:
+            reason = f"{what}: whether its agent is pid {owner.pid}, which owns this node, can't be told"
+            return Problem(Level.UNKNOWN, reason, f"look at: ps {owner.pid}")
+        if owner is not None and owner.invocation == container.invocation:
+            reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
+            return Problem(Level.BLOCK, reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
+        state = f"still runs and holds {size(held)}" if container.running else "is left over"
+        fix = RemoveContainer(container.id, container.name, frees_bytes=held)
+        return Problem(Level.BLOCK, f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
+
+    def _engine(self, facts: StrayFacts, engine: Engine) -> Problem:
+        if engine.container_id and not facts.docker_known:
+            reason = f"{_words(facts, engine)}: docker can't be asked whose it is"
+            return Problem(Level.UNKNOWN, reason, "systemctl start docker", awaits="docker")
+        lost = engine.adopted and engine.leader is Leader.GONE
+        if engine.serves:
+            stray = lost and not engine.workers and engine.age_seconds >= STARTING_SECONDS
+        else:
+            stray = lost
+            if engine.adopted and engine.leader is Leader.OTHER:
+                reason = (
+                    f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
+                )
+                return Problem(Level.UNKNOWN, reason, f"if nobody needs it: kill {engine.top.pid}")
+        if not stray:
+            return Problem(Level.BLOCK, f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
+        return self._stray(facts, engine)
+
+    def _stray(self, facts: StrayFacts, engine: Engine) -> Problem:
+        stuck = [one for one in engine.members if (one.pid, one.start_time) in self.tried]
+        asleep = [one for one in stuck if one.state == "D"]
+        if asleep:
+            names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
+            reason = f"{names} sleeps in the kernel (state D) and can't be ended"
+            return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True)
+        if stuck:
+            reason = f"an orphaned engine does not end: {_words(facts, engine)}"
+            return Problem(Level.BLOCK, reason, f"look at: cat /proc/{stuck[0].pid}/stack")
+        fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
+        return Problem(Level.BLOCK, f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+
+    def _port(self, use: PortUse) -> Problem:
+        where = f"port {use.port} on {use.address} is held by"
+        if use.pid is None:
+            return Problem(Level.BLOCK, f"{where} an unknown process", f"look at: ss -ltnp sport = :{use.port}")
+        inside = f" in container {use.container_id[:12]}" if use.container_id else ""
+        reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
+        return Problem(Level.BLOCK, reason, "stop it, or give the engine another port")
+
+
+def _words(facts: StrayFacts, engine: Engine) -> str:
+    """What a person needs to find it: pid, name, how many with it, user, container, ports, memory."""
+    top = engine.top
+    others = len(engine.members) - 1
+    parts = [f"pid {top.pid} ({top.comm})" + (f" and {others} with it" if others else ""), f"user {engine.user}"]
+    if engine.container_id:
+        name = next((one.name for one in facts.containers if one.id == engine.container_id), "")
+        parts.append(f"container {name or engine.container_id[:12]}")
+    held = sorted(_ports_of(facts, engine))
+    if held:
+        parts.append(f"port {', '.join(str(port) for port in held)}")
+    parts.append(size(sum(member.frees_bytes for member in engine.members)))
+    if top.state == "D":
+        parts.append("asleep in the kernel (state D)")
+    return ", ".join(parts)
+
+
+def _ports_of(facts: StrayFacts, engine: Engine) -> set[int]:
+    pids = {member.pid for member in engine.members}
+    return {use.port for use in facts.ports if use.pid in pids}
+
+
+def _explained(facts: StrayFacts, use: PortUse) -> bool:
+    """Whether who holds the port is named already, as an engine or by its container."""
+    if any(one.ours and one.id == use.container_id for one in facts.containers):
+        return True
+    return any(member.pid == use.pid for engine in facts.engines for member in engine.members)
+
+
+def _how_to_stop(facts: StrayFacts, engine: Engine) -> str:
+    name = next((one.name for one in facts.containers if one.id == engine.container_id), "")
+    return f"stop it first: docker stop {name}" if name else f"stop it first: kill {engine.top.pid}"
+
+
+def _with_gpu(host: Host, table: ProcessTable, found: tuple[Engine, ...]) -> tuple[Engine, ...]:
+    pids = {member.pid for engine in found for member in engine.members}
+    extra = dict(gpu_memory.by_pid(host, [process for process in table if process.pid in pids]))
+    return tuple(
+        replace(
+            engine,
+            members=tuple(replace(one, frees_bytes=one.frees_bytes + extra.get(one.pid, 0)) for one in engine.members),
+        )
+        for engine in found
+    )
+
+
+def _zombies(table: ProcessTable) -> tuple[str, ...]:
+    found = []
+    for process in table:
+        if process.dead and engines.is_worker(process):
+            parent = table.get(process.parent)
+            of = f"pid {process.parent} ({parent.comm if parent else '?'})"
+            found.append(f"pid {process.pid} ({process.comm}) is a zombie that {of} has not asked for")
+    return tuple(found)

@@ -1,0 +1,212 @@
+"""Recipe, settings and node make a plan. Pure: looks at nothing, changes nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TypeVar
+
+from sparkd.errors import ConfigError
+from sparkd.flags import JsonValue
+from sparkd.launch import command_line, script
+from sparkd.launch.placeholders import PlaceholderError, Placeholders
+from sparkd.launch.plan import PLAN_SCHEMA, Cache, ContainerSpec, LaunchPlan, Mount, Node, Secret, Ulimit
+from sparkd.recipes.schema import Recipe
+from sparkd.settings import Settings
+
+MODELS_TARGET = "/models"
+READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
+"""How long vLLM's API server waits for its engine: 600 s by itself, and a cold load takes longer."""
+API_PORT = 8000
+LOOPBACK = "127.0.0.1"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Engine:
+    """The recipe with the settings laid over it; texts still hold their placeholders."""
+
+    image: str
+    args: Mapping[str, JsonValue]
+    env: Mapping[str, str]
+    secrets: tuple[Secret, ...]
+    model_path: str
+    """On the node."""
+    model_target: str
+    """In the container."""
+    served_name: str
+    container: ContainerSpec
+
+
+def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
+    """The plan of `node`'s rank. Raises ConfigError where recipe, settings and node do not fit together."""
+    _fits(recipe, node)
+    engine = _engine(recipe, settings)
+    placeholders = Placeholders.of(node, engine.model_target)
+    args = {flag: _filled(recipe, f"args.{flag}", placeholders.value, value) for flag, value in engine.args.items()}
+    env = tuple((name, _filled(recipe, f"env.{name}", placeholders.text, text)) for name, text in engine.env.items())
+    host, port = _api(recipe, settings, args)
+    command = (
+        *recipe.image.entrypoint,
+        engine.model_target,
+        "--served-model-name",
+        engine.served_name,
+        *command_line.words(args),
+        *_rank_flags(settings, node),
+    )
+    own_script = settings.engine.script
+    argv = ("bash", script.USER_SCRIPT_TARGET, *command) if own_script else command
+    title = f"rank {node.rank} of {recipe.name}"
+    return LaunchPlan(
+        recipe=recipe.name,
+        role="head" if node.rank == 0 else "worker",
+        node=node,
+        image=engine.image,
+        entrypoint=recipe.image.entrypoint,
+        argv=argv,
+        env=env,
+        secrets=engine.secrets,
+        container=engine.container,
+        caches=tuple(Cache(name, target) for name, target in recipe.caches.items()),
+        script=script.render(title, argv, env, engine.secrets, recipe.image.asserts),
+        user_script=own_script,
+        model_path=engine.model_path,
+        served_name=engine.served_name,
+        api_host=host,
+        api_port=port,
+        master_port=settings.cluster.master_port,
+        memory_bytes=recipe.memory_bytes,
+        gpu_memory_utilization=_share_of_memory(recipe, args),
+        digest=_digest(recipe, settings, node, engine),
+    )
+
+
+def _fits(recipe: Recipe, node: Node) -> None:
+    needed = recipe.nodes
+    if not needed.min <= node.cluster_size <= needed.max:
+        nodes = str(needed.min) if needed.min == needed.max else f"{needed.min} to {needed.max}"
+        raise ConfigError(
+            f"recipe {recipe.name} needs {nodes} node(s), cluster.nodes names {node.cluster_size}",
+            "name every node's fabric address in cluster.nodes, or choose another engine.recipe",
+        )
+    if recipe.executor != "mp":
+        raise ConfigError(f"recipe {recipe.name} wants the executor {recipe.executor}, which this version cannot start")
+
+
+def _engine(recipe: Recipe, settings: Settings) -> _Engine:
+    own = settings.engine
+    env: dict[str, str | None] = {READY_TIMEOUT: str(settings.readiness.timeout_seconds), **recipe.env, **own.env}
+    secrets = {**recipe.secrets, **own.secrets}
+    for name in secrets:
+        if env.get(name) is not None:
+            raise ConfigError(f"{name} is given both under env and under secrets", "take it out of env")
+    path = recipe.model.path
+    is_absolute = path.startswith("/")
+    if is_absolute and path in (*(volume.target for volume in recipe.container.volumes), *recipe.caches.values()):
+        raise ConfigError(f"recipe {recipe.name}: {path} is mounted twice, once as model.path", "take the volume out")
+    model_mount = Mount(path, path) if is_absolute else Mount(own.models_dir, MODELS_TARGET)
+    return _Engine(
+        image=own.image or recipe.image.ref,
+        args={**recipe.args, **own.args},
+        env={name: text for name, text in env.items() if text is not None},
+        secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
+        model_path=path if is_absolute else f"{own.models_dir}/{path}",
+        model_target=path if is_absolute else f"{MODELS_TARGET}/{path}",
+        served_name=recipe.model.served_name or path.rstrip("/").rpartition("/")[2],
+        container=_container(recipe, model_mount),
+    )
+
+
+def _container(recipe: Recipe, model_mount: Mount) -> ContainerSpec:
+    spec = recipe.container
+    return ContainerSpec(
+        gpus=spec.gpus,
+        ipc=spec.ipc,
+        network=spec.network,
+        privileged=spec.privileged,
+        init=spec.init,
+        shm_bytes=spec.shm_bytes,
+        memory_limit_bytes=spec.memory_limit_bytes,
+        ulimits=tuple(Ulimit(name, limit.soft, limit.hard) for name, limit in spec.ulimits.items()),
+        devices=spec.devices,
+        mounts=(model_mount, *(Mount(one.source, one.target, one.read_only) for one in spec.volumes)),
+    )
+
+
+def _rank_flags(settings: Settings, node: Node) -> tuple[str, ...]:
+    """What tells a rank its place. A node alone gets none: older forks do not know these flags."""
+    if node.cluster_size == 1:
+        return ()
+    flags = (
+        *("--distributed-executor-backend", "mp"),
+        *("--nnodes", str(node.cluster_size), "--node-rank", str(node.rank)),
+        *("--master-addr", node.head_address, "--master-port", str(settings.cluster.master_port)),
+    )
+    # Without it a worker starts an API server of its own, and the head waits for ever.
+    return flags if node.rank == 0 else (*flags, "--headless")
+
+
+def _filled(recipe: Recipe, key: str, fill: Callable[[T], T], template: T) -> T:
+    try:
+        return fill(template)
+    except PlaceholderError as error:
+        raise ConfigError(f"recipe {recipe.name}: {key}: {error}", error.hint) from None
+
+
+def _api(recipe: Recipe, settings: Settings, args: Mapping[str, JsonValue]) -> tuple[str, int]:
+    """Where sparkd asks the engine: an address of this node, never "all addresses"."""
+    host, port = args.get("host"), args.get("port", API_PORT)
+    if host is not None and not isinstance(host, str):
+        raise ConfigError(f"recipe {recipe.name}: args.host is {host!r}: an address is needed")
+    text = str(port)
+    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:6]) <= 65535:
+        raise ConfigError(f"recipe {recipe.name}: args.port is {port!r}: a number from 1 to 65535 is needed")
+    observed = settings.observe.address
+    taken = {settings.cluster.master_port: "cluster.master_port", settings.cluster.report_port: "cluster.report_port"}
+    if observed is not None:
+        taken[observed[1]] = "observe.listen"
+    if int(text) in taken:
+        raise ConfigError(f"recipe {recipe.name}: args.port is {text}, the port of {taken[int(text)]}", "change one")
+    return (LOOPBACK if host in (None, "", "0.0.0.0", "::") else host), int(text)  # noqa: S104  # compared, not bound
+
+
+def _share_of_memory(recipe: Recipe, args: Mapping[str, JsonValue]) -> float | None:
+    said = args.get("gpu-memory-utilization")
+    if said is None:
+        return None
+    try:
+        share = float(said) if isinstance(said, str | int | float) and not isinstance(said, bool) else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"recipe {recipe.name}: args.gpu-memory-utilization is {said!r}: a number above 0, at most 1, is needed"
+        )
+    return share
+
+
+def _digest(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> str:
+    """Of what all ranks must share: placeholders unfilled, mounts by where they are seen, secrets by name."""
+    container = asdict(engine.container)
+    container["mounts"] = sorted([mount.target, mount.read_only] for mount in engine.container.mounts)
+    shared = {
+        "plan_schema": PLAN_SCHEMA,
+        "recipe": recipe.name,
+        "image": engine.image,
+        "entrypoint": recipe.image.entrypoint,
+        "assert": recipe.image.asserts,
+        "model": engine.model_target,
+        "served_name": engine.served_name,
+        "args": {flag: value for flag, value in engine.args.items() if value is not None},
+        "env": engine.env,
+        "secrets": [secret.name for secret in engine.secrets],
+        "container": container,
+        "caches": dict(recipe.caches),
+        "own_script": bool(settings.engine.script),
+        "cluster": [node.cluster_size, node.head_address, settings.cluster.master_port],
+    }
+    canonical = json.dumps(shared, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,0 +1,54 @@
+"""The launch script: what bash runs in the container. Its text holds no secret."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from shlex import quote
+
+from sparkd.launch.plan import Secret
+
+SCRIPT_TARGET = "/run/sparkd-launch.sh"
+USER_SCRIPT_TARGET = "/run/sparkd-user-script"
+SECRETS_TARGET = "/run/sparkd-secrets"
+ASSERT_FAILED = 64
+"""Exit code of a script whose image is not what the recipe needs."""
+
+_HEAD = """\
+#!/bin/bash
+# {title}
+# Made by sparkd at every start: changes here are lost.
+set -euo pipefail
+
+# One function, so that bash has read all of it before a variable below can change how bash reads.
+launch() {{
+"""
+
+
+def render(
+    title: str,
+    argv: Iterable[str],
+    env: Iterable[tuple[str, str]],
+    secrets: Iterable[Secret],
+    asserts: Iterable[str] = (),
+    secrets_folder: str = SECRETS_TARGET,
+) -> str:
+    """Text of a bash script that executes exactly `argv`, with `env` and the secrets added to its environment."""
+    lines = [f"  export {name}={quote(value)}" for name, value in env]
+    for secret in secrets:
+        lines.append(f"  {secret.name}=$(<{quote(f'{secrets_folder}/{secret.name}')})")
+        lines.append(f'  : "${{{secret.name}:?the file of this secret is empty}}"')
+        lines.append(f"  export {secret.name}")
+    for command in asserts:
+        said = quote(f"the image is not what the recipe needs: {command}")
+        lines.append(f"  bash -c -- {quote(command)} >/dev/null || {{ echo {said} >&2; exit {ASSERT_FAILED}; }}")
+    lines.append(f"  exec -- {_folded(argv)}")
+    title = " ".join(title.split())
+    return _HEAD.format(title=title) + "\n".join(lines) + "\n}\n\nlaunch\n"
+
+
+def _folded(argv: Iterable[str]) -> str:
+    """Quoted words, each flag on a line of its own with its values."""
+    text = ""
+    for word in argv:
+        text += (" \\\n    " if word.startswith("--") else " ") + quote(word)
+    return text.lstrip()

@@ -15,7 +15,7 @@ from sparkd.nearest import did_you_mean
 from sparkd.recipes import lookup
 from sparkd.recipes.document import Document, Key, YamlError, parse
 from sparkd.recipes.schema import Recipe
-from sparkd.settings_types import Section
+from sparkd.settings.kinds import Section
 
 HINT = "`sparkd recipe schema` describes the format"
 OWN = ("schema", "name", "description", "extends", "expect")

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, model_validator
 
 from sparkd import flags
-from sparkd import settings_types as t
-from sparkd.settings_types import Section
+from sparkd.settings import kinds as t
+from sparkd.settings.kinds import Section
 
 RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
 """Where sparkd itself mounts into the container."""

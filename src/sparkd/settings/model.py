@@ -5,17 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
 
-from sparkd import settings_types as t
-from sparkd.settings_types import Section
-
-if TYPE_CHECKING:
-    from sparkd.settings_sources import Loaded
+from sparkd.settings import kinds as t
+from sparkd.settings.kinds import Section
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
@@ -173,19 +168,3 @@ class Settings(Section):
                 if ip_address(address).is_loopback:
                     raise t.fault("cluster.nodes", list(self.cluster.nodes), f"{address} reaches no other node")
         return self
-
-
-def load(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Settings:
-    """Settings of this node. Raises ConfigError that names every fault at once.
-
-    Without `config_file`, `SPARKD_CONFIG` names the file, else it is /etc/sparkd/sparkd.toml below `root`. Only the
-    last may be missing.
-    """
-    return load_with_origins(config_file, env, root).settings
-
-
-def load_with_origins(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
-    """As `load`, with the file or variable that each value came from."""
-    from sparkd.settings_sources import read
-
-    return read(Settings, config_file, env, root)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -14,9 +13,7 @@ from pydantic_core import ErrorDetails
 from sparkd import faults, flags, text_file
 from sparkd.errors import ConfigError
 from sparkd.nearest import did_you_mean
-
-if TYPE_CHECKING:
-    from sparkd.settings import Settings
+from sparkd.settings.model import Settings
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 PREFIX = "SPARKD_"
@@ -45,7 +42,6 @@ class Loaded:
 class _Layers:
     """What the layers said so far, who said it last, and every fault on the way."""
 
-    model: type[Settings]
     values: dict[Key, object] = field(default_factory=dict)
     origins: dict[Key, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -81,9 +77,18 @@ class _Layers:
         return document
 
 
-def read(model: type[Settings], config_file: Path | None, env: Mapping[str, str], root: Path) -> Loaded:
-    """The merged and checked layers. Raises ConfigError with one line for each fault of any layer."""
-    layers = _Layers(model)
+def load(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Settings:
+    """Settings of this node. Raises ConfigError that names every fault at once.
+
+    Without `config_file`, `SPARKD_CONFIG` names the file, else it is /etc/sparkd/sparkd.toml below `root`. Only the
+    last may be missing.
+    """
+    return load_with_origins(config_file, env, root).settings
+
+
+def load_with_origins(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
+    """As `load`, with the file or variable that each value came from."""
+    layers = _Layers()
     for path, required in _files(config_file, env, root):
         _read_file(layers, path, required)
     for name in sorted(env):
@@ -91,7 +96,7 @@ def read(model: type[Settings], config_file: Path | None, env: Mapping[str, str]
             _read_variable(layers, name, env[name])
     settings = None
     try:
-        settings = model.model_validate(layers.nested())
+        settings = Settings.model_validate(layers.nested())
     except ValidationError as error:
         layers.problems.extend(_lines(error.errors(), layers))
     if layers.problems or settings is None:
@@ -100,13 +105,10 @@ def read(model: type[Settings], config_file: Path | None, env: Mapping[str, str]
     return Loaded(settings, origins, tuple(layers.files))
 
 
-def keys(model: type[Settings]) -> list[Key]:
+def keys() -> list[Key]:
     """Every key that there is, in the order of the model."""
-    return [(section, key) for section, info in model.model_fields.items() for key in _fields(info.annotation)]
-
-
-def _fields(annotation: object) -> list[str]:
-    return list(getattr(annotation, "model_fields", {}))
+    sections = Settings.model_fields.items()
+    return [(section, key) for section, info in sections for key in type(info.default).model_fields]
 
 
 def _files(config_file: Path | None, env: Mapping[str, str], root: Path) -> Iterator[tuple[Path, bool]]:
@@ -139,9 +141,9 @@ def _read_file(layers: _Layers, path: Path, required: bool) -> None:
         layers.problems.append(f"{path}: is no TOML: {error}")
         return
     layers.files.append(path)
-    known = keys(layers.model)
+    known = keys()
     for section, table in document.items():
-        if section not in layers.model.model_fields:
+        if section not in Settings.model_fields:
             layers.problems.append(f"{path}: {_unknown((section,), known)}")
         elif not isinstance(table, dict):
             layers.problems.append(f"{path}: {faults.said((section,), table)}: must be a table, [{section}]")
@@ -162,7 +164,7 @@ def _unknown(key: Key, known: list[Key]) -> str:
 
 
 def _read_variable(layers: _Layers, name: str, raw: str) -> None:
-    known = keys(layers.model)
+    known = keys()
     parts = name.removeprefix(PREFIX).split("__", 2)
     key = tuple(part.lower() for part in parts[:2])
     if key not in known or parts[:2] != [part.upper() for part in key] or (len(parts) == 3 and key not in TABLES):
@@ -172,12 +174,12 @@ def _read_variable(layers: _Layers, name: str, raw: str) -> None:
         entry, value = (parts[2].lower(), _json_or_text(raw)) if key == ("engine", "args") else (parts[2], raw)
         layers.put(key, {entry: value}, name)
     else:
-        layers.put(key, _value(layers.model, key, raw), name)
+        layers.put(key, _value(key, raw), name)
 
 
-def _value(model: type[Settings], key: Key, raw: str) -> object:
+def _value(key: Key, raw: str) -> object:
     """What a variable's text means: text where text is the default, a list by commas or JSON, all else JSON."""
-    default = getattr(model.model_fields[key[0]].default, key[1])
+    default = getattr(getattr(Settings(), key[0]), key[1])
     if isinstance(default, str):
         return raw
     if isinstance(default, tuple) and not raw.lstrip().startswith("["):

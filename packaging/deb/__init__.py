@@ -1,1 +1,1 @@
-"""Builds the Debian package from the wheels that requirements.lock pins. No root, no debhelper."""
+"""Builds the Debian package from the libraries that requirements.lock pins. No root, no debhelper."""

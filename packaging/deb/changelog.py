@@ -1,0 +1,40 @@
+"""CHANGELOG.md in the words of Debian's changelog format."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from datetime import UTC, datetime
+from email.utils import format_datetime
+
+MAINTAINER = "sparkd maintainers <maintainers@sparkd.invalid>"
+
+_SECTION = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$")
+
+
+def debian(markdown: str, version: str, epoch: int) -> str:
+    """One entry for each section with bullets; the topmost is this build's, whatever it calls itself."""
+    now = datetime.fromtimestamp(epoch, UTC)
+    entries: list[str] = []
+    for name, date, bullets in _sections(markdown):
+        when = datetime.fromisoformat(f"{date}T00:00:00+00:00") if date and entries else now
+        entries.append(_entry(name if entries else version, when, bullets))
+    return "\n".join(entries) or _entry(version, now, ["Work in progress."])
+
+
+def _entry(version: str, when: datetime, bullets: list[str]) -> str:
+    lines = [textwrap.fill(one, 78, initial_indent="  * ", subsequent_indent="    ") for one in bullets]
+    body = "\n".join(lines)
+    return f"sparkd ({version}) unstable; urgency=medium\n\n{body}\n\n -- {MAINTAINER}  {format_datetime(when)}\n"
+
+
+def _sections(markdown: str) -> list[tuple[str, str | None, list[str]]]:
+    found: list[tuple[str, str | None, list[str]]] = []
+    for line in markdown.splitlines():
+        if match := _SECTION.match(line):
+            found.append((match["version"], match["date"], []))
+        elif found and line.startswith("- "):
+            found[-1][2].append(line.removeprefix("- "))
+        elif found and line.startswith("  ") and found[-1][2]:
+            found[-1][2][-1] += f" {line.strip()}"
+    return [section for section in found if section[2]]

@@ -1,0 +1,7 @@
+"""What stops a build."""
+
+from __future__ import annotations
+
+
+class BuildError(Exception):
+    """One sentence for whoever builds."""

@@ -1,0 +1,88 @@
+"""What the package puts on a machine, file by file."""
+
+from __future__ import annotations
+
+import gzip
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from string import Template
+
+from deb import changelog, papers
+from deb.errors import BuildError
+from deb.source import Source
+from deb.targets import Architecture
+from deb.tree import Tree
+from deb.vendor import Vendored
+from sparkd import units
+from sparkd.cli import COMMANDS
+
+DOC = "usr/share/doc/sparkd"
+
+
+def fill(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
+    """Everything but the libraries, which are there already."""
+    _program(tree, source)
+    _shared(tree, source)
+    _system(tree, source)
+    _documentation(tree, source)
+    _papers(tree, source, vendored, architecture)
+
+
+def _program(tree: Tree, source: Source) -> None:
+    for path in source.program():
+        tree.add(f"usr/lib/sparkd/app/{path}", (source.root / "src" / path).read_bytes())
+    tree.add("usr/bin/sparkd", source.text("packaging/debian/launcher").encode(), 0o755)
+
+
+def _shared(tree: Tree, source: Source) -> None:
+    for folder, target in (("config/recipes", "recipes"), ("units", "units")):
+        for file in sorted((source.root / folder).iterdir()):
+            tree.add(f"usr/share/sparkd/{target}/{file.name}", file.read_bytes())
+
+
+def _system(tree: Tree, source: Source) -> None:
+    for role in units.ROLES:
+        tree.add(f"{units.PACKAGE_UNITS[1:]}/{units.unit_name(role)}", units.render(role).encode())
+    # Folders, no files: what stands in /etc belongs to the administrator, and no upgrade ever asks about it.
+    for name in ("conf.d", "recipes", "preflight.d"):
+        tree.folder(f"etc/sparkd/{name}")
+    tree.add("usr/share/sparkd/needrestart.conf", source.text("packaging/debian/needrestart.conf").encode())
+    tree.link("etc/needrestart/conf.d/sparkd.conf", "/usr/share/sparkd/needrestart.conf")
+    rtupdate = source.text("packaging/debian/rtupdate").encode()
+    tree.add("usr/share/python3/runtime.d/sparkd.rtupdate", rtupdate, 0o755)
+    completion = Template(source.text("packaging/debian/completion.in"))
+    words = " ".join(name for name, _ in COMMANDS)
+    tree.add("usr/share/bash-completion/completions/sparkd", completion.substitute(commands=words).encode())
+
+
+def _documentation(tree: Tree, source: Source) -> None:
+    for page in sorted((source.root / "docs").glob("*.[1-9].md")):
+        name, section = page.name.removesuffix(".md").rsplit(".", 1)
+        tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
+    for example in sorted((source.root / "config").glob("*.toml")):
+        tree.add(f"{DOC}/examples/{example.name}", example.read_bytes())
+    text = changelog.debian(source.text("CHANGELOG.md"), source.version, source.epoch)
+    tree.add(f"{DOC}/changelog.gz", _gzip(text.encode()))
+
+
+def _papers(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
+    own = source.text("packaging/debian/copyright.in")
+    tree.add(f"{DOC}/copyright", papers.copyright_text(own, vendored).encode())
+    tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored))
+    for one in vendored.sboms:
+        tree.add(f"{DOC}/sbom/{one.name}.json", one.content)
+
+
+def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
+    date = f"{datetime.fromtimestamp(source.epoch, UTC):%Y-%m-%d}"
+    metadata = {"title": name, "section": section, "date": date, "source": f"sparkd {source.version}"}
+    command = ["lowdown", "-s", "-Tman", *(f"-m{key}:{value}" for key, value in metadata.items()), str(page)]
+    try:
+        return subprocess.run(command, capture_output=True, check=True).stdout
+    except FileNotFoundError:
+        raise BuildError("lowdown is missing, which makes the manual pages: packaging/tools.sh as root") from None
+
+
+def _gzip(content: bytes) -> bytes:
+    return gzip.compress(content, 9, mtime=0)

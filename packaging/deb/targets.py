@@ -1,0 +1,42 @@
+"""What one package serves: every supported CPython, on one architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+"""Debian 12 has the first, Ubuntu 24.04 the second, Debian 13 the third."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    debian: str
+    machine: str
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Wheels for glibc 2.17 and later run on every system that the package is for."""
+        return (f"manylinux_2_17_{self.machine}", f"manylinux2014_{self.machine}")
+
+    def environments(self) -> tuple[dict[str, str], ...]:
+        """What the markers of requirements are judged against."""
+        return tuple(
+            {
+                "implementation_name": "cpython",
+                "implementation_version": f"{python}.0",
+                "os_name": "posix",
+                "platform_machine": self.machine,
+                "platform_python_implementation": "CPython",
+                "platform_release": "",
+                "platform_system": "Linux",
+                "platform_version": "",
+                "python_full_version": f"{python}.0",
+                "python_version": python,
+                "sys_platform": "linux",
+                "extra": "",
+            }
+            for python in PYTHONS
+        )
+
+
+ARCHITECTURES = (Architecture("amd64", "x86_64"), Architecture("arm64", "aarch64"))

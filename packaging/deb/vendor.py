@@ -1,0 +1,97 @@
+"""The libraries, laid out in one folder that every supported Python shares: only compiled modules carry its tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+from deb import archive, downloads
+from deb.archive import Archive, Member
+from deb.lock import Pin
+from deb.targets import Architecture
+from deb.tree import Tree
+
+FOLDER = "usr/lib/sparkd/vendor"
+
+# RECORD would be wrong, WHEEL differs between the wheels of one release; stubs and sources serve no running program.
+_LEFT_OUT = re.compile(
+    r"\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|top_level\.txt|entry_points\.txt)$"
+    r"|\.(pyi|pyx|pxd|c|h)$|(^|/)__pycache__/"
+)
+_LICENCE = re.compile(r"^[^/]+\.dist-info/(licenses/)?.*(LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*$", re.IGNORECASE)
+_SBOM = re.compile(r"^[^/]+\.dist-info/sboms/(?P<name>.+)\.json$")
+
+
+@dataclass(frozen=True)
+class Licence:
+    path: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Library:
+    """One release as it is carried: what its copyright and its bill of materials are written from."""
+
+    name: str
+    version: str
+    metadata: Message
+    top_levels: tuple[str, ...]
+    """Its files and folders directly below the vendor folder."""
+    licences: tuple[Licence, ...]
+
+
+@dataclass(frozen=True)
+class Sbom:
+    """A bill of materials that came with a wheel, such as of the Rust crates that are compiled into it."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Vendored:
+    libraries: tuple[Library, ...]
+    sboms: tuple[Sbom, ...]
+
+
+def lay_out(pins: Iterable[Pin], folder: Path, architecture: Architecture, tree: Tree) -> Vendored:
+    """Put the libraries into `tree`."""
+    libraries = []
+    sboms: dict[str, Sbom] = {}
+    for pin in pins:
+        archives = [archive.read(file) for file in downloads.files(pin, folder, architecture)]
+        for one in archives:
+            for member in one.members:
+                if match := _SBOM.match(member.path):
+                    name = "-".join(filter(None, (match["name"], one.tag)))
+                    sboms[name] = Sbom(name, member.content)
+                elif _carried(member):
+                    tree.add(f"{FOLDER}/{member.path}", _as_module(member))
+        libraries.append(_library(pin, archives))
+    return Vendored(tuple(libraries), tuple(sboms[name] for name in sorted(sboms)))
+
+
+def _carried(member: Member) -> bool:
+    return not _LEFT_OUT.search(member.path) and not _LICENCE.match(member.path)
+
+
+def _as_module(member: Member) -> bytes:
+    """No library is a script: `#!` lines name interpreters that a package would have to depend on."""
+    script = member.path.endswith(".py") and member.content.startswith(b"#!")
+    return b"# " + member.content[2:] if script else member.content
+
+
+def _library(pin: Pin, archives: list[Archive]) -> Library:
+    licences = {
+        member.path: Licence(member.path, member.content.decode(errors="replace"))
+        for one in archives
+        for member in one.members
+        if _LICENCE.match(member.path)
+    }
+    tops = {member.path.partition("/")[0] for one in archives for member in one.members if _carried(member)}
+    metadata = Parser().parsestr(archives[0].metadata, headersonly=True)
+    return Library(pin.name, pin.version, metadata, tuple(sorted(tops)), tuple(licences[p] for p in sorted(licences)))

@@ -37,7 +37,7 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
     ) -> None:
         self.files = Files(os.path.realpath(root))
-        self.docker = docker or self._docker
+        self._docker = docker or self._own_docker
         self.gpu = gpu or self._gpu
 
     @property
@@ -111,6 +111,15 @@ class Host:
     def unit(self, name: str) -> Unit | None:
         return unit_files.read(self.files, name)
 
+    def docker(self) -> DockerFacts:
+        """What docker says; a living dockerd that does not answer is an `error` in it."""
+        from sparkd.host.docker import DockerUnreadableError
+
+        try:
+            return self._docker()
+        except DockerUnreadableError as error:
+            return DockerFacts(running=True, containers=(), error=harmless(str(error)))
+
     def gpu_present(self) -> bool:
         return devices.gpu_present(self.files)
 
@@ -119,15 +128,12 @@ class Host:
         own = os.getpid() if self.live else 0
         return devices.gpu_users(self.files, (process for process in among if process.pid != own))
 
-    def _docker(self) -> DockerFacts:
+    def _own_docker(self) -> DockerFacts:
         if not self.live:
             return docker_facts.AWAY
-        from sparkd.host import docker
+        from sparkd.host.docker import read
 
-        try:
-            return docker.read(self)
-        except docker.DockerUnreadableError as error:
-            return DockerFacts(running=True, containers=(), error=harmless(str(error)))
+        return read(self)
 
     def _gpu(self) -> GpuFacts:
         if self.live:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sparkd.preflight.check import Finding, JsonValue
-from sparkd.preflight.examine import overall
+from sparkd.preflight.examine import fixes_to_apply, overall
 from sparkd.preflight.fixes import Fix
 
 SCHEMA = 1
@@ -41,6 +41,13 @@ class Shown:
     """As things stood before fixes were applied; empty where none was."""
     hooks: tuple[str, ...] = ()
     """Operator hooks that a run which may act would run."""
+
+
+def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
+    """What would become of every fix."""
+    would = fixes_to_apply(findings, allowed_kinds)
+    every = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
+    return tuple(FixState(fix, WOULD_APPLY if fix in would else HELD_BACK) for fix in every)
 
 
 def as_json(shown: Shown) -> str:

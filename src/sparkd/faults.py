@@ -10,7 +10,7 @@ def said(key: tuple[str, ...], value: object) -> str:
     try:
         found = json.dumps(value, default=str)
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
-        found = f"a {type(value).__name__}"
+        found = "(too long to print)"
     return f"{'.'.join(key)} = {found if len(found) <= 120 else found[:117] + '...'}"
 
 

@@ -24,6 +24,7 @@ OTHER_HOMES = {
     "model": "model.path of the recipe says it",
     "served-model-name": "model.served_name of the recipe says it",
     "api-key": "an argument is readable by every user of the machine; use secrets: VLLM_API_KEY",
+    "hf-token": "an argument is readable by every user of the machine; use secrets: HF_TOKEN",
 }
 
 LONGEST_TEXT_BYTES = 100_000

@@ -92,6 +92,8 @@ def test_a_named_file_must_exist_the_default_need_not(tmp_path: Path) -> None:
         ("[cluster]\nmaster_port = 0\n", ["cluster.master_port = 0", "greater than or equal to 1"]),
         ("[cluster]\nmaster_port = 65536\n", ["less than or equal to 65535"]),
         ('[cluster]\nmaster_port = "29501"\n', ['= "29501"', "valid integer"]),
+        (f"[cluster]\nmaster_port = 0x{'f' * 5000}\n", ["cluster.master_port = (too long"]),
+        (f"[engine.args]\nx = 0x{'f' * 5000}\n", ["--x", "more digits than"]),
         ("[cluster]\nmaster_port = true\n", ["= true", "valid integer"]),
         (
             "[cluster]\nreport_port = 29501\n",

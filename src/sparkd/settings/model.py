@@ -20,7 +20,9 @@ class Cluster(Section):
     """The nodes that serve one model together. The same values go on all of them."""
 
     nodes: t.Addresses = Field(
-        (), description="Fabric address of every node, in rank order; the first is the head. Empty: this node alone."
+        (),
+        description='Fabric address of every node in rank order, such as ["10.0.0.1", "10.0.0.2"]; the first is the '
+        "head. Empty: this node alone.",
     )
     master_port: t.Port = Field(29501, description="Port on the head where the ranks of vLLM meet.")
     report_port: t.Port = Field(29510, description="Port on the fabric address where nodes read each other's reports.")
@@ -49,9 +51,13 @@ class Engine(Section):
     )
     args: t.Flags = Field(
         default_factory=dict,
-        description="Flags of vLLM over the recipe's: true is a bare flag, false its --no- form, a table JSON.",
+        description="Flags of vLLM over the recipe's, such as max-model-len = 65536 under [engine.args]: true is a "
+        "bare flag, false its --no- form, a table one JSON value.",
     )
-    env: t.Variables = Field(default_factory=dict, description="Environment of the engine over the recipe's.")
+    env: t.Variables = Field(
+        default_factory=dict,
+        description='Environment of the engine over the recipe\'s, such as NCCL_DEBUG = "INFO" under [engine.env].',
+    )
     secrets: t.SecretFiles = Field(
         default_factory=dict,
         description="Secrets by the name of the variable that the engine gets: NAME = the file that holds it.",

@@ -1,0 +1,89 @@
+"""`sparkd plan`: what would be launched on this node. Looks at the configuration alone; prints no secret."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from sparkd.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sparkd.launch.plan import LaunchPlan
+    from sparkd.settings import Settings
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--script", action="store_true", help="print the launch script alone")
+    parser.add_argument("--rank", type=int, help="plan for this rank of cluster.nodes, instead of this node's own")
+
+
+def run(args: argparse.Namespace) -> int:
+    from sparkd import settings
+
+    configured = settings.load(None, os.environ)
+    plan = _own_plan(configured) if args.rank is None else _plan_of_rank(configured, args.rank)
+    if args.json:
+        print(_as_json(plan))
+    elif args.script:
+        print(plan.script, end="")
+    else:
+        print(_described(plan))
+    return ExitCode.GOOD
+
+
+def _own_plan(settings: Settings) -> LaunchPlan:
+    from sparkd.host.this_machine import this_machine
+    from sparkd.roles import context
+
+    return context(settings, None, this_machine()).plan
+
+
+def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
+    from sparkd.launch.plan import Node
+    from sparkd.launch.planner import LOOPBACK, make_plan
+    from sparkd.recipes import load, lookup
+
+    nodes = settings.cluster.nodes or (LOOPBACK,)
+    if not 0 <= rank < len(nodes):
+        raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
+    node = Node(rank, nodes[rank], nodes[0], len(nodes), settings.fabric.interface, settings.fabric.hcas)
+    return make_plan(load.load(settings.engine.recipe, lookup.folders()).recipe, settings, node)
+
+
+def _as_json(plan: LaunchPlan) -> str:
+    import json
+    from dataclasses import asdict
+
+    return json.dumps({**asdict(plan), "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+
+
+def _described(plan: LaunchPlan) -> str:
+    spec, node = plan.container, plan.node
+    rows = [
+        ("recipe", plan.recipe),
+        ("digest", plan.digest),
+        ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
+        ("image", plan.image),
+        ("model", f"{plan.model_path}, served as {plan.served_name}"),
+        ("endpoint", f"{plan.api_host} port {plan.api_port}"),
+        ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {_yes(spec.privileged)}"),
+        *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.mounts),
+        *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
+        *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
+        ("memory", _memory(plan)),
+    ]
+    return "\n".join(f"{name:<10} {text}" for name, text in rows) + f"\n\n{plan.script}".rstrip("\n")
+
+
+def _memory(plan: LaunchPlan) -> str:
+    if plan.memory_bytes is not None:
+        return f"{plan.memory_bytes / 2**30:.1f} GiB"
+    share = plan.gpu_memory_utilization
+    return "vLLM's default share of the GPU's memory" if share is None else f"{share:g} of the GPU's memory"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"

@@ -1,0 +1,21 @@
+"""Writes the files that are made from the settings model: `python -m sparkd.settings.generate [FOLDER]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from sparkd.settings import text
+
+FILES = {"config/sparkd.toml": text.default_file, "docs/sparkd.toml.5.md": text.manual}
+
+
+def main(folder: Path) -> None:
+    for name, make in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else "."))

@@ -19,13 +19,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="deb", description="Build the Debian packages of this checkout.")
     parser.add_argument("architectures", nargs="*", metavar="ARCHITECTURE", help=f"of {', '.join(names)}; else all")
     parser.add_argument("--out", type=Path, default=CHECKOUT / "dist", help="folder of the packages")
-    parser.add_argument("--work", type=Path, default=CHECKOUT / "build/deb", help="folder of downloads and trees")
+    parser.add_argument("--downloads", type=Path, default=CHECKOUT / "build/wheels", help="kept for the next time")
     args = parser.parse_args()
     if unknown := set(args.architectures) - set(names):
         parser.error(f"no architecture {', '.join(sorted(unknown))}")
     wanted = [one for one in ARCHITECTURES if one.debian in (args.architectures or names)]
     try:
-        for package in build(source.read(CHECKOUT), args.work, args.out, wanted):
+        for package in build(source.read(CHECKOUT), args.downloads, args.out, wanted):
             print(f"{package} {package.stat().st_size / 1e6:.2f} MB")
     except BuildError as error:
         print(f"deb: {error}", file=sys.stderr)

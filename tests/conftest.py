@@ -1,0 +1,34 @@
+"""Fixtures that more than one kind of test needs."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deb import source
+from deb.build import build
+from deb.targets import ARCHITECTURES, Architecture
+
+CHECKOUT = Path(__file__).parents[1]
+DOWNLOADS = CHECKOUT / "build/wheels"
+
+
+def native() -> Architecture:
+    name = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    return next(one for one in ARCHITECTURES if one.debian == name)
+
+
+@pytest.fixture(scope="session")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The .deb of this checkout, for this machine's architecture."""
+    return build(source.read(CHECKOUT), DOWNLOADS, tmp_path_factory.mktemp("deb"), [native()])[0]
+
+
+@pytest.fixture(scope="session")
+def packages(package: Path) -> dict[str, Path]:
+    """The .deb files of this checkout by architecture; beside each other, as in `dist`."""
+    others = [one for one in ARCHITECTURES if one != native()]
+    built = build(source.read(CHECKOUT), DOWNLOADS, package.parent, others)
+    return {native().debian: package} | {one.debian: file for one, file in zip(others, built, strict=True)}

@@ -1,0 +1,158 @@
+"""What is in the package: everything it needs, for every system it is for, and nothing that asks or leaks."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import re
+import shutil
+import struct
+import subprocess
+import tarfile
+from pathlib import Path, PurePosixPath
+
+import pytest
+
+from deb import lock
+from deb.targets import ARCHITECTURES, PYTHONS
+from sparkd import units
+
+CHECKOUT = Path(__file__).parents[2]
+ELF_MACHINE = {"amd64": 62, "arm64": 183}
+DEBIANS = [one.debian for one in ARCHITECTURES]
+VENDOR = "./usr/lib/sparkd/vendor"
+
+
+def tarball(deb: Path, which: str) -> tarfile.TarFile:
+    packed = subprocess.run(["dpkg-deb", f"--{which}-tarfile", str(deb)], capture_output=True, check=True).stdout
+    return tarfile.open(fileobj=io.BytesIO(packed))
+
+
+def content(archive: tarfile.TarFile, path: str) -> bytes:
+    stream = archive.extractfile(path)
+    assert stream is not None, path
+    return stream.read()
+
+
+def field(deb: Path, name: str) -> str:
+    return subprocess.run(["dpkg-deb", "-f", str(deb), name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("debian", DEBIANS)
+def test_compiled_modules_are_there_for_every_python_and_of_the_right_machine(
+    packages: dict[str, Path], debian: str
+) -> None:
+    archive = tarball(packages[debian], "fsys")
+    modules = [name for name in archive.getnames() if name.endswith(".so")]
+    tags = [match[1] for name in modules if (match := re.search(r"\.cpython-(\d+)-", name))]
+    assert sorted(tags) == [python.replace(".", "") for python in PYTHONS]
+    for name in modules:
+        assert struct.unpack_from("<H", content(archive, name), 18)[0] == ELF_MACHINE[debian]
+
+
+@pytest.mark.parametrize("debian", DEBIANS)
+def test_no_file_in_etc_so_that_no_upgrade_ever_asks(packages: dict[str, Path], debian: str) -> None:
+    assert "./conffiles" not in tarball(packages[debian], "ctrl").getnames()
+    files = [one.name for one in tarball(packages[debian], "fsys") if one.name.startswith("./etc/") and one.isreg()]
+    assert files == []
+
+
+@pytest.mark.parametrize("debian", DEBIANS)
+def test_files_belong_to_root_and_nobody_else_may_write_them(packages: dict[str, Path], debian: str) -> None:
+    for one in tarball(packages[debian], "fsys"):
+        assert (one.uid, one.gid) == (0, 0), one.name
+        assert one.issym() or one.mode & 0o7022 == 0, one.name
+
+
+@pytest.mark.parametrize("debian", DEBIANS)
+def test_docker_is_suggested_and_python_is_bounded(packages: dict[str, Path], debian: str) -> None:
+    assert field(packages[debian], "Architecture") == debian
+    assert "docker" in field(packages[debian], "Suggests")
+    assert "docker" not in field(packages[debian], "Depends") + field(packages[debian], "Recommends")
+    assert "python3 (>= 3.11), python3 (<< 3.15)" in field(packages[debian], "Depends")
+
+
+def test_libraries_are_those_of_the_lock_and_none_that_only_tests_need(packages: dict[str, Path]) -> None:
+    pins = {one.name: one.version for one in lock.read((CHECKOUT / "requirements.lock").read_text()).pins}
+    carried = []
+    for debian in DEBIANS:
+        document = json.loads(content(tarball(packages[debian], "fsys"), "./usr/share/doc/sparkd/sbom/sparkd.cdx.json"))
+        carried.append({one["name"]: one["version"] for one in document["components"]})
+    assert carried[0] == carried[1]
+    assert carried[0].items() <= pins.items()
+    assert {"docker", "httpx", "pydantic-core", "sdnotify"} <= set(carried[0])
+    assert not {"pytest", "mypy", "ruff", "hypothesis"} & set(carried[0])
+
+
+def test_every_library_has_its_paragraph_of_copyright(package: Path) -> None:
+    archive = tarball(package, "fsys")
+    text = content(archive, "./usr/share/doc/sparkd/copyright").decode()
+    tops = {
+        PurePosixPath(name).relative_to(VENDOR).parts[0] for name in archive.getnames() if name.startswith(f"{VENDOR}/")
+    }
+    assert len(tops) > 20
+    assert [top for top in sorted(tops) if f"usr/lib/sparkd/vendor/{top}" not in text] == []
+    named = set(re.findall(r"^License: (\S+)$", text, re.MULTILINE))
+    assert "Apache-2.0" in named
+
+
+def test_units_are_the_ones_that_this_source_renders(unpacked: Path) -> None:
+    for role in units.ROLES:
+        assert (unpacked / f"usr/lib/systemd/system/{units.unit_name(role)}").read_text() == units.render(role)
+
+
+def verify(root: Path) -> str:
+    """What systemd-analyze of this machine has to say about the units below `root`."""
+    command = ["systemd-analyze", "verify", f"--root={root}", *map(units.unit_name, units.ROLES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return f"{done.stdout}{done.stderr}exit {done.returncode}"
+
+
+def test_units_verify_clean(unpacked: Path, tmp_path: Path) -> None:
+    system = tmp_path / units.PACKAGE_UNITS[1:]
+    shutil.copytree(units.PACKAGE_UNITS, system, symlinks=True)
+    shutil.copytree(unpacked / "usr", tmp_path / "usr", dirs_exist_ok=True)
+    assert verify(tmp_path) == "exit 0"
+    head = system / "sparkd-head.service"
+    head.write_text(head.read_text().replace("KillMode=mixed", "KillMode=maybe"))
+    assert "Failed to parse kill mode specification, ignoring: maybe" in verify(tmp_path)
+
+
+def test_md5sums_hold(unpacked: Path) -> None:
+    done = subprocess.run(
+        ["md5sum", "--check", "--quiet", "--strict", "DEBIAN/md5sums"],
+        cwd=unpacked,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("script", ["postinst", "prerm", "postrm"])
+def test_scripts_are_shell_that_stops_at_the_first_failure(unpacked: Path, script: str) -> None:
+    path = unpacked / "DEBIAN" / script
+    assert path.read_text().startswith("#!/bin/sh\n")
+    assert "\nset -e\n" in path.read_text()
+    assert subprocess.run(["dash", "-n", str(path)], check=False).returncode == 0
+
+
+def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package: Path) -> None:
+    roff = gzip.decompress((unpacked / "usr/share/man/man8/sparkd.8.gz").read_bytes()).decode()
+    assert '.TH "sparkd" "8"' in roff
+    assert field(package, "Version").partition("~")[0] in roff
+
+
+def test_needrestart_only_names_the_units(unpacked: Path) -> None:
+    link = unpacked / "etc/needrestart/conf.d/sparkd.conf"
+    shipped = unpacked / str(link.readlink()).lstrip("/")
+    # As needrestart reads it: each pattern is asked whether the unit may be restarted.
+    asked = (
+        "our %nrconf; do $ARGV[0]; die $@ if $@;"
+        "for my $unit (@ARGV[1..$#ARGV]) { my ($hit) = grep { $unit =~ /$_/ } keys %{$nrconf{override_rc}};"
+        'print defined $hit ? $nrconf{override_rc}->{$hit} : "restarted", "\\n" }'
+    )
+    names = ["sparkd-head.service", "sparkd-worker.service", "other.service"]
+    said = subprocess.run(["perl", "-e", asked, str(shipped), *names], capture_output=True, text=True, check=False)
+    assert said.stdout.split() == ["0", "0", "restarted"], said.stderr

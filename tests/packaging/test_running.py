@@ -1,0 +1,65 @@
+"""The unpacked package runs with every CPython that it is for, as far as this machine has them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deb.targets import PYTHONS
+from sparkd import __version__
+
+IMPORTS = "docker, httpx, pydantic, ruamel.yaml, sdnotify, structlog"
+
+
+def interpreters() -> list[str]:
+    """CPythons of this machine in the supported versions; those of the nodes are tested in the bed."""
+    places = ["/usr/bin", *os.environ["PATH"].split(":")]
+    managed = sorted(Path.home().glob(".pyenv/versions/*/bin"))
+    found: dict[str, str] = {}
+    for folder in (*map(str, managed), *places):
+        for version in PYTHONS:
+            path = shutil.which(f"python{version}", path=folder)
+            if path and "shims" not in path:
+                found.setdefault(version, path)
+    return [found[version] for version in sorted(found)]
+
+
+def run(unpacked: Path, interpreter: str, code: str) -> subprocess.CompletedProcess[str]:
+    """As the launcher does, from where the package lies."""
+    paths = [str(unpacked / "usr/lib/sparkd" / folder) for folder in ("app", "vendor")]
+    started = f"import sys\nsys.path[:0] = {paths!r}\n{code}"
+    return subprocess.run([interpreter, "-IBS", "-c", started], capture_output=True, text=True, check=False)
+
+
+def test_there_is_an_interpreter_to_test_with() -> None:
+    assert interpreters()
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_version_is_said(unpacked: Path, interpreter: str) -> None:
+    done = run(unpacked, interpreter, "from sparkd.cli import main\nraise SystemExit(main(['--version']))")
+    assert (done.returncode, done.stdout) == (0, f"sparkd {__version__}\n"), done.stderr
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: str) -> None:
+    code = (
+        f"import {IMPORTS}\n"
+        "from sparkd.settings import Settings\nSettings()\n"
+        "own = sys.path[:2]\n"
+        "print(all(m.__file__.startswith(own[1]) for m in (docker, httpx, pydantic, sdnotify, structlog)))"
+    )
+    done = run(unpacked, interpreter, code)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:
+    text = (unpacked / "usr/bin/sparkd").read_text()
+    assert text.startswith("#!/usr/bin/python3 -IBS\n")
+    for folder in ("/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"):
+        assert folder in text
+        assert (unpacked / folder[1:]).is_dir()

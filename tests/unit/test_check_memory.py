@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.conftest import Tree
+
+from sparkd.host import Host
+from sparkd.host.docker_facts import AWAY
+from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.preflight.check import Level
+from sparkd.preflight.memory import MemoryFacts, MemorySample, UnifiedMemory, sample
+from sparkd.preflight.need import MemoryNeed
+from sparkd.preflight.page_cache import PageCache, PageCacheFacts
+from sparkd.preflight.sizes import GIB, size
+
+NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
+GB10 = ("NVIDIA GB10",)
+STUCK = MemoryFacts(
+    uptime_seconds=1000,
+    total_bytes=120 * GIB,
+    free_bytes=15 * GIB,
+    available_bytes=20 * GIB,
+    process_bytes=3 * GIB,
+    gpus=GB10,
+    gpu_total_bytes=None,
+    gpu_error="",
+    gpu_users=(),
+)
+"""About 100 GiB are gone, and no process has them."""
+
+
+def check(earlier: MemorySample | None = None) -> UnifiedMemory:
+    return UnifiedMemory(NEED, settle_seconds=60, earlier=earlier)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "available_gib", "level"),
+    [(100, 100, Level.OK), (99, 100, Level.WARN), (99, 99, Level.BLOCK), (0, 0, Level.BLOCK)],
+)
+def test_available_memory_blocks_and_free_memory_warns(free_gib: int, available_gib: int, level: Level) -> None:
+    facts = replace(STUCK, free_bytes=free_gib * GIB, available_bytes=available_gib * GIB)
+    assert check().judge(facts).level is level
+
+
+def test_a_shortage_says_what_was_found_and_needed_and_how_much_fixes_must_free() -> None:
+    verdict = check().judge(replace(STUCK, available_bytes=62 * GIB))
+    assert "62.0 GiB available, 100.0 GiB needed" in verdict.reason
+    assert verdict.shortage_bytes == 38 * GIB
+
+
+OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
+
+
+def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> None:
+    verdict = check(OLD).judge(STUCK)
+    assert (verdict.level, verdict.needs_person, verdict.hint) == (Level.BLOCK, True, "reboot this node")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "facts"),
+    [
+        pytest.param(None, STUCK, id="never looked before"),
+        pytest.param(replace(OLD, uptime_seconds=941), STUCK, id="too soon"),
+        pytest.param(replace(OLD, available_bytes=19 * GIB), STUCK, id="it comes back"),
+    ],
+)
+def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, facts: MemoryFacts) -> None:
+    verdict = check(earlier).judge(facts)
+    assert (verdict.level, verdict.needs_person, verdict.awaits) == (Level.BLOCK, False, "memory")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(replace(STUCK, gpus=(), gpu_users=()), id="no GPU"),
+        pytest.param(replace(STUCK, gpu_users=("pid 7 (Xorg)",)), id="the GPU is used"),
+        pytest.param(replace(STUCK, gpu_users=None), id="who uses the GPU can't be told"),
+        pytest.param(replace(STUCK, process_bytes=80 * GIB), id="processes hold as much as is missing"),
+        pytest.param(replace(STUCK, total_bytes=90 * GIB), id="the plan never fits"),
+    ],
+)
+def test_nobody_is_told_to_reboot_for_what_a_reboot_may_not_mend(facts: MemoryFacts) -> None:
+    verdict = check(OLD).judge(facts)
+    assert (verdict.level, verdict.needs_person, verdict.awaits) == (Level.BLOCK, False, "")
+
+
+def test_users_of_the_gpu_are_named() -> None:
+    assert "pid 7 (python)" in check().judge(replace(STUCK, gpu_users=("pid 7 (python)",))).reason
+
+
+def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None:
+    facts = replace(STUCK, free_bytes=119 * GIB, available_bytes=119 * GIB, gpu_error="no answer in 5 s")
+    verdict = check().judge(facts)
+    assert verdict.level is Level.UNKNOWN
+    assert "no answer in 5 s" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "utilization", "total_gib", "engine_gib"),
+    [(5, 0.9, 100, 5), (None, 0.9, 100, 90), (None, None, 100, 92)],
+)
+def test_the_need_is_what_the_recipe_says_else_a_share_of_the_gpus_memory(
+    memory_gib: int | None, utilization: float | None, total_gib: int, engine_gib: int
+) -> None:
+    need = MemoryNeed(memory_gib * GIB if memory_gib else None, utilization, 2 * GIB)
+    assert need.engine_bytes(total_gib * GIB) == engine_gib * GIB
+    assert need.all_bytes(total_gib * GIB) == (engine_gib + 2) * GIB
+
+
+def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
+    share = UnifiedMemory(MemoryNeed(None, 0.5, 0), settle_seconds=60)
+    facts = replace(STUCK, free_bytes=60 * GIB, available_bytes=60 * GIB)
+    assert share.judge(facts).level is Level.OK
+    assert share.judge(replace(facts, gpu_total_bytes=122 * GIB)).level is Level.BLOCK
+
+
+def machine(tree: Tree) -> Tree:
+    tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    return tree
+
+
+def test_probe_reads_the_machine(tree: Tree) -> None:
+    machine(tree)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    assert check().probe(host) == STUCK
+    assert sample(host) == MemorySample(1000.0, 20 * GIB)
+
+
+def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tree) -> None:
+    machine(tree)
+    tree.process(7, "python", opened=("/dev/nvidia0",))
+    tree.process(8, "nvidia-persiste", opened=("/dev/nvidia0",))
+    tree.process(9, "Xorg")
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, None),)))
+    assert check().probe(host).gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
+
+
+def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:
+    machine(tree)
+    tree.process(7, "python")
+    (tree.root / "proc/7/fd").rmdir()
+    (tree.root / "proc/7/fd").write_text("")
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    assert check().probe(host).gpu_users is None
+
+
+def test_a_plan_without_gpus_does_not_ask_the_driver(tree: Tree) -> None:
+    def hung() -> GpuFacts:
+        raise AssertionError("asked")
+
+    machine(tree)
+    host = Host(tree.root, docker=lambda: AWAY, gpu=hung)
+    assert UnifiedMemory(NEED, settle_seconds=60, uses_gpu=False).probe(host).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("droppable_gib", "free_gib", "total_gib", "level"),
+    [
+        pytest.param(90, 11, 120, Level.WARN, id="a model's weights"),
+        pytest.param(4, 11, 120, Level.WARN, id="just worth it"),
+        pytest.param(3.9, 11, 120, Level.OK, id="not worth it"),
+        pytest.param(1, 2, 8, Level.WARN, id="a tenth of a small machine"),
+        pytest.param(90, 100, 200, Level.OK, id="enough is free"),
+    ],
+)
+def test_page_cache_is_dropped_where_that_gains_something(
+    droppable_gib: float, free_gib: int, total_gib: int, level: Level
+) -> None:
+    verdict = PageCache(NEED).judge(PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB)))
+    assert verdict.level is level
+    assert [fix.kind for fix in verdict.fixes] == (["drop-page-cache"] if level is Level.WARN else [])
+
+
+def test_page_cache_never_blocks_and_its_drop_makes_nothing_available() -> None:
+    verdict = PageCache(NEED).judge(PageCacheFacts(120 * GIB, 0, 119 * GIB))
+    assert verdict.level is Level.WARN
+    assert verdict.fixes[0].frees_bytes == 0
+
+
+def test_what_is_shared_mapped_or_dirty_is_not_to_be_dropped(tree: Tree) -> None:
+    tree.meminfo(
+        MemTotal=120, MemFree=10, MemAvailable=90, Cached=90, Buffers=1, SReclaimable=2, Shmem=3, Mapped=4, Dirty=5,
+        Writeback=1,
+    )  # fmt: skip
+    assert PageCache(NEED).probe(Host(tree.root)) == PageCacheFacts(120 * GIB, 10 * GIB, 80 * GIB)
+
+
+@pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
+def test_sizes_are_said_as_people_read_them(size_bytes: int, words: str) -> None:
+    assert size(size_bytes) == words

@@ -7,9 +7,11 @@ import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from sparkd import __version__
 from sparkd.engine.story import Story
-from sparkd.hands import Hands
+from sparkd.hands import STATE, Hands
 from sparkd.host import Host
+from sparkd.host.processes import parse_stat
 from sparkd.journal import Journal
 from sparkd.launch import ledger
 from sparkd.launch.ledger import Ledger
@@ -41,7 +43,6 @@ class Agent:
     redact: Redactor
     reporter: Reporter
     boot_id: str
-    launches: Ledger
     api_key: str | None
     """What the endpoint wants from who asks; None where it wants none."""
 
@@ -74,9 +75,15 @@ class Agent:
         )
         self.reporter.update(engine=engine, message=_describe(story, engine, waiting_for))
 
+    def launches(self) -> Ledger:
+        """The ledger as it stands on disk: who removes the file begins at zero."""
+        try:
+            return ledger.parse(self.host.files.text(str(STATE / LEDGER_FILE)))
+        except OSError:
+            return Ledger()
+
     def remember(self, launches: Ledger) -> None:
         """Keep the ledger over crashes and power cuts."""
-        self.launches = launches
         self.hands.write_state(LEDGER_FILE, ledger.dump(launches))
 
 
@@ -92,19 +99,20 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def new_report(context: NodeContext, invocation: str, version: str, last_cause: str) -> NodeReport:
+def new_report(context: NodeContext, host: Host, invocation: str, last_cause: str) -> NodeReport:
     """The report that a life begins with."""
-    pid = os.getpid()
+    agent = parse_stat(host.files.bytes("/proc/self/stat"))
     return NodeReport(
-        node=os.uname().nodename,
+        node=host.name(),
         role=context.role,
         rank=context.rank,
         phase=Phase.PREFLIGHT,
         since=utc_now(),
         epoch=invocation,
         incarnation=invocation,
-        version=version,
+        version=__version__,
         plan_digest=context.plan.digest,
         last_cause=last_cause,
-        pid=pid,
+        pid=os.getpid(),
+        start_time=agent.start_time if agent else 0,
     )

@@ -10,7 +10,7 @@ from sparkd.agent import LAST_EXIT_FILE, Agent, utc_now
 from sparkd.errors import EngineEndedError, ExitCode, SparkdError
 from sparkd.host import docker
 from sparkd.host.docker import DockerUnreadableError
-from sparkd.launch.start import LOG_END_SECONDS, Running
+from sparkd.launch.start import LOG_END_SECONDS, Running, segments
 from sparkd.report.node_report import Phase
 
 FAILED_GRACE_SECONDS = 5.0
@@ -63,7 +63,7 @@ def stop(agent: Agent, running: Running | None) -> None:
     agent.notifier.stopping()
     agent.phase(Phase.STOPPING, "a stop was asked for")
     _end_rank(agent, running, agent.settings.engine.stop_grace_seconds)
-    agent.remember(agent.launches.closed())
+    agent.remember(agent.launches().closed())
     agent.phase(Phase.STOPPED)
 
 
@@ -74,8 +74,9 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     agent.pulse.extending = True
     agent.phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     _end_rank(agent, running, min(FAILED_GRACE_SECONDS, agent.settings.engine.stop_grace_seconds))
-    counted = error.code in _COUNTED and agent.launches.open is not None
-    agent.remember(agent.launches.failed(agent.plan.digest) if counted else agent.launches.closed())
+    launches = agent.launches()
+    counted = error.code in _COUNTED and launches.open is not None
+    agent.remember(launches.failed(agent.plan.digest) if counted else launches.closed())
     agent.hands.write_state(LAST_EXIT_FILE, last_exit(error, failed_in))
     return error.code
 
@@ -89,9 +90,12 @@ def last_exit(error: SparkdError, phase: Phase) -> str:
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     if running is None:
         return
+    running.segments = segments(agent.host, running.rank) or running.segments
     if not running.rank.end(agent.pulse, grace_seconds, starting=not running.ready):
         agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
     with suppress(SparkdError):
         agent.hands.remove(running.rank)
+    for segment in running.segments:
+        agent.hands.apply(segment)
     running.rank.close()

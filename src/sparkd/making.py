@@ -9,14 +9,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from sparkd import __version__, settings
-from sparkd.agent import LAST_EXIT_FILE, LEDGER_FILE, Agent, new_report
+from sparkd import settings
+from sparkd.agent import LAST_EXIT_FILE, Agent, new_report
 from sparkd.errors import ConfigError
 from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.host.this_machine import this_machine
 from sparkd.journal import Journal
-from sparkd.launch import ledger
 from sparkd.launch.plan import LaunchPlan
 from sparkd.log import Redactor, events
 from sparkd.pulse import Pulse
@@ -52,9 +51,8 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
         journal=journal,
         events=events(lambda priority, text: journal.put(priority, text, keep=True), redact),
         redact=redact,
-        reporter=_reporter(new_report(node, invocation, __version__, last_cause(STATE)), hands, notifier, redact),
+        reporter=_reporter(new_report(node, host, invocation, last_cause(STATE)), hands, notifier, redact),
         boot_id=boot_id,
-        launches=ledger.parse(_text(STATE / LEDGER_FILE)).settle(boot_id),
         api_key=secrets.get(API_KEY),
     )
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import NoReturn, assert_never
 
-from sparkd import readiness, supervise
+from sparkd import hooks, readiness, supervise
+from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
 from sparkd.ending import engine_ended
 from sparkd.engine.story import Story
@@ -15,12 +16,31 @@ from sparkd.errors import EngineEndedError, NeedsPersonError, StalledError
 from sparkd.host import docker
 from sparkd.host.endpoint import Endpoint
 from sparkd.launch import ledger
-from sparkd.launch.start import Running, start
+from sparkd.launch.start import Running, segments, start
+from sparkd.preflight import hook_list
+from sparkd.preflight.check import Finding
 from sparkd.readiness import Gate
-from sparkd.report.node_report import Phase
+from sparkd.report.node_report import FindingReport, Phase
 from sparkd.watch import Watcher
 
 DOCKER_POLL_SECONDS = 0.5
+
+
+def examine(agent: Agent) -> None:
+    """Preflight: look, mend what may be mended, look again. Raises BlockedError (10) or NeedsPersonError (17)."""
+    wanted, context = agent.settings.preflight, agent.context
+
+    def run_hooks() -> tuple[Finding, ...]:
+        programs = hook_list.listed(agent.host.files)
+        return hooks.run(programs, agent.pulse, hooks.environment(context.role, context.rank))
+
+    def show(findings: tuple[Finding, ...]) -> None:
+        reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
+        agent.reporter.update(findings=tuple(reports))
+
+    agent.phase(Phase.PREFLIGHT)
+    policy = Policy(wanted.skip, wanted.downgrade, wanted.allow_fixes, wanted.wait_seconds)
+    admit(context.checks, agent.host, agent.hands, policy, Ways(run_hooks, agent.wait, agent.events, show))
 
 
 def await_docker(agent: Agent) -> bool:
@@ -35,10 +55,12 @@ def await_docker(agent: Agent) -> bool:
 
 def cool(agent: Agent) -> None:
     """Hold a plan back that failed lately. Raises NeedsPersonError (exit 17) after too many failures in a row."""
-    seconds = agent.launches.wait_seconds(agent.plan.digest)
+    launches = agent.launches().settle(agent.boot_id)
+    agent.remember(launches)
+    seconds = launches.wait_seconds(agent.plan.digest)
     if seconds is None:
         failed = len(ledger.COOLING_SECONDS)
-        agent.remember(agent.launches.forgiven(agent.plan.digest))
+        agent.remember(launches.forgiven(agent.plan.digest))
         raise NeedsPersonError(
             f"{failed} launches of this plan in a row ended within {ledger.PROVEN_SECONDS / 60:.0f} minutes of service"
             + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
@@ -54,7 +76,7 @@ def cool(agent: Agent) -> None:
 def launch(agent: Agent) -> Running:
     """Start this node's rank."""
     agent.phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
-    agent.remember(agent.launches.opened(agent.plan.digest, agent.boot_id))
+    agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id))
     running = start(
         agent.hands, agent.plan, agent.reporter.report.epoch, agent.redact, agent.journal.put, agent.pulse.ring
     )
@@ -85,6 +107,7 @@ def make_ready(agent: Agent, running: Running) -> None:
     if not ready:
         raise engine_ended(agent, running)
     running.ready = True
+    running.segments = segments(agent.host, running.rank)
     agent.notifier.ready()
     agent.pulse.extending = False
     agent.events.info("readiness.completion.answered", seconds=running.seconds)
@@ -95,11 +118,14 @@ def watch(agent: Agent, running: Running) -> NoReturn:
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.phase(Phase.SERVING, served)
     proven_at = time.monotonic() + ledger.PROVEN_SECONDS
+    proven = False
 
     def tell(degraded: str) -> None:
+        nonlocal proven
         agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, degraded or served)
-        if agent.launches.open is not None and time.monotonic() >= proven_at:
-            agent.remember(agent.launches.forgiven(agent.plan.digest))
+        if not proven and time.monotonic() >= proven_at:
+            proven = True
+            agent.remember(agent.launches().forgiven(agent.plan.digest))
 
     limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
     watcher = Watcher(

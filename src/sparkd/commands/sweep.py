@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[ContainerFacts, ...]:
-    """Containers of sparkd's whose owner is gone: those of `invocation`, or, where it is empty, of all but the owner."""
+    """Containers of sparkd's whose owner is gone: those of `invocation`; where it is empty, of all but the owner."""
     from sparkd.hands import LABEL
 
     owner = host.owner()

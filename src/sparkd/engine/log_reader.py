@@ -27,7 +27,7 @@ class LogReader:
         put: Callable[[int, str], None],
         bell: Callable[[], None],
     ) -> None:
-        """`follow(from_now)` opens the log, raising Unanswered; `bell` is rung when the story takes a step."""
+        """`follow(from_now)` opens the log, raising Unanswered; `bell` is rung at each step and at the first error."""
         self._follow = follow
         self._forwarder = forwarder
         self._put = put
@@ -76,5 +76,5 @@ class LogReader:
         self.story = read(before, line, now)
         for priority, text in self._forwarder.lines(line, now):
             self._put(priority, text)
-        if self.story.step != before.step:
+        if (self.story.step, self.story.failing_since) != (before.step, before.failing_since):
             self._bell()

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from sparkd.errors import LaunchError
-from sparkd.hands import files, lock, page_cache, processes, segments
+from sparkd.hands import files, lock, page_cache, processes
+from sparkd.hands import segments as shm_segments
 from sparkd.hands.applied import Applied
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
@@ -70,7 +71,7 @@ class Hands:
             case RemoveContainer():
                 return self._remove_stale(fix)
             case UnlinkSegment():
-                return segments.unlink(fix, self._host)
+                return shm_segments.unlink(fix, self._host)
             case DropPageCache():
                 return self._pulse.beside(lambda: page_cache.drop(self._host))
             case _:
@@ -111,7 +112,7 @@ class Hands:
             said = self.containers.last_words(started.container_id)
             self.containers.remove(started.container_id)
             raise LaunchError(f"container {started.name} ended as soon as it was started{said}")
-        return Rank(started.container_id, started.name, image_id, pidfd)
+        return Rank(started.container_id, started.name, image_id, started.pid, pidfd)
 
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""

@@ -14,15 +14,13 @@ from sparkd.engine.lines import harmless
 from sparkd.errors import LaunchError
 from sparkd.hands.files import cache_folder
 from sparkd.host.docker import SOCKET
+from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
 if TYPE_CHECKING:
     from sparkd.launch.plan import LaunchPlan
 
 TIMEOUT_SECONDS = 120
 """Docker's own answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
-SCRIPT_TARGET = "/run/sparkd-launch.sh"
-USER_SCRIPT_TARGET = "/run/sparkd-user-script"
-SECRETS_TARGET = "/run/sparkd-secrets"
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 
 

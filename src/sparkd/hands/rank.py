@@ -24,6 +24,7 @@ class Rank:
     container_id: str
     name: str
     image_id: str
+    pid: int
     pidfd: int
 
     def end(self, waits: Waits, grace_seconds: float, *, starting: bool) -> bool:

@@ -1,0 +1,121 @@
+"""A node of the bed with sparkd on it: installed, configured, started, asked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .node import Node
+from .processes import wait_for
+
+HEAD = "sparkd-head"
+SERVING_SECONDS = 240.0
+"""The tiny engine is up in 25 to 40 s on two cores; a machine under load takes longer."""
+
+CONFIGURATION = """\
+[engine]
+recipe = "tiny-cpu"
+"""
+
+
+def complete(node: Node, timeout: float = 30) -> bool:
+    """Whether the endpoint makes a token."""
+    try:
+        answer = node.post(8000, "/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 4}, timeout)
+    except OSError:
+        return False
+    return answer.status == 200 and json.loads(answer.body)["usage"]["completion_tokens"] >= 1
+
+
+@dataclass(frozen=True)
+class SparkdNode:
+    node: Node
+
+    def install(self, package: Path) -> None:
+        self.node.put(package, f"/root/{package.name}")
+        self.node.run("apt-get", "install", "--yes", "--no-install-recommends", f"/root/{package.name}", timeout=300)
+
+    def configure(self, text: str = CONFIGURATION) -> None:
+        self.node.write("/etc/sparkd/sparkd.toml", text)
+        self.node.run("sparkd", "units", "install")
+
+    def start(self) -> None:
+        self.node.run("systemctl", "start", HEAD, timeout=SERVING_SECONDS)
+
+    @contextmanager
+    def starting(self) -> Iterator[subprocess.Popen[str]]:
+        """`systemctl start` under way."""
+        command = self.node.entered("systemctl", "start", HEAD)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            yield process
+
+    def stop(self, timeout: float = 60) -> None:
+        self.node.run("systemctl", "stop", HEAD, timeout=timeout)
+
+    def show(self, name: str, unit: str = HEAD) -> str:
+        return self.node.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
+
+    def active(self) -> bool:
+        return self.show("ActiveState") == "active"
+
+    def status_text(self) -> str:
+        return self.show("StatusText")
+
+    def main_pid(self) -> int:
+        return int(self.show("MainPID"))
+
+    def exit_status(self, unit: str = HEAD) -> int:
+        return int(self.show("ExecMainStatus", unit))
+
+    def serves(self) -> bool:
+        return self.active() and complete(self.node)
+
+    def await_serving(self, timeout: float = SERVING_SECONDS) -> None:
+        """Without help: nothing is started here."""
+        wait_for(self.serves, timeout, f"{self.node.name} to serve; it is at {self.status_text()!r}")
+
+    def forget_failures(self) -> None:
+        """Faults that tests cause are not the plan's."""
+        self.node.run("rm", "-f", "/var/lib/sparkd/launches.json")
+
+    def journal_since(self, cursor: str) -> str:
+        return self.node.journal(HEAD, f"--after-cursor={cursor}")
+
+    def cursor(self) -> str:
+        """The journal's end."""
+        shown = self.node.run("journalctl", "--lines=0", "--show-cursor").stdout
+        return shown.rpartition("-- cursor: ")[2].strip()
+
+    def containers(self) -> list[str]:
+        listed = self.node.run("docker", "ps", "--all", "--format", "{{.Names}}", "--filter", "label=io.sparkd.role")
+        return listed.stdout.split()
+
+    def pid(self, pattern: str) -> int:
+        """The one process of the engine, as the node numbers it, whose command line the pattern is found in."""
+        (found,) = self.node.pids(pattern)
+        return found
+
+    def leftovers(self) -> list[str]:
+        """Engine processes without a container, and segments that nobody has mapped: what an ended engine leaves."""
+        listed = self.node.sh("find /dev/shm -type f -printf '%i %f\\n'").stdout.splitlines()
+        # By inode: a semaphore is mapped under the name that it had before it was given its own.
+        mapped = self.node.sh("cat /proc/[0-9]*/maps 2>/dev/null | grep /dev/shm/ | awk '{print $5}' | sort -u").stdout
+        orphans = [line.split()[1] for line in listed if line.split()[0] not in mapped.split()]
+        return orphans + ([] if self.containers() else [str(pid) for pid in self.node.pids(r"^VLLM::|vllm serve")])
+
+    def snapshot(self) -> dict[str, str]:
+        """What a bystander must not change: processes of the engine, containers, files of sparkd's, segments."""
+        engine = self.node.pids(r"VLLM::|vllm serve|sparkd run")
+        return {
+            "engine": " ".join(map(str, engine)),
+            "containers": self.node.run("docker", "ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.State}}").stdout,
+            "files": self.node.sh(
+                "ls -l --time-style=full-iso /etc/sparkd /var/lib/sparkd /run/sparkd/launch.sh"
+            ).stdout,
+            "segments": self.node.sh("ls /dev/shm").stdout,
+            "sysctl": self.node.sh("cat /proc/sys/vm/drop_caches").stdout,
+        }

@@ -1,0 +1,231 @@
+"""One node, whole way: the unit is active once a completion works, and comes back from whatever happens to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, SparkdNode, complete
+
+GRACE_SECONDS = 30.0
+"""Default of engine.stop_grace_seconds."""
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    """A node with the .deb installed and configured for the tiny model; nothing is started."""
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    return spark
+
+
+@pytest.fixture
+def serving(spark: SparkdNode) -> SparkdNode:
+    """Serving, with a ledger that has forgotten the faults of other tests."""
+    if spark.node.init is None:
+        spark.node.boot()
+    if not spark.serves():
+        spark.stop()
+        spark.forget_failures()
+        spark.start()
+    return spark
+
+
+def test_installing_starts_and_enables_nothing(spark: SparkdNode) -> None:
+    for unit in (HEAD, "sparkd-worker"):
+        assert spark.node.run("systemctl", "is-enabled", unit, check=False).stdout.strip() == "disabled"
+        assert spark.node.run("systemctl", "is-active", unit, check=False).stdout.strip() == "inactive"
+
+
+def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None:
+    spark.configure()
+    seen: list[str] = []
+    with spark.starting() as start:
+        while start.poll() is None:
+            active, status = spark.active(), spark.status_text()
+            if start.poll() is None:
+                assert not active, "active before `systemctl start` has come back"
+            if status not in seen:
+                seen.append(status)
+            time.sleep(0.2)
+    assert start.returncode == 0, spark.node.journal(HEAD)
+    assert spark.active()
+    assert complete(spark.node), "active, but no token"
+    for step in ("loading: starting the engine core", "loading: warming up"):
+        assert any(status.startswith(step) for status in seen), seen
+    assert any("KV cache 524,288 tokens" in status for status in seen), seen
+    assert spark.status_text() == "serving: tiny on port 8000"
+
+
+def test_the_journal_has_the_engines_lines_and_sparkds_own(serving: SparkdNode) -> None:
+    journal = serving.node.journal(HEAD)
+    assert re.search(r"^engine\| \(EngineCore pid=\d+\) INFO .* Initializing a V1 LLM engine", journal, re.MULTILINE)
+    assert re.search(r"^life\.phase\.changed phase=serving", journal, re.MULTILINE)
+    assert "GET /health" not in journal, "sparkd's own polls are no news"
+
+
+def test_status_says_serving_to_anybody(serving: SparkdNode) -> None:
+    shown = serving.node.run(
+        "setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sparkd", "status", "--json"
+    )
+    report = json.loads(shown.stdout)
+    assert (report["phase"], report["role"], report["rank"]) == ("serving", "head", 0)
+    assert report["engine"]["kv_cache_tokens"] == 524_288
+
+
+def test_a_second_owner_changes_nothing_and_is_told_who_owns_the_node(serving: SparkdNode) -> None:
+    before = serving.snapshot()
+    by_hand = serving.node.run("sparkd", "preflight", check=False)
+    assert by_hand.returncode == 10
+    assert f"pid {serving.main_pid()} (sparkd run --role head)" in by_hand.stderr + by_hand.stdout
+    assert serving.snapshot() == before
+    assert serving.serves()
+
+
+def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
+    before = serving.snapshot()
+    refused = serving.node.run("systemctl", "start", "sparkd-worker", check=False)
+    assert refused.returncode != 0
+    wait_for(lambda: serving.show("ActiveState", "sparkd-worker") == "failed", 20, "the worker unit to fail")
+    assert serving.exit_status("sparkd-worker") == 78
+    assert "systemctl start sparkd-head" in serving.node.journal("sparkd-worker")
+    time.sleep(3)
+    assert serving.show("NRestarts", "sparkd-worker") == "0", "no restart loop for 78"
+    assert serving.snapshot() == before
+    serving.node.run("systemctl", "reset-failed", "sparkd-worker")
+    assert serving.serves()
+
+
+def main_of_engine(spark: SparkdNode) -> int:
+    return spark.pid(r"vllm serve|/usr/local/bin/vllm")
+
+
+def engine_core(spark: SparkdNode) -> int:
+    return spark.pid(r"^VLLM::EngineCore")
+
+
+def worker(spark: SparkdNode) -> int:
+    return spark.pid(r"^VLLM::Worker")
+
+
+def container_init(spark: SparkdNode) -> int:
+    return int(spark.node.run("docker", "inspect", "--format", "{{.State.Pid}}", "sparkd-rank0").stdout)
+
+
+def sparkd(spark: SparkdNode) -> int:
+    return spark.main_pid()
+
+
+def dockerd(spark: SparkdNode) -> int:
+    return int(spark.node.read("/run/docker.pid"))
+
+
+@pytest.mark.parametrize("victim", [main_of_engine, engine_core, worker, container_init, sparkd, dockerd])
+def test_whatever_is_killed_the_endpoint_comes_back_by_itself(
+    serving: SparkdNode, victim: Callable[[SparkdNode], int]
+) -> None:
+    serving.forget_failures()
+    cursor, old = serving.cursor(), serving.main_pid()
+    serving.node.kill(victim(serving), signal.SIGKILL)
+    wait_for(lambda: serving.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    serving.await_serving()
+    journal = serving.journal_since(cursor)
+    if victim is not sparkd:
+        assert re.search(r"life\.failed code=13 .*reason=\"the engine ended while serving", journal), journal
+    assert serving.containers() == ["sparkd-rank0"]
+    assert serving.leftovers() == []
+
+
+def test_a_killed_rank_is_noticed_within_a_second(serving: SparkdNode) -> None:
+    serving.forget_failures()
+    cursor, old = serving.cursor(), serving.main_pid()
+    killed_at = time.time()
+    serving.node.kill(container_init(serving), signal.SIGKILL)
+    wait_for(lambda: serving.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    stamps = serving.node.run(
+        "journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE"
+    ).stdout
+    failed = [json.loads(line) for line in stamps.splitlines() if "life.failed" in line]
+    assert int(failed[0]["__REALTIME_TIMESTAMP"]) / 1e6 - killed_at < 1.0
+    serving.await_serving()
+
+
+def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
+    begun = time.monotonic()
+    serving.stop()
+    assert time.monotonic() - begun < GRACE_SECONDS
+    assert serving.show("ActiveState") == "inactive"
+    assert serving.containers() == []
+    assert serving.leftovers() == []
+    assert serving.node.run("sparkd", "status", check=False).returncode == 21
+
+
+@pytest.mark.parametrize("at", ["launching", "loading: starting the engine core", "loading: warming up"])
+def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNode, at: str) -> None:
+    spark.stop()
+    spark.forget_failures()
+    with spark.starting() as start:
+        wait_for(lambda: spark.status_text().startswith(at) or start.poll() is not None, 120, at)
+        begun = time.monotonic()
+        spark.stop()
+        took = time.monotonic() - begun
+    assert took < GRACE_SECONDS, f"{took:.1f} s"
+    assert spark.show("ActiveState") == "inactive"
+    assert spark.containers() == []
+    assert spark.leftovers() == []
+
+
+def test_docker_stopped_and_started_again_as_a_package_upgrade_does(serving: SparkdNode) -> None:
+    serving.forget_failures()
+    serving.node.run("systemctl", "stop", "docker.socket", "docker.service")
+    wait_for(lambda: serving.status_text().startswith("awaiting-docker"), 60, "sparkd to wait for docker")
+    time.sleep(5)
+    assert serving.status_text().startswith("awaiting-docker")
+    assert serving.node.run("systemctl", "is-active", "docker", check=False).stdout.strip() == "inactive", (
+        "sparkd must not start docker"
+    )
+    serving.node.run("systemctl", "start", "docker")
+    serving.await_serving()
+
+
+def test_docker_restarted(serving: SparkdNode) -> None:
+    serving.forget_failures()
+    serving.node.run("systemctl", "restart", "docker")
+    serving.await_serving()
+    assert serving.leftovers() == []
+
+
+def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None:
+    serving.node.run("systemctl", "enable", HEAD)
+    try:
+        serving.node.reboot()
+        serving.await_serving()
+        serving.node.powercut(lose_unsynced=True)
+        serving.await_serving()
+        assert "docker" not in serving.node.run("systemctl", "--failed", "--no-legend").stdout
+        assert json.loads(serving.node.read("/var/lib/sparkd/launches.json"))["failures"] == {}, "nobody's fault"
+    finally:
+        serving.node.run("systemctl", "disable", HEAD)
+
+
+def test_a_hung_engine_is_a_stall_and_comes_back(spark: SparkdNode) -> None:
+    spark.configure('[engine]\nrecipe = "tiny-cpu"\n[supervise]\nstall_seconds = 10\n')
+    spark.node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)
+    try:
+        cursor, old = spark.cursor(), spark.main_pid()
+        spark.node.kill(worker(spark), signal.SIGSTOP)
+        with pytest.raises(OSError, match="timed out"):
+            spark.node.post(8000, "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 4}, timeout=8)
+        wait_for(lambda: spark.main_pid() not in (0, old), 60, "sparkd to give the engine up")
+        assert "life.failed code=15" in spark.journal_since(cursor)
+        spark.await_serving()
+    finally:
+        spark.stop()
+        spark.configure()

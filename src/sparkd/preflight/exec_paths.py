@@ -15,6 +15,8 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "
 """Where systemd looks for a program that is no path: systemd.exec(5)."""
 
 _SPECIFIER = re.compile(r"%(.)")
+_VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
+_OPEN = re.compile("\0")
 _FOLDERS = {
     "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
     "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
@@ -23,22 +25,21 @@ _FOLDERS = {
 
 
 def of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tuple[str, ...]]:
-    """Paths that its commands name, and words whose meaning only systemd knows."""
+    """Paths that its commands name, and paths in which only systemd knows what a part means."""
     found: dict[str, NeededPath] = {}
     unknown: list[str] = []
     for command in unit.commands:
-        for number, raw in enumerate(command.command.words):
-            if number == 0 and not raw.startswith(("/", "%", "$")):
-                raw = _looked_up(raw, files)
-            path = _path_in(raw)
-            if not path:
+        for number, word in enumerate(command.command.words):
+            path = _resolved(word.partition("=")[2] if word.startswith("-") else word, unit.name)
+            if number == 0 and not path.startswith("/"):
+                path = _looked_up(path, files)
+            if not path.startswith("/"):
                 continue
-            known = _resolved(path, unit.name)
-            if known is None:
-                unknown.append(f"{raw} in {command.key}")
+            if _OPEN.search(path):
+                unknown.append(f"{word} in {command.key}")
                 continue
             needed = Needed.PROGRAM if number == 0 else Needed.ANYTHING
-            found.setdefault(known, _needed(known, command, needed))
+            found.setdefault(path, _needed(path, command, needed))
     return tuple(found.values()), tuple(unknown)
 
 
@@ -47,21 +48,12 @@ def _needed(path: str, command: UnitCommand, needed: Needed) -> NeededPath:
     return NeededPath(path, f"{command.key} in {command.source}", needed, hint, command.command.ignores_failure)
 
 
-def _path_in(word: str) -> str:
-    """The path that a word is, or that an option has behind its `=`; empty where it holds none."""
-    value = word.partition("=")[2] if word.startswith("-") else word
-    return value if value.startswith(("/", "%", "$")) else ""
-
-
-def _resolved(path: str, unit_name: str) -> str | None:
-    """None where it depends on what only systemd knows. A word that turns out to be no path resolves to nothing."""
-    if "$" in path.replace("$$", ""):
-        return None
+def _resolved(word: str, unit_name: str) -> str:
+    """The word with what is known of a unit in its place; what is not stays, marked by NULs."""
     stem = unit_name.rpartition(".")[0]
     values = {**_FOLDERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
-    if any(letter not in values for letter in _SPECIFIER.findall(path)):
-        return None
-    return _SPECIFIER.sub(lambda found: values[found[1]], path).replace("$$", "$")
+    word = _SPECIFIER.sub(lambda found: values.get(found[1], f"\0{found[0]}\0"), word)
+    return _VARIABLE.sub(lambda found: "$" if found[0] == "$$" else f"\0{found[0]}\0", word)
 
 
 def _looked_up(program: str, files: Files) -> str:

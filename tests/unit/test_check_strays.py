@@ -1,0 +1,344 @@
+"""Who is a stray: each test is a machine, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.unit.conftest import Tree
+
+from sparkd.host import Host
+from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
+from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.engines import is_serve
+from sparkd.preflight.fixes import EndProcess, RemoveContainer
+from sparkd.preflight.strays import StrayWorkers
+
+ID = "0123456789abcdef" * 4
+CGROUP = f"0::/system.slice/docker-{ID}.scope"
+SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
+OLD, NOW_SECONDS = 100, 10_000
+YOUNG = (NOW_SECONDS - 30) * 100
+"""Start time, in ticks, of a process that is 30 s old."""
+NO_DOCKER = DockerFacts(running=True, containers=())
+
+
+def container(invocation: str = "dead", *, ours: bool = True, running: bool = True) -> DockerFacts:
+    labels = (("io.sparkd.invocation", invocation), ("io.sparkd.role", "head")) if ours else ()
+    name = "sparkd-rank0" if ours else "vllm_ds4"
+    return DockerFacts(True, (ContainerFacts(ID, name, labels, running, 10 if running else 0, "sha256:1", "no"),))
+
+
+def judged(
+    tree: Tree,
+    docker: DockerFacts = NO_DOCKER,
+    gpu: GpuFacts | None = None,
+    tried: frozenset[tuple[int, int]] = frozenset(),
+) -> Verdict:
+    tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
+    if not (tree.root / "proc/net/tcp").exists():
+        tree.listening()
+    if not (tree.root / "proc/1").exists():
+        tree.process(1, "systemd", parent=0)
+    check = StrayWorkers(ports=(8000, 29501), tried=tried)
+    host = Host(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
+    return check.judge(check.probe(host))
+
+
+def ended(verdict: Verdict) -> list[int]:
+    return sorted(fix.pid for fix in verdict.fixes if isinstance(fix, EndProcess))
+
+
+def owned(tree: Tree, invocation: str) -> None:
+    """An agent with this invocation holds the node's lock."""
+    text = f'{{"pid": 40, "command": "sparkd run --role head", "invocation": "{invocation}"}}'
+    found = tree.file("/run/sparkd/hands.lock", text).stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    tree.file("/proc/locks", f"1: FLOCK  ADVISORY  WRITE 40 {device}:{found.st_ino} 0 EOF\n")
+
+
+def orphans(tree: Tree, group: int = 9) -> None:
+    """What a killed `vllm serve` leaves behind (pid 9 was the main process)."""
+    tree.process(10, "VLLM::EngineCor", group=group, argv=("VLLM::EngineCore",), private_kib=1024, start_time=OLD)
+    tree.process(11, "VLLM::Worker_TP", parent=10, group=group, private_kib=2048, start_time=OLD + 1)
+
+
+def test_a_quiet_machine_has_none(tree: Tree) -> None:
+    tree.process(20, "bash", argv=("bash",))
+    tree.process(21, "python3", argv=("python3", "train.py", "vllm", "serve"))
+    verdict = judged(tree)
+    assert (verdict.level, verdict.reason) == (Level.OK, "none among 3 processes")
+
+
+def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_their_children(tree: Tree) -> None:
+    orphans(tree)
+    tree.process(12, "python3", parent=11, group=9)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
+    assert ended(verdict) == [10, 11, 12]
+    assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
+    assert "pid 10 (VLLM::EngineCor) and 2 with it" in verdict.reason
+    assert "user uid 0" in verdict.reason
+
+
+def test_a_zombie_leads_nobody_so_its_workers_are_strays(tree: Tree) -> None:
+    tree.process(9, "vllm", state="Z")
+    orphans(tree)
+    assert ended(judged(tree)) == [10, 11]
+
+
+@pytest.mark.parametrize("reaper", ["systemd", "containerd-shim", "docker-init", "tini", "dumb-init", "conmon"])
+def test_any_reaper_is_as_good_as_init(tree: Tree, reaper: str) -> None:
+    tree.process(5, reaper)
+    tree.process(10, "VLLM::Worker_TP", parent=5, group=9)
+    assert ended(judged(tree)) == [10]
+
+
+def test_the_first_process_of_a_container_is_a_reaper(tree: Tree) -> None:
+    tree.process(5, "sleep", namespace_pid=1, cgroup=CGROUP)
+    tree.process(10, "VLLM::Worker_TP", parent=5, group=9, cgroup=CGROUP)
+    verdict = judged(tree, container(ours=False))
+    assert ended(verdict) == [10]
+    assert "container vllm_ds4" in verdict.reason
+
+
+def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
+    tree.process(10, "VLLM::EngineCor", group=9)
+    tree.process(11, "VLLM::Worker_TP", group=9)
+    assert ended(judged(tree)) == [10, 11]
+
+
+def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
+    tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nmilo:x:1000:1000::/home/milo:/bin/bash\n")
+    tree.process(9, "vllm", argv=SERVE, private_kib=1024)
+    (tree.root / "proc/9/status").write_text("Uid:\t1000\t1000\t1000\t1000\nNSpid:\t9\n")
+    tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]",))
+    tree.listening((29501, 5))
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    assert "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501" in verdict.reason
+    assert "held by" not in verdict.reason, "the port is explained by the engine"
+
+
+def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> None:
+    orphans(tree)
+    tree.process(30, "vllm", argv=SERVE)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
+    assert verdict.reason.startswith("a living engine")
+    assert verdict.hint == "stop it first: kill 30"
+
+
+@pytest.mark.parametrize(
+    "parent", [pytest.param(21, id="a program that uses vLLM as a library"), pytest.param(1, id="its own group")]
+)
+def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(tree: Tree, parent: int) -> None:
+    tree.process(21, "python3", argv=("python3", "batch.py"))
+    tree.process(10, "VLLM::EngineCor", parent=parent, group=10 if parent == 1 else 21)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+
+
+def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
+    tree.process(9, "vllm", argv=SERVE)
+    tree.process(10, "VLLM::EngineCor", group=9)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.fixes) == (Level.BLOCK, ())
+    assert "pid 9 (vllm) and 1 with it" in verdict.reason
+
+
+def test_an_adopted_worker_whose_group_a_shell_still_leads_cannot_be_told(tree: Tree) -> None:
+    tree.process(9, "bash", argv=("bash", "loop.sh"))
+    orphans(tree)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.fixes) == (Level.UNKNOWN, ())
+    assert "may be orphaned or not" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("group", "start_time", "children", "stray"),
+    [
+        pytest.param(9, OLD, False, True, id="orphaned, old, alone"),
+        pytest.param(9, YOUNG, False, False, id="it may still be importing"),
+        pytest.param(9, OLD, True, False, id="it has workers"),
+        pytest.param(10, OLD, False, False, id="it leads its own group, as under systemd"),
+    ],
+)
+def test_a_main_process_is_a_stray_only_if_orphaned_old_and_without_workers(
+    tree: Tree, group: int, start_time: int, children: bool, stray: bool
+) -> None:
+    tree.process(10, "vllm", argv=SERVE, group=group, start_time=start_time)
+    if children:
+        tree.process(11, "VLLM::EngineCor", parent=10, group=group)
+    verdict = judged(tree)
+    assert verdict.level is Level.BLOCK
+    assert ended(verdict) == ([10] if stray else [])
+
+
+def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, private_kib=1024)
+    tree.process(11, "VLLM::EngineCor", parent=10, group=10, cgroup=CGROUP, private_kib=1024)
+    verdict = judged(tree, container())
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
+    assert verdict.fixes == (RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024),)
+    assert f"container sparkd-rank0 ({ID[:12]})" in verdict.reason
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(tree: Tree, running: bool) -> None:
+    verdict = judged(tree, container(running=running))
+    assert [fix.kind for fix in verdict.fixes] == ["remove-container"]
+    assert verdict.clears
+
+
+def test_another_agent_that_owns_the_node_makes_the_old_ones_container_a_stray(tree: Tree) -> None:
+    owned(tree, "new")
+    assert [fix.kind for fix in judged(tree, container("old")).fixes] == ["remove-container"]
+
+
+def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
+    owned(tree, "alive")
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    verdict = judged(tree, container("alive"))
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+
+
+def test_an_owner_that_cannot_be_told_makes_nothing_a_stray(tree: Tree) -> None:
+    owned(tree, "x")
+    (tree.root / "run/sparkd/hands.lock").write_text("")
+    verdict = judged(tree, container("dead"))
+    assert (verdict.level, verdict.fixes) == (Level.UNKNOWN, ())
+
+
+@pytest.mark.parametrize("docker", [AWAY, DockerFacts(True, (), error="no answer")])
+def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    verdict = judged(tree, docker)
+    assert (verdict.level, verdict.awaits, verdict.fixes) == (Level.UNKNOWN, "docker", ())
+
+
+def test_waiting_for_docker_is_in_vain_where_something_else_blocks_too(tree: Tree) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    tree.process(30, "vllm", argv=SERVE)
+    assert judged(tree, AWAY).awaits == ""
+
+
+def test_docker_away_alone_does_not_block(tree: Tree) -> None:
+    verdict = judged(tree, AWAY)
+    assert verdict.level is Level.OK
+    assert "docker is away" in verdict.reason
+
+
+def test_a_foreign_container_is_a_living_engine_and_named(tree: Tree) -> None:
+    tree.process(5, "containerd-shim")
+    tree.process(10, "vllm", parent=5, argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    verdict = judged(tree, container(ours=False))
+    assert (verdict.level, verdict.fixes, verdict.hint) == (Level.BLOCK, (), "stop it first: docker stop vllm_ds4")
+    assert "container vllm_ds4" in verdict.reason
+
+
+def test_holding_our_port_alone_never_makes_a_stray(tree: Tree) -> None:
+    tree.process(50, "nginx", opened=("socket:[5]",), cgroup=CGROUP)
+    tree.listening((8000, 5))
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    assert f"port 8000 on 0.0.0.0 is held by pid 50 (nginx) of uid 0 in container {ID[:12]}" in verdict.reason
+
+
+def test_a_port_whose_holder_cannot_be_found_blocks_too(tree: Tree) -> None:
+    tree.listening((29501, 5))
+    assert "port 29501 on 0.0.0.0 is held by an unknown process" in judged(tree).reason
+
+
+def test_other_ports_are_nobodys_business(tree: Tree) -> None:
+    tree.listening((22, 5))
+    assert judged(tree).level is Level.OK
+
+
+def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) -> None:
+    orphans(tree)
+    tree.link("/proc/11/fd/9", "socket:[5]")
+    tree.listening((29501, 5))
+    verdict = judged(tree)
+    assert verdict.clears
+    assert "port 29501" in verdict.reason
+
+
+def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
+    tree.process(20, "bash")
+    tree.process(10, "VLLM::Worker_TP", parent=20, state="Z")
+    verdict = judged(tree)
+    assert (verdict.level, verdict.fixes) == (Level.WARN, ())
+    assert verdict.reason == "pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not asked for"
+
+
+def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
+    tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
+    first = judged(tree)
+    assert (ended(first), first.needs_person) == ([10], False)
+    assert "state D" in first.reason
+    again = judged(tree, tried=frozenset({(10, OLD)}))
+    assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
+
+
+def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
+    tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
+    again = judged(tree, tried=frozenset({(10, OLD)}))
+    assert (again.level, again.clears, again.fixes, again.needs_person) == (Level.BLOCK, False, (), False)
+    assert ended(judged(tree, tried=frozenset({(10, OLD + 1)}))) == [10], "another process by now"
+
+
+GB10 = GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, 80 << 30),))
+
+
+def test_what_the_driver_says_a_stray_holds_comes_back_with_its_end(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    orphans(tree)
+    verdict = judged(tree, gpu=GB10)
+    assert {fix.pid: fix.frees_bytes for fix in verdict.fixes if isinstance(fix, EndProcess)} == {
+        10: 1 << 20,
+        11: (80 << 30) + (2 << 20),
+    }
+
+
+def test_where_the_driver_does_not_say_what_no_counter_explains_is_put_down_to_the_stray(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    orphans(tree)
+    tree.link("/proc/11/fd/9", "/dev/nvidia0")
+    verdict = judged(tree, gpu=GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)))
+    assert sum(fix.frees_bytes for fix in verdict.fixes) == (100 << 30) + (3 << 20)
+
+
+def test_a_gpu_with_memory_of_its_own_gives_the_machine_nothing_back(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    orphans(tree)
+    own = GpuFacts(("NVIDIA H200",), 140 << 30, (GpuProcess(11, 80 << 30),))
+    assert sum(fix.frees_bytes for fix in judged(tree, gpu=own).fixes) == 3 << 20
+
+
+@pytest.mark.parametrize(
+    ("argv", "serves"),
+    [
+        (("vllm", "serve", "m"), True),
+        (("/opt/vllm/bin/vllm", "serve"), True),
+        (("/opt/vllm/bin/python3.11", "/opt/vllm/bin/vllm", "serve"), True),
+        (("python3", "-B", "-X", "dev", "/usr/local/bin/vllm", "serve"), True),
+        (("python3", "-m", "vllm.entrypoints.openai.api_server"), True),
+        (("python3", "-I", "-m", "vllm", "serve"), True),
+        (("vllm", "bench", "serve"), False),
+        (("vllm",), False),
+        (("python3", "-c", "vllm", "serve"), False),
+        (("python3", "-m", "vllm", "bench"), False),
+        (("python3", "-m", "pytest", "vllm.entrypoints"), False),
+        (("python3", "vllm-watch.py", "serve"), False),
+        (("grep", "vllm", "serve"), False),
+        (("bash", "-c", "vllm serve"), False),
+        ((), False),
+    ],
+)
+def test_vllm_serve_is_told_by_its_arguments(argv: tuple[str, ...], serves: bool) -> None:
+    assert is_serve(argv) is serves

@@ -61,16 +61,18 @@ def _run(hook: Hook, waits: Waits, env: Mapping[str, str], deadline_seconds: flo
     except OSError as error:
         verdict = Verdict(Level.UNKNOWN, f"{hook.path} can't be run: {error.strerror}", "does its first line name it?")
         return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
-    output, ended = _Output(process), False
     try:
-        ended = output.follow(waits, began + deadline_seconds)
+        output = _Output(process)
+        try:
+            ended = output.follow(waits, began + deadline_seconds)
+        finally:
+            output.close()
     finally:
         # The hook is not reaped yet, so its pid, and with it its group, is still its own.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(REAP_SECONDS)
-        output.close()
     verdict = _verdict(process.returncode, output.first_line) if ended else _overdue(hook, deadline_seconds)
     seconds = round(time.monotonic() - began, 3)
     return Finding(hook.id, verdict, {"path": hook.path, "exit_code": process.returncode if ended else None}, seconds)
@@ -84,7 +86,7 @@ def _overdue(hook: Hook, deadline_seconds: float) -> Verdict:
 def _verdict(code: int, said: str) -> Verdict:
     level = _LEVELS.get(code, Level.UNKNOWN)
     if code < 0:
-        ended = f"killed by {signal.Signals(-code).name}"
+        ended = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
     else:
         ended = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
     if level is Level.OK:
@@ -104,6 +106,7 @@ class _Output:
         self._poll.register(self._pidfd, select.EPOLLIN)
         self._poll.register(self._pipe.fileno(), select.EPOLLIN)
         self._kept = b""
+        self._open = True
 
     def follow(self, waits: Waits, deadline: float) -> bool:
         """Until the hook ends, not until its output does: a child may keep that open. False: the deadline came."""
@@ -125,7 +128,9 @@ class _Output:
             except BlockingIOError:
                 return
             if not chunk:
-                self._poll.unregister(self._pipe.fileno())
+                if self._open:
+                    self._poll.unregister(self._pipe.fileno())
+                self._open = False
                 return
             self._kept = (self._kept + chunk)[:OUTPUT_LIMIT_BYTES]
 

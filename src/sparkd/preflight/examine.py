@@ -67,9 +67,9 @@ def overall(findings: Iterable[Finding]) -> Level:
 
 
 def blocking(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Those that block, what needs a person first."""
+    """Those that block: what needs a person first, then what no fix clears, for that is what a person must mend."""
     found = [finding for finding in findings if finding.verdict.level.blocks]
-    return tuple(sorted(found, key=lambda finding: not finding.verdict.needs_person))
+    return tuple(sorted(found, key=lambda finding: (not finding.verdict.needs_person, finding.verdict.clears)))
 
 
 def fixes_to_apply(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Fix, ...]:

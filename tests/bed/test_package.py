@@ -1,0 +1,148 @@
+"""The package on booted nodes: it starts nothing, disturbs nothing that serves, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.node import Node
+
+UNITS = ("sparkd-head.service", "sparkd-worker.service")
+
+# A service that is up at once and stays, in the place of the agent: this is about the package, not about serving.
+STAND_IN = """\
+[Service]
+ExecStart=
+ExecStart=/bin/sh -c 'systemd-notify --ready; exec sleep infinity'
+NotifyAccess=all
+WatchdogSec=0
+"""
+ELSEWHERE = """\
+[engine]
+models_dir = "/data/models"
+"""
+# Kept by others than the package, and changed by time alone.
+PRUNED = "/proc /sys /dev /run /tmp /root /var/log /var/lib/docker /var/lib/containerd /var/lib/systemd/timers"
+
+
+@pytest.fixture(scope="module", params=["trixie", "bookworm"])
+def bare(request: pytest.FixtureRequest, make_node: MakeNode, package: Path) -> Node:
+    """A booted node on which the package lies and is not installed."""
+    node = make_node(request.param)
+    node.put(package, "/root/sparkd.deb")
+    return node
+
+
+@pytest.fixture
+def installed(bare: Node) -> Node:
+    bare.sh("dpkg --purge sparkd")
+    bare.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    return bare
+
+
+def files(node: Node) -> set[str]:
+    pruned = " -o ".join(f"-path {path}" for path in PRUNED.split())
+    listed = node.sh(f"find / -xdev \\( {pruned} \\) -prune -o -print; find /run/sparkd 2>/dev/null || true")
+    return set(listed.stdout.splitlines())
+
+
+def main_pid(node: Node, unit: str) -> str:
+    return node.run("systemctl", "show", "--value", "--property", "MainPID", unit).stdout.strip()
+
+
+def state(node: Node, unit: str) -> tuple[str, str]:
+    asked = ("is-enabled", "is-active")
+    enabled, active = (node.run("systemctl", verb, unit, check=False).stdout.strip() for verb in asked)
+    return enabled, active
+
+
+def stand_in(node: Node) -> None:
+    node.write("/etc/systemd/system/sparkd-head.service.d/stand-in.conf", STAND_IN)
+    node.sh("systemctl daemon-reload && systemctl start sparkd-head", timeout=60)
+
+
+def test_installing_starts_and_enables_nothing(installed: Node) -> None:
+    assert [state(installed, unit) for unit in UNITS] == [("disabled", "inactive")] * 2
+
+
+def test_the_program_runs_and_its_units_are_clean(installed: Node) -> None:
+    assert installed.run("sparkd", "--version").stdout.startswith("sparkd ")
+    verified = installed.run("systemd-analyze", "verify", *UNITS)
+    assert (verified.stdout, verified.stderr) == ("", "")
+    installed.run("sparkd", "units", "check")
+
+
+def test_dropins_follow_the_configuration_and_systemd_reads_them(installed: Node) -> None:
+    installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    assert installed.run("sparkd", "units", "check", check=False).returncode == 78
+    installed.run("sparkd", "units", "install")
+    installed.run("sparkd", "units", "check")
+    wanted = installed.run("systemctl", "show", "--value", "--property", "Wants", "sparkd-head").stdout.split()
+    assert {"data.mount", "data-models.mount", "docker.service"} <= set(wanted)
+    installed.run("sparkd", "units", "remove")
+    wanted = installed.run("systemctl", "show", "--value", "--property", "Wants", "sparkd-head").stdout.split()
+    assert "data.mount" not in wanted
+
+
+def test_an_enabled_unit_starts_when_the_boot_is_complete(installed: Node) -> None:
+    stand_in(installed)
+    installed.sh("systemctl enable sparkd-head")
+    installed.reboot()
+    assert state(installed, "sparkd-head.service") == ("enabled", "active")
+    assert "ordering cycle" not in installed.sh("journalctl --boot --no-pager").stdout
+    reached, started = (
+        int(installed.run("systemctl", "show", "--value", "--property", f"{edge}TimestampMonotonic", unit).stdout)
+        for unit, edge in (("multi-user.target", "ActiveEnter"), ("sparkd-head", "InactiveExit"))
+    )
+    assert 0 < reached <= started
+
+
+def test_an_upgrade_leaves_a_serving_unit_alone(installed: Node) -> None:
+    stand_in(installed)
+    before = main_pid(installed, "sparkd-head")
+    assert before != "0"
+    installed.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    assert main_pid(installed, "sparkd-head") == before
+
+
+def test_an_upgrade_asks_nothing_and_keeps_the_configuration(installed: Node) -> None:
+    installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    installed.write("/etc/sparkd/recipes/mine.yaml", "name: mine\n")
+    installed.sh("dpkg --install /root/sparkd.deb </dev/null", timeout=120)
+    assert installed.sh("cat /etc/sparkd/sparkd.toml").stdout == ELSEWHERE
+    installed.sh("test -s /etc/sparkd/recipes/mine.yaml")
+
+
+def test_a_removal_stops_the_units_and_keeps_the_configuration(installed: Node) -> None:
+    stand_in(installed)
+    installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    serving = main_pid(installed, "sparkd-head")
+    installed.sh("mkdir -p /var/lib/sparkd/cache")
+    installed.sh("dpkg --remove sparkd", timeout=120)
+    assert state(installed, "sparkd-head.service")[1] == "inactive"
+    installed.sh(f"test {serving} -gt 1 && test ! -e /proc/{serving}")
+    installed.sh("test -s /etc/sparkd/sparkd.toml && test -d /var/lib/sparkd/cache")
+    installed.sh("test ! -e /usr/lib/sparkd && test ! -e /run/sparkd && test ! -e /usr/bin/sparkd")
+
+
+def test_a_purge_leaves_nothing_but_what_is_the_administrators(bare: Node) -> None:
+    bare.sh("dpkg --purge sparkd; rm -rf /etc/systemd/system/sparkd-*.d; systemctl daemon-reload")
+    before = files(bare)
+    bare.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    bare.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    bare.sh("sparkd units install && systemctl enable sparkd-head && mkdir -p /var/lib/sparkd/cache/x")
+    stand_in(bare)
+    bare.sh("dpkg --purge sparkd", timeout=120)
+    assert files(bare) - before == {
+        "/etc/systemd/system/sparkd-head.service.d",
+        "/etc/systemd/system/sparkd-head.service.d/stand-in.conf",
+    }
+    assert before - files(bare) == set()
+
+
+def test_a_package_that_was_only_unpacked_goes_without_a_trace(bare: Node) -> None:
+    bare.sh("dpkg --purge sparkd; rm -rf /etc/systemd/system/sparkd-*.d; systemctl daemon-reload")
+    before = files(bare)
+    bare.sh("dpkg --unpack /root/sparkd.deb && sparkd --version && dpkg --purge sparkd", timeout=120)
+    assert files(bare) ^ before == set()

@@ -1,0 +1,154 @@
+"""A node full of illness: a dry run changes nothing, preflight by hand mends all that may be mended."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.images import BUSYBOX
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import SparkdNode
+
+STRAY = """
+import ctypes, os, signal, time
+if os.fork():
+    os._exit(0)  # its leader is gone: it is init's now
+ctypes.CDLL(None).prctl(15, b"VLLM::Worker_TP", 0, 0, 0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = open("/dev/shm/psm_0000beef", "wb")
+held.write(b"x" * 4096)
+held.flush()
+time.sleep(3600)
+"""
+"""As vLLM leaves it when its API server is killed: orphaned, deaf to SIGTERM, holding shared memory."""
+
+
+@pytest.fixture(scope="module")
+def installed(make_node: MakeNode, package: Path) -> SparkdNode:
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    spark.configure()
+    return spark
+
+
+@pytest.fixture
+def ill(installed: SparkdNode) -> SparkdNode:
+    """Strays, orphaned segments, a container of an agent that is gone, and work of others that must not be touched."""
+    node = installed.node
+    node.sh("setsid python3 - >/dev/null 2>&1 &", input=STRAY)
+    node.write("/root/stray.py", STRAY)
+    node.run("setsid", "python3", "/root/stray.py")
+    node.sh("echo orphan > /dev/shm/psm_0000dead; echo mine > /dev/shm/psm_notvllm; echo x > /dev/shm/precious")
+    node.sh("touch -d '10 minutes ago' /dev/shm/psm_0000dead /dev/shm/psm_notvllm /dev/shm/precious")
+    labels = ("--label", "io.sparkd.role=head", "--label", f"io.sparkd.invocation={'0' * 32}")
+    node.run("docker", "run", "--detach", "--name", "sparkd-rank0", *labels, BUSYBOX, "sleep", "3600")
+    node.run("docker", "run", "--detach", "--name", "theirs", BUSYBOX, "sleep", "3600")
+    wait_for(lambda: node.pids("^VLLM::Worker_TP"), 10, "the stray")
+    return installed
+
+
+@pytest.fixture(autouse=True)
+def healed(installed: SparkdNode) -> None:
+    """Each test begins with a node that has nothing of the last one."""
+    for pid in installed.node.pids("^VLLM::Worker_TP"):
+        installed.node.kill(pid, 9)
+    installed.node.sh("rm -f /dev/shm/*; docker rm --force sparkd-rank0 theirs >/dev/null 2>&1 || true")
+
+
+def preflight(spark: SparkdNode, *options: str) -> tuple[int, dict[str, dict[str, object]]]:
+    done = spark.node.run("sparkd", "preflight", "--json", *options, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, {check["id"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def everything(spark: SparkdNode) -> str:
+    """All that a look must leave as it is."""
+    node = spark.node
+    return "\n".join(
+        (
+            " ".join(str(pid) for pid in node.pids("VLLM|sleep|dockerd|python3 ")),
+            node.run("docker", "ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.State}} {{.Names}}").stdout,
+            node.sh("find /etc /var/lib/sparkd /run/sparkd /dev/shm -xdev -printf '%p %i %s %T@ %m\\n' | sort").stdout,
+            node.sh("grep -r . /proc/sys/vm 2>/dev/null | sort || true").stdout,
+        )
+    )
+
+
+def test_a_dry_run_names_every_illness_and_changes_nothing(ill: SparkdNode) -> None:
+    before = everything(ill)
+    code, checks = preflight(ill, "--dry-run")
+    assert everything(ill) == before
+    assert code == 10
+    strays = checks["stray-workers"]
+    (stray,) = ill.node.pids("^VLLM::Worker_TP")
+    assert strays["level"] == "block"
+    targets = {(fix["kind"], fix["target"], fix["state"]) for fix in strays["fixes"]}  # type: ignore[attr-defined]
+    assert ("end-process", f"pid {stray} (VLLM::Worker_TP)", "would apply") in targets
+    assert any(kind == "remove-container" and "sparkd-rank0" in target for kind, target, _ in targets)
+    segments = {fix["target"] for fix in checks["shared-memory"]["fixes"]}  # type: ignore[attr-defined]
+    assert segments == {"/dev/shm/psm_0000dead"}
+
+
+def test_preflight_by_hand_mends_what_may_be_mended_and_no_more(ill: SparkdNode) -> None:
+    (stray,) = ill.node.pids("^VLLM::Worker_TP")
+    code, checks = preflight(ill)
+    assert code == 0, checks
+    assert ill.node.pids("^VLLM::Worker_TP") == []
+    assert ill.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
+    kept = set(ill.node.sh("ls /dev/shm").stdout.split())
+    assert {"psm_notvllm", "precious"} <= kept
+    assert "psm_0000dead" not in kept
+    assert f"pid {stray}" in json.dumps(checks), "the findings name what was cleaned"
+
+
+def test_a_living_engine_of_somebody_else_blocks_and_is_left_alone(installed: SparkdNode) -> None:
+    engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0, 0, 0); time.sleep(3600)"
+    serve = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {engine!r}])"
+    installed.node.write("/usr/local/bin/vllm", f"#!/usr/bin/python3\n{serve}\n")
+    installed.node.run("chmod", "755", "/usr/local/bin/vllm")
+    installed.node.run("systemd-run", "--unit=yesterdays", "/usr/local/bin/vllm", "serve", "/models/x")
+    try:
+        wait_for(lambda: installed.node.pids("^VLLM::EngineCor"), 10, "the engine")
+        code, checks = preflight(installed)
+        assert code == 10
+        assert checks["stray-workers"]["level"] == "block"
+        assert checks["stray-workers"]["fixes"] == []
+        assert installed.show("MainPID", "yesterdays") in str(checks["stray-workers"]["reason"])
+        assert installed.show("ActiveState", "yesterdays") == "active"
+    finally:
+        installed.node.run("systemctl", "stop", "yesterdays")
+
+
+def test_a_dry_run_starts_no_docker(installed: SparkdNode) -> None:
+    installed.node.run("systemctl", "stop", "docker.service")
+    try:
+        preflight(installed, "--dry-run")
+        time.sleep(2)
+        assert installed.node.run("systemctl", "is-active", "docker.service", check=False).stdout.strip() == "inactive"
+    finally:
+        installed.node.run("systemctl", "start", "docker.service")
+
+
+def test_an_operators_hook_decides_and_is_only_listed_in_a_dry_run(installed: SparkdNode) -> None:
+    hook = "/etc/sparkd/preflight.d/10-rack"
+    installed.node.write(hook, "#!/bin/sh\ntouch /run/hook-ran\necho the rack is too hot\nexit 1\n")
+    installed.node.run("chmod", "755", hook)
+    try:
+        shown = installed.node.run("sparkd", "preflight", "--dry-run", check=False)
+        assert hook in shown.stdout
+        assert installed.node.run("test", "-e", "/run/hook-ran", check=False).returncode == 1, "a dry run runs no hook"
+        shown = installed.node.run("sparkd", "preflight", check=False)
+        assert shown.returncode == 10
+        assert "the rack is too hot" in shown.stdout
+    finally:
+        installed.node.run("rm", "-f", hook, "/run/hook-ran")
+
+
+def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(ill: SparkdNode) -> None:
+    begun = time.monotonic()
+    ill.node.run("sparkd", "sweep")
+    assert time.monotonic() - begun < 20
+    assert ill.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]

@@ -1,0 +1,159 @@
+"""What no restart can mend, and what a person must do: one clear line, the right exit code, and no loop where there is
+nothing to wait for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
+
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def installed(make_node: MakeNode, package: Path) -> SparkdNode:
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    return spark
+
+
+@pytest.fixture
+def spark(installed: SparkdNode) -> SparkdNode:
+    """Configured as it should be, stopped, nothing remembered."""
+    installed.stop()
+    installed.configure()
+    installed.node.run("systemctl", "reset-failed", HEAD, check=False)
+    installed.node.sh("rm -f /var/lib/sparkd/*.json /run/sparkd/report.json")
+    return installed
+
+
+def refused(spark: SparkdNode, code: int) -> str:
+    """Start; the line that says why it was refused, after checking that it was, with this code."""
+    cursor = spark.cursor()
+    started = spark.node.run("systemctl", "start", HEAD, check=False, timeout=60)
+    assert started.returncode != 0
+    wait_for(lambda: spark.exit_status() == code, 20, f"exit code {code}")
+    said = [
+        line for line in spark.journal_since(cursor).splitlines() if line.startswith(("life.failed", "life.refused"))
+    ]
+    assert said, spark.journal_since(cursor)
+    assert f"code={code}" in said[0]
+    return said[0]
+
+
+def stays_down(spark: SparkdNode) -> None:
+    """No restart loop."""
+    before = spark.show("NRestarts")
+    time.sleep(3)
+    assert spark.show("ActiveState") == "failed"
+    assert spark.show("NRestarts") == before
+
+
+def test_a_ghost_script_blocks_and_is_named(spark: SparkdNode) -> None:
+    spark.configure(CONFIGURATION + 'script = "/srv/scripts/vllm-head-090.sh"\n')
+    said = refused(spark, 10)
+    assert "/srv/scripts/vllm-head-090.sh does not exist (engine.script)" in said
+    # It heals by itself once the script is there: systemd goes on trying.
+    assert int(spark.show("NRestarts")) >= 0
+    assert spark.show("ActiveState") in ("activating", "failed")
+
+
+def test_a_ghost_in_a_units_drop_in_is_named(spark: SparkdNode) -> None:
+    drop_in = f"/etc/systemd/system/{HEAD}.service.d/90-own.conf"
+    spark.node.write(drop_in, "[Service]\nExecStartPost=-/bin/bash /workspace/vllm-head-090.sh\n")
+    spark.node.run("systemctl", "daemon-reload")
+    try:
+        shown = spark.node.run("sparkd", "preflight", "--dry-run", "--json", check=False)
+        (check,) = [one for one in json.loads(shown.stdout)["checks"] if one["id"] == "script-paths"]
+        assert "/workspace/vllm-head-090.sh does not exist" in check["reason"]
+    finally:
+        spark.node.run("rm", drop_in)
+        spark.node.run("systemctl", "daemon-reload")
+
+
+def test_a_missing_model_blocks_and_is_named(spark: SparkdNode) -> None:
+    spark.node.run("mv", "/srv/models/tiny", "/srv/models/gone")
+    try:
+        assert "/srv/models/tiny does not exist (the model of recipe tiny-cpu)" in refused(spark, 10)
+    finally:
+        spark.node.run("mv", "/srv/models/gone", "/srv/models/tiny")
+
+
+def test_broken_toml_is_no_reason_to_loop(spark: SparkdNode) -> None:
+    spark.node.write("/etc/sparkd/sparkd.toml", "[engine\n")
+    said = refused(spark, 78)
+    assert "/etc/sparkd/sparkd.toml" in said
+    assert "line 1" in said
+    stays_down(spark)
+
+
+def test_an_unknown_key_is_answered_with_the_nearest(spark: SparkdNode) -> None:
+    spark.node.write("/etc/sparkd/sparkd.toml", CONFIGURATION + "stop_grace_second = 5\n")
+    assert "stop_grace_seconds" in refused(spark, 78)
+    stays_down(spark)
+
+
+def test_an_unknown_recipe_is_answered_with_the_nearest(spark: SparkdNode) -> None:
+    spark.node.write("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpi"\n')
+    assert "tiny-cpu" in refused(spark, 78)
+    stays_down(spark)
+
+
+def test_a_held_port_blocks_and_names_its_holder(spark: SparkdNode) -> None:
+    spark.node.run("systemd-run", "--unit=squatter", "python3", "-m", "http.server", "8000")
+    wait_for(lambda: spark.node.listens(8000), 10, "the squatter")
+    try:
+        pid = spark.show("MainPID", "squatter")
+        said = refused(spark, 10)
+        assert "8000" in said
+        assert pid in said
+        assert spark.show("ActiveState", "squatter") == "active", "what is not sparkd's is not touched"
+    finally:
+        spark.node.run("systemctl", "stop", "squatter")
+
+
+def test_too_little_memory_blocks_before_anything_is_started(spark: SparkdNode) -> None:
+    spark.node.memory(3 * GIB)
+    try:
+        said = refused(spark, 10)
+        assert "unified-memory" in said
+        assert "available" in said
+        assert "needed" in said
+        assert spark.containers() == []
+    finally:
+        spark.node.memory(8 * GIB)
+
+
+def test_an_image_that_is_not_there_is_a_failed_launch_that_says_how_to_get_it(spark: SparkdNode) -> None:
+    spark.configure(CONFIGURATION + 'image = "nobody/nothing:1"\n')
+    assert "docker pull nobody/nothing:1" in refused(spark, 11)
+
+
+def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:
+    spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n")
+    said = refused(spark, 13)
+    assert "User-specified max_model_len (100000) is greater than the derived max_model_len" in said
+
+
+def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_begins_anew(spark: SparkdNode) -> None:
+    digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
+    ledger = {"schema": 1, "failures": {digest: 5}, "open": None}
+    spark.node.write("/var/lib/sparkd/launches.json", json.dumps(ledger))
+    said = refused(spark, 17)
+    assert "5 launches of this plan in a row" in said
+    assert "systemctl start sparkd-head" in said
+    stays_down(spark)
+    assert json.loads(spark.node.read("/var/lib/sparkd/launches.json"))["failures"] == {}
+
+
+def test_the_cause_of_the_last_end_is_told_by_the_next_life(spark: SparkdNode) -> None:
+    spark.configure(CONFIGURATION + 'image = "nobody/nothing:1"\n')
+    refused(spark, 11)
+    told = "image nobody/nothing:1 is not on this node (exit 11)"
+    wait_for(lambda: json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"] == told, 20, "the next life")
+    assert "cooling" in spark.node.run("sparkd", "status", check=False).stdout

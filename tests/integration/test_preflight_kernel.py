@@ -1,0 +1,234 @@
+"""Preflight on a real kernel: real orphans, real segments, real sockets, real locks."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from tests.integration import world
+
+COMMON = """
+    import json, os, signal, subprocess, sys, time
+    from dataclasses import asdict
+    from sparkd.host import Host
+    from sparkd.preflight.strays import StrayWorkers
+    from sparkd.preflight.shm import SharedMemory
+    from tests.integration.engine_alike import SEGMENT, SEMAPHORE
+
+    def engine(*more):
+        process = subprocess.Popen([sys.executable, "-m", "tests.integration.engine_alike", "29501", *more],
+                                   stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"up\\n"
+        return process
+
+    def age(seconds=3600):
+        for path in (SEGMENT, SEMAPHORE):
+            os.utime(path, (time.time() - seconds, time.time() - seconds))
+
+    def said(check, host=None):
+        verdict = check.judge(check.probe(host or Host()))
+        return {"level": verdict.level.value, "reason": verdict.reason, "clears": verdict.clears,
+                "fixes": [fix.target.partition(" (")[2].rstrip(")") or fix.target for fix in verdict.fixes]}
+
+    def orphaned(*more):
+        process = engine(*more)
+        process.kill()
+        process.wait()
+"""
+
+
+def run(code: str) -> object:
+    return world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
+
+
+def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are_its_own() -> None:
+    found = run("""
+        orphaned()
+        age()
+        strays, shm = StrayWorkers((29501,)), SharedMemory()
+        print(json.dumps([said(strays), said(shm)]))
+    """)
+    assert isinstance(found, list)
+    strays, shm = found
+    assert (strays["level"], strays["clears"]) == ("block", True)
+    assert strays["fixes"] == ["VLLM::EngineCor", "VLLM::Worker_TP"]
+    assert "port 29501" in strays["reason"]
+    assert shm["reason"] == "no orphaned segments, 2 in use"
+
+
+def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
+    found = run("""
+        process = engine()
+        # Its own main process is told by its arguments, which only a real `vllm serve` has.
+        print(json.dumps(said(StrayWorkers((29501,)))))
+        process.kill()
+    """)
+    assert isinstance(found, dict)
+    assert (found["level"], found["clears"], found["fixes"]) == ("block", False, [])
+    assert found["reason"].startswith("a living engine")
+    assert "port 29501" in found["reason"]
+
+
+@pytest.mark.parametrize("more", ["", "'stubborn'"])
+def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(more: str) -> None:
+    found = run(f"""
+        from sparkd.admission import Policy, Ways, admit
+        from sparkd.hands import Hands
+        from sparkd.hands.lock import Owner
+        from sparkd.log import Redactor, events
+        from sparkd.pulse import Pulse
+        from sparkd.systemd import Notifier
+
+        orphaned({more})
+        age()
+        lines = []
+        pulse, host = Pulse(Notifier(), {{}}), Host()
+        hands = Hands.take(host, pulse, Owner(os.getpid(), "a test", "0" * 32))
+        ways = Ways(lambda: (), lambda seconds, what: None, events(lambda _, line: lines.append(line), Redactor()),
+                    lambda findings: None)
+        policy = Policy((), (), ("end-process", "unlink-segment"), 0)
+        # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        done = admit(lambda earlier: (StrayWorkers((29501,)), SharedMemory()), host, hands, policy, ways)
+        print(json.dumps({{
+            "states": [(one.fix.kind, one.state, one.note) for one in done.fixes],
+            "levels": [one.verdict.level.value for one in done.findings],
+            "left": [segment.name for segment in host.segments()],
+            "events": [line.split()[0] for line in lines],
+        }}))
+    """)
+    assert isinstance(found, dict)
+    assert found["levels"] == ["ok", "ok"], found
+    assert found["left"] == []
+    assert [state[:2] for state in found["states"]] == [
+        ["end-process", "applied"],
+        ["end-process", "applied"],
+        ["unlink-segment", "applied"],
+        ["unlink-segment", "applied"],
+    ]
+    if more:
+        assert any("SIGKILL" in note for _kind, _state, note in found["states"])
+    assert found["events"][-1] == "preflight.node.admitted"
+
+
+def test_orphaned_segments_are_found_by_age_and_use() -> None:
+    found = run("""
+        orphaned()
+        age()
+        host = Host()
+        for process in host.processes():
+            if process.comm.startswith("VLLM::"):
+                os.kill(process.pid, signal.SIGKILL)
+                os.waitpid(process.pid, 0)
+        orphans = said(SharedMemory())
+        age(30)
+        young = said(SharedMemory())
+        print(json.dumps([orphans, young]))
+    """)
+    assert isinstance(found, list)
+    orphans, young = found
+    assert (orphans["level"], sorted(orphans["fixes"])) == (
+        "warn",
+        ["/dev/shm/psm_0123abcd", "/dev/shm/sem.mp-a8x_0lk2"],
+    )
+    assert (young["level"], young["fixes"]) == ("ok", [])
+
+
+def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it() -> None:
+    found = run("""
+        import mmap
+        host = Host()
+        with open("/dev/shm/psm_00000001", "wb+") as mapped, open("/dev/shm/psm_00000002", "wb+") as opened:
+            mapped.truncate(4096)
+            area = mmap.mmap(mapped.fileno(), 4096)
+            mapped.close()
+            os.mkdir("/run/elsewhere")
+            subprocess.run(["mount", "--bind", "/dev/shm", "/run/elsewhere"], check=True)
+            other = open("/run/elsewhere/psm_00000002")
+            open("/dev/shm/psm_00000003", "w").close()
+            segments = host.segments()
+            uses = host.segment_uses(host.processes(), segments)
+            print(json.dumps([[segment.name, uses.pids(segment)] for segment in segments] + [uses.unreadable_pids]))
+    """)
+    assert found == [["psm_00000001", [1]], ["psm_00000002", [1]], ["psm_00000003", []], []]
+
+
+def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
+    found = run("""
+        from pathlib import Path
+        from sparkd.hands import lock
+        from sparkd.hands.lock import LOCK_PATH, Owner
+
+        host = Host()
+        before = host.owner()
+        fd = lock.take(LOCK_PATH, Owner(os.getpid(), "sparkd run --role head", "f" * 32))
+        waits = subprocess.Popen(["flock", str(LOCK_PATH), "true"])
+        time.sleep(0.3)
+        held = host.owner()
+        os.close(fd)
+        waits.wait()
+        print(json.dumps([before, asdict(held), host.owner()]))
+    """)
+    assert found == [None, {"pid": 1, "command": "sparkd run --role head", "invocation": "f" * 32}, None]
+
+
+def test_listeners_and_their_holders_of_both_families() -> None:
+    found = run("""
+        import socket
+        four = socket.create_server(("127.0.0.1", 8000))
+        six = socket.create_server(("::", 8001), family=socket.AF_INET6)
+        host = Host()
+        holders = host.port_holders(host.processes(), host.listeners())
+        print(json.dumps(sorted((one.listener.address, one.listener.port, one.pid) for one in holders)))
+    """)
+    assert found == [["127.0.0.1", 8000, 1], ["::", 8001, 1]]
+
+
+def test_own_addresses_are_those_of_the_interfaces() -> None:
+    found = run("""
+        subprocess.run(["ip", "link", "add", "spark0", "type", "veth", "peer", "name", "spark1"], check=True)
+        subprocess.run(["ip", "address", "add", "10.0.0.1/24", "dev", "spark0"], check=True)
+        subprocess.run(["ip", "link", "set", "spark0", "up"], check=True)
+        print(json.dumps(sorted(address for address in Host().addresses() if not address.startswith("fe80"))))
+    """)
+    assert found == ["10.0.0.1", "127.0.0.1", "::1"]
+
+
+def test_an_orphan_is_as_old_as_it_is_and_a_zombie_is_dead() -> None:
+    found = run("""
+        zombie = subprocess.Popen(["true"])
+        living = subprocess.Popen(["sleep", "60"])
+        time.sleep(0.5)
+        host = Host()
+        table = host.processes()
+        age = host.age_seconds(table.get(living.pid))
+        print(json.dumps([table.get(zombie.pid).dead, table.get(living.pid).dead, 0.3 < age < 5]))
+        living.kill()
+    """)
+    assert found == [True, False, True]
+
+
+def test_a_dry_run_beside_strays_leaves_every_process_segment_and_lock_as_it_was() -> None:
+    found = run("""
+        orphaned()
+        age()
+
+        def machine():
+            host = Host()
+            processes = [(p.pid, p.comm, p.start_time) for p in host.processes() if p.pid != os.getpid()]
+            return [processes, [(s.name, s.inode) for s in host.segments()], sorted(os.listdir("/run"))]
+
+        before = machine()
+        done = subprocess.run(
+            [sys.executable, "-B", "-m", "tests.unit.audited", "/proc/self/fd/2", "preflight", "--dry-run", "--json"],
+            env={**os.environ, "SPARKD_ENGINE__RECIPE": "tiny-cpu"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )
+        said = json.loads(done.stdout)
+        print(json.dumps({
+            "same": machine() == before,
+            "code": done.returncode,
+            "offences": done.stderr.decode(),
+            "kinds": sorted({fix["kind"] for check in said["checks"] for fix in check["fixes"]}),
+        }))
+    """)
+    assert found == {"same": True, "code": 10, "offences": "", "kinds": ["end-process"]}

@@ -1,0 +1,32 @@
+"""A small world with a real kernel: own processes, own /dev/shm, own /run. What is made in it is gone with it.
+
+`run(code)` runs Python in it as PID 1, so that orphans are adopted there, and gives what it printed as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+MOUNTS = "mount -t tmpfs shm /dev/shm && mount -t tmpfs run /run"
+UNSHARE = ("unshare", "--fork", "--pid", "--mount-proc", "--mount", "--net", "--kill-child")
+
+
+def run(code: str, timeout_seconds: float = 60) -> object:
+    """Raises CalledProcessError with what it said where the code fails."""
+    script = f'{MOUNTS} && ip link set lo up && exec "$@"'
+    done = subprocess.run(
+        [*UNSHARE, "sh", "-c", script, "sh", sys.executable, "-B", "-c", code],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{REPOSITORY}/src:{REPOSITORY}"},
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+    )
+    if done.returncode:
+        raise AssertionError(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}")
+    return json.loads(done.stdout)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 
 from sparkd.host.gpu import NO_GPU, GpuFacts, GpuProcess
 from sparkd.host.harmless import harmless
@@ -17,7 +18,17 @@ DEADLINE_SECONDS = 5.0
 
 _NOT_SUPPORTED = 3
 _INSUFFICIENT_SIZE = 7
+_FUNCTION_NOT_FOUND = 13
 _NO_VALUE = 2**64 - 1
+_WORDS = {
+    4: "no permission",
+    9: "the driver is not loaded",
+    13: "the library has no such function",
+    15: "the GPU has fallen off the bus",
+    16: "the GPU must be reset",
+    18: "library and driver differ in version, as after an upgrade without a reboot",
+}
+"""Of nvmlReturn_t, those that a person can do something about."""
 
 
 class _Memory(ctypes.Structure):
@@ -37,25 +48,31 @@ class _ProcessInfo(ctypes.Structure):
 
 class _NvmlError(Exception):
     def __init__(self, function: str, code: int) -> None:
-        super().__init__(f"{function} answered {code}")
+        super().__init__(f"{_WORDS.get(code, 'it failed')} ({function} answered {code})")
         self.code = code
 
 
 def read(deadline_seconds: float = DEADLINE_SECONDS) -> GpuFacts:
     """What the driver says within the deadline. No library: no GPU. Never raises for a sick driver: see `error`."""
+    return within(deadline_seconds, ask)
+
+
+def within(deadline_seconds: float, ask: Callable[[], GpuFacts]) -> GpuFacts:
+    """The answer, or that there was none in time."""
     answers: list[GpuFacts] = []
     # A thread, since a call into a hung driver can be neither ended nor timed out; a daemon, so it can be left behind.
-    asker = threading.Thread(target=lambda: answers.append(_ask()), name="nvml", daemon=True)
+    asker = threading.Thread(target=lambda: answers.append(ask()), name="nvml", daemon=True)
     asker.start()
     asker.join(deadline_seconds)
     if answers:
         return answers[0]
-    return GpuFacts((), None, None, f"the GPU driver did not answer in {deadline_seconds:g} s")
+    return GpuFacts((), None, None, f"it did not answer in {deadline_seconds:g} s")
 
 
-def _ask() -> GpuFacts:
+def ask(library_name: str = LIBRARY) -> GpuFacts:
+    """What the driver says, however long it takes."""
     try:
-        library = ctypes.CDLL(LIBRARY)
+        library = ctypes.CDLL(library_name)
     except OSError:
         return NO_GPU
     try:
@@ -124,6 +141,9 @@ def _processes(library: ctypes.CDLL, function: str, device: ctypes.c_void_p) -> 
 
 
 def _call(library: ctypes.CDLL, function: str, *args: object) -> None:
-    code = getattr(library, function)(*args)
+    try:
+        code = getattr(library, function)(*args)
+    except AttributeError:
+        raise _NvmlError(function, _FUNCTION_NOT_FOUND) from None
     if code != 0:
         raise _NvmlError(function, code)

@@ -13,7 +13,7 @@ from .cache import say
 from .command import BedError
 from .needs import ensure
 from .node import Node
-from .pool import BASES, RUNS
+from .pool import AT, BASES, RUNS
 from .processes import Identity, wait_for
 from .space import Space, tail
 
@@ -114,6 +114,7 @@ class Bed:
                 for node in self.nodes:
                     self.remove(node)
                 self._space.run("rm", "-rf", RUNS / self._name, check=False)
+                self._space.run("umount", AT, check=False)  # now, not when the kernel comes to it
         finally:
             if self._space is not None:
                 self._space.close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from . import cache, host_pip
+from . import cache, debian, host_pip
 from .command import BedError, run
-from .tree import Tree, bootstrap
+from .debian import bootstrap
+from .tree import Tree
 
 NAME = "sparkd-test/vllm-cpu:0.32.0"
 CHANGES = (
@@ -54,7 +55,7 @@ STRIPPED = [
 
 
 def key() -> str:
-    return cache.recipe_key(Path(__file__), CONSTRAINTS)
+    return cache.recipe_key(Path(__file__), Path(debian.__file__), CONSTRAINTS)
 
 
 def archive() -> Path:
@@ -65,7 +66,7 @@ def archive() -> Path:
 def build(target: Path) -> None:
     with cache.scratch("engine") as scratch:
         root = scratch / "root"
-        bootstrap(SUITE, PACKAGES + BUILD_PACKAGES, root)
+        bootstrap(SUITE, PACKAGES + BUILD_PACKAGES, root, "minbase")
         tree = Tree(root)
         install(tree)
         slim(tree)

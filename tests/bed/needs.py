@@ -19,7 +19,7 @@ COMMANDS = {  # a command of each package, by which its presence is known
     "nsenter": "util-linux",
     "losetup": "mount",
 }
-KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MODULES = ("loop", "xfs", "ext4", "overlay", "bridge", "br_netfilter", "veth", "fuse")
 
 
@@ -39,7 +39,7 @@ def ensure() -> None:
 
 def missing() -> list[str]:
     absent = [package for command, package in COMMANDS.items() if shutil.which(command, path=search_path()) is None]
-    return absent if os.path.exists(KEYS) else [*absent, "debian-archive-keyring"]
+    return absent if os.path.exists(DEBIAN_KEYS) else [*absent, "debian-archive-keyring"]
 
 
 def search_path() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import cache
-from .tree import bootstrap
+from . import cache, debian
+from .debian import bootstrap
 
 PLAIN = [
     "systemd", "systemd-sysv", "dbus", "udev", "python3", "iproute2", "iputils-ping", "procps", "psmisc", "kmod",
@@ -23,13 +23,13 @@ def has_docker(suite: str) -> bool:
 
 
 def key(suite: str) -> str:
-    return cache.recipe_key(Path(__file__), suite)
+    return cache.recipe_key(Path(__file__), Path(debian.__file__), suite)
 
 
 def archive(suite: str) -> Path:
     def build(target: Path) -> None:
         tar = target.with_suffix(".tar.zst")
-        bootstrap(suite, PACKAGES[suite], tar, variant="apt")
+        bootstrap(suite, PACKAGES[suite], tar, "apt")
         tar.replace(target)
 
     return cache.artefact(f"node-{suite}", key(suite), ".tar.zst", build)

@@ -1,4 +1,4 @@
-"""A root file system in a folder: bootstrapped from Debian, and commands run inside it by chroot."""
+"""A root file system in a folder, and commands run inside it by chroot."""
 
 from __future__ import annotations
 
@@ -8,27 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .command import BedError, failure, run
+from .command import BedError, failure
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-SLIM = [f"--dpkgopt=path-exclude=/usr/share/{folder}/*" for folder in ("doc", "man", "locale", "info")]
-
-
-def bootstrap(suite: str, packages: Sequence[str], target: Path, variant: str = "minbase") -> None:
-    """Debian `suite` into a folder or a tar file, from the mirror that this machine's apt (or mmdebstrap) knows."""
-    include = ",".join(packages)
-    mounts = ("unshare", "--mount")  # what it mounts in the tree is seen by nobody who might clear the tree away
-    run(
-        *mounts,
-        "mmdebstrap",
-        "--quiet",
-        "--mode=root",
-        f"--variant={variant}",
-        f"--include={include}",
-        *SLIM,
-        suite,
-        target,
-    )
 
 
 @dataclass(frozen=True)

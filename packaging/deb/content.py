@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,7 +78,14 @@ def _papers(tree: Tree, source: Source, vendored: Vendored, architecture: Archit
 def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
     date = f"{datetime.fromtimestamp(source.epoch, UTC):%Y-%m-%d}"
     metadata = {"title": name, "section": section, "date": date, "source": f"sparkd {source.version}"}
-    command = ["lowdown", "-s", "-Tman", *(f"-m{key}:{value}" for key, value in metadata.items()), str(page)]
+    command = [
+        "lowdown",
+        "-s",
+        "-Tman",
+        "--out-no-smarty",
+        *(f"-m{key}:{value}" for key, value in metadata.items()),
+        str(page),
+    ]
     try:
         return subprocess.run(command, capture_output=True, check=True).stdout
     except FileNotFoundError:
@@ -85,4 +93,8 @@ def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
 
 
 def _gzip(content: bytes) -> bytes:
-    return gzip.compress(content, 9, mtime=0)
+    # Not gzip.compress, whose header depends on the version of Python.
+    packed = io.BytesIO()
+    with gzip.GzipFile("", "wb", 9, packed, mtime=0) as stream:
+        stream.write(content)
+    return packed.getvalue()

@@ -81,6 +81,10 @@ def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
 
 def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
     """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
+    if os.geteuid() != 0:
+        raise UsageError(
+            "only root may mend this node", "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
+        )
     import uuid
 
     from sparkd import hooks

@@ -38,9 +38,8 @@ def installed(make_node: MakeNode, package: Path) -> SparkdNode:
 def ill(installed: SparkdNode) -> SparkdNode:
     """Strays, orphaned segments, a container of an agent that is gone, and work of others that must not be touched."""
     node = installed.node
-    node.sh("setsid python3 - >/dev/null 2>&1 &", input=STRAY)
     node.write("/root/stray.py", STRAY)
-    node.run("setsid", "python3", "/root/stray.py")
+    node.sh("setsid python3 /root/stray.py >/dev/null 2>&1")
     node.sh("echo orphan > /dev/shm/psm_0000dead; echo mine > /dev/shm/psm_notvllm; echo x > /dev/shm/precious")
     node.sh("touch -d '10 minutes ago' /dev/shm/psm_0000dead /dev/shm/psm_notvllm /dev/shm/precious")
     labels = ("--label", "io.sparkd.role=head", "--label", f"io.sparkd.invocation={'0' * 32}")

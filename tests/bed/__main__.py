@@ -1,6 +1,7 @@
 """The bed, for people.
 
 python3 -m tests.bed build                 everything slow, into the cache
+python3 -m tests.bed demo                  one node from the .deb in dist/ to a completion
 python3 -m tests.bed up [N]                N nodes (1), spark1 and so on, that stay until `down`
 python3 -m tests.bed shell NODE            a root shell in the node
 python3 -m tests.bed exec NODE COMMAND...  one command in the node
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from . import base_disk, hand, nodebase, registry
 from .bed import Bed
 from .command import BedError
+from .demo import demo, newest_package
 from .needs import ensure
 
 
@@ -35,6 +38,15 @@ def enter(name: str, argv: list[str]) -> None:
     os.execvp(command[0], command)
 
 
+def reap() -> None:
+    ensure()
+    gone = registry.reap()
+    if gone:
+        with Bed():  # its start clears the disks of the dead from the pool
+            pass
+    print("\n".join(gone) or "nothing to clear away")
+
+
 def status() -> None:
     for entry in registry.entries():
         state = "alive" if entry.owner.alive else "dead (reap it)"
@@ -49,6 +61,8 @@ def main(words: list[str]) -> int:
     match words:
         case ["build"]:
             build()
+        case ["demo"]:
+            demo(newest_package(Path("dist")))
         case ["up"] | ["up", _]:
             ensure()
             hand.up(int(words[1]) if len(words) > 1 else 1)
@@ -65,7 +79,7 @@ def main(words: list[str]) -> int:
         case ["down"]:
             hand.down()
         case ["reap"]:
-            print("\n".join(registry.reap()) or "nothing to clear away")
+            reap()
         case ["status"]:
             status()
         case _:

@@ -77,8 +77,9 @@ class Bed:
 
     def _clear_disks(self) -> None:
         """Remove the disks that killed beds have left in the pool."""
+        found = self.space.run("ls", RUNS).stdout.split()  # first: a bed has its note before it has a disk
         alive = {entry.name for entry in registry.entries()}
-        for name in self.space.run("ls", RUNS).stdout.split():
+        for name in found:
             if name not in alive:
                 self.space.run("rm", "-r", RUNS / name)
         self.space.run("mkdir", "-p", RUNS / self._name)

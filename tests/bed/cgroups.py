@@ -14,6 +14,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .command import Argument, BedError, words
@@ -26,25 +27,25 @@ PREFIX = "sparkd-bed."
 class Hierarchies:
     unified: Path
     memory_v1: Path | None
-
-    @property
-    def all(self) -> list[Path]:
-        return [self.unified, self.memory_v1] if self.memory_v1 else [self.unified]
+    all: tuple[Path, ...]  # others too: nspawn makes its group in systemd's own one, where that is of version 1
 
 
 def hierarchies() -> Hierarchies:
     unified: Path | None = None
     memory: Path | None = None
+    every: list[Path] = []
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         at, kind, options = Path(before.split()[4]), after.split()[0], after.split()[2].split(",")
+        if kind in ("cgroup", "cgroup2"):
+            every.append(at)
         if kind == "cgroup2" and unified is None:
             unified = at
         elif kind == "cgroup" and "memory" in options and memory is None:
             memory = at
     if unified is None:
         raise BedError("this machine has no unified cgroup hierarchy (cgroup2) mounted")
-    return Hierarchies(unified, memory)
+    return Hierarchies(unified, memory, tuple(every))
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ def _try_write(file: Path, value: str) -> None:
 def remove(top: Path) -> None:
     """A whole tree of empty groups; the kernel takes a moment to see that they are empty."""
     for folder, _, _ in os.walk(top, topdown=False):
-        wait_for(lambda folder=folder: _removed(Path(folder)), 10, f"the end of all in {folder}")  # type: ignore[misc]
+        wait_for(partial(_removed, Path(folder)), 10, f"the end of all in {folder}")
 
 
 def _removed(folder: Path) -> bool:

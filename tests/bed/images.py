@@ -31,6 +31,6 @@ def load(node: Node) -> None:
 def import_archive(node: Node, archive: Path, *options: str) -> None:
     with subprocess.Popen(["zstd", "-dcq", archive], stdout=subprocess.PIPE) as unpacker:
         command = node.entered("docker", "import", *options)
-        done = subprocess.run(command, stdin=unpacker.stdout, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, stdin=unpacker.stdout, capture_output=True, text=True, check=False, timeout=900)
     if unpacker.returncode or done.returncode:
         raise BedError(f"docker import of {archive.name}: {done.stderr.strip()}")

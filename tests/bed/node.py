@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
-import shlex
-import signal
-import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from . import client, registry
-from .cgroups import NodeGroup
-from .command import Argument, BedError, failure, words
+from .command import BedError
 from .network import Addresses
 from .pool import RUNS
-from .processes import Identity, alive, children, command_line, command_name, descendants, nested_pids, wait_for
-from .space import Space, tail
-from .tree import PATH
-
-ENVIRONMENT = ("env", "-i", f"PATH={PATH}", "HOME=/root", "USER=root", "LANG=C.UTF-8", "TERM=dumb")
-DEPTH = 3  # pid namespaces: this machine's, the bed's, the node's
+from .processes import (
+    Identity,
+    alive,
+    children,
+    command_line,
+    command_name,
+    identities,
+    nested_pids,
+    wait_for,
+)
+from .shell import DEPTH, OffError, Shell
+from .space import tail
 
 
 @dataclass(frozen=True)
-class Node:
+class Node(Shell):
     """All state is in the kernel or under /run, so that any process may hold a Node of the same bed."""
-
-    bed: str
-    name: str
-    space: Space
-    docker: bool
 
     # What it is
 
@@ -50,10 +48,6 @@ class Node:
         return self.addresses.fabric
 
     @property
-    def group(self) -> NodeGroup:
-        return NodeGroup(self.bed, self.name)
-
-    @property
     def console(self) -> Path:
         return registry.HOME / self.bed / f"{self.name}.console"
 
@@ -64,31 +58,12 @@ class Node:
 
     # Power
 
-    @property
-    def _switch(self) -> Path:
-        return registry.HOME / self.bed / f"{self.name}.json"
-
-    @property
-    def supervisor(self) -> Identity | None:
-        noted = registry.read_identity(self._switch)
-        return noted if noted and noted.alive else None
-
-    @property
-    def init(self) -> int | None:
-        """PID 1 of the node, as this machine numbers it; None while the node is off."""
-        supervisor = self.supervisor
-        for nspawn in children(supervisor.pid) if supervisor else []:
-            for child in children(nspawn):
-                if len(pids := nested_pids(child)) == DEPTH and pids[-1] == 1:
-                    return child
-        return None
-
     def power_on(self) -> None:
         """Press the switch; `wait_up` waits for the rest."""
         if self.supervisor:
             return
         self.group.make()
-        module = ("python3", "-m", "tests.bed.supervisor", self.bed, self.name)
+        module = (sys.executable, "-m", "tests.bed.supervisor", self.bed, self.name)
         supervisor = self.space.spawn(self.console, *module)
         registry.write_json(self._switch, asdict(supervisor))
         wait_for(lambda: self.init or not supervisor.alive, 60, f"{self.name} to start")
@@ -107,9 +82,8 @@ class Node:
             nonlocal state
             if not self.supervisor:
                 raise BedError(f"{self.name} is off: {tail(self.console)}")
-            if self.init is None:
-                return False
-            state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+            with contextlib.suppress(OffError):  # between two boots
+                state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
             return state in ("running", "degraded")
 
         try:
@@ -149,10 +123,9 @@ class Node:
 
     def _cut(self) -> None:
         if supervisor := self.supervisor:
-            nspawns = [Identity.of(pid) for pid in children(supervisor.pid)]
             init = self.init
-            machine = [Identity.of(init)] if init else []
-            for process in (supervisor, *machine, *nspawns):  # the power supply first, or it would boot again
+            machine = identities([*([init] if init else []), *children(supervisor.pid)])
+            for process in (supervisor, *machine):  # the power supply first, or it would boot again
                 process.end()
         self._discharge()
 
@@ -182,81 +155,7 @@ class Node:
         """The memory of the whole node; beyond it processes of the node are killed, never those of this machine."""
         self.group.limit_memory(limit_bytes)
 
-    # Inside
-
-    def _pid_one(self) -> Identity:
-        if (init := self.init) is None:
-            raise BedError(f"{self.name} is off")
-        return Identity.of(init)
-
-    def entered(self, *argv: Argument) -> list[str]:
-        """The command that runs `argv` in the node."""
-        target = ("nsenter", "-t", str(self._pid_one().pid), "-m", "-u", "-i", "-n", "-p", "-C", "-r", "-w", "--")
-        return self.group.entered("visitors", *target, *ENVIRONMENT, *argv)
-
-    def run(
-        self,
-        *argv: Argument,
-        check: bool = True,
-        timeout: float = 120,
-        input: str | None = None,  # noqa: A002
-    ) -> subprocess.CompletedProcess[str]:
-        """Run in the node as root, to the end. What is to stay behind must close its output (`>/dev/null 2>&1 &`)."""
-        done = self._to_the_end(argv, timeout, input or "")
-        if check and done.returncode:
-            raise BedError(f"{self.name}: " + failure(words(argv), done.returncode, done.stderr or done.stdout))
-        return done
-
-    def _to_the_end(self, argv: Sequence[Argument], timeout: float, text: str) -> subprocess.CompletedProcess[str]:
-        pipe = subprocess.PIPE
-        with subprocess.Popen(self.entered(*argv), stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
-            try:
-                out, errors = process.communicate(text, timeout)
-            except BaseException as error:
-                for pid in list(descendants(process.pid)):  # nsenter alone would leave its child running in the node
-                    Identity.of(pid).send(signal.SIGKILL)
-                process.kill()
-                if isinstance(error, subprocess.TimeoutExpired):
-                    said = failure(words(argv), -1, str(error.stderr or b"", errors="replace"))
-                    raise BedError(f"{self.name}: not done in {timeout:g} s, killed: {said}") from error
-                raise
-        return subprocess.CompletedProcess(words(argv), process.returncode, out, errors)
-
-    def sh(
-        self,
-        line: str,
-        check: bool = True,
-        timeout: float = 120,
-        input: str | None = None,  # noqa: A002
-    ) -> subprocess.CompletedProcess[str]:
-        return self.run("sh", "-c", line, check=check, timeout=timeout, input=input)
-
-    def read(self, path: Argument) -> str:
-        return self.run("cat", path).stdout
-
-    def write(self, path: Argument, text: str) -> None:
-        place, folder = shlex.quote(os.fspath(path)), shlex.quote(os.fspath(Path(path).parent))
-        self.sh(f"mkdir -p {folder} && cat > {place}", input=text)
-
-    def put(self, source: Argument, target: Argument) -> None:
-        """A file or a whole folder, under the name `target`, with its modes; owned by root."""
-        source, target = Path(source), Path(target)
-        pack = ["tar", "-C", str(source), "--owner=0", "--group=0", "-cf", "-", "."]
-        unpack = f"mkdir -p {shlex.quote(str(target))} && tar -C {shlex.quote(str(target))} -xf -"
-        if source.is_file():
-            pack[2], pack[-1] = str(source.parent), source.name
-            rename = f"--transform='s,.*,{target.name},'"
-            folder = shlex.quote(str(target.parent))
-            unpack = f"mkdir -p {folder} && tar -C {folder} {rename} -xf -"
-        with subprocess.Popen(pack, stdout=subprocess.PIPE) as packer:
-            done = subprocess.run(
-                self.entered("sh", "-c", unpack), stdin=packer.stdout, capture_output=True, text=True, check=False
-            )
-        if packer.returncode or done.returncode:
-            raise BedError(f"{self.name}: cannot put {source} to {target}: {done.stderr.strip()}")
-
-    def journal(self, unit: str, *options: str) -> str:
-        return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit, *options).stdout
+    # Network
 
     def http(
         self,

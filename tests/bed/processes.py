@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -50,6 +51,15 @@ class Identity:
     def end(self, seconds: float = 20) -> None:
         self.send(signal.SIGKILL)
         wait_for(lambda: not self.alive, seconds, f"the end of process {self.pid}")
+
+
+def identities(pids: Iterable[int]) -> list[Identity]:
+    """Of those that still exist."""
+    found: list[Identity] = []
+    for pid in list(pids):
+        with contextlib.suppress(ProcessLookupError):
+            found.append(Identity.of(pid))
+    return found
 
 
 def alive(pid: int) -> bool:

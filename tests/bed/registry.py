@@ -29,10 +29,9 @@ class Entry:
         return HOME / self.name
 
     def create(self) -> None:
-        try:
-            self.folder.mkdir(parents=True)
-        except FileExistsError:
-            raise BedError(f"there is a bed named {self.name} already") from None
+        if (self.folder / "bed.json").exists():
+            raise BedError(f"there is a bed named {self.name} already")
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
     def save(self) -> None:

@@ -33,13 +33,14 @@ class Space:
                 env=environment(),
                 start_new_session=True,
             )
-        _unreaped.append(process)
         assert process.stdout is not None
         answer = process.stdout.readline().strip()
         process.stdout.close()
         if not answer:
             raise BedError(f"the bed's keeper did not start: {log.read_text().strip()}")
-        return cls(Identity.of(int(answer)))
+        keeper = Identity.of(int(answer))
+        _parents[keeper] = process
+        return cls(keeper)
 
     def entered(self, *argv: Argument) -> list[str]:
         """The command that runs `argv` in here."""
@@ -48,7 +49,7 @@ class Space:
     def run(self, *argv: Argument, check: bool = True, timeout: float = 300) -> subprocess.CompletedProcess[str]:
         return run(*self.entered(*argv), check=check, timeout=timeout, env=environment())
 
-    def module(self, name: str, *argv: Argument, timeout: float = 300) -> str:
+    def module(self, name: str, *argv: Argument, timeout: float = 900) -> str:
         """Run a module of this package in here."""
         return self.run(sys.executable, "-m", f"tests.bed.{name}", *argv, timeout=timeout).stdout
 
@@ -73,12 +74,11 @@ class Space:
     def close(self) -> None:
         """End every process in here, and with them all mounts, disks and interfaces."""
         self.keeper.end()
-        for process in _unreaped:
-            if process.poll() is None and self.keeper.pid in children(process.pid):
-                process.wait(timeout=20)
+        if parent := _parents.pop(self.keeper, None):
+            parent.wait(timeout=20)
 
 
-_unreaped: list[subprocess.Popen[str]] = []  # keepers' parents: reaped at the latest with this process
+_parents: dict[Identity, subprocess.Popen[str]] = {}  # of the keepers that this process made: to be reaped
 
 
 def environment() -> dict[str, str]:

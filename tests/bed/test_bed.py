@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from tests.bed import Bed, BedError, Node
@@ -74,6 +75,8 @@ def test_files_go_in_and_out(node: Node) -> None:
     assert node.read("/var/tmp/some where/a") == "text\n"
     node.put(__file__, "/opt/bed/copy.py")
     assert "def test_files_go_in_and_out" in node.read("/opt/bed/copy.py")
+    node.put(Path(__file__).parent, "/opt/bed/all")
+    assert node.sh("stat -c '%a %U' /opt/bed/all/files/bed-init && ls /opt/bed/all").stdout.split()[1] == "root"
 
 
 def test_failure_of_a_command_says_what_it_said(node: Node) -> None:

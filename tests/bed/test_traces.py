@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.bed import Bed, registry
-from tests.bed.cgroups import PREFIX, hierarchies
+from tests.bed.cgroups import PREFIX
 from tests.bed.processes import Identity, command_line, wait_for
 from tests.bed.space import environment
 
@@ -32,7 +32,8 @@ def traces(name: str) -> list[str]:
     loops = subprocess.run(["losetup", "--noheadings", "--output", "NAME,BACK-FILE"], capture_output=True, text=True)
     found = [line for line in loops.stdout.splitlines() if f"/{name}/" in line]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if name in line]
-    found += [str(root / (PREFIX + name)) for root in hierarchies().all if (root / (PREFIX + name)).exists()]
+    groups = Path("/sys/fs/cgroup")
+    found += [str(path) for pattern in ("*", "*/*") for path in groups.glob(pattern) if name in path.name]
     found += [str(path) for path in [registry.HOME / name] if path.exists()]
     pids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
     return found + [f"{pid} {command_line(pid)}" for pid in pids if name in command_line(pid) or in_group(pid, name)]

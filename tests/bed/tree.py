@@ -11,6 +11,7 @@ from pathlib import Path
 from .command import BedError, failure
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+DEADLINE = 3600.0  # for one command, on a slow line
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,9 @@ class Tree:
         ]
         command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-ec", "\n".join(script)]
         try:
-            done = subprocess.run(command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE
+            )
         finally:
             for path in reversed(made):
                 path.rmdir() if path.is_dir() else path.unlink()

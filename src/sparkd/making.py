@@ -14,7 +14,7 @@ from sparkd.agent import LAST_EXIT_FILE, Agent, new_report
 from sparkd.errors import ConfigError
 from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
-from sparkd.host.this_machine import this_machine
+from sparkd.host import Host
 from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
 from sparkd.log import Redactor, events
@@ -31,7 +31,7 @@ SECRET_LIMIT_BYTES = 64 << 10
 def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     """Raises ConfigError (78) for what no restart can mend, BlockedError (10) where another owner holds the node."""
     config = settings.load(None, env)
-    host = this_machine()
+    host = Host()
     node = context(config, role, host)
     secrets = read_secrets(node.plan)
     redact = Redactor(tuple(secrets.values()))

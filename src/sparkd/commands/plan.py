@@ -35,10 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _own_plan(settings: Settings) -> LaunchPlan:
-    from sparkd.host.this_machine import this_machine
+    from sparkd.host import Host
     from sparkd.roles import context
 
-    return context(settings, None, this_machine()).plan
+    return context(settings, None, Host()).plan
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:

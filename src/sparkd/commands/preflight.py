@@ -35,11 +35,10 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     from sparkd import settings
     from sparkd.host import Host
-    from sparkd.host.this_machine import this_machine
     from sparkd.preflight import render
     from sparkd.roles import context
 
-    host = Host(args.root) if args.root else this_machine()
+    host = Host(args.root or "/")
     config = settings.load(None, os.environ if host.live else {}, Path(host.files.root))
     node = context(config, args.role, host)
     shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)

@@ -23,11 +23,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from sparkd.host import docker
-    from sparkd.host.this_machine import this_machine
+    from sparkd.host import Host, docker
     from sparkd.systemd import invocation_id
 
-    host = this_machine()
+    host = Host()
     if not docker.running(host):
         # A dead dockerd can't be asked, and asking would start it; the next preflight clears what is left.
         print("docker is not running: nothing swept", file=sys.stderr)

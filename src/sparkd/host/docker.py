@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sparkd.host.docker_facts import ContainerFacts, DockerFacts
+from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -48,61 +48,76 @@ def running(host: Host) -> bool:
 def read(host: Host) -> DockerFacts:
     """All containers of this node, running or not. Raises DockerUnreadableError."""
     if not running(host):
-        return DockerFacts(running=False, containers=())
+        return AWAY
     http = client()
     try:
         listed = _get(http, "/containers/json", {"all": "1"})
         if not isinstance(listed, list):
             raise DockerUnreadableError("the container list is no list")
-        return DockerFacts(running=True, containers=tuple(_container(http, entry) for entry in listed))
+        found = (_container(http, entry) for entry in listed)
+        return DockerFacts(running=True, containers=tuple(one for one in found if one is not None))
     finally:
         http.close()
 
 
-def _get(http: HttpClient, path: str, params: dict[str, str] | None = None) -> Any:
+def _get(http: HttpClient, path: str, params: dict[str, str] | None = None) -> object:
+    """The answer, unchecked JSON; None where docker knows no such thing."""
     from sparkd.host.http import Unanswered
 
     try:
         answer = http.get(path, TIMEOUT_SECONDS, params)
+        if answer.status == 404:
+            return None
         if answer.status != 200:
             raise DockerUnreadableError(f"GET {path}: HTTP {answer.status}")
-        return json.loads(answer.body)
+        found: object = json.loads(answer.body)
     except Unanswered as error:
         raise DockerUnreadableError(f"GET {path}: {error}") from None
     except ValueError:
         raise DockerUnreadableError(f"GET {path}: not JSON") from None
+    return found
 
 
-def _container(http: HttpClient, entry: object) -> ContainerFacts:
-    try:
-        match entry:
-            case {"Id": str(full_id), "State": str(state)}:
-                # The list lacks pid and restart policy; only a container that runs has a pid worth a second look.
-                detail = _get(http, f"/containers/{quote(full_id, safe='')}/json")
-                return ContainerFacts(
-                    id=full_id,
-                    name=str(detail["Name"]).removeprefix("/"),
-                    labels=tuple(sorted((str(k), str(v)) for k, v in (detail["Config"]["Labels"] or {}).items())),
-                    running=state in ("running", "paused", "restarting"),
-                    pid=int(detail["State"]["Pid"]),
-                    image_id=str(detail["Image"]),
-                    restart_policy=str(detail["HostConfig"]["RestartPolicy"]["Name"] or "no"),
-                )
-    except (KeyError, TypeError, ValueError) as error:
-        raise DockerUnreadableError(f"a container's description lacks {error}") from None
-    raise DockerUnreadableError("an entry of the container list has no id")
+def _path(container_id: str, what: str) -> str:
+    return f"/containers/{quote(container_id, safe='')}/{what}"
+
+
+def _container(http: HttpClient, entry: object) -> ContainerFacts | None:
+    """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
+    match entry:
+        case {"Id": str(full_id)}:
+            detail = _get(http, _path(full_id, "json"))
+        case _:
+            raise DockerUnreadableError("an entry of the container list has no id")
+    match detail:
+        case None:
+            return None
+        case {
+            "Name": str(name),
+            "Image": str(image_id),
+            "Config": {"Labels": dict() | None as labels},
+            "State": {"Running": bool(running), "Pid": int(pid)},
+            "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
+        }:
+            pairs = sorted((str(key), str(value)) for key, value in (labels or {}).items())
+            return ContainerFacts(full_id, name.removeprefix("/"), tuple(pairs), running, pid, image_id, policy or "no")
+        case _:
+            raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
 
 
 def exit_code(http: HttpClient, container_id: str) -> int | None:
-    """Exit code of an ended container; None while it runs. Raises DockerUnreadableError."""
-    state = _get(http, f"/containers/{quote(container_id, safe='')}/json")["State"]
-    return None if state.get("Running") else int(state.get("ExitCode", -1))
+    """Exit code of an ended container; None while it runs or where it is gone. Raises DockerUnreadableError."""
+    match _get(http, _path(container_id, "json")):
+        case {"State": {"Running": False, "ExitCode": int(code)}}:
+            return code
+        case _:
+            return None
 
 
 def follow_log(http: HttpClient, container_id: str, *, from_now: bool) -> Iterator[tuple[int, bytes]]:
     """(stream, bytes) as the container writes: 1 is stdout, 2 stderr. Ends with the container; raises Unanswered."""
     params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "0" if from_now else "all"}
-    with http.stream(f"/containers/{quote(container_id, safe='')}/logs", params) as chunks:
+    with http.stream(_path(container_id, "logs"), params) as chunks:
         yield from frames(chunks)
 
 

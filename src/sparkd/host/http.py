@@ -5,6 +5,7 @@ Answers come from outside: sizes are bounded, and what is not HTTP or not in tim
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class HttpClient:
         # trust_env off: a proxy from the environment must never see a node's own traffic.
         self._client = httpx.Client(
             base_url=base_url,
-            transport=httpx.HTTPTransport(uds=socket_path),
+            # Plain HTTP alone. httpx would read its file of certificates for every client, also while an upgrade of
+            # the package replaces it: seen, and the agent died of it.
+            transport=httpx.HTTPTransport(verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), uds=socket_path),
             headers=dict(headers or {}),
             trust_env=False,
         )

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.unit.conftest import Tree
+
+from sparkd.commands.status import describe, exit_code, is_alive
+from sparkd.errors import ExitCode
+from sparkd.host.files import Files
+from sparkd.report.node_report import (
+    EngineReport,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    Phase,
+    dump,
+    parse,
+)
+
+REPORT = NodeReport(
+    node="spark1",
+    role="head",
+    rank=0,
+    phase=Phase.SERVING,
+    since="2026-01-01T00:00:00.000+00:00",
+    epoch="e" * 32,
+    incarnation="e" * 32,
+    version="0.1.0",
+    plan_digest="d" * 64,
+    message="tiny on port 8000",
+    findings=(
+        FindingReport("page-cache", "warn", "4 GiB of page cache", ""),
+        FindingReport("stray-workers", "ok", "none", ""),
+    ),
+    engine=EngineReport(container_id="c" * 64, kv_cache_tokens=7),
+    memory=MemoryReport(total_bytes=2, available_bytes=1),
+    pid=77,
+    start_time=1234,
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "alive", "code"),
+    [
+        (Phase.SERVING, True, ExitCode.GOOD),
+        (Phase.DEGRADED, True, ExitCode.GOOD),
+        (Phase.LOADING, True, ExitCode.ON_THE_WAY),
+        (Phase.COOLING, True, ExitCode.ON_THE_WAY),
+        (Phase.AWAITING_DOCKER, True, ExitCode.ON_THE_WAY),
+        (Phase.BLOCKED, True, ExitCode.DOWN),
+        (Phase.FAILED, True, ExitCode.DOWN),
+        (Phase.STOPPED, True, ExitCode.DOWN),
+        (Phase.SERVING, False, ExitCode.DOWN),
+    ],
+)
+def test_the_exit_code_says_serving_on_the_way_or_down(phase: Phase, code: ExitCode, *, alive: bool) -> None:
+    assert exit_code(replace(REPORT, phase=phase), alive=alive) is code
+
+
+def test_without_a_report_the_node_is_down() -> None:
+    assert exit_code(None, alive=False) is ExitCode.DOWN
+
+
+@pytest.mark.parametrize(("start_time", "state", "alive"), [(1234, "S", True), (1235, "S", False), (1234, "Z", False)])
+def test_an_agent_lives_while_its_pid_and_start_time_do(
+    tree: Tree, start_time: int, state: str, *, alive: bool
+) -> None:
+    tree.process(77, "sparkd", start_time=start_time, state=state)
+    assert is_alive(Files(str(tree.root)), REPORT) is alive
+
+
+def test_a_pid_that_is_gone_is_no_agent(tree: Tree) -> None:
+    assert not is_alive(Files(str(tree.root)), REPORT)
+
+
+def test_a_person_sees_what_is_not_as_it_should_be() -> None:
+    shown = describe(replace(REPORT, last_cause="engine ended (exit 13)"), alive=True)
+    assert "spark1, rank 0 (head)" in shown
+    assert "4 GiB of page cache" in shown
+    assert "stray-workers" not in shown
+    assert "engine ended (exit 13)" in shown
+    assert "its agent is gone" in describe(REPORT, alive=False)
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    assert parse(dump(REPORT)) == REPORT
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 2}', '{"schema": 1}', dump(REPORT).replace("serving", "x")]
+)
+def test_what_is_no_report_is_none(text: str) -> None:
+    assert parse(text) is None

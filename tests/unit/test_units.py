@@ -81,9 +81,12 @@ def test_unit_requires_nothing_and_holds_no_boot() -> None:
     assert not {"Requires", "Requisite", "BindsTo", "RequiresMountsFor", "Conflicts"} & {
         line.partition("=")[0] for line in unit.splitlines()
     }
-    assert {"docker.service", "network-online.target"} <= set(words(unit, "Wants")) & set(words(unit, "After"))
-    assert "multi-user.target" in words(unit, "After")
+    assert {"docker.service", "network-online.target", "multi-user.target"} <= set(words(unit, "After"))
     assert words(unit, "WantedBy") == ["multi-user.target"]
+
+
+def test_unit_starts_no_docker() -> None:
+    assert [word for word in words(units.render("head"), "Wants") if "docker" in word] == []
 
 
 def test_roles_differ_in_nothing_else_than_their_name() -> None:

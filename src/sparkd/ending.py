@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
+from functools import partial
 
 from sparkd.agent import LAST_EXIT_FILE, Agent, utc_now
 from sparkd.errors import EngineEndedError, ExitCode, SparkdError
 from sparkd.host import docker
 from sparkd.host.docker import DockerUnreadableError
-from sparkd.launch.start import LOG_END_SECONDS, Running, segments
+from sparkd.launch.start import LOG_END_SECONDS, Running
 from sparkd.report.node_report import Phase
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to be finished, and what it leaves behind preflight clears."""
-EXIT_CODE_SECONDS = 1.0
+EXIT_CODE_SECONDS = 0.5
+"""Docker was seen to know a container's end some 20 ms after the kernel does."""
 
 _COUNTED = frozenset(
     {
@@ -90,8 +92,8 @@ def last_exit(error: SparkdError, phase: Phase) -> str:
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     if running is None:
         return
-    running.segments = segments(agent.host, running.rank) or running.segments
-    if not running.rank.end(agent.pulse, grace_seconds, starting=not running.ready):
+    note = partial(running.note_segments, agent.host)
+    if not running.rank.end(agent.pulse, grace_seconds, note, starting=not running.ready):
         agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
     with suppress(SparkdError):

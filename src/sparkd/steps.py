@@ -16,7 +16,7 @@ from sparkd.errors import EngineEndedError, NeedsPersonError, StalledError
 from sparkd.host import docker
 from sparkd.host.endpoint import Endpoint
 from sparkd.launch import ledger
-from sparkd.launch.start import Running, segments, start
+from sparkd.launch.start import Running, start
 from sparkd.preflight import hook_list
 from sparkd.preflight.check import Finding
 from sparkd.readiness import Gate
@@ -92,9 +92,15 @@ def launch(agent: Agent) -> Running:
 def make_ready(agent: Agent, running: Running) -> None:
     """Follow the load until a completion has come, then tell systemd."""
     agent.phase(Phase.LOADING)
+    step = ""
 
     def show(gate: Gate) -> Story:
+        nonlocal step
         story = running.log.story
+        if story.step != step:
+            # A stop during the load must know what to clear: segments come with the steps.
+            step = story.step
+            running.note_segments(agent.host)
         agent.show(story, gate.value if gate is not Gate.HTTP else "")
         return story
 
@@ -107,7 +113,7 @@ def make_ready(agent: Agent, running: Running) -> None:
     if not ready:
         raise engine_ended(agent, running)
     running.ready = True
-    running.segments = segments(agent.host, running.rank)
+    running.note_segments(agent.host)
     agent.notifier.ready()
     agent.pulse.extending = False
     agent.events.info("readiness.completion.answered", seconds=running.seconds)

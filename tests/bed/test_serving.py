@@ -6,14 +6,21 @@ import json
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, SparkdNode, complete
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
 
+IMPATIENT = """
+[supervise]
+stall_seconds = 10
+canary_seconds = 5
+[readiness]
+completion_timeout_seconds = 5
+"""
 GRACE_SECONDS = 30.0
 """Default of engine.stop_grace_seconds."""
 
@@ -138,7 +145,7 @@ def test_whatever_is_killed_the_endpoint_comes_back_by_itself(
     serving.await_serving()
     journal = serving.journal_since(cursor)
     if victim is not sparkd:
-        assert re.search(r"life\.failed code=13 .*reason=\"the engine ended while serving", journal), journal
+        assert re.search(r"life\.failed code=13 .*reason=\"the engine (ended while serving|is dead)", journal), journal
     assert serving.containers() == ["sparkd-rank0"]
     assert serving.leftovers() == []
 
@@ -215,17 +222,39 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         serving.node.run("systemctl", "disable", HEAD)
 
 
-def test_a_hung_engine_is_a_stall_and_comes_back(spark: SparkdNode) -> None:
-    spark.configure('[engine]\nrecipe = "tiny-cpu"\n[supervise]\nstall_seconds = 10\n')
-    spark.node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)
-    try:
-        cursor, old = spark.cursor(), spark.main_pid()
-        spark.node.kill(worker(spark), signal.SIGSTOP)
-        with pytest.raises(OSError, match="timed out"):
-            spark.node.post(8000, "/v1/completions", {"model": "tiny", "prompt": "x", "max_tokens": 4}, timeout=8)
-        wait_for(lambda: spark.main_pid() not in (0, old), 60, "sparkd to give the engine up")
-        assert "life.failed code=15" in spark.journal_since(cursor)
-        spark.await_serving()
-    finally:
-        spark.stop()
-        spark.configure()
+@pytest.fixture
+def impatient(spark: SparkdNode) -> Iterator[SparkdNode]:
+    """Serving, with limits that a test can wait for."""
+    spark.configure(CONFIGURATION + IMPATIENT)
+    spark.stop()
+    spark.forget_failures()
+    spark.start()
+    yield spark
+    spark.stop()
+    spark.configure()
+
+
+def given_up(spark: SparkdNode, cursor: str, old: int) -> str:
+    """The line that says why, once the unit has been started again."""
+    wait_for(lambda: spark.main_pid() not in (0, old), 60, "sparkd to give the engine up")
+    return next(line for line in spark.journal_since(cursor).splitlines() if line.startswith("life.failed"))
+
+
+def test_an_engine_that_hangs_under_a_request_is_a_stall(impatient: SparkdNode) -> None:
+    cursor, old = impatient.cursor(), impatient.main_pid()
+    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 500, "ignore_eos": True})
+    post = f"curl -s -m 60 -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:8000/v1/completions"
+    for _ in range(20):  # more than one step's worth, so that the engine counts them as running
+        impatient.node.sh(f"{post} >/dev/null 2>&1 &")
+    running = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
+    wait_for(lambda: bool(running.search(impatient.node.http(8000, "/metrics").body)), 20, "requests to run")
+    impatient.node.kill(worker(impatient), signal.SIGSTOP)
+    assert re.search(r"code=15 .*requests run and no token came for \d+ s", given_up(impatient, cursor, old))
+
+
+def test_an_engine_that_hangs_while_idle_is_found_by_the_canary(impatient: SparkdNode) -> None:
+    cursor, old = impatient.cursor(), impatient.main_pid()
+    impatient.node.kill(worker(impatient), signal.SIGSTOP)
+    wait_for(lambda: impatient.status_text().startswith("degraded: a canary completion failed"), 60, "the canary")
+    assert "code=15" in given_up(impatient, cursor, old)
+    impatient.await_serving()

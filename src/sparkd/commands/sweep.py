@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         print("docker is not running: nothing swept", file=sys.stderr)
         return ExitCode.GOOD
     orphans = find_orphans(host, invocation_id(os.environ), args.role)
-    return _end(orphans) if orphans else ExitCode.GOOD
+    return _end(host, orphans) if orphans else ExitCode.GOOD
 
 
 def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[ContainerFacts, ...]:
@@ -54,17 +54,16 @@ def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[Contain
     )
 
 
-def _end(orphans: tuple[ContainerFacts, ...]) -> int:
+def _end(host: Host, orphans: tuple[ContainerFacts, ...]) -> int:
     from sparkd.errors import LaunchError
     from sparkd.hands.container import Containers
-    from sparkd.hands.processes import GRACE_SECONDS
+    from sparkd.hands.orphans import end
 
     containers = Containers()
     code = ExitCode.GOOD
     for one in orphans:
         try:
-            containers.stop(one.id, int(GRACE_SECONDS))
-            containers.remove(one.id)
+            end(host, containers, one)
             print(f"stopped and removed container {one.name} ({one.id[:12]}): its agent is gone")
         except LaunchError as error:
             print(f"sparkd: {error}", file=sys.stderr)

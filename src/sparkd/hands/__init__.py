@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from sparkd.errors import LaunchError
-from sparkd.hands import files, lock, page_cache, processes
+from sparkd.hands import files, lock, orphans, page_cache, processes
 from sparkd.hands import segments as shm_segments
 from sparkd.hands.applied import Applied
 from sparkd.hands.lock import Owner
@@ -86,8 +86,8 @@ class Hands:
         if not found.label(f"{LABEL}role") or found.label(f"{LABEL}invocation") == self.owner.invocation:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
-            self._pulse.beside(lambda: self.containers.stop(fix.container_id, int(processes.GRACE_SECONDS)))
-            self._pulse.beside(lambda: self.containers.remove(fix.container_id))
+            containers = self.containers
+            self._pulse.beside(lambda: orphans.end(self._host, containers, found))
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")

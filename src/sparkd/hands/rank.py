@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,13 +28,17 @@ class Rank:
     pid: int
     pidfd: int
 
-    def end(self, waits: Waits, grace_seconds: float, *, starting: bool) -> bool:
-        """SIGTERM, grace, SIGKILL; whether it is gone. `starting`: the engine may not heed the first SIGTERM yet."""
+    def end(self, waits: Waits, grace_seconds: float, before: Callable[[], None], *, starting: bool) -> bool:
+        """SIGTERM, grace, SIGKILL; whether it is gone. `before` is called ahead of each signal.
+
+        `starting`: the engine may not heed the first SIGTERM yet.
+        """
         steps = [(signal.SIGTERM, grace_seconds), (signal.SIGKILL, KILL_SECONDS)]
         if starting:
             first = min(SECOND_TERM_SECONDS, grace_seconds)
             steps[:1] = [(signal.SIGTERM, first), (signal.SIGTERM, grace_seconds - first)]
         for number, seconds in steps:
+            before()
             try:
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:

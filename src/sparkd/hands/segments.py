@@ -8,7 +8,25 @@ import time
 
 from sparkd.hands.applied import Applied
 from sparkd.host import Host, shm
+from sparkd.host.shm import Uses
 from sparkd.preflight.fixes import UnlinkSegment
+from sparkd.preflight.shm import NAMES
+
+
+def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
+    """Segments with an engine's names that this process's descendants have mapped now: theirs, to clear when they end.
+
+    An engine that is killed leaves its segments behind in the host's /dev/shm. Told by who maps them, they can be
+    cleared at once, where preflight must wait until they have grown old.
+    """
+    named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]
+    uses = host.segment_uses(host.processes().descendants(pid), named) if named else Uses((), ())
+    mapped = {(device, inode) for device, inode, _ in uses.used}
+    return tuple(
+        UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes)
+        for segment in named
+        if (segment.device, segment.inode) in mapped
+    )
 
 
 def unlink(fix: UnlinkSegment, host: Host) -> Applied:

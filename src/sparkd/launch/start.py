@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
-from sparkd.hands import LABEL, Hands
+from sparkd.hands import LABEL, Hands, segments
 from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
 from sparkd.launch.plan import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
-from sparkd.preflight.shm import NAMES
 
-LOG_END_SECONDS = 1.0
+LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 
 
@@ -27,28 +27,17 @@ class Running:
     log: LogReader
     started_at: float
     ready: bool = False
-    segments: tuple[UnlinkSegment, ...] = ()
-    """As seen when it became ready, or when its end began."""
+    segments: set[UnlinkSegment] = field(default_factory=set)
+    """Shared memory that its processes were seen to have mapped."""
+
+    def note_segments(self, host: Host) -> None:
+        """Remember what its processes have mapped now. What can't be looked at is left to a later preflight."""
+        with suppress(OSError):
+            self.segments.update(segments.mapped_below(host, self.rank.pid))
 
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started_at
-
-
-def segments(host: Host, rank: Rank) -> tuple[UnlinkSegment, ...]:
-    """Shared memory that this rank's processes have mapped now: its own to clear once it has ended.
-
-    An engine that is killed leaves its segments behind in the host's /dev/shm. Told by who maps them, they can be
-    cleared at once, where preflight must wait until they have grown old.
-    """
-    engine = host.processes().descendants(rank.pid)
-    named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]
-    mapped = {(device, inode) for device, inode, _ in host.segment_uses(engine, named).used}
-    return tuple(
-        UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes)
-        for segment in named
-        if (segment.device, segment.inode) in mapped
-    )
 
 
 def labels(plan: LaunchPlan, epoch: str, invocation: str) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import secrets
 import signal
@@ -17,7 +19,7 @@ from sparkd.errors import BlockedError
 from sparkd.hands import Hands, files, lock, processes, segments
 from sparkd.hands.lock import Owner
 from sparkd.host import Host
-from sparkd.preflight.fixes import EndProcess, UnlinkSegment
+from sparkd.preflight.fixes import DropPageCache, EndProcess, UnlinkSegment
 from sparkd.pulse import Pulse
 from sparkd.systemd import Notifier
 
@@ -163,3 +165,30 @@ def test_a_file_is_replaced_whole_and_leaves_no_litter(tmp_path: Path) -> None:
     assert path.read_text() == "two"
     assert path.stat().st_mode & 0o777 == 0o600
     assert [p.name for p in path.parent.iterdir()] == ["launches.json"]
+
+
+def cached_bytes(path: Path) -> int:
+    """How much of the file the page cache holds, by mincore(2)."""
+    size = path.stat().st_size
+    resident = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    with path.open("rb") as file:
+        at = ctypes.c_void_p(libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), 0))
+        assert libc.mincore(at, ctypes.c_size_t(size), resident) == 0
+        libc.munmap(at, ctypes.c_size_t(size))
+    return sum(flag & 1 for flag in resident) * mmap.PAGESIZE
+
+
+def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, pulse: Pulse) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(os.urandom(32 << 20))
+    assert cached_bytes(path) == 32 << 20
+    hands = Hands.take(Host(), pulse, Owner(os.getpid(), "a test", "a" * 32))
+    try:
+        applied = hands.apply(DropPageCache(would_free_bytes=32 << 20))
+    finally:
+        hands.release()
+    assert applied.state == "applied", applied.note
+    assert cached_bytes(path) == 0

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from engine_server import Reply, engine, models, token
+from tests.unit.engine_server import Reply, engine, models, token
 
 from sparkd.engine.story import Story
 from sparkd.errors import NotReadyError

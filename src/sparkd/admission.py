@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol, assert_never
+from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from sparkd import preflight
 from sparkd.errors import BlockedError, NeedsPersonError, SparkdError
@@ -21,11 +21,20 @@ if TYPE_CHECKING:
     from sparkd.log import Events
 
 POLL_SECONDS = 1.0
+LOOK_SECONDS = 120.0
+"""For all checks together: 0.3 s on a healthy node. Longer, and a driver or a file server hangs whoever asks."""
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 
+T = TypeVar("T")
 BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
 """The checks of this node, given the first look at the memory as it is now."""
+
+
+class Beside(Protocol):
+    """`Pulse.beside`."""
+
+    def __call__(self, work: Callable[[], T], seconds: float, what: str) -> T: ...
 
 
 class Fixer(Protocol):
@@ -52,6 +61,8 @@ class Ways:
     """Runs the operator's hooks."""
     wait: Callable[[float, str], None]
     """Wait so many seconds, saying for what."""
+    beside: Beside
+    """Runs a look that may hang, with a deadline."""
     events: Events
     show: Callable[[tuple[Finding, ...]], None]
     """Takes the findings after each look."""
@@ -104,7 +115,7 @@ def mend(build_checks: BuildChecks, host: Host, hands: Fixer, policy: Policy, wa
     """Look until nothing more can be waited for or mended. It ends: waits and rounds are both bounded."""
     seen = _Seen()
     while True:
-        findings = _look(build_checks, host, policy, seen)
+        findings = _look_beside(lambda: _look(build_checks, host, policy, seen), ways)
         _tell(findings, seen, ways.events)
         if _wait(findings, policy, seen, ways):
             continue
@@ -120,6 +131,16 @@ def mend(build_checks: BuildChecks, host: Host, hands: Fixer, policy: Policy, wa
         seen.rounds += 1
         seen.fixes += [_apply(fix, hands, ways.events) for fix in fixes]
         seen.memory = None  # what was changed changes it: the time to settle begins anew
+
+
+def _look_beside(look: Callable[[], tuple[Finding, ...]], ways: Ways) -> tuple[Finding, ...]:
+    try:
+        return ways.beside(look, LOOK_SECONDS, "looking at this node")
+    except TimeoutError as error:
+        hint = (
+            "a driver or a file server hangs whoever asks it: look at dmesg; where that does not help, reboot this node"
+        )
+        raise BlockedError(str(error), hint) from None
 
 
 def _look(build_checks: BuildChecks, host: Host, policy: Policy, seen: _Seen) -> tuple[Finding, ...]:
@@ -157,8 +178,12 @@ def _knowing(check: AnyCheck, seen: _Seen) -> AnyCheck:
     """A stray that was to be ended and still lives is another matter than one that was just found."""
     if not isinstance(check, StrayWorkers):
         return check
-    ended = [one.fix for one in seen.fixes if isinstance(one.fix, EndProcess)]
-    return replace(check, tried=frozenset((fix.pid, fix.start_time) for fix in ended))
+    tried = [one.fix for one in seen.fixes]
+    return replace(
+        check,
+        tried=frozenset((fix.pid, fix.start_time) for fix in tried if isinstance(fix, EndProcess)),
+        tried_containers=frozenset(fix.container_id for fix in tried if isinstance(fix, RemoveContainer)),
+    )
 
 
 def _awaited(findings: tuple[Finding, ...], policy: Policy) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from sparkd import __version__
@@ -18,7 +18,7 @@ from sparkd.launch.ledger import Ledger
 from sparkd.launch.plan import LaunchPlan
 from sparkd.log import Events, Redactor
 from sparkd.pulse import Pulse
-from sparkd.report.node_report import EngineReport, NodeReport, Phase
+from sparkd.report.node_report import EngineReport, MemoryReport, NodeReport, Phase
 from sparkd.report.reporter import Reporter
 from sparkd.roles import NodeContext
 from sparkd.settings import Settings
@@ -45,6 +45,8 @@ class Agent:
     boot_id: str
     api_key: str | None
     """What the endpoint wants from who asks; None where it wants none."""
+    unkept: set[str] = field(default_factory=set)
+    """Files of state that could not be written last time."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -53,9 +55,16 @@ class Agent:
     def phase(self, phase: Phase, message: str = "") -> None:
         """Enter a phase, or say something new of the one at hand."""
         changed = phase is not self.reporter.report.phase
-        self.reporter.update(phase=phase, message=message)
+        self.reporter.update(phase=phase, message=message, memory=self._memory())
         if changed:
             self.events.info("life.phase.changed", phase=phase.value, message=message)
+
+    def _memory(self) -> MemoryReport | None:
+        try:
+            info = self.host.meminfo()
+        except (OSError, ValueError):
+            return None
+        return MemoryReport(info.total_bytes, info.available_bytes)
 
     def wait(self, seconds: float, message: str) -> None:
         """Wait for something that comes by itself, saying for what."""
@@ -82,9 +91,21 @@ class Agent:
         except OSError:
             return Ledger()
 
-    def remember(self, launches: Ledger) -> None:
-        """Keep the ledger over crashes and power cuts."""
-        self.hands.write_state(LEDGER_FILE, ledger.dump(launches))
+    def remember(self, launches: Ledger) -> bool:
+        """Keep the ledger over crashes and power cuts; whether that worked."""
+        return self.keep(LEDGER_FILE, ledger.dump(launches))
+
+    def keep(self, name: str, text: str) -> bool:
+        """Write a file of state; whether that worked. A full disk is told once, and is no reason to end an engine."""
+        try:
+            self.hands.write_state(name, text)
+        except OSError as error:
+            if name not in self.unkept:
+                self.events.error("state.write.failed", file=name, reason=str(error), hint="df -h /var/lib/sparkd")
+            self.unkept.add(name)
+            return False
+        self.unkept.discard(name)
+        return True
 
 
 def _describe(story: Story, engine: EngineReport, waiting_for: str) -> str:

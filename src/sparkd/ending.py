@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -46,24 +47,33 @@ def engine_ended(agent: Agent, running: Running) -> EngineEndedError:
 
 
 def _exit_code(agent: Agent, running: Running) -> str:
+    with suppress(OSError, DockerUnreadableError):
+        code = agent.pulse.beside(partial(_ask_exit_code, agent, running), EXIT_CODE_SECONDS, "docker")
+        if code is not None:
+            return str(code)
+    return "unknown (docker does not say)"
+
+
+def _ask_exit_code(agent: Agent, running: Running) -> int | None:
+    """Docker knows of the end a little later than the kernel."""
     deadline = time.monotonic() + EXIT_CODE_SECONDS
     client = docker.client()
     try:
         while docker.running(agent.host) and time.monotonic() < deadline:
-            with suppress(DockerUnreadableError):
-                code = docker.exit_code(client, running.rank.container_id)
-                if code is not None:
-                    return str(code)
+            code = docker.exit_code(client, running.rank.container_id)
+            if code is not None:
+                return code
             time.sleep(0.02)
     finally:
         client.close()
-    return "unknown (docker does not say)"
+    return None
 
 
 def stop(agent: Agent, running: Running | None) -> None:
     """Somebody asked the agent to stop: end the rank within its grace, and count nothing."""
     agent.notifier.stopping()
     agent.phase(Phase.STOPPING, "a stop was asked for")
+    agent.pulse.extending = True
     _end_rank(agent, running, agent.settings.engine.stop_grace_seconds)
     agent.remember(agent.launches().closed())
     agent.phase(Phase.STOPPED)
@@ -79,25 +89,27 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
     agent.remember(launches.failed(agent.plan.digest) if counted else launches.closed())
-    agent.hands.write_state(LAST_EXIT_FILE, last_exit(error, failed_in))
+    agent.keep(LAST_EXIT_FILE, last_exit(error, failed_in, agent.redact))
     return error.code
 
 
-def last_exit(error: SparkdError, phase: Phase) -> str:
-    """Text of last-exit.json."""
-    fields = {"schema": 1, "code": int(error.code), "reason": error.reason, "hint": error.hint}
+def last_exit(error: SparkdError, phase: Phase, redact: Callable[[str], str]) -> str:
+    """Text of last-exit.json, which anybody may read."""
+    fields = {"schema": 1, "code": int(error.code), "reason": redact(error.reason), "hint": redact(error.hint)}
     return json.dumps({**fields, "phase": phase.value, "at": utc_now()}, indent=1) + "\n"
 
 
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     if running is None:
         return
-    note = partial(running.note_segments, agent.host)
+
+    note = partial(running.note_segments, agent.host, agent.pulse)
     if not running.rank.end(agent.pulse, grace_seconds, note, starting=not running.ready):
         agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
-    with suppress(SparkdError):
+    with suppress(SparkdError, OSError):
         agent.hands.remove(running.rank)
     for segment in running.segments:
-        agent.hands.apply(segment)
+        with suppress(OSError):
+            agent.hands.apply(segment)
     running.rank.close()

@@ -1,6 +1,6 @@
 """The life of a node's agent, from preflight to its last report. One launch a life: systemd begins the next one.
 
-    preflight -> await docker -> cool -> launch -> make ready -> watch -> stop, or mourn
+    preflight -> cool -> await docker -> launch -> make ready -> watch -> stop, or mourn
 
 Each step either ends well, or raises what ended the life. Nothing here starts anything twice.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkd.ending import mourn, stop
-from sparkd.errors import ExitCode, SparkdError
+from sparkd.errors import ExitCode, LaunchError, SparkdError
 from sparkd.pulse import StopRequested
 from sparkd.steps import await_docker, cool, examine, launch, make_ready, watch
 
@@ -24,10 +24,10 @@ def live(agent: Agent) -> ExitCode:
     running: Running | None = None
     try:
         examine(agent)
-        if await_docker(agent):
-            # Containers that nobody could see before may stand in the way.
+        cooled = cool(agent)
+        if await_docker(agent) or cooled:
+            # Minutes have passed, or containers can be seen that nobody could ask about before.
             examine(agent)
-        cool(agent)
         running = launch(agent)
         make_ready(agent, running)
         watch(agent, running)
@@ -36,3 +36,6 @@ def live(agent: Agent) -> ExitCode:
         return ExitCode.GOOD
     except SparkdError as error:
         return mourn(agent, running, error)
+    except OSError as error:
+        # The machine itself fails (disk, docker's socket): no bug, and the rank must not be left behind.
+        return mourn(agent, running, LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h"))

@@ -30,7 +30,8 @@ class Redactor:
     """Takes secrets out of a line: the values it was told, and whatever looks like a key or token."""
 
     def __init__(self, values: tuple[str, ...] = ()) -> None:
-        known = sorted({v for v in values if len(v) >= SHORTEST_SECRET}, key=len, reverse=True)
+        lines = {line.strip() for value in values for line in value.splitlines()}  # a key file shows line by line
+        known = sorted((v for v in lines if len(v) >= SHORTEST_SECRET), key=len, reverse=True)
         self._known = re.compile("|".join(re.escape(v) for v in known)) if known else None
 
     def __call__(self, text: str) -> str:
@@ -52,8 +53,9 @@ def events(put: Callable[[int, str], None], redact: Redactor) -> Events:
     render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
 
     def line(_logger: object, method: str, fields: MutableMapping[str, Any]) -> str:
-        text = str(render(None, method, {k: _flat(v) for k, v in fields.items() if v is not None and v != ""}))
-        put(PRIORITIES[method], redact(text.removeprefix("event=")))
+        # Redacted before it is rendered: quoting would hide a secret that holds a quote.
+        shown = {key: _flat(value, redact) for key, value in fields.items() if value is not None and value != ""}
+        put(PRIORITIES[method], redact(str(render(None, method, shown)).removeprefix("event=")))
         raise structlog.DropEvent
 
     logger: Events = structlog.wrap_logger(None, processors=[line], wrapper_class=_bound_logger())
@@ -67,10 +69,10 @@ def _bound_logger() -> type[Any]:
     return structlog.make_filtering_bound_logger("info")
 
 
-def _flat(value: object) -> object:
+def _flat(value: object, redact: Redactor) -> object:
     """One line for each event, whatever a field holds."""
     if isinstance(value, float):
         return round(value, 3)
     if isinstance(value, str):
-        return " ".join(value.split())
+        return " ".join(redact(value).split())
     return value

@@ -6,7 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
 from sparkd import settings
@@ -19,7 +19,7 @@ from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
 from sparkd.log import Redactor, events
 from sparkd.pulse import Pulse
-from sparkd.report.node_report import NodeReport, dump
+from sparkd.report.node_report import NodeReport, dump, redacted
 from sparkd.report.reporter import Reporter, status_line
 from sparkd.roles import context
 from sparkd.systemd import Notifier, invocation_id
@@ -41,7 +41,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     invocation = invocation_id(env) or uuid.uuid4().hex
     hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
-    return Agent(
+    agent = Agent(
         settings=config,
         context=node,
         host=host,
@@ -55,11 +55,16 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
         boot_id=boot_id,
         api_key=secrets.get(API_KEY),
     )
+    # Before anything else can end this life: a crash that is not counted now would be forgotten.
+    agent.remember(agent.launches().settle(boot_id))
+    return agent
 
 
 def _reporter(first: NodeReport, hands: Hands, notifier: Notifier, redact: Redactor) -> Reporter:
     def to_file(report: NodeReport) -> None:
-        hands.write_run("report.json", dump(replace(report, message=redact(report.message))))
+        # A full /run is no reason to end a life: STATUS= and the journal still tell.
+        with suppress(OSError):
+            hands.write_run("report.json", dump(redacted(report, redact)))
 
     def to_systemd(report: NodeReport) -> None:
         notifier.status(redact(status_line(report)))
@@ -72,13 +77,20 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
     found = {}
     for secret in plan.secrets:
         try:
-            with Path(secret.file).open(encoding="utf-8") as file:
-                found[secret.name] = file.read(SECRET_LIMIT_BYTES).strip()
+            with Path(secret.file).open(encoding="utf-8", newline="") as file:
+                # As the launch script's own reading: only line ends at the end are no part of it.
+                found[secret.name] = file.read(SECRET_LIMIT_BYTES).rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None
+    key = found.get(API_KEY, "x")
+    if not (key.isascii() and key.isprintable() and key.strip() == key):
+        raise ConfigError(
+            f"the key in the file of {API_KEY} holds blanks at its ends, or characters that no HTTP header can carry",
+            "write the key alone, on one line",
+        )
     return found
 
 

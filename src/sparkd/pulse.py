@@ -55,10 +55,6 @@ class Pulse:
         """End the current wait early."""
         os.eventfd_write(self._bell, 1)
 
-    @property
-    def stop_requested(self) -> bool:
-        return bool(self._stop_signal)
-
     def wait(self, seconds: float, fd: int | None = None) -> bool:
         """Wait until `seconds` have passed, the bell rings, or `fd` is readable; True for the last.
 
@@ -75,20 +71,23 @@ class Pulse:
 
     def _wait(self, seconds: float, fd: int | None, *, until_stop: bool) -> bool:
         poller = select.poll()
-        if until_stop:
-            poller.register(self._bell, select.POLLIN)
+        poller.register(self._bell, select.POLLIN)
         if fd is not None:
             poller.register(fd, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not (until_stop and self._stop_signal):
             self.beat()
             left = deadline - time.monotonic()
-            events = poller.poll(max(0.0, min(left, self._slice_seconds)) * 1000)
-            rung = {number for number, _ in events}
+            rung = {number for number, _ in poller.poll(max(0.0, min(left, self._slice_seconds)) * 1000)}
             if self._bell in rung:
                 os.eventfd_read(self._bell)
-            if rung or left <= self._slice_seconds:
-                return fd is not None and fd in rung
+            if fd is not None and fd in rung:
+                return True
+            # Who outwaits an fd is stopping, and every further request to stop rings the bell.
+            if self._bell in rung and (until_stop or fd is None):
+                return False
+            if time.monotonic() >= deadline:
+                return False
         return False
 
     def start(self, work: Callable[[], T]) -> Future[T]:
@@ -105,17 +104,19 @@ class Pulse:
         threading.Thread(target=run, name="beside", daemon=True).start()
         return future
 
-    def beside(self, work: Callable[[], T]) -> T:
-        """The result of a call that may block for long (sync, docker), while the main loop stays alive."""
-        done = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        try:
-            future = self.start(work)
-            future.add_done_callback(lambda _: os.eventfd_write(done, 1))
-            while not self.outwait(self._slice_seconds, done):
-                pass
-            return future.result()
-        finally:
-            os.close(done)
+    def beside(self, work: Callable[[], T], seconds: float, what: str) -> T:
+        """The result of a call that may block (sync, docker, a look at /proc), while the main loop stays alive.
+
+        Raises TimeoutError, in words, when it takes longer than `seconds`; the call is then left to itself.
+        """
+        future = self.start(work)
+        deadline = time.monotonic() + seconds
+        while not future.done():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"{what} did not end within {seconds:g} s")
+            self._wait(left, None, until_stop=False)
+        return future.result()
 
     def beat(self) -> None:
         """Say that the main loop lives, once a slice at most."""

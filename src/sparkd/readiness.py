@@ -11,7 +11,7 @@ from typing import Protocol
 
 from sparkd.engine.story import Story
 from sparkd.errors import NotReadyError
-from sparkd.host.endpoint import Endpoint
+from sparkd.host.endpoint import Endpoint, KeyRefusedError
 from sparkd.host.http import Unanswered
 
 KNOCK_SECONDS = 0.2
@@ -24,6 +24,7 @@ class Gate(Enum):
     """What is still to pass, in order."""
 
     HTTP = "HTTP to answer"
+    KEY = "the endpoint to take the key"
     MODEL = "the model to be listed"
     COMPLETION = "the first completion"
 
@@ -57,6 +58,8 @@ def knock(endpoint: Endpoint, served_name: str, completion_seconds: float) -> Kn
         served = endpoint.serves()
     except Unanswered as error:
         return Knock(Gate.HTTP, str(error))
+    except KeyRefusedError:
+        return Knock(Gate.KEY)
     if served_name not in served:
         return Knock(Gate.MODEL, ", ".join(served)[:200])
     try:
@@ -77,7 +80,7 @@ def await_ready(
     """True once a completion has come; False when the container ended first.
 
     `show` is told what is awaited at each turn and gives the engine's story. Raises NotReadyError (exit 12) after
-    `launch_seconds`, or at once when the endpoint serves another model.
+    `launch_seconds`, or at once when the endpoint serves another model or wants another key.
     """
     deadline = time.monotonic() + limits.launch_seconds
     endpoint = new_endpoint()
@@ -93,6 +96,10 @@ def await_ready(
             if result.closed is None:
                 return True
             gate, said = result.closed, result.said
+            if gate is Gate.KEY:
+                raise NotReadyError(
+                    "the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY"
+                )
             if gate is Gate.MODEL and said:
                 raise NotReadyError(f"the endpoint serves {said}, not {served_name}", "check --served-model-name")
             next_at = now + (RETRY_SECONDS if gate is Gate.COMPLETION else KNOCK_SECONDS)

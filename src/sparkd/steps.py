@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, assert_never
@@ -11,8 +12,9 @@ from sparkd import hooks, readiness, supervise
 from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
 from sparkd.ending import engine_ended
+from sparkd.engine.forward import Forwarder
 from sparkd.engine.story import Story
-from sparkd.errors import EngineEndedError, NeedsPersonError, StalledError
+from sparkd.errors import BlockedError, EngineEndedError, NeedsPersonError, StalledError
 from sparkd.host import docker
 from sparkd.host.endpoint import Endpoint
 from sparkd.launch import ledger
@@ -40,7 +42,13 @@ def examine(agent: Agent) -> None:
 
     agent.phase(Phase.PREFLIGHT)
     policy = Policy(wanted.skip, wanted.downgrade, wanted.allow_fixes, wanted.wait_seconds)
-    admit(context.checks, agent.host, agent.hands, policy, Ways(run_hooks, agent.wait, agent.events, show))
+    admit(
+        context.checks,
+        agent.host,
+        agent.hands,
+        policy,
+        Ways(run_hooks, agent.wait, agent.pulse.beside, agent.events, show),
+    )
 
 
 def await_docker(agent: Agent) -> bool:
@@ -53,10 +61,12 @@ def await_docker(agent: Agent) -> bool:
     return True
 
 
-def cool(agent: Agent) -> None:
-    """Hold a plan back that failed lately. Raises NeedsPersonError (exit 17) after too many failures in a row."""
-    launches = agent.launches().settle(agent.boot_id)
-    agent.remember(launches)
+def cool(agent: Agent) -> bool:
+    """Hold a plan back that failed lately; whether it was.
+
+    Raises NeedsPersonError (exit 17) after too many failures in a row.
+    """
+    launches = agent.launches()
     seconds = launches.wait_seconds(agent.plan.digest)
     if seconds is None:
         failed = len(ledger.COOLING_SECONDS)
@@ -71,14 +81,21 @@ def cool(agent: Agent) -> None:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+    return seconds > 0
 
 
 def launch(agent: Agent) -> Running:
     """Start this node's rank."""
+    agent.pulse.wait(0)  # whoever asked to stop during the preflight gets no container
     agent.phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
-    agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id))
+    if not agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id)):
+        raise BlockedError(
+            "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
+        )
+    forwarder = Forwarder(agent.redact, agent.plan.api_host)
+    epoch = agent.reporter.report.epoch
     running = start(
-        agent.hands, agent.plan, agent.reporter.report.epoch, agent.redact, agent.journal.put, agent.pulse.ring
+        agent.hands, agent.plan, epoch, agent.host, forwarder, agent.journal.put, agent.events, agent.pulse.ring
     )
     rank = running.rank
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
@@ -100,7 +117,7 @@ def make_ready(agent: Agent, running: Running) -> None:
         if story.step != step:
             # A stop during the load must know what to clear: segments come with the steps.
             step = story.step
-            running.note_segments(agent.host)
+            running.note_segments(agent.host, agent.pulse)
         agent.show(story, gate.value if gate is not Gate.HTTP else "")
         return story
 
@@ -113,10 +130,13 @@ def make_ready(agent: Agent, running: Running) -> None:
     if not ready:
         raise engine_ended(agent, running)
     running.ready = True
-    running.note_segments(agent.host)
+    running.note_segments(agent.host, agent.pulse)
     agent.notifier.ready()
     agent.pulse.extending = False
     agent.events.info("readiness.completion.answered", seconds=running.seconds)
+    with suppress(OSError):
+        for folder in agent.hands.prune_caches(running.rank.image_id):
+            agent.events.info("cache.folder.pruned", path=folder)
 
 
 def watch(agent: Agent, running: Running) -> NoReturn:

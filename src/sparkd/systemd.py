@@ -25,7 +25,8 @@ class Notifier:
         line = " ".join(text.split())
         if line != self._status:
             self._status = line
-            self._socket.notify(f"STATUS={line}")
+            # sdnotify encodes as Latin-1 and swallows what does not fit; systemd wants UTF-8, byte for byte.
+            self._socket.notify(f"STATUS={line}".encode("utf-8", "replace").decode("latin-1"))
 
     def alive(self) -> None:
         self._socket.notify("WATCHDOG=1")

@@ -75,9 +75,13 @@ class Watcher:
 
     def _look(self) -> tuple[int | None, Counters | None]:
         try:
-            return self._looker.health(), self._looker.counters()
+            health = self._looker.health()
         except Unanswered:
             return None, None
+        try:
+            return health, self._looker.counters()
+        except Unanswered:
+            return health, None
 
     def _decide(self, now: float, health: int | None, counters: Counters | None) -> GoOn | Dead | Stalled:
         self._looking = None

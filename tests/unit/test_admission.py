@@ -24,6 +24,8 @@ from sparkd.preflight.page_cache import PageCache
 from sparkd.preflight.shm import SharedMemory
 from sparkd.preflight.sizes import GIB
 from sparkd.preflight.strays import StrayWorkers
+from sparkd.pulse import Pulse
+from sparkd.systemd import Notifier
 
 ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 POLICY = Policy(skip=(), downgrade=(), allow_fixes=ALL, wait_seconds=100)
@@ -97,7 +99,7 @@ class Machine:
         self.tree.process(30, "vllm", argv=("vllm", "serve"))
 
     def ways(self) -> Ways:
-        return Ways(self._run_hooks, self._wait, self, self.shown.append)
+        return Ways(self._run_hooks, self._wait, Pulse(Notifier(), {}).beside, self, self.shown.append)
 
     def _run_hooks(self) -> tuple[Finding, ...]:
         self.hooks_run += 1

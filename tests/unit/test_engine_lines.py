@@ -39,7 +39,7 @@ def test_a_line_without_end_is_cut_and_says_so() -> None:
 
 
 def forwarded(*lines: tuple[float, str]) -> list[tuple[int, str]]:
-    forwarder = Forwarder(Redactor(("s3cret-value",)))
+    forwarder = Forwarder(Redactor(("s3cret-value",)), "127.0.0.1")
     return [out for now, line in lines for out in forwarder.lines(line, now)] + list(forwarder.flush())
 
 

@@ -95,7 +95,7 @@ def test_a_call_that_blocks_runs_beside_the_heartbeat(messages: socket.socket) -
         time.sleep(0.5)
         return "done"
 
-    assert Pulse(Notifier(), {"WATCHDOG_USEC": "300000"}).beside(slow) == "done"
+    assert Pulse(Notifier(), {"WATCHDOG_USEC": "300000"}).beside(slow, 5, "a nap") == "done"
     assert said(messages).count("WATCHDOG=1") >= 3
 
 
@@ -104,4 +104,27 @@ def test_an_error_of_a_call_beside_is_raised_where_it_was_asked_for() -> None:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        Pulse(Notifier(), {}).beside(fail)
+        Pulse(Notifier(), {}).beside(fail, 5, "failing")
+
+
+def test_a_call_beside_that_hangs_is_given_up_in_words() -> None:
+    hanging = threading.Event()
+    with pytest.raises(TimeoutError, match=r"sync did not end within 0\.2 s"):
+        Pulse(Notifier(), {}).beside(hanging.wait, 0.2, "sync")
+    hanging.set()
+
+
+def test_the_bell_does_not_end_the_waits_of_stopping() -> None:
+    pulse = Pulse(Notifier(), {})
+    reading, writing = os.pipe()
+    threading.Timer(0.05, pulse.ring).start()
+    begun = time.monotonic()
+    assert pulse.outwait(0.3, reading) is False
+    assert time.monotonic() - begun >= 0.3
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_status_is_utf_8_whatever_it_holds(messages: socket.socket) -> None:
+    Notifier().status("Größe … 木")
+    assert said(messages) == ["STATUS=Größe … 木"]

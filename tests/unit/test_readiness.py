@@ -135,3 +135,12 @@ def test_counters_of_several_engines_are_summed() -> None:
     found = counters(page + second)
     assert found is not None
     assert found.generation_tokens == 64.0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_not_waited_for(status: int) -> None:
+    reading, writing = os.pipe()
+    with engine(lambda *_: (status, b"")) as port, pytest.raises(NotReadyError, match="refuses sparkd's key"):
+        wait_for(port, Limits(30, 5), reading)
+    os.close(reading)
+    os.close(writing)

@@ -7,7 +7,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sparkd.errors import ExitCode, SparkdError
+from sparkd.errors import ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     from sparkd.journal import Journal
@@ -22,6 +22,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from sparkd.journal import Journal
 
+    if os.geteuid():
+        raise UsageError("an agent must be root", "systemctl start sparkd-head")
     journal = Journal(sys.stdout.fileno())
     try:
         return _live(args.role, journal)

@@ -11,11 +11,13 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sparkd.errors import ExitCode
+from sparkd.errors import ExitCode, LaunchError
+from sparkd.host.docker_facts import LABEL
 
 if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.docker_facts import ContainerFacts
+    from sparkd.host.owner import NodeOwner
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,31 +33,32 @@ def run(args: argparse.Namespace) -> int:
         # A dead dockerd can't be asked, and asking would start it; the next preflight clears what is left.
         print("docker is not running: nothing swept", file=sys.stderr)
         return ExitCode.GOOD
-    orphans = find_orphans(host, invocation_id(os.environ), args.role)
+    facts = host.docker()
+    if facts.error:
+        raise LaunchError(f"docker can't be asked for its containers: {facts.error}", "systemctl status docker")
+    # The owner after the containers: whose container is in the list by now holds the lock, or is gone.
+    orphans = find_orphans(facts.containers, host.owner(), invocation_id(os.environ), args.role)
     return _end(host, orphans) if orphans else ExitCode.GOOD
 
 
-def find_orphans(host: Host, invocation: str, role: str | None) -> tuple[ContainerFacts, ...]:
+def find_orphans(
+    containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, invocation: str, role: str | None
+) -> tuple[ContainerFacts, ...]:
     """Containers of sparkd's whose owner is gone: those of `invocation`; where it is empty, of all but the owner."""
-    from sparkd.hands import LABEL
-
-    owner = host.owner()
-    alive = owner.invocation if owner is not None else None
-    if alive == "":
+    if owner is not None and not owner.invocation:
         # Somebody holds the lock who can't be told: each container might be theirs.
         return ()
     return tuple(
         one
-        for one in host.docker().containers
-        if one.label(f"{LABEL}role")
+        for one in containers
+        if one.ours
         and (role is None or one.label(f"{LABEL}role") == role)
-        and one.label(f"{LABEL}invocation") != alive
-        and (not invocation or one.label(f"{LABEL}invocation") == invocation)
+        and (owner is None or one.invocation != owner.invocation)
+        and (not invocation or one.invocation == invocation)
     )
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...]) -> int:
-    from sparkd.errors import LaunchError
     from sparkd.hands.container import Containers
     from sparkd.hands.orphans import end
 

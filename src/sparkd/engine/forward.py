@@ -11,20 +11,23 @@ _LEVEL = re.compile(r"^(?:\(\S[^()]* pid=\d+\) ?)?(DEBUG|INFO|WARNING|ERROR|CRIT
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
 _PROGRESS = re.compile(r"\d+%(?: Completed)? ?\|.*\[\d\d:\d\d")
 _LAST = re.compile(r"\b100%")
-_OWN_POLL = re.compile(r'^INFO: +127\.0\.0\.1:\d+ - "GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$')
 
 
 class Forwarder:
     """Turns raw lines into (priority, text) for the journal. For one thread."""
 
-    def __init__(self, redact: Callable[[str], str]) -> None:
+    def __init__(self, redact: Callable[[str], str], own_address: str) -> None:
+        """`own_address` is the one that sparkd asks the engine on, and from."""
         self._redact = redact
+        self._own_poll = re.compile(
+            rf'^INFO: +{re.escape(own_address)}:\d+ - "GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
+        )
         self._held: str | None = None
         self._progress_at = float("-inf")
 
     def lines(self, line: str, now: float) -> Iterator[tuple[int, str]]:
         """What to write for one more line, `now` being monotonic seconds."""
-        if _OWN_POLL.match(line):
+        if self._own_poll.match(line):
             return
         if "%" in line and _PROGRESS.search(line):
             if now - self._progress_at < PROGRESS_SECONDS and not _LAST.search(line):

@@ -11,6 +11,7 @@ from sparkd.engine.lines import LineSplitter
 from sparkd.engine.story import Story, read
 from sparkd.host.docker import DockerUnreadableError
 from sparkd.host.http import Unanswered
+from sparkd.log import Events
 
 RETRY_SECONDS = 1.0
 
@@ -22,15 +23,21 @@ class LogReader:
 
     def __init__(
         self,
-        follow: Callable[[bool], Frames],
+        follow: Callable[[float], Frames],
         forwarder: Forwarder,
         put: Callable[[int, str], None],
+        events: Events,
         bell: Callable[[], None],
     ) -> None:
-        """`follow(from_now)` opens the log, raising Unanswered; `bell` is rung at each step and at the first error."""
+        """`follow(since)` opens the log (wall clock; 0: all of it), raising Unanswered.
+
+        `bell` is rung at each step and at the first error.
+        """
         self._follow = follow
         self._forwarder = forwarder
         self._put = put
+        self._events = events
+        self._read_at = 0.0
         self._bell = bell
         self._stop = threading.Event()
         self.story = Story(step_since=time.monotonic())
@@ -45,22 +52,25 @@ class LogReader:
         self._thread.join(seconds)
 
     def _run(self) -> None:
-        from_now = False
+        told = ""
         while True:
             try:
-                self._read(self._follow(from_now))
+                self._read(self._follow(self._read_at))
                 ended = "the log ended"
             except (Unanswered, DockerUnreadableError) as error:
                 ended = str(error)
             if self._stop.wait(RETRY_SECONDS):
                 return
             # dockerd went away under a container that lives on, or the container has ended: the main loop knows which.
-            self._put(4, f'engine.log.interrupted reason="{ended}"')
-            from_now = True
+            # What was written meanwhile is asked for once docker answers again.
+            if ended != told:
+                told = ended
+                self._events.warning("engine.log.interrupted", reason=ended)
 
     def _read(self, frames: Frames) -> None:
         splitters = {1: LineSplitter(), 2: LineSplitter()}
         for stream, data in frames:
+            self._read_at = time.time()
             if stream in splitters:
                 for line in splitters[stream].feed(data):
                     self._line(line)

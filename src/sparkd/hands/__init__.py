@@ -29,14 +29,19 @@ T = TypeVar("T")
 
 RUN = Path("/run/sparkd")
 STATE = Path("/var/lib/sparkd")
-LABEL = "io.sparkd."
+ACT_SECONDS = 60.0
+"""For docker, or the disks (sync), to do what is asked. Longer, and something hangs that no waiting mends."""
+LAUNCH_SECONDS = 300.0
+"""For docker to make and start a container: minutes on a machine that has just booted."""
+REMOVE_SECONDS = 15.0
+WRITE_SECONDS = 10.0
 
 
 class Patience(Protocol):
     """Waiting that keeps the main loop alive; `Pulse` has it."""
 
     def outwait(self, seconds: float, fd: int) -> bool: ...
-    def beside(self, work: Callable[[], T]) -> T: ...
+    def beside(self, work: Callable[[], T], seconds: float, what: str) -> T: ...
 
 
 class Hands:
@@ -61,7 +66,7 @@ class Hands:
         """Docker's engine. Raises LaunchError; ask only while dockerd lives: a call on its socket starts it."""
         from sparkd.hands.container import Containers
 
-        return self._pulse.beside(Containers)
+        return self._pulse.beside(Containers, ACT_SECONDS, "docker")
 
     def apply(self, fix: Fix) -> Applied:
         """Make one change, if what it was judged on still holds."""
@@ -73,59 +78,66 @@ class Hands:
             case UnlinkSegment():
                 return shm_segments.unlink(fix, self._host)
             case DropPageCache():
-                return self._pulse.beside(lambda: page_cache.drop(self._host))
+                return self._pulse.beside(lambda: page_cache.drop(self._host), ACT_SECONDS, "sync")
             case _:
                 assert_never(fix)
 
     def _remove_stale(self, fix: RemoveContainer) -> Applied:
-        if not docker.running(self._host):
-            return Applied("failed", "docker is not running")
-        found = docker.read(self._host).container(fix.container_id)
+        facts = self._pulse.beside(self._host.docker, ACT_SECONDS, "docker")
+        if not facts.known:
+            return Applied("failed", facts.error or "docker is not running")
+        found = facts.container(fix.container_id)
         if found is None:
             return Applied("stale", "gone already")
-        if not found.label(f"{LABEL}role") or found.label(f"{LABEL}invocation") == self.owner.invocation:
+        if not found.ours or found.invocation == self.owner.invocation:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
             containers = self.containers
-            self._pulse.beside(lambda: orphans.end(self._host, containers, found))
+            self._pulse.beside(lambda: orphans.end(self._host, containers, found), ACT_SECONDS, "docker")
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
 
     def launch(self, plan: LaunchPlan, labels: dict[str, str]) -> Rank:
         """Write the script and start the rank's container. Raises LaunchError."""
+        containers = self.containers
         script = RUN / "launch.sh"
         files.write(script, plan.script, 0o644, durable=False)
-        return self._pulse.beside(lambda: self._start(plan, script, labels))
+        return self._pulse.beside(lambda: self._start(plan, script, labels, containers), LAUNCH_SECONDS, "docker")
 
-    def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str]) -> Rank:
-        image_id = self.containers.image_id(plan.image)
-        started = self.containers.start(plan, image_id, script, labels)
+    def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], containers: Containers) -> Rank:
+        image_id = containers.image_id(plan.image)
+        started = containers.start(plan, image_id, script, labels)
         try:
             pidfd = os.pidfd_open(started.pid) if started.pid > 1 else -1
         except ProcessLookupError:
             pidfd = -1
         # Asked again with the pidfd in hand: the pid is still the container's, so the pidfd is, for good.
-        if pidfd < 0 or self.containers.pid(started.container_id) != started.pid:
+        if pidfd < 0 or containers.pid(started.container_id) != started.pid:
             if pidfd >= 0:
                 os.close(pidfd)
-            said = self.containers.last_words(started.container_id)
-            self.containers.remove(started.container_id)
+            said = containers.last_words(started.container_id)
+            containers.remove(started.container_id)
             raise LaunchError(f"container {started.name} ended as soon as it was started{said}")
         return Rank(started.container_id, started.name, image_id, started.pid, pidfd)
 
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
         if docker.running(self._host):
-            self._pulse.beside(lambda: self.containers.remove(rank.container_id))
+            containers = self.containers
+            self._pulse.beside(lambda: containers.remove(rank.container_id), REMOVE_SECONDS, "docker")
 
     def prune_caches(self, image_id: str) -> tuple[str, ...]:
-        return self._pulse.beside(lambda: files.prune_caches(image_id))
+        """Remove caches of images not used for longest; gives what was removed. Raises OSError."""
+        return self._pulse.beside(lambda: files.prune_caches(image_id), ACT_SECONDS, "pruning caches")
 
     def write_state(self, name: str, text: str) -> None:
-        """A file in /var/lib/sparkd that survives a power cut."""
-        files.write(STATE / name, text, 0o644, durable=True)
+        """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""
+        # Beside the main loop: fsync waits for other programs' writes too.
+        self._pulse.beside(
+            lambda: files.write(STATE / name, text, 0o644, durable=True), WRITE_SECONDS, f"writing {name}"
+        )
 
     def write_run(self, name: str, text: str) -> None:
-        """A file in /run/sparkd that anybody may read."""
+        """A file in /run/sparkd that anybody may read. Raises OSError."""
         files.write(RUN / name, text, 0o644, durable=False)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 TIMEOUT_SECONDS = 120
 """Docker's own answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
+FAILED = (DockerException, OSError)
+"""What the SDK raises. A connection refused or timed out comes as requests' own errors, which are OSErrors."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Containers:
     def __init__(self) -> None:
         try:
             self._docker = docker.DockerClient(base_url=f"unix://{SOCKET}", timeout=TIMEOUT_SECONDS)
-        except DockerException as error:
+        except FAILED as error:
             raise LaunchError(f"docker does not answer: {error}", "look at: systemctl status docker") from None
 
     def image_id(self, ref: str) -> str:
@@ -47,8 +49,8 @@ class Containers:
             return str(self._docker.images.get(ref).id)
         except ImageNotFound:
             raise LaunchError(f"image {ref} is not on this node", f"docker pull {ref}") from None
-        except DockerException as error:
-            raise LaunchError(f"image {ref} can't be looked up: {error}") from None
+        except FAILED as error:
+            raise LaunchError(f"image {ref} can't be looked up: {_reason(error)}") from None
 
     def start(self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str]) -> Started:
         """Create and start the rank's container, under docker's default restart policy `no`. Raises LaunchError."""
@@ -73,11 +75,17 @@ class Containers:
                 else [],
                 mounts=_mounts(plan, image_id, script),
                 log_config=LogConfig(type="local", config=LOG_LIMITS),
+                # Proxies of root's docker configuration would be in the container and not in the plan.
+                use_config_proxy=False,
                 detach=True,
             )
+        except FAILED as error:
+            raise LaunchError(f"container {name} can't be made: {_reason(error)}") from None
+        try:
             container.start()
             container.reload()
-        except (DockerException, OSError) as error:
+        except FAILED as error:
+            self.remove(str(container.id))
             raise LaunchError(f"container {name} can't be started: {_reason(error)}") from None
         return Started(str(container.id), name, int(container.attrs["State"]["Pid"]))
 
@@ -85,14 +93,14 @@ class Containers:
         """Of the container's init; 0 where it has ended."""
         try:
             return int(self._docker.containers.get(container_id).attrs["State"]["Pid"])
-        except DockerException as error:
+        except FAILED as error:
             raise LaunchError(f"container {container_id[:12]} can't be looked at: {_reason(error)}") from None
 
     def last_words(self, container_id: str) -> str:
         """`: ` and the first line that a container wrote which ended at once; empty where it wrote none."""
         try:
-            log = self._docker.containers.get(container_id).logs(tail=20)
-        except DockerException:
+            log = self._docker.containers.get(container_id).logs(tail=200)
+        except FAILED:
             return ""
         lines = log.decode("utf-8", "replace").splitlines()
         return f": {harmless(lines[0])[:300]}" if lines else ""
@@ -103,7 +111,7 @@ class Containers:
             self._docker.containers.get(container_id).stop(timeout=grace_seconds)
         except NotFound:
             return
-        except DockerException as error:
+        except FAILED as error:
             raise LaunchError(f"container {container_id[:12]} can't be stopped: {_reason(error)}") from None
 
     def remove(self, container_id: str) -> None:
@@ -112,12 +120,9 @@ class Containers:
             self._docker.containers.get(container_id).remove(force=True)
         except NotFound:
             return
-        except APIError as error:
-            if error.status_code != 409:  # 409: another removal is under way
+        except FAILED as error:
+            if not (isinstance(error, APIError) and error.status_code == 409):  # another removal is under way
                 raise LaunchError(f"container {container_id[:12]} can't be removed: {_reason(error)}") from None
-
-    def close(self) -> None:
-        self._docker.close()
 
 
 def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> list[Mount]:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/docker.sock"
 PID_FILE = "/run/docker.pid"
+SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
+LISTENING = "00010000"
 TIMEOUT_SECONDS = 10.0
 FRAME_HEADER_BYTES = 8
 FRAME_LIMIT_BYTES = 16 << 20
@@ -37,12 +39,27 @@ def client() -> HttpClient:
 
 
 def running(host: Host) -> bool:
-    """Whether a dockerd lives and has its socket."""
+    """Whether a dockerd lives and listens on its socket.
+
+    A dockerd that shuts down stops listening first and keeps its pid file to the last, while systemd still holds the
+    socket: whoever asked then would start the next dockerd.
+    """
     try:
         pid = host.files.text(PID_FILE, limit=32).strip()
-        return pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
+        if not pid.isdigit() or host.files.text(f"/proc/{pid}/comm", limit=64).strip() != "dockerd":
+            return False
+        return _listens(host, pid)
+    except PermissionError:
+        return True  # not root: only the pid file can be read, and nothing can be asked anyway
     except OSError:
         return False
+
+
+def _listens(host: Host, pid: str) -> bool:
+    """Whether the process has a listening socket of docker's open, by /proc/net/unix (proc(5), SO_ACCEPTCON)."""
+    rows = (line.split() for line in host.files.text("/proc/net/unix", limit=16 << 20).splitlines())
+    sockets = {f"socket:[{row[6]}]" for row in rows if len(row) > 7 and row[3] == LISTENING and row[7] in SOCKETS}
+    return any(target in sockets for _, target in host.files.links(f"/proc/{pid}/fd"))
 
 
 def read(host: Host) -> DockerFacts:
@@ -106,17 +123,26 @@ def _container(http: HttpClient, entry: object) -> ContainerFacts | None:
 
 
 def exit_code(http: HttpClient, container_id: str) -> int | None:
-    """Exit code of an ended container; None while it runs or where it is gone. Raises DockerUnreadableError."""
+    """Exit code of an ended container, None while it runs. Raises DockerUnreadableError, also where it is gone."""
     match _get(http, _path(container_id, "json")):
         case {"State": {"Running": False, "ExitCode": int(code)}}:
             return code
+        case None:
+            raise DockerUnreadableError("the container was removed")
         case _:
             return None
 
 
-def follow_log(http: HttpClient, container_id: str, *, from_now: bool) -> Iterator[tuple[int, bytes]]:
-    """(stream, bytes) as the container writes: 1 is stdout, 2 stderr. Ends with the container; raises Unanswered."""
-    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "0" if from_now else "all"}
+def follow_log(host: Host, http: HttpClient, container_id: str, since: float) -> Iterator[tuple[int, bytes]]:
+    """(stream, bytes) that the container wrote from `since` on (wall clock; 0: all): 1 is stdout, 2 stderr.
+
+    Ends with the container; raises Unanswered.
+    """
+    from sparkd.host.http import Unanswered
+
+    if not running(host):
+        raise Unanswered("docker is away")
+    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "since": f"{since:.9f}" if since else "0"}
     with http.stream(_path(container_id, "logs"), params) as chunks:
         yield from frames(chunks)
 

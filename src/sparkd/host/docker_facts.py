@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+LABEL = "io.sparkd."
+"""Labels of every container that sparkd makes: role, rank, epoch, invocation, plan."""
+
+_NAME = re.compile(r"sparkd-rank\d+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -16,6 +22,16 @@ class ContainerFacts:
     """Of the container's first process, in the host's namespace; 0 where it does not run."""
     image_id: str
     restart_policy: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether sparkd made it. The name counts too: labels outlive `docker commit` into an image of somebody's."""
+        return bool(self.label(f"{LABEL}role")) and _NAME.fullmatch(self.name) is not None
+
+    @property
+    def invocation(self) -> str:
+        """Of the agent that made it."""
+        return self.label(f"{LABEL}invocation")
 
     def label(self, key: str) -> str:
         """Value of a label; empty where the container has no such label."""

@@ -65,6 +65,10 @@ class Completion:
     said: str = ""
 
 
+class KeyRefusedError(Exception):
+    """The endpoint wants a key, and another one than it was shown."""
+
+
 class Endpoint:
     """Client of one engine, for one thread at a time. Every method may raise Unanswered."""
 
@@ -79,8 +83,10 @@ class Endpoint:
         return self._http.get("/health", HEALTH_TIMEOUT_SECONDS).status
 
     def serves(self) -> tuple[str, ...]:
-        """Names in /v1/models; () where the answer is an error or no such list."""
+        """Names in /v1/models; () where the answer is an error or no such list. Raises KeyRefusedError."""
         answer = self._http.get("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        if answer.status in (401, 403):
+            raise KeyRefusedError
         if answer.status != 200:
             return ()
         try:
@@ -110,13 +116,10 @@ class Endpoint:
             return Completion(token=False, said=f"no completion: {_head(answer.body)}")
         return Completion(token=isinstance(made, int) and made >= 1, said="no token was made" if not made else "")
 
-    def close(self) -> None:
-        self._http.close()
-
 
 def _head(body: bytes) -> str:
     text = body[:200].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-__all__ = ["Completion", "Counters", "Endpoint", "Unanswered", "counters"]
+__all__ = ["Completion", "Counters", "Endpoint", "KeyRefusedError", "Unanswered", "counters"]

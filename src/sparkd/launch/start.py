@@ -6,15 +6,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
-from sparkd.hands import LABEL, Hands, segments
+from sparkd.hands import Hands, Patience, segments
 from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
+from sparkd.host.docker_facts import LABEL
 from sparkd.launch.plan import LaunchPlan
+from sparkd.log import Events
 from sparkd.preflight.fixes import UnlinkSegment
 
+NOTE_SECONDS = 3.0
 LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 
@@ -30,10 +34,12 @@ class Running:
     segments: set[UnlinkSegment] = field(default_factory=set)
     """Shared memory that its processes were seen to have mapped."""
 
-    def note_segments(self, host: Host) -> None:
+    def note_segments(self, host: Host, patience: Patience) -> None:
         """Remember what its processes have mapped now. What can't be looked at is left to a later preflight."""
+        look = partial(segments.mapped_below, host, self.rank.pid)
+        # Beside the main loop: a process that its driver holds in the kernel hangs whoever reads its maps.
         with suppress(OSError):
-            self.segments.update(segments.mapped_below(host, self.rank.pid))
+            self.segments.update(patience.beside(look, NOTE_SECONDS, "looking at the rank"))
 
     @property
     def seconds(self) -> float:
@@ -56,20 +62,22 @@ def start(
     hands: Hands,
     plan: LaunchPlan,
     epoch: str,
-    redact: Callable[[str], str],
+    host: Host,
+    forwarder: Forwarder,
     put: Callable[[int, str], None],
+    events: Events,
     bell: Callable[[], None],
 ) -> Running:
     """Launch the rank; its log goes to `put(priority, line)`. Raises LaunchError (exit 11)."""
     rank = hands.launch(plan, labels(plan, epoch, hands.owner.invocation))
 
-    def follow(from_now: bool) -> Iterator[tuple[int, bytes]]:
+    def follow(since: float) -> Iterator[tuple[int, bytes]]:
         client = docker.client()
         try:
-            yield from docker.follow_log(client, rank.container_id, from_now=from_now)
+            yield from docker.follow_log(host, client, rank.container_id, since)
         finally:
             client.close()
 
-    log = LogReader(follow, Forwarder(redact), put, bell)
+    log = LogReader(follow, forwarder, put, events, bell)
     log.start()
     return Running(rank, log, time.monotonic())

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sparkd.host.owner import NodeOwner
     from sparkd.host.processes import ProcessTable
 
-LABEL = "io.sparkd."
 STARTING_SECONDS = 120.0
 """A `vllm serve` has no children while it imports: 11 s on an idle machine, more on a loaded one."""
 
@@ -39,6 +38,8 @@ class StrayFacts:
     engines: tuple[Engine, ...]
     containers: tuple[Container, ...]
     docker_known: bool
+    docker_error: str
+    """Why a living dockerd could not be read; empty where it could, or where none lives."""
     owner: NodeOwner | None
     """Who holds the node's lock."""
     ports: tuple[PortUse, ...]
@@ -55,6 +56,8 @@ class StrayWorkers(Check[StrayFacts]):
     """That the plan will listen on."""
     tried: frozenset[tuple[int, int]] = frozenset()
     """(pid, start time) of processes that were to be ended already."""
+    tried_containers: frozenset[str] = frozenset()
+    """Full ids of containers that were to be removed already."""
     id: str = "stray-workers"
     page: ClassVar[str] = """\
 The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
@@ -79,15 +82,16 @@ A stray is
             found = _with_gpu(host, table, found)
         docker = host.docker()
         seen = tuple(
-            Container(one.id, one.name, bool(one.label(f"{LABEL}role")), one.label(f"{LABEL}invocation"), one.running)
+            Container(one.id, one.name, one.ours, one.invocation, one.running)
             for one in docker.containers
-            if one.label(f"{LABEL}role") or any(engine.container_id == one.id for engine in found)
+            if one.ours or any(engine.container_id == one.id for engine in found)
         )
         pids = frozenset(member.pid for engine in found for member in engine.members)
         return StrayFacts(
             engines=found,
             containers=seen,
             docker_known=docker.known,
+            docker_error=docker.error,
             owner=host.owner(),
             ports=ports.find(host, table, self.ports, pids),
             zombies=_zombies(table),
@@ -103,6 +107,9 @@ A stray is
             problems.append(self._engine(facts, engine))
         problems += [self._port(use) for use in facts.ports if use.port in self.ports and not _explained(facts, use)]
         problems += [Problem(Level.WARN, zombie) for zombie in facts.zombies]
+        if facts.docker_error:
+            reason = f"docker can't be asked for its containers: {facts.docker_error}"
+            problems.append(Problem(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker"))
         away = "" if facts.docker_known else "; docker is away, so containers were not looked at"
         return verdict(problems, f"none among {facts.scanned} processes{away}")
 
@@ -118,6 +125,8 @@ A stray is
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return Problem(Level.BLOCK, reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
         state = f"still runs and holds {size(held)}" if container.running else "is left over"
+        if container.id in self.tried_containers:
+            return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
         return Problem(Level.BLOCK, f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
 
@@ -159,6 +168,14 @@ A stray is
         inside = f" in container {use.container_id[:12]}" if use.container_id else ""
         reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
         return Problem(Level.BLOCK, reason, "stop it, or give the engine another port")
+
+
+def _stuck_container(inside: list[Engine], reason: str) -> Problem:
+    asleep = [one for engine in inside for one in engine.members if one.state == "D"]
+    if not asleep:
+        return Problem(Level.BLOCK, reason, "look at: systemctl status docker")
+    reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
+    return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True)
 
 
 def _words(facts: StrayFacts, engine: Engine) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
 
 REPORT_SCHEMA = 1
@@ -74,6 +75,13 @@ class NodeReport:
     """Of the agent: a reader without root tells by it whether the report is of a living agent."""
     start_time: int = 0
     """Of the agent, in clock ticks since boot: a pid alone may be another process by now."""
+
+
+def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
+    """The report without secrets: causes quote the engine, findings quote hooks."""
+    findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
+    message, cause = redact(report.message), redact(report.last_cause)
+    return replace(report, message=message, last_cause=cause, findings=findings)
 
 
 def dump(report: NodeReport) -> str:

@@ -22,7 +22,7 @@ class Changes(TypedDict, total=False):
     last_cause: str
     findings: tuple[FindingReport, ...]
     engine: EngineReport
-    memory: MemoryReport
+    memory: MemoryReport | None
 
 
 class Reporter:

@@ -64,4 +64,11 @@ def place(settings: Settings) -> Node:
             "name one node, and a recipe that fits it",
         )
     address = str(nodes[0]) if nodes else THIS_NODE_ALONE
-    return Node(rank=0, address=address, head_address=address, cluster_size=1, interface=settings.fabric.interface)
+    return Node(
+        rank=0,
+        address=address,
+        head_address=address,
+        cluster_size=1,
+        interface=settings.fabric.interface,
+        hcas=settings.fabric.hcas,
+    )

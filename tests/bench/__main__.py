@@ -1,0 +1,104 @@
+"""Measures what sparkd promises: `python -m tests.bench [--package FILE] [NAME...]`, as root.
+
+Prints a table and writes build/bench.json. Exits 1 where a limit is missed, 2 where something could not be measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.bed import Bed, BedError
+from tests.bed.space import REPOSITORY
+from tests.bed.sparkd_node import HEAD, SparkdNode
+
+from . import agent, commands, forwarding, killed, machine, scan, start, table
+from .bench_node import BenchNode
+from .figures import Figure
+
+RESULT = REPOSITORY / "build/bench.json"
+
+ON_A_NODE: tuple[tuple[str, Callable[[BenchNode], tuple[Figure, ...]]], ...] = (
+    ("start", start.measure),
+    ("commands", commands.idle),
+    ("forwarding", forwarding.measure),
+    ("agent", agent.measure),
+    ("commands-serving", commands.serving),
+    ("killed", killed.measure),
+)
+HERE: tuple[tuple[str, Callable[[], tuple[Figure, ...]]], ...] = (("scan", scan.measure),)
+NAMES = tuple(name for name, _ in (*ON_A_NODE, *HERE))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.bench", description="Measure what sparkd promises. Needs root.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these of: {', '.join(NAMES)}")
+    parser.add_argument("--package", type=Path, help="the .deb to measure; else the one in dist/")
+    args = parser.parse_args()
+    if unknown := set(args.names) - set(NAMES):
+        parser.error(f"nothing is measured by the name of {', '.join(sorted(unknown))}")
+    try:
+        package = args.package or _package()
+        figures = _measure(args.names or NAMES, package)
+    except BedError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    about = machine.look(_version(package))
+    print(table.as_text(figures, about), end="")
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(table.as_json(figures, about, datetime.now(UTC).isoformat(timespec="seconds")) + "\n")
+    return 0 if all(figure.passed for figure in figures) else 1
+
+
+def _measure(names: tuple[str, ...], package: Path) -> tuple[Figure, ...]:
+    figures: list[Figure] = []
+    wanted = [(name, measure) for name, measure in ON_A_NODE if name in names]
+    with ExitStack() as stack:
+        if wanted:
+            node = stack.enter_context(Bed()).node()
+            node.boot()
+            bench = BenchNode.furnish(SparkdNode(node), package)
+        for name, measure in wanted:
+            with _told(name):
+                try:
+                    figures += measure(bench)
+                except BedError:
+                    print(node.journal(HEAD, "--lines=30"), file=sys.stderr)
+                    raise
+    for name, measure_here in HERE:
+        if name in names:
+            with _told(name):
+                figures += measure_here()
+    return tuple(figures)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Some take minutes: which it is at, and how long each took, is said meanwhile."""
+    began = time.monotonic()
+    print(f"bench: measuring {name}", file=sys.stderr, flush=True)
+    yield
+    print(f"bench: {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def _package() -> Path:
+    """What `make deb` left for this machine."""
+    name = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
+    found = sorted((REPOSITORY / "dist").glob(f"sparkd_*_{name}.deb"), key=lambda file: file.stat().st_mtime)
+    if not found:
+        raise BedError(f"there is no dist/sparkd_*_{name}.deb: make deb")
+    return found[-1]
+
+
+def _version(package: Path) -> str:
+    return package.name.split("_")[1]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

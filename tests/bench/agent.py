@@ -1,0 +1,57 @@
+"""What the agent costs a node that serves: memory and processor."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+from tests.bed import BedError
+
+from .bench_node import BenchNode, answer
+from .figures import Figure, Limit, Spread
+from .machine import load
+
+SECONDS = 60.0
+SETTLE_SECONDS = 5.0
+"""READY is behind it: its own last work is no part of serving."""
+PSS_MIB, CPU_PERCENT = 60.0, 0.5
+_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
+
+
+def measure(bench: BenchNode) -> tuple[Figure, ...]:
+    bench.serve()
+    time.sleep(SETTLE_SECONDS)
+    idle = _cpu_percent(bench, SECONDS)
+    with bench.prober("load", SECONDS) as prober:
+        loaded = _cpu_percent(bench, SECONDS)
+        completions = answer(prober)
+    if completions["succeeded"] < completions["asked"]:
+        raise BedError(f"of {completions['asked']:g} completions only {completions['succeeded']:g} came")
+    cpu = Limit(CPU_PERCENT)
+    return (
+        Figure("agent.pss", "memory of the serving agent (PSS)", "MiB", _pss(bench), Limit(PSS_MIB), load=load()),
+        Figure("agent.cpu-idle", "its CPU, no requests, over 60 s", "% of a core", idle, cpu, load=load()),
+        Figure("agent.cpu-loaded", "its CPU, a request a second", "% of a core", loaded, cpu, load=load()),
+    )
+
+
+def _pss(bench: BenchNode) -> Spread:
+    found = _PSS.search(bench.spark.node.read(f"/proc/{bench.spark.main_pid()}/smaps_rollup"))
+    if found is None:
+        raise BedError("this kernel says no Pss in smaps_rollup")
+    return Spread((round(int(found[1]) / 1024, 1),))
+
+
+def _cpu_percent(bench: BenchNode, seconds: float) -> Spread:
+    pid = bench.spark.main_pid()
+    began, before = time.monotonic(), _cpu_seconds(bench, pid)
+    time.sleep(seconds)
+    used, took = _cpu_seconds(bench, pid) - before, time.monotonic() - began
+    return Spread((round(100 * used / took, 3),))
+
+
+def _cpu_seconds(bench: BenchNode, pid: int) -> float:
+    """Of all its threads, also of those that have ended."""
+    fields = bench.spark.node.read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

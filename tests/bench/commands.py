@@ -1,0 +1,43 @@
+"""How long a person waits for a command: the whole process, warm."""
+
+from __future__ import annotations
+
+from .bench_node import BenchNode, Timed
+from .figures import Beside, Figure, Limit, Spread
+from .machine import load
+
+RUNS = 20
+VERSION_SECONDS, HELP_SECONDS, PREFLIGHT_SECONDS = 0.03, 0.15, 0.5
+DRY_RUN = ("sparkd", "preflight", "--dry-run")
+BARE_PYTHON = ("/usr/bin/python3", "-IBS", "-c", "pass")
+BLOCKED = 10
+"""Beside an agent that serves, a dry run says who owns the node."""
+
+
+def idle(bench: BenchNode) -> tuple[Figure, ...]:
+    """In a node that serves nothing."""
+    bench.spark.stop()
+    python = Beside("python3 -c pass", _spread(bench, BARE_PYTHON))
+    return (
+        _figure("version", "sparkd --version", _spread(bench, ("sparkd", "--version")), VERSION_SECONDS, python),
+        _figure("help", "sparkd --help", _spread(bench, ("sparkd", "--help")), HELP_SECONDS, python),
+        _figure(
+            "preflight", "sparkd preflight --dry-run, idle node", _spread(bench, DRY_RUN), PREFLIGHT_SECONDS, python
+        ),
+    )
+
+
+def serving(bench: BenchNode) -> tuple[Figure, ...]:
+    bench.serve()
+    values = _spread(bench, DRY_RUN, (BLOCKED,))
+    return (_figure("preflight-serving", "sparkd preflight --dry-run, serving node", values, PREFLIGHT_SECONDS),)
+
+
+def _spread(bench: BenchNode, command: tuple[str, ...], codes: tuple[int, ...] = (0,)) -> Spread:
+    """The first run warms up."""
+    runs: tuple[Timed, ...] = bench.timed(RUNS + 1, *command, codes=codes)[1:]
+    return Spread(tuple(round(run.seconds, 5) for run in runs))
+
+
+def _figure(name: str, what: str, values: Spread, limit_seconds: float, beside: Beside | None = None) -> Figure:
+    return Figure(f"command.{name}", what, "s", values, Limit(limit_seconds), beside, load())

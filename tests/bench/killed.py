@@ -1,0 +1,70 @@
+"""From a killed rank to the unit's failure: told in the journal, and known to systemd."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable
+
+from tests.bed import BedError
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import HEAD, SparkdNode
+
+from .bench_node import RANK, BenchNode
+from .figures import By, Figure, Limit, Spread
+from .machine import load
+
+RUNS = 3
+LIMIT_SECONDS = 1.0
+
+
+def container_init(spark: SparkdNode) -> int:
+    return int(spark.node.run("docker", "inspect", "--format", "{{.State.Pid}}", RANK).stdout)
+
+
+def engine_core(spark: SparkdNode) -> int:
+    return spark.pid(r"^VLLM::EngineCore")
+
+
+def measure(bench: BenchNode) -> tuple[Figure, ...]:
+    limit = Limit(LIMIT_SECONDS, by=By.WORST)
+    return (
+        *_figures(bench, "container", "killed container", container_init, limit),
+        *_figures(bench, "engine-core", "killed EngineCore", engine_core, None),
+    )
+
+
+def _figures(
+    bench: BenchNode, name: str, what: str, victim: Callable[[SparkdNode], int], limit: Limit | None
+) -> tuple[Figure, ...]:
+    told, left = [], []
+    for _ in range(RUNS):
+        one_told, one_left = _kill(bench, victim)
+        told.append(round(one_told, 3))
+        left.append(round(one_left, 3))
+    return (
+        Figure(f"killed.{name}.told", f"{what}: told in the journal", "s", Spread(tuple(told)), limit, load=load()),
+        Figure(f"killed.{name}.left", f"{what}: the unit is not active", "s", Spread(tuple(left)), limit, load=load()),
+    )
+
+
+def _kill(bench: BenchNode, victim: Callable[[SparkdNode], int]) -> tuple[float, float]:
+    """Seconds until `life.failed` came to the journal, and until the unit left `active`. It comes back by itself."""
+    bench.serve()
+    spark = bench.spark
+    cursor, old, pid = spark.cursor(), spark.main_pid(), victim(spark)
+    killed_at = time.monotonic()
+    spark.node.kill(pid, signal.SIGKILL)
+    wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    told, left = _told_at(spark, cursor) - killed_at, bench.stamp("ActiveExit") - killed_at
+    spark.await_serving()
+    return told, left
+
+
+def _told_at(spark: SparkdNode, cursor: str) -> float:
+    asked = ("journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE")
+    for line in spark.node.run(*asked).stdout.splitlines():
+        if "life.failed" in line:
+            return int(json.loads(line)["__MONOTONIC_TIMESTAMP"]) / 1e6
+    raise BedError("the journal has no life.failed")

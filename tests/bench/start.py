@@ -1,0 +1,122 @@
+"""sparkd's own share of a start, beside the same container's start without sparkd."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.bed.sparkd_node import HEAD, SERVING_SECONDS
+
+from .bench_node import RANK, BenchNode, answer, on_monotonic
+from .containers import Inspected
+from .figures import Beside, Figure, Limit, Spread
+from .machine import load
+
+PAIRS = 3
+LIMIT_SECONDS = 1.0
+BARE = "bare"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Stamps on CLOCK_MONOTONIC, in seconds."""
+
+    asked: float
+    """`systemctl start`, or `docker run`, began."""
+    created: float
+    """dockerd was asked for the container."""
+    running: float
+    first_completion: float
+    """Found by a prober that knows nothing of sparkd."""
+    ready: float
+    """systemd has heard READY=1; where nobody says so, the first completion."""
+
+    @property
+    def share(self) -> float:
+        """sparkd's: until the container runs, and from its first completion on."""
+        return (self.running - self.asked) + (self.ready - self.first_completion)
+
+    @property
+    def whole(self) -> float:
+        return self.ready - self.asked
+
+
+def measure(bench: BenchNode) -> tuple[Figure, ...]:
+    """By turns, so that both meet the machine alike. The first of each warms the node up and does not count."""
+    bench.spark.stop()
+    with_sparkd, bare = [], []
+    for _ in range(PAIRS + 1):
+        started, like = _by_sparkd(bench)
+        with_sparkd.append(started)
+        bare.append(_bare(bench, like))
+    return figures(tuple(with_sparkd[1:]), tuple(bare[1:]), load())
+
+
+def _by_sparkd(bench: BenchNode) -> tuple[Start, Inspected]:
+    bench.spark.forget_failures()
+    with bench.prober("first", SERVING_SECONDS) as prober:
+        (asked,) = bench.timed(1, "systemctl", "start", HEAD)
+        first_at = answer(prober)["at"]
+    seen, ready = bench.inspected(RANK, BARE), bench.stamp("ActiveEnter")
+    bench.spark.stop()
+    return Start(asked.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, ready), seen
+
+
+def _bare(bench: BenchNode, like: Inspected) -> Start:
+    """The same image, script, mounts and flags, by `docker run`."""
+    node = bench.spark.node
+    with bench.prober("first", SERVING_SECONDS) as prober:
+        (asked,) = bench.timed(1, *like.argv)
+        first_at = answer(prober)["at"]
+    seen = bench.inspected(BARE)
+    node.run("docker", "stop", "--time", "20", BARE)
+    node.run("docker", "rm", "--force", BARE)
+    node.sh("rm -f /dev/shm/psm_* /dev/shm/sem.mp-*")  # nobody else's job in a node without sparkd
+    return Start(asked.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, first_at)
+
+
+def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float) -> tuple[Figure, ...]:
+    bare_start = Beside("the container by docker run, whole", spread(*(one.whole for one in bare)))
+    bare_docker = Beside("docker run", spread(*(one.running - one.asked for one in bare)))
+
+    def figure(name: str, what: str, values: list[float], beside: Beside, limit: Limit | None = None) -> Figure:
+        return Figure(f"start.{name}", what, "s", spread(*values), limit, beside, load)
+
+    return (
+        figure(
+            "share",
+            "sparkd's own share of a start",
+            [one.share for one in with_sparkd],
+            bare_start,
+            Limit(LIMIT_SECONDS),
+        ),
+        figure(
+            "container",
+            "  systemctl start to container running",
+            [one.running - one.asked for one in with_sparkd],
+            bare_docker,
+        ),
+        figure(
+            "before",
+            "    before docker is asked",
+            [one.created - one.asked for one in with_sparkd],
+            Beside("docker run", spread(*(one.created - one.asked for one in bare))),
+        ),
+        figure(
+            "docker",
+            "    docker's create and start",
+            [one.running - one.created for one in with_sparkd],
+            Beside("docker run", spread(*(one.running - one.created for one in bare))),
+        ),
+        Figure(
+            "start.ready",
+            "  first possible completion to READY",
+            "s",
+            spread(*(one.ready - one.first_completion for one in with_sparkd)),
+            load=load,
+        ),
+        figure("whole", "systemctl start to READY", [one.whole for one in with_sparkd], bare_start),
+    )
+
+
+def spread(*values: float) -> Spread:
+    return Spread(tuple(round(value, 4) for value in values))

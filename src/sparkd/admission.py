@@ -105,7 +105,6 @@ def admit(build_checks: BuildChecks, host: Host, hands: Fixer, policy: Policy, w
     admission = mend(build_checks, host, hands, policy, ways)
     refusal = admission.refusal()
     if refusal is not None:
-        ways.events.error("preflight.node.refused", reason=refusal.reason, hint=refusal.hint, code=int(refusal.code))
         raise refusal
     ways.events.info("preflight.node.admitted", fixes=len(admission.fixes))
     return admission

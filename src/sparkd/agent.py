@@ -57,7 +57,8 @@ class Agent:
         changed = phase is not self.reporter.report.phase
         self.reporter.update(phase=phase, message=message, memory=self._memory())
         if changed:
-            self.events.info("life.phase.changed", phase=phase.value, message=message)
+            ended = phase in (Phase.BLOCKED, Phase.FAILED)  # told once already, with its reason
+            self.events.info("life.phase.changed", phase=phase.value, message="" if ended else message)
 
     def _memory(self) -> MemoryReport | None:
         try:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from .command import BedError
 from .node import Node
 from .processes import wait_for
 
@@ -44,7 +45,9 @@ class SparkdNode:
         self.node.run("sparkd", "units", "install")
 
     def start(self) -> None:
-        self.node.run("systemctl", "start", HEAD, timeout=SERVING_SECONDS)
+        """Returns once it serves; else what the journal says."""
+        if self.node.run("systemctl", "start", HEAD, check=False, timeout=SERVING_SECONDS).returncode:
+            raise BedError(self.node.journal(HEAD, "--lines=60"))
 
     @contextmanager
     def starting(self) -> Iterator[subprocess.Popen[str]]:

@@ -167,7 +167,6 @@ def test_nothing_is_touched_beside_a_living_engine_of_somebody_else(machine: Mac
     assert refused.value.code is ExitCode.BLOCKED
     assert refused.value.reason.startswith("stray-workers: a living engine: pid 30 (vllm)")
     assert refused.value.hint == "stop it first: kill 30"
-    assert machine.events[-1][0] == "preflight.node.refused"
 
 
 def test_the_one_line_counts_what_else_blocks(machine: Machine, hands: TreeHands) -> None:

@@ -1,0 +1,135 @@
+"""The container as the recipe asks for it: options, caches, secrets, and a script of the user's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
+
+KEY = 's3cret "key\\ of $HOME and `id`'
+OWN_SCRIPT = """\
+echo "own script: $# words, first $1, flag ${*: -1}"
+env | grep -c VLLM_API_KEY
+exec "$@"
+"""
+RECIPE = """\
+schema: 1
+name: everything
+extends: tiny-cpu
+container:
+  privileged: true
+  shm_bytes: 268435456
+  ulimits:
+    memlock: {soft: -1, hard: -1}
+    stack: {soft: 67108864, hard: 67108864}
+  devices: [/dev/full]
+  volumes: ["/srv/extra:/extra:ro"]
+caches:
+  vllm: /root/.cache/vllm
+env:
+  AWKWARD: |
+    two lines, 'quotes', "double", $HOME `id` {"json": [1, 2]} \\
+"""
+
+
+@pytest.fixture(scope="module")
+def serving(make_node: MakeNode, package: Path) -> SparkdNode:
+    """Everything that a recipe can ask for, at once; serving."""
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    spark.node.write("/etc/sparkd/recipes/everything.yaml", RECIPE)
+    spark.node.write("/srv/scripts/own.sh", OWN_SCRIPT)
+    spark.node.write("/srv/extra/note", "hello")
+    spark.node.write("/etc/sparkd/api.key", KEY.replace(" ", "_") + "\n")
+    spark.node.run("chmod", "600", "/etc/sparkd/api.key")
+    secrets = '[engine.secrets]\nVLLM_API_KEY = "/etc/sparkd/api.key"\n'
+    spark.configure('[engine]\nrecipe = "everything"\nscript = "/srv/scripts/own.sh"\n' + secrets)
+    spark.start()
+    return spark
+
+
+def inspected(spark: SparkdNode) -> dict[str, dict[str, object]]:
+    (found,) = json.loads(spark.node.run("docker", "inspect", "sparkd-rank0").stdout)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_container_has_the_options_of_the_recipe(serving: SparkdNode) -> None:
+    host = inspected(serving)["HostConfig"]
+    assert host["Privileged"] is True
+    assert host["NetworkMode"] == "host"
+    assert host["IpcMode"] == "host"
+    assert host["Init"] is True
+    assert host["ShmSize"] == 268435456
+    assert host["RestartPolicy"] == {"Name": "no", "MaximumRetryCount": 0}
+    assert host["LogConfig"] == {"Type": "local", "Config": {"max-file": "5", "max-size": "20m"}}
+    limits = {limit["Name"]: (limit["Soft"], limit["Hard"]) for limit in host["Ulimits"]}  # type: ignore[attr-defined]
+    assert limits == {"memlock": (-1, -1), "stack": (67108864, 67108864)}
+    assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/full"]  # type: ignore[attr-defined]
+
+
+def test_mounts_are_read_only_but_for_caches_of_this_very_image(serving: SparkdNode) -> None:
+    image = str(inspected(serving)["Image"]).removeprefix("sha256:")
+    row = r"{{range .Mounts}}{{.Source}} {{.Destination}} {{if .RW}}rw{{else}}ro{{end}}{{println}}{{end}}"
+    mounts = serving.node.run("docker", "inspect", "--format", row, "sparkd-rank0").stdout.splitlines()
+    assert "/srv/models /models ro" in mounts
+    assert "/srv/extra /extra ro" in mounts
+    assert "/run/sparkd/launch.sh /run/sparkd-launch.sh ro" in mounts
+    assert f"/var/lib/sparkd/cache/{image}/vllm /root/.cache/vllm rw" in mounts
+
+
+def test_labels_say_whose_it_is(serving: SparkdNode) -> None:
+    labels = inspected(serving)["Config"]["Labels"]
+    assert isinstance(labels, dict)
+    invocation = serving.show("InvocationID")
+    assert labels["io.sparkd.invocation"] == labels["io.sparkd.epoch"] == invocation
+    assert (labels["io.sparkd.role"], labels["io.sparkd.rank"]) == ("head", "0")
+    assert labels["io.sparkd.plan"] == json.loads(serving.node.run("sparkd", "plan", "--json").stdout)["digest"]
+
+
+def test_the_users_own_script_is_run_with_the_plans_command(serving: SparkdNode) -> None:
+    journal = serving.node.journal(HEAD)
+    assert "engine| own script:" in journal
+    assert "first vllm, flag --enforce-eager" in journal
+
+
+def test_values_that_a_shell_would_mangle_arrive(serving: SparkdNode) -> None:
+    pid = serving.pid("vllm serve|/usr/local/bin/vllm")
+    environment = serving.node.read(f"/proc/{pid}/environ").split("\0")
+    assert 'AWKWARD=two lines, \'quotes\', "double", $HOME `id` {"json": [1, 2]} \\\n' in environment
+
+
+def test_a_key_works_and_is_seen_nowhere(serving: SparkdNode) -> None:
+    key = KEY.replace(" ", "_")
+    assert not complete(serving.node), "the endpoint wants its key"
+    answer = serving.node.http(8000, "/v1/models", headers={"Authorization": f"Bearer {key}"})
+    assert answer.status == 200
+    seen = "\n".join(
+        (
+            serving.node.journal(HEAD),
+            json.dumps(inspected(serving)),
+            serving.node.run("sparkd", "plan").stdout,
+            serving.node.run("sparkd", "plan", "--json").stdout,
+            serving.node.run("sparkd", "config", "show").stdout,
+            serving.node.sh("cat /run/sparkd/report.json /run/sparkd/launch.sh /var/lib/sparkd/*.json").stdout,
+            serving.node.run("systemctl", "status", HEAD).stdout,
+        )
+    )
+    assert key not in seen
+    assert "s3cret" not in seen
+
+
+def test_a_wrong_key_is_said_at_once(serving: SparkdNode) -> None:
+    """The engine is started with a key of its own script's, which sparkd is not told."""
+    cursor = serving.cursor()
+    serving.node.write("/srv/scripts/own.sh", 'export VLLM_API_KEY=another\nexec "$@"\n')
+    serving.configure('[engine]\nrecipe = "tiny-cpu"\nscript = "/srv/scripts/own.sh"\n')
+    serving.node.run("systemctl", "restart", HEAD, check=False, timeout=180)
+    assert "the endpoint refuses sparkd's key" in serving.journal_since(cursor)
+    serving.stop()
+    serving.configure(CONFIGURATION)
+    wait_for(lambda: serving.show("ActiveState") in ("inactive", "failed"), 30, "the unit to stop")

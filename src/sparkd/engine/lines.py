@@ -38,7 +38,7 @@ class LineSplitter:
         self._cut_bytes += max(0, len(piece) - room)
 
     def _take(self) -> str:
-        text = harmless(self._pending.decode("utf-8", "replace"))
+        text = printable(self._pending.decode("utf-8", "replace"))
         if self._cut_bytes:
             text += f" ... (+{self._cut_bytes} bytes)"
         self._pending.clear()
@@ -46,7 +46,7 @@ class LineSplitter:
         return text
 
 
-def harmless(text: str) -> str:
+def printable(text: str) -> str:
     """Colours removed, every other character that a terminal would act on (escape, bidi override, ...) written out."""
     if text.isprintable():
         return text

@@ -10,10 +10,10 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
-from sparkd.engine.lines import harmless
 from sparkd.errors import LaunchError
 from sparkd.hands.files import cache_folder
 from sparkd.host.docker import SOCKET
+from sparkd.host.harmless import harmless
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Containers:
         except FAILED:
             return ""
         lines = log.decode("utf-8", "replace").splitlines()
-        return f": {harmless(lines[0])[:300]}" if lines else ""
+        return f": {harmless(lines[0], 300)}" if lines else ""
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
         """SIGTERM, grace, SIGKILL; gone is fine."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from sparkd.hands.applied import Applied
+from sparkd.host.processes import Process, parse_stat
 from sparkd.preflight.fixes import EndProcess
 
 GRACE_SECONDS = 5.0
@@ -28,7 +29,8 @@ def end(fix: EndProcess, waits: Waits) -> Applied:
         return Applied("stale", "gone already")
     try:
         # The pidfd names one process for good: if its start time is right now, no later signal can hit another.
-        if _start_time(fix.pid) != fix.start_time:
+        found = _look(fix.pid)
+        if found is None or found.start_time != fix.start_time:
             return Applied("stale", "the pid is another process now")
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             try:
@@ -37,24 +39,15 @@ def end(fix: EndProcess, waits: Waits) -> Applied:
                 return Applied("applied", "ended by itself")
             if waits.outwait(seconds, fd):
                 return Applied("applied", f"ended by {number.name}")
-        return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {_state(fix.pid)}")
+        left = _look(fix.pid)
+        return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {left.state if left else 'gone'}")
     finally:
         os.close(fd)
 
 
-def _stat(pid: int) -> list[str]:
-    """Fields of /proc/PID/stat after the command name, state first. Empty for a process that is gone."""
+def _look(pid: int) -> Process | None:
+    """None for a process that is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return parse_stat(Path(f"/proc/{pid}/stat").read_bytes())
     except OSError:
-        return []
-
-
-def _start_time(pid: int) -> int | None:
-    fields = _stat(pid)
-    return int(fields[19]) if len(fields) > 19 else None
-
-
-def _state(pid: int) -> str:
-    fields = _stat(pid)
-    return fields[0] if fields else "gone"
+        return None

@@ -16,6 +16,9 @@ FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-pag
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 
 
+LATER = "Not used by this version, which serves on one node."
+
+
 class Cluster(Section):
     """The nodes that serve one model together. The same values go on all of them."""
 
@@ -25,12 +28,14 @@ class Cluster(Section):
         "head. Empty: this node alone.",
     )
     master_port: t.Port = Field(29501, description="Port on the head where the ranks of vLLM meet.")
-    report_port: t.Port = Field(29510, description="Port on the fabric address where nodes read each other's reports.")
+    report_port: t.Port = Field(
+        29510, description=f"Port on the fabric address where nodes read each other's reports. {LATER}"
+    )
     key_file: t.AbsolutePath = Field(
-        "/etc/sparkd/cluster.key", description="File with the key that nodes sign their reports with."
+        "/etc/sparkd/cluster.key", description=f"File with the key that nodes sign their reports with. {LATER}"
     )
     allow_image_difference: bool = Field(
-        False, description="Only warn where the nodes' images differ, instead of refusing to launch."
+        False, description=f"Only warn where the nodes' images differ, instead of refusing to launch. {LATER}"
     )
 
 
@@ -72,7 +77,7 @@ class Fabric(Section):
 
     interface: t.InterfaceOrEmpty = Field("", description="Network interface of the fabric. Empty: found by address.")
     hcas: t.Hcas = Field((), description="RDMA devices of the fabric, such as rocep1s0f0. Empty: found.")
-    mtu: int = Field(9000, ge=1280, le=65535, description="MTU that the fabric's interfaces should have.")
+    mtu: int = Field(9000, ge=1280, le=65535, description=f"MTU that the fabric's interfaces should have. {LATER}")
 
 
 class Preflight(Section):
@@ -98,7 +103,10 @@ class Memory(Section):
         60, ge=0, le=3600, description="How long memory may take to come back before the driver is said to hold it."
     )
     floor_mib: int = Field(
-        512, ge=0, le=65536, description="MiB available below which the engine is stopped before the machine freezes."
+        512,
+        ge=0,
+        le=65536,
+        description="MiB available below which the engine is stopped before the machine freezes. Not watched by this version.",
     )
 
 
@@ -125,14 +133,17 @@ class Supervise(Section):
     canary_seconds: int = Field(
         300, ge=0, le=86400, description="After this long without a request, ask for one token. 0: never."
     )
-    peer_timeout_seconds: int = Field(20, ge=2, le=3600, description="Silence of another node that counts as lost.")
+    peer_timeout_seconds: int = Field(
+        20, ge=2, le=3600, description=f"Silence of another node that counts as lost. {LATER}"
+    )
 
 
 class Observe(Section):
     """What people and monitors read."""
 
     listen: t.Listen = Field(
-        "127.0.0.1:29511", description="Address and port of the status page and the metrics. Empty: not served."
+        "127.0.0.1:29511",
+        description="Address and port of the status page and the metrics. Empty: not served. Not served by this version.",
     )
 
     @property

@@ -106,7 +106,7 @@ class Memory(Section):
         512,
         ge=0,
         le=65536,
-        description="MiB available below which the engine is stopped before the machine freezes. Not watched by this version.",
+        description="MiB available below which the engine is stopped, lest the machine freeze. Not watched by this version.",
     )
 
 
@@ -143,7 +143,7 @@ class Observe(Section):
 
     listen: t.Listen = Field(
         "127.0.0.1:29511",
-        description="Address and port of the status page and the metrics. Empty: not served. Not served by this version.",
+        description="Address and port of the status page and the metrics; empty: none. Not served by this version.",
     )
 
     @property

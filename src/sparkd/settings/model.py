@@ -106,7 +106,7 @@ class Memory(Section):
         512,
         ge=0,
         le=65536,
-        description="MiB available below which the engine is stopped, lest the machine freeze. Not watched by this version.",
+        description="MiB available below which the engine is stopped. Not watched by this version.",
     )
 
 

@@ -34,7 +34,7 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
         prog="sparkd",
         description="Node agent of NVIDIA DGX Spark machines: preflight, launch and watch a vLLM rank.",
         epilog=EPILOG,
-        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=28),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -151,3 +151,18 @@ def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(ill: SparkdNo
     ill.node.run("sparkd", "sweep")
     assert time.monotonic() - begun < 20
     assert ill.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
+
+
+def test_the_agent_mends_an_ill_node_and_serves_and_its_journal_names_what_it_did(ill: SparkdNode) -> None:
+    (stray,) = ill.node.pids("^VLLM::Worker_TP")
+    cursor = ill.cursor()
+    ill.start()
+    try:
+        journal = ill.journal_since(cursor)
+        assert f'preflight.fix.applied kind=end-process target="pid {stray} (VLLM::Worker_TP)"' in journal
+        assert 'preflight.fix.applied kind=remove-container target="container sparkd-rank0 (' in journal
+        assert "preflight.fix.applied kind=unlink-segment target=/dev/shm/psm_0000dead" in journal
+        assert ill.serves()
+        assert "theirs" in ill.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split()
+    finally:
+        ill.stop()

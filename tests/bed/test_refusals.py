@@ -140,6 +140,15 @@ def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> No
     assert "User-specified max_model_len (100000) is greater than the derived max_model_len" in said
 
 
+def test_a_launch_that_is_not_ready_in_time_ends_and_leaves_nothing(spark: SparkdNode) -> None:
+    spark.configure(CONFIGURATION + "[readiness]\ntimeout_seconds = 10\n")
+    said = refused(spark, 12)
+    assert "not ready within 10 s: waited for HTTP to answer; the engine was" in said
+    spark.stop()
+    assert spark.containers() == []
+    assert spark.leftovers() == []
+
+
 def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_begins_anew(spark: SparkdNode) -> None:
     digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
     ledger = {"schema": 1, "failures": {digest: 5}, "open": None}

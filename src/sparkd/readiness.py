@@ -86,7 +86,7 @@ def await_ready(
     endpoint = new_endpoint()
     asked: Future[Knock] | None = None
     next_at = 0.0
-    gate, said = Gate.HTTP, ""
+    gate, said, story = Gate.HTTP, "", show(Gate.HTTP)
     while True:
         now = time.monotonic()
         if asked is None and now >= next_at:
@@ -103,12 +103,15 @@ def await_ready(
             if gate is Gate.MODEL and said:
                 raise NotReadyError(f"the endpoint serves {said}, not {served_name}", "check --served-model-name")
             next_at = now + (RETRY_SECONDS if gate is Gate.COMPLETION else KNOCK_SECONDS)
-        story = show(gate)
+        before, story = story, show(gate)
+        if story.step != before.step:
+            next_at = now  # the engine has come a step further: perhaps to answering
         if now >= deadline:
             raise NotReadyError(
                 _late(limits.launch_seconds, gate, said, story), "readiness.timeout_seconds allows more"
             )
-        if pulse.wait(KNOCK_SECONDS, pidfd):
+        pause = KNOCK_SECONDS if asked is not None else max(0.0, min(KNOCK_SECONDS, next_at - now))
+        if pulse.wait(pause, pidfd):
             return False
 
 

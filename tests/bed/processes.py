@@ -78,11 +78,10 @@ def _stat(pid: int) -> list[str] | None:
 
 def children(pid: int) -> list[int]:
     found: list[int] = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found += [int(word) for word in task.read_text().split()]
-        except OSError:
-            continue
+    with contextlib.suppress(OSError):  # it, or one of its threads, ended meanwhile
+        for task in Path(f"/proc/{pid}/task").glob("*/children"):
+            with contextlib.suppress(OSError):
+                found += [int(word) for word in task.read_text().split()]
     return found
 
 

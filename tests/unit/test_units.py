@@ -73,6 +73,7 @@ def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:
     unit = units.render("head")
     assert lines(unit, "Restart") == ["always"]
     assert lines(unit, "StartLimitIntervalSec") == ["0"]
+    assert lines(unit, "LogRateLimitIntervalSec") == ["1us"], "0 means the default of journald, not none"
     assert words(unit, "RestartPreventExitStatus") == ["2", "17", "78"]
 
 

@@ -109,15 +109,10 @@ def launch(agent: Agent) -> Running:
 def make_ready(agent: Agent, running: Running) -> None:
     """Follow the load until a completion has come, then tell systemd."""
     agent.phase(Phase.LOADING)
-    step = ""
 
     def show(gate: Gate) -> Story:
-        nonlocal step
         story = running.log.story
-        if story.step != step:
-            # A stop during the load must know what to clear: segments come with the steps.
-            step = story.step
-            running.note_segments(agent.host, agent.pulse)
+        running.note_segments(agent.host, agent.pulse)  # a stop during the load must know what to clear
         agent.show(story, gate.value if gate is not Gate.HTTP else "")
         return story
 

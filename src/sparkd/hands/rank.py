@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -12,6 +13,8 @@ SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
 one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up short."""
 KILL_SECONDS = 10.0
+LOOK_SECONDS = 0.1
+"""An engine that is ended while it starts goes on making segments until it dies."""
 
 
 class Waits(Protocol):
@@ -28,8 +31,8 @@ class Rank:
     pid: int
     pidfd: int
 
-    def end(self, waits: Waits, grace_seconds: float, before: Callable[[], None], *, starting: bool) -> bool:
-        """SIGTERM, grace, SIGKILL; whether it is gone. `before` is called ahead of each signal.
+    def end(self, waits: Waits, grace_seconds: float, look: Callable[[], None], *, starting: bool) -> bool:
+        """SIGTERM, grace, SIGKILL; whether it is gone. `look` is called ahead of each signal, and between them.
 
         `starting`: the engine may not heed the first SIGTERM yet.
         """
@@ -38,13 +41,21 @@ class Rank:
             first = min(SECOND_TERM_SECONDS, grace_seconds)
             steps[:1] = [(signal.SIGTERM, first), (signal.SIGTERM, grace_seconds - first)]
         for number, seconds in steps:
-            before()
+            look()
             try:
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:
                 return True
-            if waits.outwait(seconds, self.pidfd):
+            if self._gone_within(seconds, waits, look):
                 return True
+        return False
+
+    def _gone_within(self, seconds: float, waits: Waits, look: Callable[[], None]) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if waits.outwait(min(LOOK_SECONDS, left), self.pidfd):
+                return True
+            look()
         return False
 
     def close(self) -> None:

@@ -8,9 +8,14 @@ import time
 
 from sparkd.hands.applied import Applied
 from sparkd.host import Host, shm
-from sparkd.host.shm import Uses
+from sparkd.host.shm import Segment, Uses
 from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.preflight.shm import NAMES
+
+
+def named(host: Host) -> tuple[Segment, ...]:
+    """Those with a name that an engine may have given. Cheap: no process is looked at."""
+    return tuple(segment for segment in host.segments() if NAMES.fullmatch(segment.name))
 
 
 def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
@@ -19,12 +24,12 @@ def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
     An engine that is killed leaves its segments behind in the host's /dev/shm. Told by who maps them, they can be
     cleared at once, where preflight must wait until they have grown old.
     """
-    named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]
-    uses = host.segment_uses(host.processes().descendants(pid), named) if named else Uses((), ())
+    found = named(host)
+    uses = host.segment_uses(host.processes().descendants(pid), found) if found else Uses((), ())
     mapped = {(device, inode) for device, inode, _ in uses.used}
     return tuple(
         UnlinkSegment(segment.path, segment.device, segment.inode, segment.allocated_bytes)
-        for segment in named
+        for segment in found
         if (segment.device, segment.inode) in mapped
     )
 

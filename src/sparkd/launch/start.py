@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from sparkd.log import Events
 from sparkd.preflight.fixes import UnlinkSegment
 
 NOTE_SECONDS = 3.0
+LOOKS = 10
+"""Looks for who has a new segment mapped, before it is held to be another program's."""
 LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 
@@ -32,14 +35,25 @@ class Running:
     started_at: float
     ready: bool = False
     segments: set[UnlinkSegment] = field(default_factory=set)
-    """Shared memory that its processes were seen to have mapped."""
+    """Shared memory that its processes were seen to have open or mapped."""
+    _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How often a segment, by device and inode, was looked for among its processes."""
 
     def note_segments(self, host: Host, patience: Patience) -> None:
-        """Remember what its processes have mapped now. What can't be looked at is left to a later preflight."""
-        look = partial(segments.mapped_below, host, self.rank.pid)
+        """Remember what its processes have mapped now. What can't be looked at is left to a later preflight.
+
+        Its processes are only looked at when there are segments that are not known to be its own, nor somebody else's.
+        """
         # Beside the main loop: a process that its driver holds in the kernel hangs whoever reads its maps.
+        look = partial(segments.mapped_below, host, self.rank.pid)
         with suppress(OSError):
-            self.segments.update(patience.beside(look, NOTE_SECONDS, "looking at the rank"))
+            new = [(one.device, one.inode) for one in segments.named(host)]
+            new = [identity for identity in new if self._looks[identity] < LOOKS]
+            if new:
+                found = patience.beside(look, NOTE_SECONDS, "looking at the rank")
+                self.segments.update(found)
+                self._looks.update(new)
+                self._looks.update({(one.device, one.inode): LOOKS for one in found})
 
     @property
     def seconds(self) -> float:

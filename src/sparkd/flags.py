@@ -25,6 +25,10 @@ OTHER_HOMES = {
     "served-model-name": "model.served_name of the recipe says it",
     "api-key": "an argument is readable by every user of the machine; use secrets: VLLM_API_KEY",
     "hf-token": "an argument is readable by every user of the machine; use secrets: HF_TOKEN",
+    "ssl-certfile": "sparkd asks the engine over plain HTTP; put a proxy with the certificate before it",
+    "ssl-keyfile": "sparkd asks the engine over plain HTTP; put a proxy with the key before it",
+    "uds": "sparkd asks the engine over TCP; args.host and args.port say where",
+    "config": "a file of flags could set those that belong to sparkd; write its flags under args",
 }
 
 LONGEST_TEXT_BYTES = 100_000
@@ -54,7 +58,8 @@ def flag_name(raw: str) -> str:
         raise ValueError(
             f"{raw!r} is no flag name: write it as vLLM does, such as max-model-len, without dashes before it"
         )
-    positive = name.removeprefix("no-")
+    # `nnodes.x` sets nnodes as well.
+    positive = name.partition(".")[0].removeprefix("no-")
     if positive in OWNED:
         raise ValueError(f"--{name} belongs to sparkd, which sets it from {OWNED[positive]}: take it out")
     if positive in OTHER_HOMES:

@@ -23,9 +23,10 @@ def live(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and watch it. Ends with the code that says why it ended."""
     running: Running | None = None
     try:
-        examine(agent)
+        docker_was_up = examine(agent)
         cooled = cool(agent)
-        if await_docker(agent) or cooled:
+        await_docker(agent)
+        if cooled or not docker_was_up:
             # Minutes have passed, or containers can be seen that nobody could ask about before.
             examine(agent)
         running = launch(agent)

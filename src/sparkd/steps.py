@@ -28,8 +28,12 @@ from sparkd.watch import Watcher
 DOCKER_POLL_SECONDS = 0.5
 
 
-def examine(agent: Agent) -> None:
-    """Preflight: look, mend what may be mended, look again. Raises BlockedError (10) or NeedsPersonError (17)."""
+def examine(agent: Agent) -> bool:
+    """Preflight: look, mend what may be mended, look again; whether docker could be seen all the while.
+
+    Raises BlockedError (10) or NeedsPersonError (17).
+    """
+    docker_was_up = docker.running(agent.host)
     wanted, context = agent.settings.preflight, agent.context
 
     def run_hooks() -> tuple[Finding, ...]:
@@ -49,16 +53,14 @@ def examine(agent: Agent) -> None:
         policy,
         Ways(run_hooks, agent.wait, agent.pulse.beside, agent.events, show),
     )
+    return docker_was_up
 
 
-def await_docker(agent: Agent) -> bool:
-    """Wait for as long as it takes; whether there was anything to wait for."""
-    if docker.running(agent.host):
-        return False
-    agent.phase(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
+def await_docker(agent: Agent) -> None:
+    """Wait for as long as it takes."""
     while not docker.running(agent.host):
+        agent.phase(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
         agent.pulse.wait(DOCKER_POLL_SECONDS)
-    return True
 
 
 def cool(agent: Agent) -> bool:

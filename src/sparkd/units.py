@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from sparkd import share
 from sparkd.errors import ConfigError, UsageError
+from sparkd.host.unit_syntax import assignments
 
 if TYPE_CHECKING:
     from sparkd.host.files import Files
@@ -95,8 +96,8 @@ def judge(wanted: DropIn, found: str | None) -> State:
         return State.MISSING if wanted.text else State.MATCHES
     if not found.startswith(HEADER):
         return State.FOREIGN
-    if found == wanted.text:
-        return State.MATCHES
+    if wanted.text and assignments(found) == assignments(wanted.text):
+        return State.MATCHES  # the words of its comments may be another version's
     return State.DIFFERS if wanted.text else State.LEFT_OVER
 
 

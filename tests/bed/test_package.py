@@ -114,6 +114,44 @@ def test_an_upgrade_asks_nothing_and_keeps_the_configuration(installed: Node) ->
     installed.sh("test -s /etc/sparkd/recipes/mine.yaml")
 
 
+def test_an_upgrade_keeps_the_administrators_needrestart_file(installed: Node) -> None:
+    theirs = "/etc/needrestart/conf.d/sparkd.conf"
+    assert installed.sh(f"readlink {theirs}").stdout.strip() == "/usr/share/sparkd/needrestart.conf"
+    installed.sh(f"rm {theirs}")
+    installed.write(theirs, "1;\n")
+    installed.sh("dpkg --install /root/sparkd.deb && dpkg --remove sparkd", timeout=180)
+    assert installed.sh(f"cat {theirs}; rm {theirs}").stdout == "1;\n"
+
+
+def test_an_upgrade_writes_a_dropin_of_an_older_template_anew(installed: Node) -> None:
+    installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    installed.sh("sparkd units install")
+    dropin = "/etc/systemd/system/sparkd-head.service.d/50-sparkd.conf"
+    installed.sh(f"echo '# an older wording' >>{dropin}")
+    assert installed.run("sparkd", "units", "check", check=False).returncode == 78
+    installed.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    installed.run("sparkd", "units", "check")
+
+
+def test_an_upgrade_writes_no_dropin_where_there_was_none(installed: Node) -> None:
+    installed.sh("rm -rf /etc/systemd/system/sparkd-*.d")
+    installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
+    installed.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    installed.sh("test ! -e /etc/systemd/system/sparkd-head.service.d")
+
+
+def test_a_removal_goes_on_where_the_program_was_deleted_by_hand(installed: Node) -> None:
+    installed.sh("rm -rf /usr/lib/sparkd")
+    installed.sh("dpkg --remove sparkd", timeout=120)
+
+
+def test_a_purge_keeps_what_the_administrator_mounted(installed: Node) -> None:
+    installed.sh("mkdir -p /var/lib/sparkd/cache && mount -t tmpfs none /var/lib/sparkd/cache")
+    installed.sh("touch /var/lib/sparkd/cache/theirs && dpkg --purge sparkd", timeout=120)
+    installed.sh("test -e /var/lib/sparkd/cache/theirs")
+    installed.sh("umount /var/lib/sparkd/cache && rm -r /var/lib/sparkd")
+
+
 def test_a_removal_stops_the_units_and_keeps_the_configuration(installed: Node) -> None:
     stand_in(installed)
     installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)

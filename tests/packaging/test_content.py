@@ -119,6 +119,10 @@ def test_units_verify_clean(unpacked: Path, tmp_path: Path) -> None:
     assert "Failed to parse kill mode specification, ignoring: maybe" in verify(tmp_path)
 
 
+def test_nothing_is_put_where_an_administrators_file_may_be(unpacked: Path) -> None:
+    assert [path for path in (unpacked / "etc").rglob("*") if not path.is_dir() or path.is_symlink()] == []
+
+
 def test_md5sums_hold(unpacked: Path) -> None:
     done = subprocess.run(
         ["md5sum", "--check", "--quiet", "--strict", "DEBIAN/md5sums"],
@@ -145,8 +149,7 @@ def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package:
 
 
 def test_needrestart_only_names_the_units(unpacked: Path) -> None:
-    link = unpacked / "etc/needrestart/conf.d/sparkd.conf"
-    shipped = unpacked / str(link.readlink()).lstrip("/")
+    shipped = unpacked / "usr/share/sparkd/needrestart.conf"
     # As needrestart reads it: each pattern is asked whether the unit may be restarted.
     asked = (
         "our %nrconf; do $ARGV[0]; die $@ if $@;"

@@ -134,13 +134,23 @@ def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("wanted", "found", "reason"),
     [
-        pytest.param("# ours\na", "# ours\na", "", id="as it should be"),
+        pytest.param("# ours\n[Unit]\nWants=a", "# ours\n[Unit]\nWants=a", "", id="as it should be"),
         pytest.param("", None, "", id="none wanted, none there"),
-        pytest.param("# ours\na", None, "is missing", id="missing"),
-        pytest.param("# ours\na", "# ours\nb", "is not what the configuration asks for", id="another"),
+        pytest.param("# ours\n[Unit]\nWants=a", None, "is missing", id="missing"),
+        pytest.param(
+            "# ours\n[Unit]\nWants=a", "# ours\n# old words\n[Unit]\nWants=a", "", id="the same in other words"
+        ),
+        pytest.param(
+            "# ours\n[Unit]\nWants=a", "# ours\n[Unit]\nWants=b", "is not what the configuration asks for", id="another"
+        ),
         pytest.param("", "# ours\nb", "is not what the configuration asks for", id="left over"),
-        pytest.param("# ours\na", "mine", "was not written by sparkd", id="somebody's own in its place"),
-        pytest.param("", "mine", "", id="somebody's own, and none wanted"),
+        pytest.param(
+            "# ours\n[Unit]\nWants=a",
+            "[Unit]\nWants=mine",
+            "was not written by sparkd",
+            id="somebody's own in its place",
+        ),
+        pytest.param("", "[Unit]\nWants=mine", "", id="somebody's own, and none wanted"),
     ],
 )
 def test_the_drop_in_is_what_the_configuration_asks_for(
@@ -152,7 +162,7 @@ def test_the_drop_in_is_what_the_configuration_asks_for(
     verdict = judged(tree, drop_in=replace(DROP_IN, text=wanted))
     assert verdict.level is (Level.BLOCK if reason else Level.OK)
     assert reason in verdict.reason
-    if found != "mine" and reason:
+    if "mine" not in (found or "") and reason:
         assert verdict.hint == "sparkd units install"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
+from functools import partial
 
-from sparkd.errors import ExitCode
+from sparkd.errors import ConfigError, ExitCode
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +16,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     form = show.add_mutually_exclusive_group()
     form.add_argument("--default", action="store_true", help="print the commented default file instead")
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    actions.add_parser("check", help="say what is wrong with the settings and their recipe, or that they are good")
+    actions.add_parser("check", help="say what is wrong with the settings, their recipe and its plan, or that they are good")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -33,10 +35,37 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check() -> str:
+    """All that would end a start with 78, less what only a look at the node tells. Raises ConfigError with it all."""
+    from sparkd import preflight, roles
+    from sparkd.host import Host
+    from sparkd.preflight.examine import chosen, downgraded
     from sparkd.recipes import load, lookup
     from sparkd.settings import load_with_origins
 
     loaded = load_with_origins(None, os.environ)
-    recipe = load.load(loaded.settings.engine.recipe, lookup.folders())
+    wanted, host = loaded.settings.preflight, Host()
+    # The recipe alone too: where the node's place is wrong, there is no plan that would look at it.
+    recipe = partial(load.load, loaded.settings.engine.recipe, lookup.folders())
+    _raise_all(
+        *(partial(chosen, (), (one,), preflight.IDS) for one in wanted.skip),
+        *(partial(downgraded, (), (one,), preflight.IDS) for one in wanted.downgrade),
+        recipe,
+        partial(roles.context, loaded.settings, None, host),
+    )
     settings_from = ", ".join(str(path) for path in loaded.files) or "no file"
-    return f"settings are good ({settings_from})\nrecipe {recipe.recipe.name} is good ({recipe.files[0]})"
+    found = recipe()
+    return f"settings are good ({settings_from})\nrecipe {found.recipe.name} is good ({found.files[0]})"
+
+
+def _raise_all(*steps: Callable[[], object]) -> None:
+    """Take every step. Raises one ConfigError that says what each of them found wrong, once."""
+    reasons, hints = dict[str, None](), dict[str, None]()
+    for step in steps:
+        try:
+            step()
+        except ConfigError as error:
+            reasons[error.reason] = None
+            if error.hint:
+                hints[error.hint] = None
+    if reasons:
+        raise ConfigError("\n".join(reasons), "; ".join(hints))

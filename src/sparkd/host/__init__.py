@@ -19,9 +19,6 @@ from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
 from sparkd.host.unit_files import Unit
 
-TICKS_PER_SECOND = 100
-"""USER_HZ: part of the kernel's ABI, the same on every machine that sparkd runs on."""
-
 
 class Host:
     """One machine. Each method looks anew; nothing is kept.
@@ -46,7 +43,10 @@ class Host:
         return self.files.root == "/"
 
     def name(self) -> str:
-        return harmless(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
+        try:
+            return harmless(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
+        except OSError:  # a tree of files that has none
+            return "?"
 
     def uptime_seconds(self) -> float:
         """Since the machine booted: the clock that processes' start times are told by.
@@ -77,9 +77,6 @@ class Host:
     def details(self, process: Process) -> Details | None:
         """A closer look; None once it has ended."""
         return processes.details(self.files, process)
-
-    def age_seconds(self, process: Process) -> float:
-        return self.uptime_seconds() - process.start_time / TICKS_PER_SECOND
 
     def user(self, uid: int) -> str:
         return users.name(self.files, uid)

@@ -58,6 +58,14 @@ class Files:
 
     root: str = "/"
 
+    def head(self, path: str, limit: int) -> bytes:
+        """The first `limit` bytes, for what may be cut."""
+        fd = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            return os.read(fd, limit)
+        finally:
+            os.close(fd)
+
     def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
         """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
         # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.

@@ -12,7 +12,8 @@ from sparkd.host.harmless import harmless
 
 KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
-CMDLINE_LIMIT_BYTES = 1 << 20
+CMDLINE_BYTES = 32 << 10
+"""What a process is stands in its first words; some have megabytes of them."""
 
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
@@ -133,7 +134,7 @@ def parse_stat(line: bytes) -> Process | None:
 
 def argv(files: Files, pid: int) -> tuple[str, ...]:
     """Arguments of a process; what setproctitle pads with NULs is cut. Raises one of GONE."""
-    raw = files.bytes(f"/proc/{pid}/cmdline", limit=CMDLINE_LIMIT_BYTES).rstrip(b"\0")
+    raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
     return tuple(harmless(word, 4096) for word in raw.decode("utf-8", "backslashreplace").split("\0")) if raw else ()
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import TypeVar
 
 from sparkd.errors import ConfigError
@@ -21,6 +23,7 @@ READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine: 600 s by itself, and a cold load takes longer."""
 API_PORT = 8000
 LOOPBACK = "127.0.0.1"
+_HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 
 T = TypeVar("T")
 
@@ -90,7 +93,7 @@ def _fits(recipe: Recipe, node: Node) -> None:
         nodes = str(needed.min) if needed.min == needed.max else f"{needed.min} to {needed.max}"
         raise ConfigError(
             f"recipe {recipe.name} needs {nodes} node(s), cluster.nodes names {node.cluster_size}",
-            "name every node's fabric address in cluster.nodes, or choose another engine.recipe",
+            "choose another engine.recipe: `sparkd recipe list` shows them all",
         )
     if recipe.executor != "mp":
         raise ConfigError(f"recipe {recipe.name} wants the executor {recipe.executor}, which this version cannot start")
@@ -115,9 +118,19 @@ def _engine(recipe: Recipe, settings: Settings) -> _Engine:
         secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
         model_path=path if is_absolute else f"{own.models_dir}/{path}",
         model_target=path if is_absolute else f"{MODELS_TARGET}/{path}",
-        served_name=recipe.model.served_name or path.rstrip("/").rpartition("/")[2],
+        served_name=_served_name(recipe),
         container=_container(recipe, model_mount),
     )
+
+
+def _served_name(recipe: Recipe) -> str:
+    name = recipe.model.served_name or recipe.model.path.rstrip("/").rpartition("/")[2]
+    if not name or name.startswith("-"):
+        raise ConfigError(
+            f"recipe {recipe.name}: {recipe.model.path} gives no name to serve it as, but {name!r}",
+            "set model.served_name",
+        )
+    return name
 
 
 def _container(recipe: Recipe, model_mount: Mount) -> ContainerSpec:
@@ -158,10 +171,8 @@ def _filled(recipe: Recipe, key: str, fill: Callable[[T], T], template: T) -> T:
 
 def _api(recipe: Recipe, settings: Settings, args: Mapping[str, JsonValue]) -> tuple[str, int]:
     """Where sparkd asks the engine: an address of this node, never "all addresses"."""
-    host, port = args.get("host"), args.get("port", API_PORT)
-    if host is not None and not isinstance(host, str):
-        raise ConfigError(f"recipe {recipe.name}: args.host is {host!r}: an address is needed")
-    text = str(port)
+    host, port = _api_host(recipe, args.get("host")), args.get("port")
+    text = str(API_PORT if port is None else port)
     if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:6]) <= 65535:
         raise ConfigError(f"recipe {recipe.name}: args.port is {port!r}: a number from 1 to 65535 is needed")
     observed = settings.observe.address
@@ -170,7 +181,27 @@ def _api(recipe: Recipe, settings: Settings, args: Mapping[str, JsonValue]) -> t
         taken[observed[1]] = "observe.listen"
     if int(text) in taken:
         raise ConfigError(f"recipe {recipe.name}: args.port is {text}, the port of {taken[int(text)]}", "change one")
-    return (LOOPBACK if host in (None, "", "0.0.0.0", "::") else host), int(text)  # noqa: S104  # compared, not bound
+    return host, int(text)
+
+
+def _api_host(recipe: Recipe, host: JsonValue) -> str:
+    if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        return LOOPBACK
+    if not isinstance(host, str) or not _is_host(host):
+        bare = host.strip("[]") if isinstance(host, str) else ""
+        raise ConfigError(
+            f"recipe {recipe.name}: args.host is {host!r}: an IP address or the name of a host is needed",
+            f"write it without brackets: {bare}" if bare != host and _is_host(bare) else "such as 0.0.0.0",
+        )
+    return host
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
 
 
 def _share_of_memory(recipe: Recipe, args: Mapping[str, JsonValue]) -> float | None:

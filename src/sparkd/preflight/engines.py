@@ -50,12 +50,9 @@ class Engine:
     """The topmost first."""
     serves: bool
     """Whether the topmost is a `vllm serve` rather than one of its children."""
-    workers: int
-    """Children of `vllm serve` in the tree."""
     adopted: bool
     """Whether its parent is init or another reaper."""
     leader: Leader
-    age_seconds: float
     user: str
     container_id: str
     """Full id of the container that it runs in; empty outside."""
@@ -93,7 +90,7 @@ def is_serve(argv: tuple[str, ...]) -> bool:
 
 
 def find(host: Host, table: ProcessTable) -> tuple[Engine, ...]:
-    """Every engine on the machine. Where several lost their group's leader together, they share members."""
+    """Every engine on the machine: each topmost process of vLLM with all that descends from it."""
     engines = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
     found = []
     for process in engines.values():
@@ -120,15 +117,12 @@ def _ancestors(table: ProcessTable, process: Process) -> tuple[Process, ...]:
 
 
 def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details) -> Engine:
-    group = [one for one in engines.values() if one.group == top.group and is_worker(one)]
-    tree = {one.pid: one for one in (top, *table.descendants(top.pid), *group) if one.pid > 1 and not one.dead}
+    tree = [one for one in (top, *table.descendants(top.pid)) if one.pid > 1 and not one.dead]
     return Engine(
-        members=tuple(_member(host, one) for one in tree.values()),
+        members=tuple(_member(host, one) for one in tree),
         serves=not is_worker(top),
-        workers=sum(1 for one in tree.values() if one is not top and is_worker(one)),
         adopted=_adopted(host, table, top),
         leader=_leader(table, engines, top),
-        age_seconds=round(host.age_seconds(top), 1),
         user=host.user(details.uid),
         container_id=details.container_id,
     )
@@ -145,7 +139,8 @@ def _adopted(host: Host, table: ProcessTable, process: Process) -> bool:
     if parent is None or parent.pid <= 1 or parent.comm in REAPERS:
         return True
     details = host.details(parent)
-    return details is None or details.namespace_pid == 1
+    # The first process of a container may be a worker's own parent too: then they share a group.
+    return details is None or (details.namespace_pid == 1 and parent.group != process.group)
 
 
 def _leader(table: ProcessTable, engines: dict[int, Process], process: Process) -> Leader:

@@ -50,7 +50,10 @@ def downgraded(findings: Sequence[Finding], ids: Sequence[str], known: Sequence[
 
 
 def _downgraded(finding: Finding) -> Finding:
-    verdict = replace(finding.verdict, level=Level.WARN, clears=False, shortage_bytes=0, needs_person=False, awaits="")
+    before = finding.verdict
+    # A warning's fixes are applied: those of a finding that they could not clear must not be.
+    fixes = before.fixes if before.clears else ()
+    verdict = Verdict(Level.WARN, before.reason, before.hint, fixes)
     return replace(finding, verdict=verdict)
 
 

@@ -17,6 +17,8 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "
 _SPECIFIER = re.compile(r"%(.)")
 _VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
 _OPEN = re.compile("\0")
+_SHELL = re.compile(r"[\s;&|<>()*]")
+"""In a word that is no path by itself: a line for a shell."""
 _FOLDERS = {
     "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
     "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
@@ -35,7 +37,7 @@ def of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tuple[str
                 path = _looked_up(path, files)
             if not path.startswith("/"):
                 continue
-            if _OPEN.search(path):
+            if _OPEN.search(path) or (number > 0 and _SHELL.search(path) and not _exists(files, path)):
                 unknown.append(f"{word} in {command.key}")
                 continue
             needed = Needed.PROGRAM if number == 0 else Needed.ANYTHING
@@ -54,6 +56,13 @@ def _resolved(word: str, unit_name: str) -> str:
     values = {**_FOLDERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
     word = _SPECIFIER.sub(lambda found: values.get(found[1], f"\0{found[0]}\0"), word)
     return _VARIABLE.sub(lambda found: "$" if found[0] == "$$" else f"\0{found[0]}\0", word)
+
+
+def _exists(files: Files, path: str) -> bool:
+    try:
+        return files.exists(path)
+    except OSError:  # too long for a path, say
+        return False
 
 
 def _looked_up(program: str, files: Files) -> str:

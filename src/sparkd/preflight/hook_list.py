@@ -45,8 +45,8 @@ def listed(files: Files, folder: str = FOLDER, owner_uid: int = 0) -> tuple[Hook
         names = [name for name in files.names(folder) if not _IGNORED.fullmatch(name)]
     except FileNotFoundError:
         return ()
-    except NotADirectoryError:
-        return (Hook("preflight.d", folder, f"{folder} is no folder", "make it one, or remove it"),)
+    except OSError as error:
+        return (Hook("preflight.d", folder, f"{folder} can't be looked at: {error.strerror}", "run as root"),)
     if not names:
         return ()
     unsafe = _unsafe_folder(files, folder, owner_uid)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host.files import Kind
+from sparkd.host.unit_syntax import assignments
 from sparkd.preflight import exec_paths
 from sparkd.preflight.check import Check, Level, Verdict
 from sparkd.preflight.needed import Needed, NeededPath
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.files import Files
 
+NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
 LAUNCH_SCRIPT = "/run/sparkd/launch.sh"
 
 
@@ -102,13 +105,20 @@ the engine. A missing model shows only after a minute of imports. This check loo
 
     def _drift(self, facts: ScriptFacts) -> list[Problem]:
         wanted = self.drop_in
-        if wanted is None or facts.drop_in == (wanted.text or None):
+        if wanted is None or _same(facts.drop_in, wanted.text):
             return []
         if facts.drop_in is not None and not facts.drop_in.startswith(wanted.header):
             reason = f"{wanted.path} was not written by sparkd"
             return [Problem(Level.BLOCK, reason, "move it to another name")] if wanted.text else []
         state = "is missing" if facts.drop_in is None else "is not what the configuration asks for"
         return [Problem(Level.BLOCK, f"{wanted.path} {state}", "sparkd units install")]
+
+
+def _same(found: str | None, wanted: str) -> bool:
+    """Whether two drop-ins say the same: their comments may be of another version."""
+    if found is None or not wanted:
+        return found is None and not wanted
+    return assignments(found) == assignments(wanted)
 
 
 def _problem(facts: PathFacts) -> Problem | None:
@@ -142,7 +152,9 @@ def _look(files: Files, needed: NeededPath) -> PathFacts:
         path = path.partition(":")[0]  # docker's -v SOURCE:TARGET
     try:
         facts = files.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in NOTHING_THERE:
+            raise
         return PathFacts(needed, None)
     match facts.kind:
         case Kind.FOLDER:
@@ -157,7 +169,9 @@ def _look(files: Files, needed: NeededPath) -> PathFacts:
 def _kind(files: Files, path: str) -> Kind | None:
     try:
         return files.stat(path).kind
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError as error:
+        if error.errno not in NOTHING_THERE:
+            raise
         return None
 
 

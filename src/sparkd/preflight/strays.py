@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from sparkd.host.owner import NodeOwner
     from sparkd.host.processes import ProcessTable
 
-STARTING_SECONDS = 120.0
-"""A `vllm serve` has no children while it imports: 11 s on an idle machine, more on a loaded one."""
-
 
 @dataclass(frozen=True)
 class Container:
@@ -66,8 +63,9 @@ behind, adopted by init, with the memory, the segments and port 29501, and the n
 A stray is
   - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
   - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
-    leader. It is ended with its descendants and the VLLM::* processes of its group: SIGTERM, then SIGKILL.
-  - a `vllm serve` adopted likewise that has no workers and is older than two minutes.
+    leader. It is ended with its descendants: SIGTERM, then SIGKILL.
+
+A `vllm serve` is never ended: it leads its engine, and whoever started it with nohup over ssh finds it adopted too.
 
   block    strays (cleared by ending them), a living engine of somebody else, or another process that listens on a
            port of the plan. The latter two are named and never touched.
@@ -134,18 +132,12 @@ A stray is
         if engine.container_id and not facts.docker_known:
             reason = f"{_words(facts, engine)}: docker can't be asked whose it is"
             return Problem(Level.UNKNOWN, reason, "systemctl start docker", awaits="docker")
-        lost = engine.adopted and engine.leader is Leader.GONE
-        if engine.serves:
-            stray = lost and not engine.workers and engine.age_seconds >= STARTING_SECONDS
-        else:
-            stray = lost
-            if engine.adopted and engine.leader is Leader.OTHER:
-                reason = (
-                    f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
-                )
-                return Problem(Level.UNKNOWN, reason, f"if nobody needs it: kill {engine.top.pid}")
-        if not stray:
+        # A `vllm serve` is its engine's leader, whoever adopted it: started over ssh with nohup, it always is adopted.
+        if engine.serves or not engine.adopted or engine.leader is Leader.ITSELF:
             return Problem(Level.BLOCK, f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
+        if engine.leader is Leader.OTHER:
+            reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
+            return Problem(Level.UNKNOWN, reason, f"if nobody needs it: kill {engine.top.pid}")
         return self._stray(facts, engine)
 
     def _stray(self, facts: StrayFacts, engine: Engine) -> Problem:
@@ -154,7 +146,8 @@ A stray is
         if asleep:
             names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
             reason = f"{names} sleeps in the kernel (state D) and can't be ended"
-            return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True)
+            # A driver that gives memory back may hold it for a while: it is waited for first.
+            return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=f"{names} to end")
         if stuck:
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return Problem(Level.BLOCK, reason, f"look at: cat /proc/{stuck[0].pid}/stack")
@@ -175,7 +168,8 @@ def _stuck_container(inside: list[Engine], reason: str) -> Problem:
     if not asleep:
         return Problem(Level.BLOCK, reason, "look at: systemctl status docker")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
-    return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True)
+    awaited = f"pid {asleep[0].pid} to end"
+    return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=awaited)
 
 
 def _words(facts: StrayFacts, engine: Engine) -> str:

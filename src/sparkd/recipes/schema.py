@@ -14,6 +14,8 @@ from sparkd.settings.kinds import Section
 
 RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
 """Where sparkd itself mounts into the container."""
+SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
+"""What a container cannot live without as it is made for it."""
 
 _ULIMITS = Literal[
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
@@ -23,7 +25,10 @@ _ULIMITS = Literal[
 
 def _model_path(raw: str) -> str:
     if raw.startswith("/"):
-        return flags.absolute_path(raw, "it")
+        path = flags.absolute_path(raw, "it")
+        if not path.strip("/."):
+            raise ValueError("must be the model's own folder, not the node's whole file system")
+        return path
     if raw and flags.absolute_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
         raise ValueError("must be a path below engine.models_dir, or an absolute one")
     if any(part in ("", ".") for part in raw.split("/")) and raw:
@@ -33,10 +38,24 @@ def _model_path(raw: str) -> str:
 
 def _target(raw: str) -> str:
     path = flags.absolute_path(raw, "it")
+    # As docker sees it: without doubled slashes and dots.
+    plain = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
     for taken in RESERVED_TARGETS:
-        if path == "/" or path == taken or path.startswith(f"{taken}/"):
+        if plain == "/" or plain == taken or plain.startswith(f"{taken}/"):
             raise ValueError(f"{path} in the container is sparkd's own: choose another")
-    return path
+    for taken in SYSTEM_TARGETS:
+        if plain == taken or plain.startswith(f"{taken}/"):
+            raise ValueError(f"{path} in the container is the system's own: choose another outside of {taken}")
+    return plain
+
+
+def _served_name(raw: str) -> str:
+    name = flags.text(raw)
+    if name.startswith("-"):
+        raise ValueError("must not begin with a dash: the engine would read it as a flag")
+    if name and not name.strip():
+        raise ValueError("must be a name, or left out for the folder's")
+    return name
 
 
 def _program(raw: tuple[str, ...]) -> tuple[str, ...]:
@@ -50,6 +69,7 @@ def _text(raw: str) -> str:
 
 
 ModelPath = Annotated[str, AfterValidator(_model_path)]
+ServedName = Annotated[str, AfterValidator(_served_name)]
 Target = Annotated[str, AfterValidator(_target)]
 Text = Annotated[str, AfterValidator(_text)]
 Words = Annotated[tuple[Text, ...], Strict(False)]
@@ -91,7 +111,7 @@ class Model(Section):
     """The weights."""
 
     path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
-    served_name: Text = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+    served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
 
 
 class Image(Section):

@@ -75,8 +75,8 @@ class Engine(Section):
 class Fabric(Section):
     """The network between the nodes."""
 
-    interface: t.InterfaceOrEmpty = Field("", description="Network interface of the fabric. Empty: found by address.")
-    hcas: t.Hcas = Field((), description="RDMA devices of the fabric, such as rocep1s0f0. Empty: found.")
+    interface: t.InterfaceOrEmpty = Field("", description=f"Network interface of the fabric, for recipes that name it. {LATER}")
+    hcas: t.Hcas = Field((), description=f"RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. {LATER}")
     mtu: int = Field(9000, ge=1280, le=65535, description=f"MTU that the fabric's interfaces should have. {LATER}")
 
 
@@ -100,7 +100,11 @@ class Memory(Section):
         2, ge=0, le=128, description="GiB that must be left over beside the engine for a launch."
     )
     settle_seconds: int = Field(
-        60, ge=0, le=3600, description="How long memory may take to come back before the driver is said to hold it."
+        60,
+        ge=0,
+        le=3600,
+        description="How long memory may take to come back before the driver is said to hold it. At most "
+        "preflight.wait_seconds.",
     )
     floor_mib: int = Field(
         512,
@@ -174,6 +178,19 @@ class Settings(Section):
             if port in taken:
                 raise t.fault(key, port, f"{taken[port]} already has this port", other=taken[port])
             taken[port] = key
+        return self
+
+    @model_validator(mode="after")
+    def _memory_settles_while_preflight_waits(self) -> Settings:
+        settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
+        if settle > wait:
+            raise t.fault(
+                "memory.settle_seconds",
+                settle,
+                f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say "
+                "that the node needs a reboot",
+                other="preflight.wait_seconds",
+            )
         return self
 
     @model_validator(mode="after")

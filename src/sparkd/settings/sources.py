@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,6 +117,8 @@ def _files(config_file: Path | None, env: Mapping[str, str], root: Path) -> Iter
     main = named or root / DEFAULT_FILE
     yield main, named is not None
     try:
+        if named is not None:
+            _refuse_foreign(main.parent / "conf.d")
         drop_ins = sorted(path for path in (main.parent / "conf.d").iterdir() if path.name.endswith(".toml"))
     except (FileNotFoundError, NotADirectoryError):
         return
@@ -123,6 +126,17 @@ def _files(config_file: Path | None, env: Mapping[str, str], root: Path) -> Iter
         raise ConfigError(f"{main.parent / 'conf.d'}: cannot be read: {error.strerror}") from None
     for path in drop_ins:
         yield path, True
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Whoever names a file, such as one in /tmp, does not mean what others have put beside it."""
+    trusted = (0, os.geteuid())
+    found = folder.stat()
+    if folder.lstat().st_uid not in trusted or found.st_uid not in trusted or found.st_mode & 0o022:
+        raise ConfigError(
+            f"{folder}: others may write in it, and what stands in it is read after the named file",
+            f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
+        )
 
 
 def _read_file(layers: _Layers, path: Path, required: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,14 @@ def test_a_named_file_must_exist_the_default_need_not(tmp_path: Path) -> None:
             ["cluster.report_port = 29510", "cluster.master_port already has this port"],
         ),
         ("[observe]\nlisten = '127.0.0.1:29510'\n", ["observe.listen", "cluster.report_port already has this port"]),
+        (
+            "[memory]\nsettle_seconds = 121\n",
+            ["memory.settle_seconds = 121", "must be at most preflight.wait_seconds, 120"],
+        ),
+        (
+            "[preflight]\nwait_seconds = 59\n",
+            ["memory.settle_seconds = 60", "must be at most preflight.wait_seconds, 59"],
+        ),
         ('[cluster]\nnodes = ["spark1"]\n', ['["spark1"]', "IP address"]),
         ('[cluster]\nnodes = ["0.0.0.0"]\n', ["the address of one node"]),
         ('[cluster]\nnodes = ["10.0.0.1", "10.0.0.1"]\n', ["10.0.0.1 twice"]),
@@ -174,6 +183,33 @@ def test_all_faults_of_all_layers_are_said_at_once(tmp_path: Path) -> None:
     write(tmp_path, "broken", "conf.d/1.toml")
     lines = faults(tmp_path, {"SPARKD_FABRIC__MTU": "9", "SPARKD_NO": ""})
     assert len(lines) == 5
+
+
+def test_confd_beside_a_named_file_is_read_only_where_nobody_else_may_write(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    folder = write(tmp_path, '[engine]\nimage = "theirs:1"\n', "conf.d/1.toml").parent
+    named = {"SPARKD_CONFIG": str(path)}
+    folder.chmod(0o755)
+    assert load(None, named).engine.image == "theirs:1"
+    for mode in (0o775, 0o757):
+        folder.chmod(mode)
+        assert "others may write in it" in faults(tmp_path, named)[0]
+        assert "others may write in it" in faults(tmp_path, file=path)[0]
+        assert load(None, {}, tmp_path).engine.image == "theirs:1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a folder away")
+def test_confd_of_somebody_else_beside_a_named_file_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "")
+    folder = write(tmp_path, "", "conf.d/1.toml").parent
+    os.chown(folder, 65534, 65534)
+    assert str(folder) in faults(tmp_path, file=path)[0]
+    folder.rename(tmp_path / "theirs")
+    os.chown(tmp_path / "theirs", 0, 0)
+    folder.symlink_to(tmp_path / "theirs")
+    assert load(path, {}) == Settings()
+    os.chown(folder, 65534, 65534, follow_symlinks=False)
+    assert str(folder) in faults(tmp_path, file=path)[0]
 
 
 def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:

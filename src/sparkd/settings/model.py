@@ -75,8 +75,12 @@ class Engine(Section):
 class Fabric(Section):
     """The network between the nodes."""
 
-    interface: t.InterfaceOrEmpty = Field("", description=f"Network interface of the fabric, for recipes that name it. {LATER}")
-    hcas: t.Hcas = Field((), description=f"RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. {LATER}")
+    interface: t.InterfaceOrEmpty = Field(
+        "", description=f"Network interface of the fabric, for recipes that name it. {LATER}"
+    )
+    hcas: t.Hcas = Field(
+        (), description=f"RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. {LATER}"
+    )
     mtu: int = Field(9000, ge=1280, le=65535, description=f"MTU that the fabric's interfaces should have. {LATER}")
 
 

@@ -114,10 +114,12 @@ The file is TOML. Every key has a default; an empty or a missing file is good. F
 after it, in the order of their names, and each key that they set replaces the earlier value; the tables
 `engine.args`, `engine.env` and `engine.secrets` are merged entry by entry. Variables of the environment come last:
 `{PREFIX}SECTION__KEY`, a list by commas or as JSON, a table as JSON, one entry of a table as
-`{PREFIX}ENGINE__ENV__NAME`. `{FILE_VARIABLE}` names another file, which must exist.
+`{PREFIX}ENGINE__ENV__NAME`. `{FILE_VARIABLE}` names another file, which must exist; a `conf.d`
+beside that one must belong to root, or to you, and be writable by nobody else.
 
 A key or a variable that is not known is an error, and so is a value out of bounds: sparkd says all of them at once
-and exits 78. `sparkd config check` does no more than that; `sparkd config show` prints what holds and what set it.
+and exits 78. `sparkd config check` says so without a start, for the recipe and its plan too; `sparkd config show`
+prints what holds and what set it.
 """
 
 _FILES = """

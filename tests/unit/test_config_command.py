@@ -103,6 +103,29 @@ def test_check_says_good_or_all_that_is_wrong(config: Path) -> None:
     assert sparkd("config").returncode == 2
 
 
+def test_check_refuses_what_no_start_would_take(config: Path) -> None:
+    env = {
+        "SPARKD_PREFLIGHT__SKIP": "page-cash,memory",
+        "SPARKD_PREFLIGHT__DOWNGRADE": "shared-memry",
+        "SPARKD_ENGINE__ARGS__PORT": "29511",
+    }
+    bad = sparkd("config", "check", config=config, **env)
+    assert (bad.returncode, bad.stdout) == (78, "")
+    for needle in ("page-cash, which", "did you mean page-cache?", "names memory", "shared-memry", "observe.listen"):
+        assert needle in bad.stderr
+    assert bad.stderr.count("checks: ") == 1
+    two = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE="deepseek-v4-flash-balanced")
+    assert two.returncode == 78
+    assert "needs 2 node(s)" in two.stderr
+    nodes = {"SPARKD_CLUSTER__NODES": "10.0.0.1,10.0.0.2", "SPARKD_ENGINE__RECIPE": "tiny-gpu"}
+    assert all(needle in sparkd("config", "check", config=config, **nodes).stderr for needle in ("2 nodes", "tiny-gpu"))
+
+
+def test_check_names_a_faulty_recipe_once(config: Path) -> None:
+    bad = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE="tiny-gpu")
+    assert bad.stderr.count("there is no recipe tiny-gpu") == 1
+
+
 def test_plan_prints_the_script_and_no_secret(config: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("hf_do_not_print")
     env = {"SPARKD_ENGINE__SECRETS__HF_TOKEN": str(tmp_path / "token")}

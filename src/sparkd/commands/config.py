@@ -16,7 +16,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     form = show.add_mutually_exclusive_group()
     form.add_argument("--default", action="store_true", help="print the commented default file instead")
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    actions.add_parser("check", help="say what is wrong with the settings, their recipe and its plan, or that they are good")
+    actions.add_parser(
+        "check", help="say what is wrong with the settings, their recipe and its plan, or that they are good"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -158,7 +158,7 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
         ({"args": {"a": {"b": ["{node.}"]}}}, ALONE, ["args.a", "{node.}"]),
         ({"env": {"A": "{node.interface}"}}, ALONE, ["env.A", "not known on this node", "set fabric.interface"]),
         ({"env": {"A": "{node.hcas}"}}, ALONE, ["set fabric.hcas"]),
-        ({"nodes": {"min": 2, "max": 2}}, ALONE, ["needs 2 node(s)", "names 1", "cluster.nodes"]),
+        ({"nodes": {"min": 2, "max": 2}}, ALONE, ["needs 2 node(s)", "names 1", "(choose another engine.recipe"]),
         ({"nodes": {"max": 1}}, HEAD, ["needs 1 node(s)", "names 2"]),
         ({"nodes": {"min": 3}}, HEAD, ["needs 3 to 64 node(s)"]),
         ({"executor": "ray"}, ALONE, ["executor ray"]),
@@ -167,6 +167,13 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
         ({"args": {"port": 29511}}, ALONE, ["the port of observe.listen"]),
         ({"args": {"port": 29501}}, ALONE, ["the port of cluster.master_port"]),
         ({"args": {"host": 1}}, ALONE, ["args.host is 1"]),
+        ({"args": {"host": "[::1]"}}, ALONE, ["args.host is '[::1]'", "without brackets: ::1"]),
+        ({"args": {"host": "[x y]"}}, ALONE, ["args.host is '[x y]'", "such as 0.0.0.0"]),
+        ({"args": {"host": "a/b"}}, ALONE, ["args.host is 'a/b'"]),
+        ({"args": {"host": "user@h"}}, ALONE, ["args.host is 'user@h'"]),
+        ({"args": {"host": "h:80"}}, ALONE, ["args.host is 'h:80'"]),
+        ({"args": {"host": "h\n"}}, ALONE, ["args.host is"]),
+        ({"model": {"path": "a/-m"}}, ALONE, ["'-m'", "set model.served_name"]),
         ({"args": {"gpu-memory-utilization": "high"}}, ALONE, ["gpu-memory-utilization is 'high'"]),
         ({"args": {"gpu-memory-utilization": 1.2}}, ALONE, ["at most 1"]),
         ({"args": {"gpu-memory-utilization": True}}, ALONE, ["at most 1"]),
@@ -189,11 +196,18 @@ def test_what_does_not_fit_together_is_said(keys: dict[str, object], node: Node,
         ("::", "127.0.0.1"),
         ("10.0.0.1", "10.0.0.1"),
         ("::1", "::1"),
+        ("spark-1.lan", "spark-1.lan"),
         ("{node.address}", "127.0.0.1"),
     ],
 )
 def test_the_engine_is_asked_on_an_address_of_the_node(host: str | None, asked: str) -> None:
     assert plan(args={"host": host}).api_host == asked
+
+
+def test_a_port_that_is_left_out_is_vllms_own() -> None:
+    made = plan(args={"port": None})
+    assert made.api_port == 8000
+    assert "--port" not in made.argv
 
 
 def test_a_node_alone_gets_no_flag_of_clusters() -> None:

@@ -111,6 +111,12 @@ def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, val
         (f"{HEAD}container:\n  devices:\n  - /dev/a\n  - dev/b\n", 8, ["devices.[1]", "absolute path"]),
         (f"{HEAD}container:\n  volumes: [/a:/b]\n", 6, ["SOURCE:TARGET:ro"]),
         (f"{HEAD}container:\n  volumes: ['/a:/models/x:ro']\n", 6, ["sparkd's own"]),
+        *(
+            (f"{HEAD}container:\n  volumes: ['/a:{target}:ro']\n", 6, ["the system's own"])
+            for target in ("/run", "/run/x", "/proc", "/proc/sys", "/dev/shm", "/sys", "//sys/fs", "/./dev")
+        ),
+        (f"{HEAD}container:\n  volumes: ['/a:/:ro']\n", 6, ["sparkd's own"]),
+        (f"{HEAD}caches:\n  vllm: /dev/shm/c\n", 6, ["the system's own"]),
         (f"{HEAD}container:\n  volumes: ['/a:/b:ro', '/c:/b:rw']\n", 6, ["mounted twice"]),
         (f"{HEAD}caches:\n  Vllm: /c\n", 6, ["short name"]),
         (f"{HEAD}caches:\n  vllm: c\n", 6, ["absolute path"]),
@@ -120,6 +126,12 @@ def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, val
         (f"{HEAD}args:\n  distributed-executor-backend: ray\n", 6, ["executor"]),
         (f"{HEAD}args:\n  served-model-name: a\n", 6, ["model.served_name"]),
         (f"{HEAD}args:\n  api-key: a\n", 6, ["VLLM_API_KEY"]),
+        (f"{HEAD}args:\n  nnodes.x: 1\n", 6, ["--nnodes.x belongs to sparkd"]),
+        (f"{HEAD}args:\n  no_headless.x: 1\n", 6, ["--no-headless.x belongs to sparkd"]),
+        (f"{HEAD}args:\n  ssl_certfile: /c\n", 6, ["--ssl-certfile", "plain HTTP"]),
+        (f"{HEAD}args:\n  ssl-keyfile: /k\n", 6, ["--ssl-keyfile", "plain HTTP"]),
+        (f"{HEAD}args:\n  uds: /s\n", 6, ["--uds", "over TCP"]),
+        (f"{HEAD}args:\n  config: /f\n", 6, ["--config", "a file of flags"]),
         (f"{HEAD}args:\n  --seed: 1\n", 6, ["no flag name"]),
         (f"{HEAD}args:\n  'a b': 1\n", 6, ["no flag name"]),
         (f"{HEAD}args:\n  a: [-x]\n", 6, ["starts with a dash"]),
@@ -132,6 +144,22 @@ def test_a_variable_keeps_the_text_of_a_number(tmp_path: Path, written: str, val
         ("name: x\nmodel: {path: m}\nimage: {ref: i}\n", 1, ["schema is missing"]),
         ("schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\n", 2, ['"y"', "the file's name"]),
         ("schema: 1\nname: x\nmodel: {path: ../m}\nimage: {ref: i}\n", 3, ["model.path", "no .."]),
+        *(
+            (
+                f"schema: 1\nname: x\nmodel: {{path: {path}}}\nimage: {{ref: i}}\n",
+                3,
+                ["model.path", "whole file system"],
+            )
+            for path in ("/", "//", "/.")
+        ),
+        *(
+            (
+                f"schema: 1\nname: x\nmodel: {{path: m, served_name: {name}}}\nimage: {{ref: i}}\n",
+                3,
+                ["served_name", need],
+            )
+            for name, need in (("-x", "must not begin with a dash"), ("' '", "must be a name"))
+        ),
         ("schema: 1\nname: x\nmodel: {path: a//b}\nimage: {ref: i}\n", 3, ["plain path"]),
         ("schema: 1\nname: x\nimage: {ref: i}\n", 1, ["model.path", "must name the model's folder"]),
         ("schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i, entrypoint: []}\n", 4, ["must name a program"]),
@@ -145,6 +173,17 @@ def test_each_fault_names_file_line_and_need(tmp_path: Path, text: str, line: in
     for needle in (f"{path}: line {line}: ", *needles):
         assert needle in said
     assert "hf_1" not in said
+
+
+@pytest.mark.parametrize("target", ["/runs", "/srv/run", "/device", "/system"])
+def test_a_target_beside_the_systems_own_is_good(tmp_path: Path, target: str) -> None:
+    (volume,) = recipe(tmp_path, f"{HEAD}container:\n  volumes: ['/a:{target}:ro']\n").container.volumes
+    assert volume.target == target
+
+
+def test_a_field_of_a_flag_that_sparkd_does_not_own_is_good(tmp_path: Path) -> None:
+    args = recipe(tmp_path, f"{HEAD}args:\n  compilation_config.cudagraph_mode: FULL\n  config-format: x\n").args
+    assert args == {"compilation-config.cudagraph_mode": "FULL", "config-format": "x"}
 
 
 def test_all_faults_are_said_at_once(tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ def _system(tree: Tree, source: Source) -> None:
     # Folders, no files: what stands in /etc belongs to the administrator, and no upgrade ever asks about it.
     for name in ("conf.d", "recipes", "preflight.d"):
         tree.folder(f"etc/sparkd/{name}")
+    # For the link that postinst makes.
+    tree.folder("etc/needrestart/conf.d")
     tree.add("usr/share/sparkd/needrestart.conf", source.text("packaging/debian/needrestart.conf").encode())
-    tree.link("etc/needrestart/conf.d/sparkd.conf", "/usr/share/sparkd/needrestart.conf")
     rtupdate = source.text("packaging/debian/rtupdate").encode()
     tree.add("usr/share/python3/runtime.d/sparkd.rtupdate", rtupdate, 0o755)
     completion = Template(source.text("packaging/debian/completion.in"))

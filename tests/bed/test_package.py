@@ -127,7 +127,7 @@ def test_an_upgrade_writes_a_dropin_of_an_older_template_anew(installed: Node) -
     installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
     installed.sh("sparkd units install")
     dropin = "/etc/systemd/system/sparkd-head.service.d/50-sparkd.conf"
-    installed.sh(f"echo '# an older wording' >>{dropin}")
+    installed.sh(f"echo TimeoutStopSec=1 >>{dropin}")
     assert installed.run("sparkd", "units", "check", check=False).returncode == 78
     installed.sh("dpkg --install /root/sparkd.deb", timeout=120)
     installed.run("sparkd", "units", "check")

@@ -242,10 +242,11 @@ def given_up(spark: SparkdNode, cursor: str, old: int) -> str:
 
 def test_an_engine_that_hangs_under_a_request_is_a_stall(impatient: SparkdNode) -> None:
     cursor, old = impatient.cursor(), impatient.main_pid()
+    # Four at a time, again and again: the engine counts a request as running only after its first step.
     body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 500, "ignore_eos": True})
     post = f"curl -s -m 60 -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:8000/v1/completions"
-    for _ in range(20):  # more than one step's worth, so that the engine counts them as running
-        impatient.node.sh(f"{post} >/dev/null 2>&1 &")
+    impatient.node.write("/root/load.sh", f"while sleep 0.1; do for i in 1 2 3 4; do {post} & done; wait; done\n")
+    impatient.node.sh("setsid timeout 60 sh /root/load.sh >/dev/null 2>&1 &")
     running = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
     wait_for(lambda: bool(running.search(impatient.node.http(8000, "/metrics").body)), 20, "requests to run")
     impatient.node.kill(worker(impatient), signal.SIGSTOP)

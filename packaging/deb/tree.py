@@ -34,9 +34,6 @@ class Tree:
         """An empty one."""
         self._folders.update(str(one) for one in (PurePosixPath(path), *PurePosixPath(path).parents) if one.name)
 
-    def has(self, path: str) -> bool:
-        return path in self._files
-
     @property
     def installed_kib(self) -> int:
         """As Debian counts: whole KiB for each file, one for each folder."""

@@ -102,7 +102,6 @@ def last_exit(error: SparkdError, phase: Phase, redact: Callable[[str], str]) ->
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     if running is None:
         return
-
     note = partial(running.note_segments, agent.host, agent.pulse)
     if not running.rank.end(agent.pulse, grace_seconds, note, starting=not running.ready):
         agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
-from sparkd import __version__
 from sparkd.engine.story import Story
 from sparkd.hands import STATE, Hands
 from sparkd.host import Host
-from sparkd.host.processes import parse_stat
 from sparkd.journal import Journal
-from sparkd.launch import ledger
+from sparkd.launch import agreement, ledger
+from sparkd.launch.agreement import Agreement
 from sparkd.launch.ledger import Ledger
 from sparkd.launch.plan import LaunchPlan
 from sparkd.log import Events, Redactor
+from sparkd.peers.snapshot import Snapshot
 from sparkd.pulse import Pulse
-from sparkd.report.node_report import EngineReport, MemoryReport, NodeReport, Phase
+from sparkd.report.exchange import Exchange
+from sparkd.report.node_report import EngineReport, MemoryReport, Phase
 from sparkd.report.reporter import Reporter
 from sparkd.roles import NodeContext
 from sparkd.settings import Settings
 from sparkd.systemd import Notifier
+from sparkd.together import Together
 
 LEDGER_FILE = "launches.json"
-LAST_EXIT_FILE = "last-exit.json"
 
 
 @dataclass
@@ -42,15 +41,25 @@ class Agent:
     events: Events
     redact: Redactor
     reporter: Reporter
+    together: Together
     boot_id: str
     api_key: str | None
     """What the endpoint wants from who asks; None where it wants none."""
     unkept: set[str] = field(default_factory=set)
     """Files of state that could not be written last time."""
+    exchange: Exchange | None = None
+    """What the other nodes read; None where there are none."""
+    agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
+    """What all ranks must share, once it has been looked at."""
 
     @property
     def plan(self) -> LaunchPlan:
         return self.context.plan
+
+    @property
+    def incarnation(self) -> str:
+        """Of this life; a head's epoch has the same name."""
+        return self.hands.owner.invocation
 
     def phase(self, phase: Phase, message: str = "") -> None:
         """Enter a phase, or say something new of the one at hand."""
@@ -70,7 +79,28 @@ class Agent:
     def wait(self, seconds: float, message: str) -> None:
         """Wait for something that comes by itself, saying for what."""
         self.reporter.update(message=message)
-        self.pulse.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:  # the bell rings for other things too
+            self.pulse.wait(left)
+
+    def offer(self, found: Agreement) -> None:
+        """Let the other nodes read what this one's rank is made of, to name what differs."""
+        if self.exchange is not None:
+            self.exchange.values = agreement.dump(found.values)
+
+    def stands_by(self) -> None:
+        """A worker is up for systemd once its node has passed preflight: the rest is the head's to begin."""
+        if self.pulse.extending:
+            self.notifier.ready()
+            self.pulse.extending = False
+
+    def meet(self, seen: tuple[Snapshot, ...]) -> None:
+        """The other nodes into the report; a change of contact into the journal."""
+        before = {one.rank: one.contact for one in self.reporter.report.peers}
+        self.reporter.update(peers=tuple(one.as_peer() for one in seen))
+        for one in seen:
+            if before.get(one.rank) not in (None, one.contact):
+                self.events.info("peers.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
 
     def show(self, story: Story, waiting_for: str = "") -> None:
         """The engine's story into the report, at the pace of its steps and of its counts."""
@@ -83,7 +113,7 @@ class Agent:
             seconds_left=round(left) if left is not None else None,
             kv_cache_tokens=story.kv_cache_tokens,
         )
-        self.reporter.update(engine=engine, message=_describe(story, engine, waiting_for))
+        self.reporter.update(engine=engine, message=_describe(story, engine, waiting_for), memory=self._memory())
 
     def launches(self) -> Ledger:
         """The ledger as it stands on disk: who removes the file begins at zero."""
@@ -115,26 +145,3 @@ def _describe(story: Story, engine: EngineReport, waiting_for: str) -> str:
     cache = f", KV cache {story.kv_cache_tokens:,} tokens" if story.kv_cache_tokens else ""
     waiting = f"; waiting for {waiting_for}" if waiting_for else ""
     return f"{story.step}{count}{left}{cache}{waiting}"
-
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def new_report(context: NodeContext, host: Host, invocation: str, last_cause: str) -> NodeReport:
-    """The report that a life begins with."""
-    agent = parse_stat(host.files.bytes("/proc/self/stat"))
-    return NodeReport(
-        node=host.name(),
-        role=context.role,
-        rank=context.rank,
-        phase=Phase.PREFLIGHT,
-        since=utc_now(),
-        epoch=invocation,
-        incarnation=invocation,
-        version=__version__,
-        plan_digest=context.plan.digest,
-        last_cause=last_cause,
-        pid=os.getpid(),
-        start_time=agent.start_time if agent else 0,
-    )

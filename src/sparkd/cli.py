@@ -16,11 +16,12 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("preflight", "examine this node, mend what may be mended, say what blocks"),
     ("run", "be the node's agent: what the units start"),
     ("plan", "show how this node's rank would be launched"),
-    ("status", "show what this node is doing"),
+    ("status", "show what the nodes are doing, from any of them"),
     ("sweep", "stop the container of an agent that is gone"),
     ("units", "render, install, check or remove what systemd runs"),
     ("recipe", "list, show and check recipes"),
     ("config", "show or check the configuration"),
+    ("init", "make the key that the nodes of a cluster sign with"),
 )
 
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,

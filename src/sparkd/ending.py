@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import re
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
-from sparkd.agent import LAST_EXIT_FILE, Agent, utc_now
-from sparkd.errors import EngineEndedError, ExitCode, SparkdError
+from sparkd import last_exit
+from sparkd.agent import Agent
+from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.host import docker
 from sparkd.host.docker import DockerUnreadableError
 from sparkd.launch.start import LOG_END_SECONDS, Running
+from sparkd.peers.snapshot import ENDING, Snapshot
 from sparkd.report.node_report import Phase
+from sparkd.together import HINT
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to be finished, and what it leaves behind preflight clears."""
+LOST_GRACE_SECONDS = 0.5
+"""For an engine that has lost a rank: a head ends itself in 0.3 to 0.6 s, a worker takes 12 s, and no rank outlives
+another for longer than two."""
+LAST_REPORT_SECONDS = 2.0
+"""How long the other nodes can read why this one ends."""
+RELEASE_SECONDS = 3.0
+"""For a head to leave service before a worker that is stopped takes its rank away."""
+NEWS_SECONDS = 1.5
+"""For the report of the node where it happened, when the engine's own words say that it happened elsewhere."""
+SILENCE_SECONDS = 10.0
+"""For each of the others to answer once more then: an answer is held back for 5 s, and a try takes 3 s longer."""
+LAST_WORD_SECONDS = 0.3
+"""For the others to read that this node leaves, rather than to find it gone."""
+DOCKER_END_SECONDS = 30.0
+"""A dockerd that died is started again after 2 s, and ends at its start what ran under the one before (3 s, seen)."""
 EXIT_CODE_SECONDS = 0.5
 """Docker was seen to know a container's end some 20 ms after the kernel does."""
+
+_ELSEWHERE = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
+"""What a rank says when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
 
 _COUNTED = frozenset(
     {
@@ -33,17 +53,55 @@ _COUNTED = frozenset(
 
 
 def engine_ended(agent: Agent, running: Running) -> EngineEndedError:
-    """The error for a container that ended unasked. An exit code of 0 is no better: every engine death has it."""
+    """The error for a container that ended unasked. An exit code of 0 is no better: every engine death has it.
+
+    Raises PeerLostError where it ended for another rank's sake.
+    """
     code = _exit_code(agent, running)
     running.log.stop(LOG_END_SECONDS)
     story = running.log.story
-    said = story.blame(time.monotonic())
+    now = time.monotonic()
+    said = story.blame(now) or _dockers_end(running.log.broken_off_at, now)
     during = "while serving" if running.ready else f"while {story.step}"
-    return EngineEndedError(
-        f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-        + (f": {said}" if said else "; it named no cause"),
-        "" if running.ready else "the lines above, marked engine|, are its log",
+    reason = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}" + (
+        f": {said}" if said else "; it named no cause"
     )
+    return engine_dead(agent, running, reason, "" if running.ready else "the lines above, marked engine|, are its log")
+
+
+def engine_dead(agent: Agent, running: Running, reason: str, hint: str = "") -> EngineEndedError:
+    """The error for an engine that is dead. Raises PeerLostError where it died for another rank's sake.
+
+    Its own words tell that it did, and the others where: by their reports, by refused connections, or by silence.
+    """
+    if agent.context.peers and _ELSEWHERE.search(reason):
+        note = partial(running.note_segments, agent.host, agent.pulse)
+        running.rank.end(agent.pulse, LOST_GRACE_SECONDS, note, starting=not running.ready)
+        _await_news(agent, reason)
+    return EngineEndedError(reason, hint)
+
+
+def _await_news(agent: Agent, reason: str) -> None:
+    """Raises PeerLostError where another node tells that its rank ended first, or does not answer any more."""
+    began = time.monotonic()
+    while (left := began + NEWS_SECONDS - time.monotonic()) > 0:
+        agent.pulse.wait(left)  # the guard raises
+    head = agent.together.look()[0]
+    if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
+        raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
+    # From here on the others may say that they end for this rank's sake: only whether they answer counts.
+    agent.phase(Phase.FAILED, reason)
+    agent.pulse.linger(SILENCE_SECONDS, lambda: agent.together.unheard_since(began) is None)
+    quiet = agent.together.unheard_since(began)
+    if quiet is not None:
+        raise PeerLostError(f"rank {quiet.rank} on {quiet.name} has not answered since: {reason}", HINT)
+
+
+def _dockers_end(broken_off_at: float | None, now: float) -> str:
+    """Words for a dockerd that went away under the engine; empty where it did not."""
+    if broken_off_at is None or now - broken_off_at > DOCKER_END_SECONDS:
+        return ""
+    return "docker went away shortly before"
 
 
 def _exit_code(agent: Agent, running: Running) -> str:
@@ -71,32 +129,45 @@ def _ask_exit_code(agent: Agent, running: Running) -> int | None:
 
 def stop(agent: Agent, running: Running | None) -> None:
     """Somebody asked the agent to stop: end the rank within its grace, and count nothing."""
+    agent.together.untie()
     agent.notifier.stopping()
-    agent.phase(Phase.STOPPING, "a stop was asked for")
+    agent.phase(Phase.STOPPING, last_exit.STOPPED)
     agent.pulse.extending = True
-    _end_rank(agent, running, agent.settings.engine.stop_grace_seconds)
+    grace_seconds: float = agent.settings.engine.stop_grace_seconds
+    if running is not None and not agent.context.is_head:
+        agent.pulse.linger(RELEASE_SECONDS, lambda: _left_service(agent.together.peers.snapshots()[0]))
+        if _left_service(agent.together.peers.snapshots()[0]):
+            grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to be finished
+    _end_rank(agent, running, grace_seconds)
     agent.remember(agent.launches().closed())
+    agent.keep(last_exit.FILE, last_exit.stopped())
     agent.phase(Phase.STOPPED)
+    if agent.context.peers:
+        agent.pulse.linger(LAST_WORD_SECONDS)
 
 
 def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode:
     """Tell why the life ends, stop what still runs, and keep the cause for the next one."""
     failed_in = agent.reporter.report.phase
     agent.events.error("life.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint)
+    agent.together.untie()
     agent.pulse.extending = True
     agent.phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
-    _end_rank(agent, running, min(FAILED_GRACE_SECONDS, agent.settings.engine.stop_grace_seconds))
+    told_at = time.monotonic()
+    grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
+    _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
     agent.remember(launches.failed(agent.plan.digest) if counted else launches.closed())
-    agent.keep(LAST_EXIT_FILE, last_exit(error, failed_in, agent.redact))
+    agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))
+    if agent.context.peers:
+        agent.pulse.linger(told_at + LAST_REPORT_SECONDS - time.monotonic())
     return error.code
 
 
-def last_exit(error: SparkdError, phase: Phase, redact: Callable[[str], str]) -> str:
-    """Text of last-exit.json, which anybody may read."""
-    fields = {"schema": 1, "code": int(error.code), "reason": redact(error.reason), "hint": redact(error.hint)}
-    return json.dumps({**fields, "phase": phase.value, "at": utc_now()}, indent=1) + "\n"
+def _left_service(head: Snapshot) -> bool:
+    report = head.living
+    return report is None or report.phase in ENDING
 
 
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:

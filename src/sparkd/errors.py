@@ -51,6 +51,10 @@ class ConfigError(SparkdError):
     code = ExitCode.CONFIG
 
 
+class AddressAwaitedError(ConfigError):
+    """No address of cluster.nodes is this node's. At boot it may still come up, and only the agent waits for that."""
+
+
 class BlockedError(SparkdError):
     """Preflight blocks the launch, or another process owns the node."""
 
@@ -73,6 +77,12 @@ class NotReadyError(SparkdError):
 
 class EngineEndedError(SparkdError):
     code = ExitCode.ENGINE_ENDED
+
+
+class PeerLostError(SparkdError):
+    """Another rank of the engine is gone: this one is worth nothing without it."""
+
+    code = ExitCode.PEER_LOST
 
 
 class StalledError(SparkdError):

@@ -7,6 +7,8 @@ from collections.abc import Callable, MutableMapping
 from functools import lru_cache
 from typing import Any, Protocol
 
+from sparkd.printable import printable
+
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 
 _SECRET_WORDS = re.compile(
@@ -55,7 +57,7 @@ def events(put: Callable[[int, str], None], redact: Redactor) -> Events:
     def line(_logger: object, method: str, fields: MutableMapping[str, Any]) -> str:
         # Redacted before it is rendered: quoting would hide a secret that holds a quote.
         shown = {key: _flat(value, redact) for key, value in fields.items() if value is not None and value != ""}
-        put(PRIORITIES[method], redact(str(render(None, method, shown)).removeprefix("event=")))
+        put(PRIORITIES[method], redact(printable(str(render(None, method, shown)).removeprefix("event="))))
         raise structlog.DropEvent
 
     logger: Events = structlog.wrap_logger(None, processors=[line], wrapper_class=_bound_logger())
@@ -70,9 +72,9 @@ def _bound_logger() -> type[Any]:
 
 
 def _flat(value: object, redact: Redactor) -> object:
-    """One line for each event, whatever a field holds."""
+    """One line for each event, and nothing that a terminal acts on, whatever a field holds."""
     if isinstance(value, float):
         return round(value, 3)
     if isinstance(value, str):
-        return " ".join(redact(value).split())
+        return printable(" ".join(redact(value).split()))
     return value

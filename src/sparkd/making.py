@@ -1,46 +1,64 @@
-"""Makes the agent: settings, role, plan, lock, report, all that a life needs before its first step."""
+"""Makes the agent: settings, lock, role, plan, report, the other nodes: all that a life needs before its first step."""
 
 from __future__ import annotations
 
-import json
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sparkd import settings
-from sparkd.agent import LAST_EXIT_FILE, Agent, new_report
-from sparkd.errors import ConfigError
+from sparkd import last_exit, settings
+from sparkd.agent import Agent
+from sparkd.cluster import join, observe
+from sparkd.errors import AddressAwaitedError, ConfigError
+from sparkd.first_report import first_report, placeless_report
 from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.host import Host
 from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
-from sparkd.log import Redactor, events
+from sparkd.log import Events, Redactor, events
 from sparkd.pulse import Pulse
 from sparkd.report.node_report import NodeReport, dump, redacted
-from sparkd.report.reporter import Reporter, status_line
-from sparkd.roles import context
+from sparkd.report.reporter import Reporter, Sink, status_line
+from sparkd.roles import NodeContext, context
+from sparkd.settings import Settings
 from sparkd.systemd import Notifier, invocation_id
 
 API_KEY = "VLLM_API_KEY"
 SECRET_LIMIT_BYTES = 64 << 10
+ADDRESS_POLL_SECONDS = 1.0
 
 
 def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
-    """Raises ConfigError (78) for what no restart can mend, BlockedError (10) where another owner holds the node."""
+    """Raises ConfigError (78) for what no restart can mend, BlockedError (10) where another owner holds the node.
+
+    Waits for the node's address on the fabric, for as long as that takes; raises StopRequested.
+    """
     config = settings.load(None, env)
     host = Host()
-    node = context(config, role, host)
-    secrets = read_secrets(node.plan)
-    redact = Redactor(tuple(secrets.values()))
     notifier = Notifier()
     pulse = Pulse(notifier, env)
     pulse.listen()
     invocation = invocation_id(env) or uuid.uuid4().hex
+    node = _place(config, role, host)
     hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
+    nothing = Redactor()
+
+    def show(message: str) -> None:
+        report = placeless_report(role, host, invocation, message)
+        for sink in _sinks(hands, notifier, nothing):
+            sink(report)
+
+    node = node or _await_place(config, role, host, pulse, show, _events(journal, nothing))
+    secrets = read_secrets(node.plan)
+    redact = Redactor(tuple(secrets.values()))
+    log = _events(journal, redact)
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
+    cluster = join(node, host, pulse, redact, log)
+    first = first_report(node, host, invocation, last_exit.cause(STATE))
+    reporter = Reporter(first, (*_sinks(hands, notifier, redact), *cluster.sinks))
     agent = Agent(
         settings=config,
         context=node,
@@ -49,18 +67,53 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
         pulse=pulse,
         notifier=notifier,
         journal=journal,
-        events=events(lambda priority, text: journal.put(priority, text, keep=True), redact),
+        events=log,
         redact=redact,
-        reporter=_reporter(new_report(node, host, invocation, last_cause(STATE)), hands, notifier, redact),
+        reporter=reporter,
+        together=cluster.together,
+        exchange=cluster.exchange,
         boot_id=boot_id,
         api_key=secrets.get(API_KEY),
     )
     # Before anything else can end this life: a crash that is not counted now would be forgotten.
     agent.remember(agent.launches().settle(boot_id))
+    agent.keep(last_exit.FILE, last_exit.untold())
+    agent.together.show = agent.meet
+    pulse.guard = agent.together.look
+    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, log)
     return agent
 
 
-def _reporter(first: NodeReport, hands: Hands, notifier: Notifier, redact: Redactor) -> Reporter:
+def _place(config: Settings, role: str, host: Host) -> NodeContext | None:
+    """None while the address is not there. Asked before the lock: the unit of the wrong role touches nothing."""
+    try:
+        return context(config, role, host)
+    except AddressAwaitedError:
+        return None
+
+
+def _await_place(
+    config: Settings, role: str, host: Host, pulse: Pulse, show: Callable[[str], None], log: Events
+) -> NodeContext:
+    """The fabric may come up half a minute after the rest of the network, and the rank is told by its address."""
+    told = ""
+    while True:
+        try:
+            return context(config, role, host)
+        except AddressAwaitedError as error:
+            awaited = f"waiting for the fabric: {error.reason}"
+        if awaited != told:
+            told = awaited
+            log.warning("life.address.awaited", reason=awaited, hint="ip -brief address")
+            show(awaited)
+        pulse.wait(ADDRESS_POLL_SECONDS)
+
+
+def _events(journal: Journal, redact: Redactor) -> Events:
+    return events(lambda priority, text: journal.put(priority, text, keep=True), redact)
+
+
+def _sinks(hands: Hands, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:
     def to_file(report: NodeReport) -> None:
         # A full /run is no reason to end a life: STATUS= and the journal still tell.
         with suppress(OSError):
@@ -69,7 +122,7 @@ def _reporter(first: NodeReport, hands: Hands, notifier: Notifier, redact: Redac
     def to_systemd(report: NodeReport) -> None:
         notifier.status(redact(status_line(report)))
 
-    return Reporter(first, (to_file, to_systemd))
+    return to_file, to_systemd
 
 
 def read_secrets(plan: LaunchPlan) -> dict[str, str]:
@@ -92,21 +145,3 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
             "write the key alone, on one line",
         )
     return found
-
-
-def last_cause(state: Path) -> str:
-    """Why the life before ended, from last-exit.json; empty where it says nothing."""
-    try:
-        match json.loads(_text(state / LAST_EXIT_FILE)):
-            case {"schema": 1, "code": int(code), "reason": str(reason)}:
-                return f"{reason} (exit {code})"
-    except ValueError:
-        pass
-    return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -30,7 +30,7 @@ class StopRequested(BaseException):
 
 
 class Pulse:
-    """Waiting that stays alive. For the main thread only; `ring` alone may be called from anywhere."""
+    """Waiting that stays alive. For the main thread only; `ring` and `fail` may be called from anywhere."""
 
     def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
         self._notifier = notifier
@@ -39,6 +39,9 @@ class Pulse:
         self._slice_seconds = min(SLICE_SECONDS, watched / 3) if watched else SLICE_SECONDS
         self._fed = float("-inf")
         self._stop_signal = 0
+        self._failure: BaseException | None = None
+        self.guard: Callable[[], object] = lambda: None
+        """Called at the end of each `wait`: what it raises ends the life that waits."""
         self.extending = True
         """Ask systemd for more time in each slice: set until READY, and again while stopping."""
 
@@ -55,15 +58,30 @@ class Pulse:
         """End the current wait early."""
         os.eventfd_write(self._bell, 1)
 
+    def fail(self, error: BaseException) -> None:
+        """A thread that the agent can't do without has died of this: end the life that waits. The first one counts."""
+        if self._failure is None:
+            self._failure = error
+        self.ring()
+
     def wait(self, seconds: float, fd: int | None = None) -> bool:
         """Wait until `seconds` have passed, the bell rings, or `fd` is readable; True for the last.
 
-        Raises StopRequested when a stop was asked for.
+        Raises StopRequested when a stop was asked for, what a thread died of, and what the guard raises.
         """
         ready = self._wait(seconds, fd, until_stop=True)
         if self._stop_signal:
             raise StopRequested(signal.Signals(self._stop_signal).name)
+        if self._failure is not None:
+            raise self._failure
+        self.guard()
         return ready
+
+    def linger(self, seconds: float, done: Callable[[], bool] = lambda: False) -> None:
+        """Wait until `done`, for so long at most, through requests to stop; the bell makes it look again."""
+        deadline = time.monotonic() + seconds
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            self._wait(left, None, until_stop=False)
 
     def outwait(self, seconds: float, fd: int) -> bool:
         """Wait for `fd` as `wait` does, but through bell and stop requests: for stopping itself."""
@@ -75,7 +93,7 @@ class Pulse:
         if fd is not None:
             poller.register(fd, select.POLLIN)
         deadline = time.monotonic() + seconds
-        while not (until_stop and self._stop_signal):
+        while not (until_stop and (self._stop_signal or self._failure)):
             self.beat()
             left = deadline - time.monotonic()
             rung = {number for number, _ in poller.poll(max(0.0, min(left, self._slice_seconds)) * 1000)}
@@ -117,6 +135,10 @@ class Pulse:
                 raise TimeoutError(f"{what} did not end within {seconds:g} s")
             self._wait(left, None, until_stop=False)
         return future.result()
+
+    def beat_age(self) -> float:
+        """Seconds since the main loop last said that it lives: about a slice at most, while it does."""
+        return time.monotonic() - self._fed
 
     def beat(self) -> None:
         """Say that the main loop lives, once a slice at most."""

@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import NoReturn, assert_never
 
-from sparkd import hooks, readiness, supervise
+from sparkd import hooks
 from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
-from sparkd.ending import engine_ended
 from sparkd.engine.forward import Forwarder
-from sparkd.engine.story import Story
-from sparkd.errors import BlockedError, EngineEndedError, NeedsPersonError, StalledError
-from sparkd.host import docker
-from sparkd.host.endpoint import Endpoint
+from sparkd.errors import BlockedError, LaunchError, NeedsPersonError
+from sparkd.host import docker, versions
 from sparkd.launch import ledger
 from sparkd.launch.start import Running, start
+from sparkd.launch.survey import survey as look_at_shared
 from sparkd.preflight import hook_list
 from sparkd.preflight.check import Finding
-from sparkd.readiness import Gate
 from sparkd.report.node_report import FindingReport, Phase
-from sparkd.watch import Watcher
 
 DOCKER_POLL_SECONDS = 0.5
+SURVEY_SECONDS = 120.0
+"""For docker and the folder of the model, some 200 files, which may lie on a file server."""
 
 
 def examine(agent: Agent) -> bool:
@@ -63,6 +58,31 @@ def await_docker(agent: Agent) -> None:
         agent.pulse.wait(DOCKER_POLL_SECONDS)
 
 
+def survey(agent: Agent) -> None:
+    """Look at what all ranks must share beyond the configuration: the image, the weights, the script.
+
+    Raises LaunchError (exit 11), BlockedError (exit 10), the latter also where it is not as it was before.
+    """
+    allow = agent.settings.cluster.allow_image_difference
+    try:
+        seen, found = agent.pulse.beside(
+            lambda: (look_at_shared(agent.host, agent.plan, allow), versions.read(agent.host)),
+            SURVEY_SECONDS,
+            "looking at the image and the model",
+        )
+    except TimeoutError as error:
+        raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at dmesg") from None
+    except LaunchError:
+        # A launch that failed as early as can be: the next one cools like any other.
+        agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id))
+        raise
+    if agent.agreement.digest not in ("", seen.digest):
+        raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd begins anew with it")
+    agent.agreement = seen
+    agent.offer(seen)
+    agent.reporter.update(plan_digest=agent.agreement.digest, versions=found)
+
+
 def cool(agent: Agent) -> bool:
     """Hold a plan back that failed lately; whether it was.
 
@@ -89,6 +109,7 @@ def cool(agent: Agent) -> bool:
 def launch(agent: Agent) -> Running:
     """Start this node's rank."""
     agent.pulse.wait(0)  # whoever asked to stop during the preflight gets no container
+    agent.pulse.extending = True  # a stop while docker takes its time must not end in a kill
     agent.phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     if not agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id)):
         raise BlockedError(
@@ -106,74 +127,3 @@ def launch(agent: Agent) -> Running:
         "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
     return running
-
-
-def make_ready(agent: Agent, running: Running) -> None:
-    """Follow the load until a completion has come, then tell systemd."""
-    agent.phase(Phase.LOADING)
-
-    def show(gate: Gate) -> Story:
-        story = running.log.story
-        running.note_segments(agent.host, agent.pulse)  # a stop during the load must know what to clear
-        agent.show(story, gate.value if gate is not Gate.HTTP else "")
-        return story
-
-    limits = readiness.Limits(
-        agent.settings.readiness.timeout_seconds, agent.settings.readiness.completion_timeout_seconds
-    )
-    ready = readiness.await_ready(
-        agent.pulse, running.rank.pidfd, partial(_endpoint, agent), agent.plan.served_name, limits, show
-    )
-    if not ready:
-        raise engine_ended(agent, running)
-    running.ready = True
-    running.note_segments(agent.host, agent.pulse)
-    agent.notifier.ready()
-    agent.pulse.extending = False
-    agent.events.info("readiness.completion.answered", seconds=running.seconds)
-    with suppress(OSError):
-        for folder in agent.hands.prune_caches(running.rank.image_id):
-            agent.events.info("cache.folder.pruned", path=folder)
-
-
-def watch(agent: Agent, running: Running) -> NoReturn:
-    """Watch the serving engine until it must be given up."""
-    served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
-    agent.phase(Phase.SERVING, served)
-    proven_at = time.monotonic() + ledger.PROVEN_SECONDS
-    proven = False
-
-    def tell(degraded: str) -> None:
-        nonlocal proven
-        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, degraded or served)
-        if not proven and time.monotonic() >= proven_at:
-            proven = True
-            agent.remember(agent.launches().forgiven(agent.plan.digest))
-
-    limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
-    watcher = Watcher(
-        agent.pulse,
-        partial(_endpoint, agent),
-        lambda: running.log.story,
-        limits,
-        agent.settings.readiness.completion_timeout_seconds,
-        tell,
-    )
-    match watcher.run(running.rank.pidfd):
-        case None:
-            raise engine_ended(agent, running)
-        case supervise.Dead(reason):
-            raise EngineEndedError(_with_cause(reason, running))
-        case supervise.Stalled(reason):
-            raise StalledError(_with_cause(reason, running), "sparkd starts it again")
-        case unexpected:
-            assert_never(unexpected)
-
-
-def _with_cause(reason: str, running: Running) -> str:
-    blame = running.log.story.blame(time.monotonic())
-    return f"{reason}; the engine said: {blame}" if blame else reason
-
-
-def _endpoint(agent: Agent) -> Endpoint:
-    return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.bench import containers, start, table
+from tests.bench import cluster, containers, start, table
 from tests.bench.figures import Beside, By, Figure, Limit, Spread
 from tests.bench.lines import TEXT, Tally
 from tests.bench.machine import Machine
+from tests.bench.programs.simulated import Log, Result, State, latencies
 from tests.bench.start import Start
 
 MACHINE = Machine("1.2.3", 2, "a processor", "6.1")
@@ -131,3 +132,29 @@ def test_a_rank_without_sparkd_is_the_same_container() -> None:
         " --mount type=bind,source=/a,target=/b,readonly --mount type=bind,source=/c,target=/d"
         " --log-driver local --log-opt max-size=20m sha256:abc /run/launch.sh"
     )
+
+
+def test_news_has_come_when_the_last_node_has_it() -> None:
+    logs = [Log({"a": 1.0}, {"b": 2.5}), Log({"b": 2.0}, {"a": 1.25}), Log({}, {"a": 1.5, "b": 2.25})]
+    assert latencies(logs) == (0.5, 0.5)
+
+
+def test_a_message_that_a_node_has_not_seen_has_no_latency() -> None:
+    assert latencies([Log({"a": 1.0}, {}), Log({}, {"a": 1.5}), Log({}, {})]) == ()
+
+
+def simulated(nodes: int, *, cpu: float = 0.1, news: float = 0.01) -> Result:
+    return Result(nodes, (1.0,) * nodes, None, State((cpu,) * nodes, 1.0, (0.001, news)))
+
+
+@pytest.mark.parametrize("nodes", [2, 8])
+@pytest.mark.parametrize(
+    ("cpu", "news", "missed"), [(0.1, 0.01, []), (0.5, 0.01, ["cpu-serving"]), (0.1, 0.6, ["news"])]
+)
+def test_what_peers_cost_is_limited_where_nodes_serve(nodes: int, cpu: float, news: float, missed: list[str]) -> None:
+    figures = cluster.of_result(simulated(nodes, cpu=cpu, news=news), 0.0)
+    assert [one.id.rpartition(".")[2] for one in figures if not one.passed] == missed
+
+
+def test_clusters_larger_than_serve_are_told_of_without_a_limit() -> None:
+    assert all(one.limit is None for one in cluster.of_result(simulated(64, cpu=99.0), 0.0))

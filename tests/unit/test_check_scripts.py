@@ -204,6 +204,7 @@ PLAN = LaunchPlan(
     master_port=29501,
     memory_bytes=None,
     gpu_memory_utilization=None,
+    shared=(),
     digest="d",
 )
 

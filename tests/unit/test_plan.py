@@ -32,6 +32,10 @@ def configured(**sections: object) -> Settings:
 
 
 def plan(node: Node = ALONE, settings: Settings | None = None, /, **keys: object) -> LaunchPlan:
+    if node.cluster_size > 1:
+        given = keys.get("args", {})
+        assert isinstance(given, dict)
+        keys["args"] = {"tensor-parallel-size": "{cluster.size}", **given}
     return make_plan(recipe(**keys), settings or Settings(), node)
 
 
@@ -162,6 +166,21 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
         ({"nodes": {"max": 1}}, HEAD, ["needs 1 node(s)", "names 2"]),
         ({"nodes": {"min": 3}}, HEAD, ["needs 3 to 64 node(s)"]),
         ({"executor": "ray"}, ALONE, ["executor ray"]),
+        (
+            {"args": {"tensor-parallel-size": None}},
+            HEAD,
+            ["no args.tensor-parallel-size makes 1 rank", "names 2 node(s)"],
+        ),
+        (
+            {"args": {"tensor-parallel-size": 4}},
+            HEAD,
+            ["makes 4 rank", "(set args.tensor-parallel-size", "name 4 node"],
+        ),
+        ({"args": {"pipeline-parallel-size": "2"}}, HEAD, ["pipeline-parallel-size 2 makes 4 rank"]),
+        ({"args": {"tensor-parallel-size": 2}}, ALONE, ["makes 2 rank", "names 1 node(s)"]),
+        ({"args": {"tensor-parallel-size": "all"}}, HEAD, ["tensor-parallel-size is 'all'"]),
+        ({"args": {"tensor-parallel-size": 0}}, ALONE, ["a number from 1"]),
+        ({"args": {"tensor-parallel-size": True}}, ALONE, ["a number from 1"]),
         ({"args": {"port": "http"}}, ALONE, ["args.port is 'http'", "1 to 65535"]),
         ({"args": {"port": 0}}, ALONE, ["args.port is 0"]),
         ({"args": {"port": 29511}}, ALONE, ["the port of observe.listen"]),
@@ -255,4 +274,55 @@ def test_the_digest_is_the_same_by_meaning() -> None:
     assert plan(HEAD, args={"a": None}).digest == plan(HEAD).digest
     assert plan(HEAD, secrets={"A": "/a"}).digest == plan(HEAD, secrets={"A": "/b"}).digest
     assert plan(replace(HEAD, head_address="10.0.0.9")).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(supervise={"peer_timeout_seconds": 21})).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(cluster={"allow_image_difference": True})).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(cluster={"nodes": ["10.0.0.1"]})).digest != plan(HEAD).digest
     assert len(plan().digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("node", "keys"),
+    [
+        (HEAD, {"args": {"tensor-parallel-size": "{cluster.size}"}}),
+        (HEAD, {"args": {"tensor-parallel-size": 1, "pipeline-parallel-size": "2"}}),
+        (replace(HEAD, cluster_size=8), {"args": {"tensor-parallel-size": 4, "pipeline-parallel-size": 2}}),
+        (ALONE, {"args": {"tensor-parallel-size": 1}}),
+        (ALONE, {"args": {"tensor-parallel-size": 2}, "container": {"gpus": "none"}}),
+    ],
+)
+def test_one_rank_a_node_is_a_plan_and_several_without_gpus_on_a_node_alone(
+    node: Node, keys: dict[str, object]
+) -> None:
+    assert plan(node, **keys).digest
+
+
+def test_the_shared_values_are_flat_and_sorted_with_placeholders_unfilled() -> None:
+    made = plan(
+        WORKER,
+        configured(cluster={"nodes": ["10.0.0.1", "10.0.0.2"]}),
+        args={"seed": 1, "left-out": None, "c": {"b": 1, "a": [1]}},
+        env={"VLLM_HOST_IP": "{node.address}"},
+        container={"ulimits": {"memlock": -1}, "volumes": ["/a:/b:ro"]},
+        caches={"vllm": "/root/.cache"},
+    )
+    values = dict(made.shared)
+    assert list(made.shared) == sorted(made.shared)
+    wanted = {
+        "recipe": "x",
+        "image": "i:1",
+        "entrypoint": '["vllm","serve"]',
+        "model": "/models/m",
+        "plan_schema": "2",
+        "args.seed": "1",
+        "args.c": '{"a":[1],"b":1}',
+        "args.tensor-parallel-size": "{cluster.size}",
+        "env.VLLM_HOST_IP": "{node.address}",
+        "container.ulimits.memlock": "-1 to -1",
+        "container.mounts": '["/b read-only","/models read-only"]',
+        "caches.vllm": "/root/.cache",
+        "cluster.nodes": '["10.0.0.1","10.0.0.2"]',
+        "cluster.head": "10.0.0.1",
+        "supervise.peer_timeout_seconds": "20",
+    }
+    assert wanted.items() <= values.items()
+    assert not {"args.left-out", "assert", "container.shm_bytes"} & values.keys()

@@ -7,7 +7,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,43 +15,54 @@ import pytest
 from sparkd.pulse import Pulse, StopRequested
 from sparkd.systemd import Notifier
 
+Said = Callable[[], list[str]]
+
 
 @pytest.fixture
-def messages(tmp_path: Path) -> Iterator[socket.socket]:
+def said(tmp_path: Path) -> Iterator[Said]:
+    """What was said since it was asked last. Read all the while: after ten messages unread, who speaks waits."""
+    heard: list[str] = []
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind(str(tmp_path / "notify"))
-        listener.setblocking(False)
+
+        def listen() -> None:
+            while message := listener.recv(4096):
+                heard.append(message.decode())
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+
+        def take() -> list[str]:
+            time.sleep(0.05)  # for what is on its way
+            taken = heard[:]
+            del heard[: len(taken)]
+            return taken
+
         os.environ["NOTIFY_SOCKET"] = str(tmp_path / "notify")
-        yield listener
+        yield take
         del os.environ["NOTIFY_SOCKET"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(tmp_path / "notify"))
+        thread.join()
 
 
-def said(listener: socket.socket) -> list[str]:
-    found = []
-    while True:
-        try:
-            found.append(listener.recv(4096).decode())
-        except BlockingIOError:
-            return found
-
-
-def test_waiting_feeds_the_watchdog_and_asks_for_time_until_it_need_not(messages: socket.socket) -> None:
+def test_waiting_feeds_the_watchdog_and_asks_for_time_until_it_need_not(said: Said) -> None:
     pulse = Pulse(Notifier(), {"WATCHDOG_USEC": "300000"})
     pulse.wait(0.5)
-    starting = said(messages)
+    starting = said()
     pulse.extending = False
     pulse.wait(0.5)
-    serving = said(messages)
+    serving = said()
     assert starting.count("WATCHDOG=1") >= 3
     assert "EXTEND_TIMEOUT_USEC=60000000" in starting
     assert set(serving) == {"WATCHDOG=1"}
 
 
-def test_a_status_is_sent_once_and_on_one_line(messages: socket.socket) -> None:
+def test_a_status_is_sent_once_and_on_one_line(said: Said) -> None:
     notifier = Notifier()
     for _ in range(3):
         notifier.status("loading\nweights")
-    assert said(messages) == ["STATUS=loading weights"]
+    assert said() == ["STATUS=loading weights"]
 
 
 def test_the_bell_ends_a_wait_early() -> None:
@@ -90,13 +101,13 @@ def test_sigterm_ends_a_wait_as_a_request_to_stop_but_not_the_waits_of_stopping(
             signal.signal(number, handler)
 
 
-def test_a_call_that_blocks_runs_beside_the_heartbeat(messages: socket.socket) -> None:
+def test_a_call_that_blocks_runs_beside_the_heartbeat(said: Said) -> None:
     def slow() -> str:
         time.sleep(0.5)
         return "done"
 
     assert Pulse(Notifier(), {"WATCHDOG_USEC": "300000"}).beside(slow, 5, "a nap") == "done"
-    assert said(messages).count("WATCHDOG=1") >= 3
+    assert said().count("WATCHDOG=1") >= 3
 
 
 def test_an_error_of_a_call_beside_is_raised_where_it_was_asked_for() -> None:
@@ -125,6 +136,102 @@ def test_the_bell_does_not_end_the_waits_of_stopping() -> None:
     os.close(writing)
 
 
-def test_a_status_is_utf_8_whatever_it_holds(messages: socket.socket) -> None:
+def test_a_status_is_utf_8_whatever_it_holds(said: Said) -> None:
     Notifier().status("Größe … 木")
-    assert said(messages) == ["STATUS=Größe … 木"]
+    assert said() == ["STATUS=Größe … 木"]
+
+
+def test_what_the_guard_raises_ends_the_wait_that_was_rung_and_no_wait_of_stopping() -> None:
+    pulse = Pulse(Notifier(), {})
+    lost: list[str] = []
+
+    def guard() -> None:
+        if lost:
+            raise LookupError(lost[0])
+
+    def lose() -> None:
+        lost.append("rank 1")
+        pulse.ring()
+
+    pulse.guard = guard
+    pulse.wait(0)
+    threading.Timer(0.05, lose).start()
+    begun = time.monotonic()
+    with pytest.raises(LookupError, match="rank 1"):
+        pulse.wait(5)
+    assert time.monotonic() - begun < 1
+    reading, writing = os.pipe()
+    assert pulse.outwait(0, reading) is False
+    pulse.linger(0.05)
+    assert pulse.beside(lambda: "done", 5, "a call") == "done"
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_stop_that_was_asked_for_goes_before_what_the_guard_raises() -> None:
+    pulse = Pulse(Notifier(), {})
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def guard() -> None:
+        raise LookupError
+
+    pulse.guard = guard
+    pulse.listen()
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(StopRequested):
+            pulse.wait(5)
+        begun = time.monotonic()
+        pulse.linger(0.2)
+        assert time.monotonic() - begun >= 0.2
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def test_lingering_ends_when_it_is_done_and_the_bell_makes_it_look() -> None:
+    pulse = Pulse(Notifier(), {})
+    done = threading.Event()
+
+    def end() -> None:
+        pulse.ring()  # rung for something else
+        time.sleep(0.05)
+        done.set()
+        pulse.ring()
+
+    threading.Timer(0.05, end).start()
+    begun = time.monotonic()
+    pulse.linger(5, done.is_set)
+    assert 0.05 <= time.monotonic() - begun < 1
+    pulse.linger(5, done.is_set)
+    assert time.monotonic() - begun < 1
+
+
+def test_the_age_of_the_last_beat_is_told_and_grows_while_the_main_loop_hangs() -> None:
+    pulse = Pulse(Notifier(), {"WATCHDOG_USEC": "300000"})
+    assert pulse.beat_age() == float("inf")
+    pulse.wait(0.2)
+    assert pulse.beat_age() < 0.2
+    time.sleep(0.3)
+    assert pulse.beat_age() >= 0.3
+
+
+def test_what_a_thread_died_of_ends_the_wait_before_the_guard_and_the_first_one_counts() -> None:
+    pulse = Pulse(Notifier(), {})
+    asked: list[int] = []
+    pulse.guard = lambda: asked.append(1)
+    first = TypeError("first")
+
+    def die() -> None:
+        pulse.fail(first)
+        pulse.fail(ValueError("second"))
+
+    threading.Timer(0.05, die).start()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(TypeError) as caught:
+            pulse.wait(10)
+        assert caught.value is first
+    assert time.monotonic() - began < 5
+    assert asked == []
+    pulse.linger(0.01)  # what ends the life goes on through it

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.conftest import Tree
 
-from sparkd.commands.status import describe, exit_code, is_alive
+from sparkd.commands.status import exit_code, is_alive, look
 from sparkd.errors import ExitCode
 from sparkd.host.files import Files
 from sparkd.report.node_report import (
@@ -74,13 +74,37 @@ def test_a_pid_that_is_gone_is_no_agent(tree: Tree) -> None:
     assert not is_alive(Files(str(tree.root)), REPORT)
 
 
-def test_a_person_sees_what_is_not_as_it_should_be() -> None:
-    shown = describe(replace(REPORT, last_cause="engine ended (exit 13)"), alive=True)
-    assert "spark1, rank 0 (head)" in shown
-    assert "4 GiB of page cache" in shown
-    assert "stray-workers" not in shown
-    assert "engine ended (exit 13)" in shown
-    assert "its agent is gone" in describe(REPORT, alive=False)
+def shown_in(
+    tree: Tree, report: NodeReport | str, *, alive: bool = True, as_json: bool = False
+) -> tuple[str, ExitCode]:
+    tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
+    if alive:
+        tree.process(77, "sparkd", start_time=1234)
+    return look(Files(str(tree.root)), as_json=as_json, width=None)
+
+
+def test_a_living_agent_that_serves_is_good(tree: Tree) -> None:
+    text, code = shown_in(tree, REPORT)
+    assert code is ExitCode.GOOD
+    assert "spark1, rank 0 (head)" in text
+
+
+def test_a_dead_agents_report_is_shown_and_down(tree: Tree) -> None:
+    text, code = shown_in(tree, REPORT, alive=False)
+    assert code is ExitCode.DOWN
+    assert "serving (its agent is gone)" in text
+
+
+def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
+    assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
+    assert shown_in(tree, "", as_json=True) == ("{}", ExitCode.DOWN)
+
+
+def test_no_report_is_said(tree: Tree) -> None:
+    assert look(Files(str(tree.root)), as_json=False, width=None) == (
+        "no report: sparkd has not run since boot",
+        ExitCode.DOWN,
+    )
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
 def _check() -> str:
     """All that would end a start with 78, less what only a look at the node tells. Raises ConfigError with it all."""
     from sparkd import preflight, roles
-    from sparkd.host import Host
+    from sparkd.host import Host, cluster_key
     from sparkd.preflight.examine import chosen, downgraded
     from sparkd.recipes import load, lookup
     from sparkd.settings import load_with_origins
@@ -47,16 +47,20 @@ def _check() -> str:
     loaded = load_with_origins(None, os.environ)
     wanted, host = loaded.settings.preflight, Host()
     # The recipe alone too: where the node's place is wrong, there is no plan that would look at it.
+    several, path = len(loaded.settings.cluster.nodes) > 1, loaded.settings.cluster.key_file
+    key = (partial(cluster_key.read, host.files, path),) if several and not os.geteuid() else ()
     recipe = partial(load.load, loaded.settings.engine.recipe, lookup.folders())
     _raise_all(
         *(partial(chosen, (), (one,), preflight.IDS) for one in wanted.skip),
         *(partial(downgraded, (), (one,), preflight.IDS) for one in wanted.downgrade),
         recipe,
         partial(roles.context, loaded.settings, None, host),
+        *key,
     )
     settings_from = ", ".join(str(path) for path in loaded.files) or "no file"
     found = recipe()
-    return f"settings are good ({settings_from})\nrecipe {found.recipe.name} is good ({found.files[0]})"
+    unread = f"\n{path} was not looked at: only root can read it" if several and not key else ""
+    return f"settings are good ({settings_from})\nrecipe {found.recipe.name} is good ({found.files[0]}){unread}"
 
 
 def _raise_all(*steps: Callable[[], object]) -> None:

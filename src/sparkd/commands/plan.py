@@ -42,15 +42,14 @@ def _own_plan(settings: Settings) -> LaunchPlan:
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
-    from sparkd.launch.plan import Node
-    from sparkd.launch.planner import LOOPBACK, make_plan
+    from sparkd import roles
+    from sparkd.launch.planner import make_plan
     from sparkd.recipes import load, lookup
 
-    nodes = settings.cluster.nodes or (LOOPBACK,)
-    if not 0 <= rank < len(nodes):
+    if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
-    node = Node(rank, nodes[rank], nodes[0], len(nodes), settings.fabric.interface, settings.fabric.hcas)
-    return make_plan(load.load(settings.engine.recipe, lookup.folders()).recipe, settings, node)
+    recipe = load.load(settings.engine.recipe, lookup.folders()).recipe
+    return make_plan(recipe, settings, roles.of_rank(settings, rank))
 
 
 def _as_json(plan: LaunchPlan) -> str:

@@ -21,12 +21,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from sparkd.journal import Journal
+    from sparkd.pulse import StopRequested
 
     if os.geteuid():
         raise UsageError("an agent must be root", "systemctl start sparkd-head")
     journal = Journal(sys.stdout.fileno())
     try:
         return _live(args.role, journal)
+    except StopRequested:
+        return ExitCode.GOOD  # while the node's place was awaited
     except SparkdError as error:
         _refuse(error, journal)
         return error.code

@@ -1,8 +1,9 @@
-"""`sparkd status`: what this node is doing, from its report; needs neither root nor a living agent."""
+"""`sparkd status`: what the nodes are doing, from this node's report; needs neither root nor a living agent."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from sparkd.errors import ExitCode
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
 REPORT = "/run/sparkd/report.json"
 REPORT_LIMIT_BYTES = 1 << 20
 WATCH_SECONDS = 1.0
+CLEAR = "\x1b[H\x1b[2J"
+"""To the corner, and erase all: of every terminal since the VT100."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as it stands")
     parser.add_argument("--watch", action="store_true", help="print it again each second until interrupted")
-    parser.epilog = "exit codes: 0 serving, 20 on the way, 21 down"
+    parser.epilog = "exit codes, of this node: 0 serving, 20 on the way, 21 down"
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,14 +31,25 @@ def run(args: argparse.Namespace) -> int:
     from sparkd.host.files import Files
 
     while True:
-        code = _show(Files(), as_json=args.json)
+        shown, code = look(Files(), as_json=args.json, width=_width())
+        print(f"{CLEAR}{shown}" if args.watch and sys.stdout.isatty() else shown, flush=True)
         if not args.watch:
             return code
         time.sleep(WATCH_SECONDS)
 
 
-def _show(files: Files, *, as_json: bool) -> int:
+def _width() -> int | None:
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def look(files: Files, *, as_json: bool, width: int | None) -> tuple[str, ExitCode]:
+    """What to print, and the exit code. `width` is the terminal's, None where there is none."""
+    from datetime import UTC, datetime
+
     from sparkd.report.node_report import parse
+    from sparkd.report.table import View, render
 
     try:
         text = files.text(REPORT, REPORT_LIMIT_BYTES)
@@ -43,11 +57,12 @@ def _show(files: Files, *, as_json: bool) -> int:
         text = ""
     report = parse(text)
     alive = report is not None and is_alive(files, report)
+    code = exit_code(report, alive=alive)
     if as_json:
-        print(text.strip() or "{}")
-    else:
-        print("no report: sparkd has not run since boot" if report is None else describe(report, alive=alive))
-    return exit_code(report, alive=alive)
+        return text.strip() or "{}", code
+    if report is None:
+        return "no report: sparkd has not run since boot", code
+    return render(report, View(datetime.now(UTC), alive, width)), code
 
 
 def is_alive(files: Files, report: NodeReport) -> bool:
@@ -67,21 +82,3 @@ def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
     if report is None or not alive or report.phase in (Phase.BLOCKED, Phase.STOPPED, Phase.FAILED):
         return ExitCode.DOWN
     return ExitCode.GOOD if report.phase in (Phase.SERVING, Phase.DEGRADED) else ExitCode.ON_THE_WAY
-
-
-def describe(report: NodeReport, *, alive: bool) -> str:
-    """A few lines for a person."""
-    phase = report.phase.value if alive else f"{report.phase.value} (its agent is gone)"
-    rows = [
-        ("node", f"{report.node}, rank {report.rank} ({report.role})"),
-        ("phase", phase),
-        ("since", report.since),
-        ("message", report.message),
-        ("engine", report.engine.container_id[:12]),
-        ("plan", report.plan_digest[:12]),
-        ("last cause", report.last_cause),
-    ]
-    rows += [
-        (f"{finding.level}", f"{finding.id}: {finding.reason}") for finding in report.findings if finding.level != "ok"
-    ]
-    return "\n".join(f"{name:<11} {value}" for name, value in rows if value)

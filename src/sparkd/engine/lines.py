@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sparkd.printable import printable
+
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""
 
 _BREAK = re.compile(rb"[\r\n]+")
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 
 
 class LineSplitter:
@@ -44,15 +45,3 @@ class LineSplitter:
         self._pending.clear()
         self._cut_bytes = 0
         return text
-
-
-def printable(text: str) -> str:
-    """Colours removed, every other character that a terminal would act on (escape, bidi override, ...) written out."""
-    if text.isprintable():
-        return text
-    text = _ANSI.sub("", text).replace("\t", "    ")
-    return text if text.isprintable() else "".join(c if c.isprintable() else _written_out(c) for c in text)
-
-
-def _written_out(char: str) -> str:
-    return char.encode("unicode_escape").decode("ascii")

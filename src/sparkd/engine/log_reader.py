@@ -41,6 +41,8 @@ class LogReader:
         self._bell = bell
         self._stop = threading.Event()
         self.story = Story(step_since=time.monotonic())
+        self.broken_off_at: float | None = None
+        """Monotonic, when docker last went away under the log: a dockerd that dies takes its containers along."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
 
     def start(self) -> None:
@@ -59,6 +61,7 @@ class LogReader:
                 ended = "the log ended"
             except (Unanswered, DockerUnreadableError) as error:
                 ended = str(error)
+                self.broken_off_at = time.monotonic()
             if self._stop.wait(RETRY_SECONDS):
                 return
             # dockerd went away under a container that lives on, or the container has ended: the main loop knows which.

@@ -40,6 +40,7 @@ _ERROR = re.compile(
     r"|^vllm(?: serve)?: error: "
     r"|^\S*(?:launch\.sh|user-script): line \d+: "
 )
+_WORKER_DIED = re.compile(r"^Worker proc \S+ died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(
     r"EngineDeadError|[Ss]ee (?:root cause|stack trace)|Executor failed\.|WorkerProc initialization failed|^[\w.]+$"
 )
@@ -64,6 +65,8 @@ class Story:
     symptom: str = ""
     """First line that only reports a failure elsewhere: second best."""
     failing_since: float | None = None
+    worker_died: bool = False
+    """A process of this node's rank has died, so the engine is dead. The container ends 2 s later (seen)."""
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate for the step from its own pace; None before there is one."""
@@ -86,6 +89,8 @@ def read(story: Story, line: str, now: float) -> Story:
             return _advance(story, step, found.groupdict(), now)
     if story.cause and _CONTINUES.search(story.cause) and text.strip():
         return replace(story, cause=f"{story.cause}: {text.strip()}")
+    if _WORKER_DIED.match(text):
+        story = replace(story, worker_died=True)
     return _blame(story, text, now) if _ERROR.match(text) else story
 
 

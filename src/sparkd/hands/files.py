@@ -15,8 +15,11 @@ CACHES_KEPT = 3
 _IMAGE_FOLDER = re.compile(r"[0-9a-f]{64}")
 
 
-def write(path: Path, text: str, mode: int, *, durable: bool) -> None:
-    """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty)."""
+def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True) -> None:
+    """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
+
+    Without `over`, what there is stays: FileExistsError.
+    """
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -26,7 +29,11 @@ def write(path: Path, text: str, mode: int, *, durable: bool) -> None:
             os.fchmod(fd, mode)
             if durable:
                 os.fsync(fd)
-        Path(temporary).replace(path)
+        if over:
+            Path(temporary).replace(path)
+        else:
+            path.hardlink_to(temporary)
+            Path(temporary).unlink()
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -18,6 +19,12 @@ if TYPE_CHECKING:
     from sparkd.host.http import HttpClient
 
 SOCKET = "/run/docker.sock"
+CONFIG_KEYS = (
+    *("User", "Env", "Entrypoint", "Cmd", "WorkingDir", "StopSignal", "Healthcheck", "Shell"),
+    *("Volumes", "ExposedPorts", "Labels", "OnBuild"),
+)
+"""What the OCI image specification and docker's own extension of it know of an image's Config. Other keys are filled
+in by some versions of docker and left out by others (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
 PID_FILE = "/run/docker.pid"
 SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
 LISTENING = "00010000"
@@ -120,6 +127,33 @@ def _container(http: HttpClient, entry: object) -> ContainerFacts | None:
             return ContainerFacts(full_id, name.removeprefix("/"), tuple(pairs), running, pid, image_id, policy or "no")
         case _:
             raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
+
+
+def image_identity(http: HttpClient, ref: str) -> str | None:
+    """SHA-256 of an image's layers and configuration, None where there is no such image.
+
+    Equal on all nodes that have the image, while ids are not: docker's classic store calls an image by the digest of
+    its config, containerd's by that of its manifest. Layers are told by their content unpacked, in both. Empty values
+    count as none, for versions of docker differ in which they name. Raises DockerUnreadableError.
+    """
+    match _get(http, f"/images/{quote(ref, safe='/:@')}/json"):
+        case None:
+            return None
+        case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
+            known = {key: value for key in CONFIG_KEYS if (value := (config or {}).get(key))}
+            canonical = json.dumps({"layers": layers, "config": known}, sort_keys=True, separators=(",", ":"))
+            return sha256(canonical.encode()).hexdigest()
+        case _:
+            raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
+
+
+def version(http: HttpClient) -> str:
+    """Of dockerd. Raises DockerUnreadableError."""
+    match _get(http, "/version"):
+        case {"Version": str(said)}:
+            return said
+        case _:
+            raise DockerUnreadableError("docker says no version")
 
 
 def exit_code(http: HttpClient, container_id: str) -> int | None:

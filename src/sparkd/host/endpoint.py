@@ -78,6 +78,9 @@ class Endpoint:
         self._http = HttpClient(f"http://{address}:{port}", headers=headers)
         self._served_name = served_name
 
+    def close(self) -> None:
+        self._http.close()
+
     def health(self) -> int:
         """Status of /health: 503 says that the engine is dead; 200 says only that the API server is not."""
         return self._http.get("/health", HEALTH_TIMEOUT_SECONDS).status
@@ -100,8 +103,8 @@ class Endpoint:
                 )
         return ()
 
-    def counters(self) -> Counters | None:
-        answer = self._http.get("/metrics", HEALTH_TIMEOUT_SECONDS)
+    def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
+        answer = self._http.get("/metrics", timeout_seconds)
         return counters(answer.body) if answer.status == 200 else None
 
     def complete(self, timeout_seconds: float) -> Completion:

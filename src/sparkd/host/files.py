@@ -17,6 +17,9 @@ LIMIT_BYTES = 4 << 20
 MAX_LINKS = 40
 """Symlinks followed for one path, as the kernel does."""
 
+# O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
 
 class Kind(Enum):
     FILE = "file"
@@ -53,6 +56,14 @@ class FileFacts:
 
 
 @dataclass(frozen=True)
+class Opened:
+    """Facts and content of one and the same file, whatever became of its name meanwhile."""
+
+    facts: FileFacts
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Files:
     """Reads below `root`. Every method raises OSError as the kernel would."""
 
@@ -60,27 +71,37 @@ class Files:
 
     def head(self, path: str, limit: int) -> bytes:
         """The first `limit` bytes, for what may be cut."""
-        fd = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        fd = os.open(self.real(path), _READ)
         try:
             return os.read(fd, limit)
         finally:
             os.close(fd)
 
-    def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
-        """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
-        # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
-        fd = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    def itself(self, path: str, limit: int) -> Opened:
+        """The file that `path` names. A symlink there is not followed: ELOOP."""
+        parent, _, name = path.rpartition("/")
+        fd = os.open(f"{self.real(parent or '/')}/{name}", _READ | os.O_NOFOLLOW)
         try:
-            chunks = [os.read(fd, 65536)]
-            size = len(chunks[0])
-            while chunks[-1] and size <= limit:
-                chunks.append(os.read(fd, 1 << 20))
-                size += len(chunks[-1])
+            return Opened(_facts(os.fstat(fd)), _whole(fd, path, limit))
         finally:
             os.close(fd)
-        if size > limit:
-            raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
-        return b"".join(chunks)
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        """The content in pieces of at most 1 MiB, for what is not to be held whole."""
+        fd = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        try:
+            while chunk := os.read(fd, 1 << 20):
+                yield chunk
+        finally:
+            os.close(fd)
+
+    def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
+        """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
+        fd = os.open(self.real(path), _READ)
+        try:
+            return _whole(fd, path, limit)
+        finally:
+            os.close(fd)
 
     def text(self, path: str, limit: int = LIMIT_BYTES) -> str:
         """As `bytes`; what is no UTF-8 reads as `\\xNN`."""
@@ -118,6 +139,17 @@ class Files:
     def real(self, path: str) -> str:
         """The path to hand to the kernel."""
         return path if self.root == "/" else _below(self.root, path)
+
+
+def _whole(fd: int, path: str, limit: int) -> bytes:
+    chunks = [os.read(fd, 65536)]
+    size = len(chunks[0])
+    while chunks[-1] and size <= limit:
+        chunks.append(os.read(fd, 1 << 20))
+        size += len(chunks[-1])
+    if size > limit:
+        raise OSError(errno.EFBIG, f"larger than {limit} bytes", path)
+    return b"".join(chunks)
 
 
 def _below(root: str, path: str) -> str:

@@ -8,5 +8,7 @@ def harmless(text: str, limit: int = 200) -> str:
 
     Control characters and what cannot be encoded read as their escape.
     """
+    if len(text) <= limit and text.isprintable():
+        return text
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: limit + 1])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"

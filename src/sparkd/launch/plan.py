@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 """Part of the digest: two sparkd versions that plan differently never agree by accident."""
 
 
@@ -73,7 +73,7 @@ class ContainerSpec:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """One rank, ready to be launched. `digest` covers what all ranks must share; secrets enter it by name only."""
+    """One rank, ready to be launched."""
 
     recipe: str
     role: str
@@ -100,4 +100,7 @@ class LaunchPlan:
     memory_bytes: int | None
     """What the recipe says the rank takes; None: gpu_memory_utilization x the GPU's total."""
     gpu_memory_utilization: float | None
+    shared: tuple[tuple[str, str], ...]
+    """What settings and recipe give to all ranks alike, by name, sorted: placeholders unfilled, no secret's value."""
     digest: str
+    """Of `shared` alone: known before docker and the model's folder have been looked at."""

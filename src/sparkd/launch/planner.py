@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TypeVar
 
 from sparkd.errors import ConfigError
 from sparkd.flags import JsonValue
-from sparkd.launch import command_line, script
+from sparkd.launch import command_line, parallel, script, shared
 from sparkd.launch.placeholders import PlaceholderError, Placeholders
 from sparkd.launch.plan import PLAN_SCHEMA, Cache, ContainerSpec, LaunchPlan, Mount, Node, Secret, Ulimit
 from sparkd.recipes.schema import Recipe
@@ -51,7 +49,9 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
     placeholders = Placeholders.of(node, engine.model_target)
     args = {flag: _filled(recipe, f"args.{flag}", placeholders.value, value) for flag, value in engine.args.items()}
     env = tuple((name, _filled(recipe, f"env.{name}", placeholders.text, text)) for name, text in engine.env.items())
+    parallel.fits(recipe.name, args, node.cluster_size, recipe.container.gpus)
     host, port = _api(recipe, settings, args)
+    alike = _shared(recipe, settings, node, engine)
     command = (
         *recipe.image.entrypoint,
         engine.model_target,
@@ -83,7 +83,8 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         master_port=settings.cluster.master_port,
         memory_bytes=recipe.memory_bytes,
         gpu_memory_utilization=_share_of_memory(recipe, args),
-        digest=_digest(recipe, settings, node, engine),
+        shared=alike,
+        digest=shared.digest(alike),
     )
 
 
@@ -219,25 +220,38 @@ def _share_of_memory(recipe: Recipe, args: Mapping[str, JsonValue]) -> float | N
     return share
 
 
-def _digest(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> str:
-    """Of what all ranks must share: placeholders unfilled, mounts by where they are seen, secrets by name."""
-    container = asdict(engine.container)
-    container["mounts"] = sorted([mount.target, mount.read_only] for mount in engine.container.mounts)
-    shared = {
-        "plan_schema": PLAN_SCHEMA,
-        "recipe": recipe.name,
-        "image": engine.image,
-        "entrypoint": recipe.image.entrypoint,
-        "assert": recipe.image.asserts,
-        "model": engine.model_target,
-        "served_name": engine.served_name,
-        "args": {flag: value for flag, value in engine.args.items() if value is not None},
-        "env": engine.env,
-        "secrets": [secret.name for secret in engine.secrets],
-        "container": container,
-        "caches": dict(recipe.caches),
-        "own_script": bool(settings.engine.script),
-        "cluster": [node.cluster_size, node.head_address, settings.cluster.master_port],
-    }
-    canonical = json.dumps(shared, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()
+def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> tuple[tuple[str, str], ...]:
+    """Placeholders stay unfilled: what a node fills in is its own.
+
+    Of the settings, those count that make the nodes act differently on the same event. Ones that a node alone is
+    concerned with do not: its folders, its fabric's names, its preflight, the head's watch over the endpoint.
+    """
+    cluster = settings.cluster
+    return shared.flat(
+        {
+            "recipe": recipe.name,
+            "image": engine.image,
+            "entrypoint": [*recipe.image.entrypoint],
+            "assert": [*recipe.image.asserts],
+            "model": engine.model_target,
+            "served_name": engine.served_name,
+            "own_script": bool(settings.engine.script),
+            "plan_schema": PLAN_SCHEMA,
+        },
+        {
+            "args": engine.args,
+            "env": engine.env,
+            "secrets": {secret.name: shared.HIDDEN for secret in engine.secrets},
+            "container": shared.container(engine.container),
+            "caches": recipe.caches,
+            "cluster": {
+                "size": node.cluster_size,
+                "head": node.head_address,
+                "nodes": [*cluster.nodes],
+                "master_port": cluster.master_port,
+                "allow_image_difference": cluster.allow_image_difference,
+            },
+            # A node that waits longer than the others would let its rank run on alone.
+            "supervise": {"peer_timeout_seconds": settings.supervise.peer_timeout_seconds},
+        },
+    )

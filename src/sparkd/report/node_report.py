@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 REPORT_SCHEMA = 1
+"""New fields are free: who does not know one leaves it out. A new phase or contact is a new schema."""
 
 
 class Phase(Enum):
@@ -53,6 +60,33 @@ class MemoryReport:
     available_bytes: int
 
 
+class Contact(Enum):
+    """What a node hears of another one."""
+
+    UNHEARD = "unheard"
+    """Not asked yet, or never answered since this agent began."""
+    ANSWERS = "answers"
+    REFUSED = "refused"
+    """The machine lives, and no agent listens on it."""
+    SILENT = "silent"
+    UNSIGNED = "unsigned"
+    """It answers, but the signature is not of our key, or it refuses ours."""
+
+
+@dataclass(frozen=True)
+class PeerReport:
+    """Another node of the cluster, as this node knows it. `since`: UTC, when the contact became what it is."""
+
+    address: str
+    rank: int
+    contact: Contact
+    since: str
+    report: NodeReport | None = None
+    """Its last report whose signature was right, without the peers that it knows."""
+    said: str = ""
+    """Why it does not answer, or why its answer proves nothing."""
+
+
 @dataclass(frozen=True)
 class NodeReport:
     """Stamps are UTC, ISO 8601."""
@@ -60,12 +94,18 @@ class NodeReport:
     node: str
     role: str
     rank: int
+    """-1 while the address is awaited that tells it."""
     phase: Phase
     since: str
     epoch: str
     incarnation: str
     version: str
+    address: str = ""
+    """Of the node on the fabric; empty where the cluster is this node alone."""
     plan_digest: str = ""
+    """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
     last_cause: str = ""
     findings: tuple[FindingReport, ...] = ()
@@ -75,6 +115,12 @@ class NodeReport:
     """Of the agent: a reader without root tells by it whether the report is of a living agent."""
     start_time: int = 0
     """Of the agent, in clock ticks since boot: a pid alone may be another process by now."""
+    peers: tuple[PeerReport, ...] = ()
+    """The other nodes, in rank order."""
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
@@ -86,18 +132,30 @@ def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
 
 def dump(report: NodeReport) -> str:
     data = asdict(report)
-    data["phase"] = report.phase.value
-    return json.dumps({"schema": REPORT_SCHEMA, **data, "peers": []}, indent=1) + "\n"
+    return json.dumps({"schema": REPORT_SCHEMA, **data}, indent=1, default=_value) + "\n"
+
+
+def _value(one: object) -> str:
+    assert isinstance(one, Enum)
+    return str(one.value)
 
 
 def parse(text: str) -> NodeReport | None:
-    """Read report.json; None where it is not one (other schema, cut off)."""
-    from pydantic import TypeAdapter, ValidationError
+    """Read a report; None where it is not one (other schema, cut off, nested without end)."""
+    from pydantic import ValidationError
 
     try:
         match json.loads(text):
             case {"schema": 1, **fields}:
-                return TypeAdapter(NodeReport).validate_python(fields)
-    except (ValueError, ValidationError):
+                return _reader().validate_python(fields)
+    except (ValueError, ValidationError, RecursionError):
         pass
     return None
+
+
+@cache
+def _reader() -> TypeAdapter[NodeReport]:
+    """Made once: making it takes twenty times as long as reading a report."""
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(NodeReport)

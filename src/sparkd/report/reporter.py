@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TypedDict, Unpack
 
-from sparkd.report.node_report import EngineReport, FindingReport, MemoryReport, NodeReport, Phase
+from sparkd.report.node_report import (
+    EngineReport,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerReport,
+    Phase,
+    utc_now,
+)
 
 PACE_SECONDS = 1.0
-"""Progress within a phase is told at most this often; a new phase, at once."""
+"""Progress within a phase is told at most this often; a new phase, epoch or plan, here or there, at once."""
 
 Sink = Callable[[NodeReport], None]
 
@@ -23,6 +30,10 @@ class Changes(TypedDict, total=False):
     findings: tuple[FindingReport, ...]
     engine: EngineReport
     memory: MemoryReport | None
+    epoch: str
+    plan_digest: str
+    versions: Mapping[str, str]
+    peers: tuple[PeerReport, ...]
 
 
 class Reporter:
@@ -40,9 +51,9 @@ class Reporter:
         self.report = replace(before, **changes)
         new_phase = self.report.phase is not before.phase
         if new_phase:
-            self.report = replace(self.report, since=datetime.now(UTC).isoformat(timespec="milliseconds"))
+            self.report = replace(self.report, since=utc_now())
         self._untold = self._untold or self.report != before
-        if new_phase or (self._untold and time.monotonic() - self._told_at >= PACE_SECONDS):
+        if _news(self.report) != _news(before) or (self._untold and time.monotonic() - self._told_at >= PACE_SECONDS):
             self.tell()
 
     def tell(self) -> None:
@@ -51,6 +62,12 @@ class Reporter:
         self._untold = False
         for sink in self._sinks:
             sink(self.report)
+
+
+def _news(report: NodeReport) -> object:
+    """What is told at once."""
+    peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
+    return report.phase, report.epoch, report.plan_digest, peers
 
 
 def status_line(report: NodeReport) -> str:

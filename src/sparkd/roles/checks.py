@@ -23,12 +23,19 @@ GIB = 1 << 30
 def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ...]:
     plan, settings = node.plan, node.settings
     need = MemoryNeed(plan.memory_bytes, plan.gpu_memory_utilization, round(settings.memory.headroom_gib * GIB))
-    ports = (plan.api_port, plan.master_port) if plan.node.cluster_size > 1 else (plan.api_port,)
     drop_in = next(one for one in units.dropins(settings) if one.role == node.role)
     return (
         ScriptPaths(node.unit, needed.of_plan(plan), WantedDropIn(drop_in.path, drop_in.text, units.HEADER)),
-        StrayWorkers(ports),
+        StrayWorkers(_ports(node)),
         SharedMemory(),
         PageCache(need),
         UnifiedMemory(need, settings.memory.settle_seconds, plan.container.gpus == "all", earlier),
     )
+
+
+def _ports(node: NodeContext) -> tuple[int, ...]:
+    """That the rank will listen on. A worker serves no API, and comes to the head's master port."""
+    plan = node.plan
+    if not node.is_head:
+        return ()
+    return (plan.api_port, plan.master_port) if plan.node.cluster_size > 1 else (plan.api_port,)

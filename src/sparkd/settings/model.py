@@ -16,7 +16,8 @@ FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-pag
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 
 
-LATER = "Not used by this version, which serves on one node."
+MAX_NODES = 8
+LATER = "Not used by this version."
 
 
 class Cluster(Section):
@@ -25,17 +26,17 @@ class Cluster(Section):
     nodes: t.Addresses = Field(
         (),
         description='Fabric address of every node in rank order, such as ["10.0.0.1", "10.0.0.2"]; the first is the '
-        "head. Empty: this node alone.",
+        f"head. At most {MAX_NODES}. A node's rank is that of the address that it owns. Empty: this node alone.",
     )
     master_port: t.Port = Field(29501, description="Port on the head where the ranks of vLLM meet.")
-    report_port: t.Port = Field(
-        29510, description=f"Port on the fabric address where nodes read each other's reports. {LATER}"
-    )
+    report_port: t.Port = Field(29510, description="Port on the fabric address where nodes read each other's reports.")
     key_file: t.AbsolutePath = Field(
-        "/etc/sparkd/cluster.key", description=f"File with the key that nodes sign their reports with. {LATER}"
+        "/etc/sparkd/cluster.key",
+        description="File with the keys that nodes sign their reports with, the same on all nodes. One key a line: the "
+        "first signs, every one is accepted, so that keys can change while the nodes serve.",
     )
     allow_image_difference: bool = Field(
-        False, description=f"Only warn where the nodes' images differ, instead of refusing to launch. {LATER}"
+        False, description="Only warn where the nodes' images differ, instead of refusing to launch."
     )
 
 
@@ -76,10 +77,14 @@ class Fabric(Section):
     """The network between the nodes."""
 
     interface: t.InterfaceOrEmpty = Field(
-        "", description=f"Network interface of the fabric, for recipes that name it. {LATER}"
+        "",
+        description="Network interface of the fabric, for recipes that name it. Empty: the one that carries this "
+        "node's address of cluster.nodes.",
     )
     hcas: t.Hcas = Field(
-        (), description=f"RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. {LATER}"
+        (),
+        description="RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. Empty: those of the "
+        "fabric's interface.",
     )
     mtu: int = Field(9000, ge=1280, le=65535, description=f"MTU that the fabric's interfaces should have. {LATER}")
 
@@ -142,7 +147,7 @@ class Supervise(Section):
         300, ge=0, le=86400, description="After this long without a request, ask for one token. 0: never."
     )
     peer_timeout_seconds: int = Field(
-        20, ge=2, le=3600, description=f"Silence of another node that counts as lost. {LATER}"
+        20, ge=10, le=3600, description="Silence of another node that counts as lost, in seconds."
     )
 
 
@@ -151,7 +156,7 @@ class Observe(Section):
 
     listen: t.Listen = Field(
         "127.0.0.1:29511",
-        description="Address and port of the status page and the metrics; empty: none. Not served by this version.",
+        description="Address and port where monitors read /metrics, /livez, /readyz and /report; empty: none.",
     )
 
     @property
@@ -202,6 +207,9 @@ class Settings(Section):
         if len(self.cluster.nodes) > 1:
             from ipaddress import ip_address
 
+            if len(self.cluster.nodes) > MAX_NODES:
+                found = len(self.cluster.nodes)
+                raise t.fault("cluster.nodes", list(self.cluster.nodes), f"names {found} nodes: 1 to {MAX_NODES} serve")
             for address in self.cluster.nodes:
                 if ip_address(address).is_loopback:
                     raise t.fault("cluster.nodes", list(self.cluster.nodes), f"{address} reaches no other node")

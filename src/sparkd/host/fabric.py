@@ -1,0 +1,89 @@
+"""The fabric as the kernel shows it: which interface carries an address, which RDMA devices belong to an interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from sparkd.host import addresses
+from sparkd.host.files import Files
+
+UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
+"""RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
+INFINIBAND, NETWORK = "/sys/class/infiniband", "/sys/class/net"
+
+
+def interface_of(files: Files, address: str) -> str:
+    """The network interface that carries one of this machine's addresses; empty where that can't be told.
+
+    IPv4 is told by the subnet in the main table, where the kernel puts it by itself: rules that prefer other tables
+    change nothing. Two interfaces on one subnet can't be told apart, and nothing is guessed.
+    """
+    wanted = ip_address(addresses.canonical(address))
+    try:
+        if isinstance(wanted, IPv6Address):
+            found = set(_ipv6(files.text("/proc/net/if_inet6"), wanted))
+        else:
+            found = _narrowest(_subnets(files.text("/proc/net/route"), wanted))
+    except OSError:
+        return ""
+    return found.pop() if len(found) == 1 else ""
+
+
+def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
+    """RDMA devices of an interface, by name: of a bond or a VLAN, those of the interfaces below it."""
+    if not interface:
+        return ()
+    wanted = {interface, *_below(files, interface)}
+    return tuple(name for name in _names(files, INFINIBAND) if wanted & _interfaces(files, name))
+
+
+def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
+    """Length of the prefix and interface of every subnet on the link that holds the address."""
+    for line in table.splitlines()[1:]:
+        try:
+            name, destination, _, flags, _, _, _, mask = line.split()[:8]
+            bits, route, network = int(flags, 16), _of_hex(mask), _of_hex(destination)
+        except ValueError:  # no line of this table
+            continue
+        if route and bits & UP and not bits & (GATEWAY | REJECT) and int(address) & route == network:
+            yield route.bit_count(), name
+
+
+def _of_hex(word: str) -> int:
+    """The kernel prints the bytes of an address as a number of the machine, which is little-endian wherever we run."""
+    return int.from_bytes(bytes.fromhex(word), "little")
+
+
+def _narrowest(subnets: Iterator[tuple[int, str]]) -> set[str]:
+    found = list(subnets)
+    longest = max((length for length, _ in found), default=0)
+    return {name for length, name in found if length == longest}
+
+
+def _ipv6(table: str, address: IPv6Address) -> Iterator[str]:
+    for line in table.splitlines():
+        words = line.split()
+        if len(words) == 6 and words[0] == address.packed.hex():
+            yield words[5]
+
+
+def _interfaces(files: Files, hca: str) -> set[str]:
+    """By its device, or, for RDMA made in software, by the interface that it was made on."""
+    found = set(_names(files, f"{INFINIBAND}/{hca}/device/net"))
+    with suppress(OSError):
+        found.add(files.text(f"{INFINIBAND}/{hca}/parent", limit=4096).strip())
+    return found
+
+
+def _below(files: Files, interface: str) -> set[str]:
+    lower = "lower_"
+    return {name.removeprefix(lower) for name in _names(files, f"{NETWORK}/{interface}") if name.startswith(lower)}
+
+
+def _names(files: Files, folder: str) -> tuple[str, ...]:
+    try:
+        return files.names(folder)
+    except OSError:  # no such device, or nothing of the kind on this machine
+        return ()

@@ -1,0 +1,152 @@
+"""The engine in service: made ready, watched by its head, accompanied by its workers."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn, assert_never
+
+from sparkd import readiness, supervise
+from sparkd.agent import Agent
+from sparkd.ending import engine_dead, engine_ended
+from sparkd.engine.story import Story
+from sparkd.errors import StalledError
+from sparkd.host.endpoint import Endpoint
+from sparkd.host.http import Unanswered
+from sparkd.launch import ledger
+from sparkd.launch.start import Running
+from sparkd.readiness import Gate
+from sparkd.report.node_report import Phase
+from sparkd.watch import Watcher
+
+COUNTERS_SECONDS = 1.0
+"""Beside a proof that is itself short: /metrics takes 5 ms."""
+ACCOMPANY_SECONDS = 5.0
+"""News of the head and of the rank ring the bell; this is for the engine's own steps."""
+
+
+def make_ready(agent: Agent, running: Running) -> None:
+    """Follow the load until a completion has come, then tell systemd."""
+    agent.phase(Phase.LOADING)
+
+    def show(gate: Gate) -> Story:
+        story = running.log.story
+        running.note_segments(agent.host, agent.pulse)  # a stop during the load must know what to clear
+        agent.show(story, gate.value if gate is not Gate.HTTP else "")
+        return story
+
+    limits = readiness.Limits(
+        agent.settings.readiness.timeout_seconds, agent.settings.readiness.completion_timeout_seconds
+    )
+    ready = readiness.await_ready(
+        agent.pulse, running.rank.pidfd, partial(_endpoint, agent), agent.plan.served_name, limits, show
+    )
+    if not ready:
+        raise engine_ended(agent, running)
+    running.ready = True
+    running.note_segments(agent.host, agent.pulse)
+    agent.notifier.ready()
+    agent.pulse.extending = False
+    agent.events.info("readiness.completion.answered", seconds=running.seconds)
+    agent.pulse.start(partial(_prune, agent, running.rank.image_id))
+
+
+def _prune(agent: Agent, image_id: str) -> None:
+    with suppress(OSError):
+        for folder in agent.hands.prune_caches(image_id):
+            agent.events.info("cache.folder.pruned", path=folder)
+
+
+def watch(agent: Agent, running: Running) -> NoReturn:
+    """Watch the serving engine until it must be given up."""
+    served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
+    agent.phase(Phase.SERVING, served)
+    service = Service(agent)
+    agent.together.prove = partial(_makes_token, agent)
+
+    def tell(trouble: str) -> None:
+        degraded = trouble or agent.together.trouble
+        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, degraded or served)
+        service.goes_on()
+
+    limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
+    watcher = Watcher(
+        agent.pulse,
+        partial(_endpoint, agent),
+        lambda: running.log.story,
+        limits,
+        agent.settings.readiness.completion_timeout_seconds,
+        tell,
+    )
+    match watcher.run(running.rank.pidfd):
+        case None:
+            raise engine_ended(agent, running)
+        case supervise.Dead(reason):
+            raise engine_dead(agent, running, _with_cause(reason, running))
+        case supervise.Stalled(reason):
+            raise StalledError(_with_cause(reason, running), "sparkd starts it again")
+        case unexpected:
+            assert_never(unexpected)
+
+
+def accompany(agent: Agent, running: Running) -> NoReturn:
+    """A worker's rank has no endpoint: it is what its head says of the engine, for as long as both live."""
+    agent.phase(Phase.LOADING)
+    agent.pulse.extending = False
+    service: Service | None = None
+    while True:
+        head = agent.together.look()[0]
+        phase = head.report.phase if head.report else Phase.LOADING
+        if phase not in (Phase.SERVING, Phase.DEGRADED):
+            running.note_segments(agent.host, agent.pulse)
+            agent.show(running.log.story)
+        else:
+            if service is None:
+                running.ready = True
+                running.note_segments(agent.host, agent.pulse)
+                service = Service(agent)
+            agent.phase(phase, f"rank {agent.context.rank} of the engine that {head.name} serves")
+            service.goes_on()
+        if agent.pulse.wait(ACCOMPANY_SECONDS, running.rank.pidfd):
+            raise engine_ended(agent, running)
+        if running.log.story.worker_died:
+            raise engine_dead(agent, running, _with_cause("a process of the rank has died", running))
+
+
+class Service:
+    """A plan that has served for long enough has proven itself: its failed launches are forgiven."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._proven_at: float | None = time.monotonic() + ledger.PROVEN_SECONDS
+
+    def goes_on(self) -> None:
+        if self._proven_at is not None and time.monotonic() >= self._proven_at:
+            self._proven_at = None
+            self._agent.remember(self._agent.launches().forgiven(self._agent.plan.digest))
+
+
+def _makes_token(agent: Agent, seconds: float) -> bool:
+    """Whether the engine works: a token comes, or its counters move while ours waits behind other work."""
+    endpoint = _endpoint(agent)
+    try:
+        before = endpoint.counters(COUNTERS_SECONDS)
+        with suppress(Unanswered):
+            if endpoint.complete(seconds).token:
+                return True
+        after = endpoint.counters(COUNTERS_SECONDS)
+    except Unanswered:
+        return False
+    finally:
+        endpoint.close()
+    return before is not None and after is not None and after.work != before.work
+
+
+def _with_cause(reason: str, running: Running) -> str:
+    blame = running.log.story.blame(time.monotonic())
+    return f"{reason}; the engine said: {blame}" if blame else reason
+
+
+def _endpoint(agent: Agent) -> Endpoint:
+    return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)

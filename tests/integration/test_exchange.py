@@ -1,0 +1,291 @@
+"""The port that nodes read each other on, as an agent opens it, under whoever else may reach it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+from tests.unit.cluster_nodes import addresses, context, free_port, joined, machine, settings
+from tests.unit.conftest import Tree
+from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, until
+from tests.unit.test_report_http import resident_bytes
+from tests.unit.wire import http, message, passed_on
+
+from sparkd.cluster import Cluster
+from sparkd.errors import BlockedError
+from sparkd.peers.reader import Reader
+from sparkd.report.http import Limits
+from sparkd.report.node_report import NodeReport
+from sparkd.signing import new_nonce, sign_request
+
+OWN, PEER, OTHER_PEER, STRANGER = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.9"
+HOLD_SECONDS = 2.5
+"""A quarter of the shortest silence that may count as loss."""
+NEWS_SECONDS = 1.0
+LATE_SECONDS = 3.0
+"""Two tries to connect."""
+
+
+class Target:
+    """A worker of three nodes, and the two others that read it."""
+
+    def __init__(self, cluster: Cluster, port: int, readers: tuple[Reader, Reader]) -> None:
+        self.port = port
+        self.readers = readers
+        self._sink = cluster.sinks[0]
+        self._news = 0
+
+    def tell(self, told: NodeReport) -> None:
+        self._sink(told)
+
+    def news_come(self, seconds: float = NEWS_SECONDS) -> None:
+        """To all of the nodes that read it, in time."""
+        self._news += 1
+        message = f"news {self._news}"
+        self.tell(report(message=message))
+        until(lambda: all(_message(one) == message for one in self.readers), seconds)
+
+    def connect(self, source: str) -> socket.socket:
+        return socket.create_connection((OWN, self.port), 5, (source, 0))
+
+    def ask(self, data: bytes, source: str = PEER) -> bytes:
+        return passed_on(data, OWN, self.port, source)
+
+
+def _message(reader: Reader) -> str:
+    known = reader.snapshot.report
+    return known.message if known else ""
+
+
+@pytest.fixture
+def target(tree: Tree) -> Iterator[Target]:
+    port = free_port()
+    host = machine(tree, 1)
+    node = context(settings(addresses(3), port, peer_timeout_seconds=10), host)
+    with (
+        joined(node, host) as cluster,
+        reading(OWN, port, own_address=PEER, hold_seconds=HOLD_SECONDS) as first,
+        reading(OWN, port, own_address=OTHER_PEER, hold_seconds=HOLD_SECONDS) as second,
+    ):
+        made = Target(cluster, port, (first, second))
+        made.tell(report())
+        until(lambda: all(one.snapshot.living for one in made.readers))
+        yield made
+
+
+def request(path: str, *, key: bytes = KEY, to: str = OWN, nonce: str = "", signed_path: str = "") -> bytes:
+    nonce = nonce or new_nonce()
+    signature = sign_request(key, nonce, to, signed_path or path)
+    lines = (f"GET {path} HTTP/1.1", "Host: a", f"Sparkd-Nonce: {nonce}", f"Sparkd-Signature: {signature}", "", "")
+    return "\r\n".join(lines).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET /report HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /report HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: 1\r\nSparkd-Signature:\r\n\r\n",
+        b"GET /report HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: 1\r\nSparkd-Signature: \xff\r\n\r\n",
+        b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n",
+        request("/report", key=OTHER_KEY),
+        request("/report", to=OTHER_PEER),
+        request("/plan", signed_path="/report"),
+        request("/report?known=x", signed_path="/report"),
+        request("/report", nonce="n" * 65),
+    ],
+    ids=["none", "empty", "bytes", "plan", "nothing", "key", "address", "path", "query", "nonce"],
+)
+def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(target: Target, data: bytes) -> None:
+    head, _, body = target.ask(data).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 401 ")
+    assert body == b""
+    assert b"signature" not in head.lower()
+    assert b"sparkd" not in head.lower()
+
+
+def test_a_stranger_gets_401_even_with_the_key(target: Target) -> None:
+    assert target.ask(request("/report"), STRANGER).startswith(b"HTTP/1.1 401 ")
+    assert target.ask(request("/report")).startswith(b"HTTP/1.1 200 ")
+
+
+def test_a_request_that_was_recorded_gives_the_same_page_again_under_the_same_nonce_and_no_other_page(
+    target: Target,
+) -> None:
+    recorded = request("/report")
+    first = target.ask(recorded)
+    assert first.startswith(b"HTTP/1.1 200 ")
+    assert target.ask(recorded) == first
+    # What it gets is signed for a nonce that nobody waits for any more: no reader believes it.
+    for page in (b"/plan", b"/report?known=x"):
+        assert target.ask(recorded.replace(b"/report", page)).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
+    for page in ("/plan", "/nothing", "/"):
+        answer = target.ask(request(page))
+        assert answer.startswith(b"HTTP/1.1 404 ")
+        assert b"Sparkd-Signature: " in answer
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"POST /report HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999\r\n\r\n" + b"x" * 1_000_000,
+        b"GET /" + b"x" * 1_000_000 + b" HTTP/1.1\r\n\r\n",
+        b"GET /report HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 100_000 + b"\r\n",
+        b"\0" * 1_000_000,
+        http(b"x" * 1000),
+    ],
+    ids=["body", "line", "headers", "zeros", "an answer"],
+)
+@pytest.mark.parametrize("source", [PEER, STRANGER])
+def test_what_is_too_large_or_no_request_is_cut_off_and_news_go_on(target: Target, data: bytes, source: str) -> None:
+    before = resident_bytes()
+    for _ in range(10):
+        with target.connect(source) as sock, contextlib.suppress(OSError):
+            sock.sendall(data)
+            assert b" 200 " not in message(sock)
+    assert resident_bytes() - before < 8 << 20
+    target.news_come()
+
+
+def crowd(target: Target, source: str, data: bytes, *, count: int = 1000) -> Iterator[socket.socket]:
+    for _ in range(count):
+        sock = socket.socket()
+        sock.bind((source, 0))
+        sock.setblocking(False)  # whom the kernel has no room for would be waited for
+        sock.connect_ex((OWN, target.port))
+        with contextlib.suppress(OSError):
+            sock.send(data)
+        yield sock
+
+
+@pytest.mark.parametrize(
+    ("source", "data"),
+    [(STRANGER, b""), (PEER, b""), (PEER, b"GET /report HTTP/1.1\r\nHost: a\r\n"), (OTHER_PEER, b"\0" * 9000)],
+    ids=["a stranger's", "a peer's", "a peer's, slow", "a peer's, too large"],
+)
+def test_a_thousand_connections_take_no_place_from_those_that_read_and_no_memory(
+    target: Target, source: str, data: bytes
+) -> None:
+    before, threads = resident_bytes(), threading.active_count()
+    crowded = []
+    try:
+        for number, sock in enumerate(crowd(target, source, data)):
+            crowded.append(sock)
+            if number % 250 == 249:
+                target.news_come()
+        target.news_come()
+        assert threading.active_count() == threads
+        assert resident_bytes() - before < 8 << 20
+    finally:
+        for sock in crowded:
+            sock.close()
+
+
+@contextmanager
+def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
+    """Connections from many threads, each of which keeps what it has got."""
+    ended = threading.Event()
+
+    def run() -> None:
+        kept: deque[socket.socket] = deque(maxlen=40)  # who falls out is closed
+        while not ended.is_set():
+            kept.extend(crowd(target, source, data, count=1))
+            time.sleep(0.005)  # they share one interpreter with the server and its readers
+
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for one in threads:
+            one.join()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GET /report HTTP/1.1\r\nHost: a\r\n", request("/report", key=OTHER_KEY)],
+    ids=["silent", "slow", "unsigned"],
+)
+def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_news(target: Target, data: bytes) -> None:
+    with hogged(target, PEER, data):
+        for _ in range(5):
+            time.sleep(0.2)
+            target.news_come(2.0)
+        for _ in range(3):  # nor one that begins only now
+            with reading(OWN, target.port, own_address=PEER, hold_seconds=HOLD_SECONDS) as late:
+                until(lambda reader=late: reader.snapshot.living is not None, LATE_SECONDS)  # type: ignore[misc]
+    time.sleep(HOLD_SECONDS + 0.5)  # those that began have left
+    with ExitStack() as stack:
+        places = [stack.enter_context(target.connect(PEER)) for _ in range(Limits().per_source - 1)]
+        for one in places:
+            one.sendall(request("/report"))
+            assert message(one).startswith(b"HTTP/1.1 200 ")
+    target.news_come()
+
+
+@contextmanager
+def flood(ask: Callable[[], object]) -> Iterator[list[float]]:
+    """Ask without a pause, from two threads; the moments of the answers."""
+    ended = threading.Event()
+    answered: list[float] = []
+
+    def run() -> None:
+        while not ended.is_set():
+            with contextlib.suppress(OSError):
+                ask()
+                answered.append(time.monotonic())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for one in threads:
+        one.start()
+    try:
+        yield answered
+    finally:
+        ended.set()
+        for one in threads:
+            one.join()
+
+
+@pytest.mark.parametrize("source", [STRANGER, PEER])
+def test_unsigned_requests_without_end_crowd_out_nobody(target: Target, source: str) -> None:
+    with flood(lambda: target.ask(request("/report", key=OTHER_KEY), source)) as answered:
+        for _ in range(3):
+            time.sleep(0.3)
+            target.news_come()
+    assert len(answered) > 100
+
+
+def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tree) -> None:
+    port = free_port()
+    host = machine(tree, 0)
+    node = context(settings(addresses(2), port), host)
+    with (
+        socket.create_server(("127.0.0.1", port)),
+        pytest.raises(BlockedError, match=rf"port {port} of 127\.0\.0\.1") as caught,
+        joined(node, host),
+    ):
+        pass
+    assert caught.value.hint == f"who has it? ss -ltnp sport = :{port}"
+
+
+def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree) -> None:
+    port = free_port()
+    host = machine(tree, 0)
+    node = context(settings(("127.0.0.1", "::FFFF:127.0.0.2"), port), host)
+    with (
+        joined(node, host) as cluster,
+        reading("127.0.0.1", port, rank=0, own_address="127.0.0.2") as reader,
+    ):
+        cluster.sinks[0](report(0))
+        assert heard(reader) == report(0)

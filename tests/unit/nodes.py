@@ -1,0 +1,138 @@
+"""Other nodes as tests need them: their reports, what is known of them, and their side of the wire on loopback."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from sparkd.peers.reader import Reader, Source
+from sparkd.peers.snapshot import Snapshot
+from sparkd.report.exchange import Exchange
+from sparkd.report.http import Handler, Limits, Server
+from sparkd.report.node_report import Contact, NodeReport, Phase, dump
+
+KEY, NEW_KEY, OTHER_KEY = b"k" * 32, b"n" * 32, b"o" * 32
+HOLD_SECONDS = 0.3
+PATIENCE_SECONDS = 10.0
+
+
+def report(rank: int = 1, /, **changes: object) -> NodeReport:
+    """Of a node that stands by, changed in some fields."""
+    first = NodeReport(
+        node=f"spark{rank + 1}",
+        role="worker" if rank else "head",
+        rank=rank,
+        phase=Phase.AWAITING_PEERS,
+        since="2026-01-01T00:00:00.000+00:00",
+        epoch="",
+        incarnation=f"life-of-{rank}",
+        version="1",
+    )
+    return replace(first, **changes)  # type: ignore[arg-type]  # a test's own fields
+
+
+def snapshot(
+    contact: Contact = Contact.ANSWERS,
+    said: NodeReport | None = None,
+    *,
+    heard_at: float | None = None,
+    why: str = "",
+) -> Snapshot:
+    """Of the node whose report it is; heard of just now unless told."""
+    known = said or report()
+    at = time.monotonic() if heard_at is None else heard_at
+    return Snapshot(known.rank, f"10.0.0.{known.rank + 1}", known.since, contact, at, known, why)
+
+
+def until(true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> float:
+    """Seconds until it became true; fails where it does not."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds, "it never came true"
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+@dataclass
+class Node:
+    """What one node serves to the others."""
+
+    exchange: Exchange
+    server: Server
+
+    def tell(self, told: NodeReport) -> None:
+        self.say(dump(told).encode())
+
+    def say(self, body: bytes) -> None:
+        self.exchange.report = body
+        self.server.ring()
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+
+PLENTY = Limits(hold_seconds=HOLD_SECONDS, requests_per_second=1e6, burst=10**6)
+
+
+@contextmanager
+def node(
+    address: str,
+    *,
+    port: int = 0,
+    keys: Sequence[bytes] = (KEY,),
+    claims: str = "",
+    limits: Limits = PLENTY,
+    admits: Callable[[str], bool] = lambda _: True,
+) -> Iterator[Node]:
+    """A node that answers on `address`, and signs as `claims` where that is another one."""
+    exchange = Exchange(claims or address, lambda: tuple(keys))
+    with served(address, exchange.handle, port=port, limits=limits, admits=admits) as server:
+        yield Node(exchange, server)
+
+
+@contextmanager
+def served(
+    address: str,
+    handle: Handler,
+    *,
+    port: int = 0,
+    limits: Limits = PLENTY,
+    admits: Callable[[str], bool] = lambda _: True,
+) -> Iterator[Server]:
+    server = Server(address, port, handle, limits, admits)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def reading(
+    address: str,
+    port: int,
+    *,
+    rank: int = 1,
+    keys: Sequence[bytes] = (KEY,),
+    own_address: str = "127.0.0.1",
+    hold_seconds: float = HOLD_SECONDS,
+    answer_seconds: float = 0.6,
+    bell: Callable[[], None] = lambda: None,
+) -> Iterator[Reader]:
+    source = Source(rank, address, port, own_address, hold_seconds, answer_seconds)
+    reader = Reader(source, lambda: tuple(keys), bell)
+    reader.start()
+    try:
+        yield reader
+    finally:
+        reader.stop()
+
+
+def heard(reader: Reader) -> NodeReport:
+    """The report, once it has come."""
+    until(lambda: reader.snapshot.contact is Contact.ANSWERS)
+    assert reader.snapshot.report is not None
+    return reader.snapshot.report

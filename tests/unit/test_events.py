@@ -1,0 +1,44 @@
+"""sparkd's own events: one line each, whatever a field holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparkd.log import Events, Redactor, events
+
+
+def written(*secrets: str) -> tuple[list[str], Events]:
+    lines: list[str] = []
+    return lines, events(lambda _, line: lines.append(line), Redactor(secrets))
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("a\x1b[31mb\x1b[0m", "ab"),
+        ("a\x1b\x07b", "a\\x1b\\x07b"),
+        ("right\u202eleft", "right\\u202eleft"),
+        ("one\ntwo", '"one two"'),
+        (ValueError("a\x1b[2Jb\x1b"), "ab\\x1b"),
+    ],
+)
+def test_no_field_holds_what_a_terminal_acts_on(value: object, shown: str) -> None:
+    lines, log = written()
+    log.error("life.failed", reason=value)
+    assert lines == [f"life.failed reason={shown}"]
+
+
+@given(st.text())
+def test_an_event_is_one_printable_line(text: str) -> None:
+    lines, log = written()
+    log.info("life.phase.changed", message=text)
+    assert len(lines) == 1
+    assert lines[0].isprintable()
+
+
+def test_a_secret_is_hidden_also_where_colours_cut_it() -> None:
+    lines, log = written("correct-horse")
+    log.info("life.phase.changed", message="correct\x1b[0m-horse")
+    assert lines == ["life.phase.changed message=***"]

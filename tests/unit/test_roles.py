@@ -1,0 +1,136 @@
+"""Who a node is: its rank by the address that it owns, its unit, its peers, the ports that must be free."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.unit.conftest import Tree
+
+from sparkd import roles
+from sparkd.errors import AddressAwaitedError, ConfigError, ExitCode
+from sparkd.host import Host
+from sparkd.preflight.strays import StrayWorkers
+from sparkd.settings import Settings
+from sparkd.settings.model import Cluster, Engine, Fabric, Observe
+
+THREE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+
+def owning(tree: Tree, *addresses: str) -> Host:
+    """A machine with these addresses on its fabric, and one elsewhere."""
+    leaves = "".join(f"     |-- {one}\n        /32 host LOCAL\n" for one in ("127.0.0.1", "192.168.1.7", *addresses))
+    tree.file("/proc/net/fib_trie", f"Local:\n{leaves}")
+    head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+    tree.file("/proc/net/route", f"{head}bond0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")
+    tree.folder("/sys/class/infiniband/rocep1s0f0/device/net/bond0")
+    return Host(tree.root)
+
+
+def settings(*nodes: str, fabric: Fabric | None = None) -> Settings:
+    return Settings(
+        cluster=Cluster(nodes=nodes),
+        engine=Engine(recipe="tiny-cpu-pair"),
+        fabric=fabric or Fabric(),
+        observe=Observe(),
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_rank_is_that_of_the_owned_address(tree: Tree, rank: int) -> None:
+    node = roles.place(settings(*THREE), owning(tree, THREE[rank]))
+    assert (node.rank, node.address, node.head_address, node.cluster_size) == (rank, THREE[rank], "10.0.0.1", 3)
+    assert (node.interface, node.hcas) == ("bond0", ("rocep1s0f0",))
+
+
+def test_addresses_are_compared_by_what_they_are_not_by_how_they_are_written(tree: Tree) -> None:
+    tree.file("/proc/net/if_inet6", "fd00000000000000000000000000000b 02 40 00 80    bond0\n")
+    node = roles.place(settings("fd00::a", "FD00:0:0::0B"), owning(tree))
+    assert (node.rank, node.interface) == (1, "bond0")
+    assert roles.place(settings("::ffff:10.0.0.9", "10.0.0.2"), owning(tree, "10.0.0.9")).rank == 0
+
+
+def test_an_address_that_is_still_being_probed_is_not_owned_yet(tree: Tree) -> None:
+    tree.file("/proc/net/if_inet6", "fd00000000000000000000000000000b 02 40 00 c0    bond0\n")
+    with pytest.raises(AddressAwaitedError):
+        roles.place(settings("fd00::a", "fd00::b"), owning(tree))
+
+
+def test_what_settings_say_of_the_fabric_goes_before_what_is_found(tree: Tree) -> None:
+    said = Fabric(interface="eth9", hcas=("mlx5_9",))
+    node = roles.place(settings(*THREE, fabric=said), owning(tree, "10.0.0.2"))
+    assert (node.interface, node.hcas) == ("eth9", ("mlx5_9",))
+
+
+def test_an_address_that_is_not_up_is_awaited_and_named(tree: Tree) -> None:
+    with pytest.raises(AddressAwaitedError) as caught:
+        roles.place(settings(*THREE), owning(tree))
+    assert caught.value.code is ExitCode.CONFIG
+    assert all(address in caught.value.reason for address in (*THREE, "192.168.1.7"))
+    assert "127.0.0.1" not in caught.value.reason
+    assert caught.value.hint == "ip -brief address"
+
+
+def test_a_node_that_owns_two_of_the_addresses_is_refused(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 and 10\.0\.0\.3") as caught:
+        roles.place(settings(*THREE), owning(tree, "10.0.0.3", "10.0.0.1"))
+    assert not isinstance(caught.value, AddressAwaitedError)
+
+
+def test_a_machine_whose_addresses_cannot_be_read_has_no_rank(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match="can't be read") as caught:
+        roles.place(settings(*THREE), Host(tree.root))
+    assert not isinstance(caught.value, AddressAwaitedError)
+
+
+@pytest.mark.parametrize(("nodes", "address"), [((), "127.0.0.1"), (("10.9.9.9",), "10.9.9.9")])
+def test_a_node_alone_is_the_head_whatever_it_owns(tree: Tree, nodes: tuple[str, ...], address: str) -> None:
+    node = roles.place(settings(*nodes), Host(tree.root))
+    assert (node.rank, node.address, node.cluster_size, node.interface) == (0, address, 1, "")
+
+
+@pytest.mark.parametrize(("own", "wrong", "right"), [("10.0.0.1", "worker", "head"), ("10.0.0.2", "head", "worker")])
+def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        roles.context(settings(*THREE), wrong, owning(tree, own))
+    assert caught.value.hint == f"systemctl start sparkd-{right}"
+    assert f"the {right}, not a {wrong}" in caught.value.reason
+
+
+def shipped(tree: Tree) -> None:
+    """Recipes of this checkout, below the tree."""
+    source = Path(__file__).parents[2] / "config/recipes"
+    shutil.copytree(source, tree.root / "usr/share/sparkd/recipes")
+
+
+@pytest.mark.parametrize(
+    ("own", "role", "ports"),
+    [("10.0.0.1", "head", (8000, 29501)), ("10.0.0.2", "worker", ()), ("10.0.0.3", "worker", ())],
+)
+def test_a_head_keeps_its_ports_free_and_a_worker_has_none(
+    tree: Tree, own: str, role: str, ports: tuple[int, ...]
+) -> None:
+    shipped(tree)
+    node = roles.context(settings(*THREE), role, owning(tree, own))
+    assert (node.role, node.is_head, node.unit) == (role, role == "head", f"sparkd-{role}.service")
+    assert [one.ports for one in node.checks() if isinstance(one, StrayWorkers)] == [ports]
+    assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"
+    assert dict(node.plan.env)["VLLM_HOST_IP"] == own
+
+
+def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
+    shipped(tree)
+    node = roles.context(settings(*THREE), None, owning(tree, "10.0.0.2"))
+    assert node.peers == ((0, "10.0.0.1"), (2, "10.0.0.3"))
+    alone = Settings(engine=Engine(recipe="tiny-cpu"))
+    assert roles.context(alone, "head", Host(tree.root)).peers == ()
+    assert [one.ports for one in roles.context(alone, "head", Host(tree.root)).checks() if hasattr(one, "ports")] == [
+        (8000,)
+    ]
+
+
+def test_all_ranks_have_one_digest(tree: Tree) -> None:
+    shipped(tree)
+    digests = {roles.context(settings(*THREE), None, owning(tree, one)).plan.digest for one in THREE}
+    assert len(digests) == 1

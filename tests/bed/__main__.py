@@ -7,6 +7,8 @@ python3 -m tests.bed shell NODE            a root shell in the node
 python3 -m tests.bed exec NODE COMMAND...  one command in the node
 python3 -m tests.bed reboot NODE           orderly
 python3 -m tests.bed powercut NODE         the plug pulled, and put in again
+python3 -m tests.bed link NODE cut | mend | blackhole | lose PERCENT | clear
+                                           its fabric cable; with two nodes, a cut is one at both ends
 python3 -m tests.bed status                all beds of this machine
 python3 -m tests.bed down                  end it, leave nothing
 python3 -m tests.bed reap                  clear away beds whose owner was killed
@@ -22,6 +24,7 @@ from . import base_disk, hand, nodebase, registry
 from .bed import Bed
 from .command import BedError
 from .demo import demo, newest_package
+from .fabric import Fabric
 from .needs import ensure
 
 
@@ -36,6 +39,22 @@ def enter(name: str, argv: list[str]) -> None:
     shell = ["env", f"TERM={os.environ.get('TERM', 'dumb')}", "script", "--quiet", "--command", "bash -l", "/dev/null"]
     command = hand.node(name).entered(*(argv or shell))
     os.execvp(command[0], command)
+
+
+def link(fabric: Fabric, words: list[str]) -> None:
+    match words:
+        case ["cut"]:
+            fabric.cut()
+        case ["mend"]:
+            fabric.mend()
+        case ["blackhole"]:
+            fabric.blackhole()
+        case ["lose", percent] if percent.isdecimal():
+            fabric.lose(int(percent))
+        case ["clear"]:
+            fabric.clear()
+        case _:
+            raise BedError(f"{' '.join(words)}: a link is cut, mended, blackholed, made to lose PERCENT, or cleared")
 
 
 def reap() -> None:
@@ -76,6 +95,8 @@ def main(words: list[str]) -> int:
             print(hand.node(name).reboot())
         case ["powercut", name]:
             hand.node(name).powercut()
+        case ["link", name, *verb]:
+            link(hand.node(name).fabric, verb)
         case ["down"]:
             hand.down()
         case ["reap"]:

@@ -104,6 +104,7 @@ class Bed:
     def remove(self, node: Node) -> None:
         """Cut its power and throw its disk away; the name is free again."""
         node.discard()
+        registry.unnote_node(self._name, node.name)
         del self._nodes[node.name]
 
     def close(self) -> None:

@@ -17,8 +17,8 @@ KEY_LENGTH = 16
 
 
 def home() -> Path:
-    """The cache; SPARKD_BED_CACHE moves it. Here too are the locks and the pool of disks."""
-    path = Path(os.environ.get("SPARKD_BED_CACHE", "/var/cache/sparkd-bed"))
+    """The cache; BED_CACHE moves it. Here too are the locks and the pool of disks."""
+    path = Path(os.environ.get("BED_CACHE", "/var/cache/sparkd-bed"))
     path.mkdir(parents=True, exist_ok=True)
     return path
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.bed import Bed, Node
+from tests.bed import Bed, Node, results
+from tests.bed.trial import Result
 
 MakeNode = Callable[[str], Node]
 
@@ -14,6 +15,18 @@ MakeNode = Callable[[str], Node]
 def bed() -> Iterator[Bed]:
     with Bed() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def record() -> Callable[[Result], None]:
+    """Put a row of the fault table into build/faults.json and build/faults.md, which these tests begin anew."""
+    rows: list[Result] = []
+
+    def put(row: Result) -> None:
+        rows.append(row)
+        results.write(rows)
+
+    return put
 
 
 @pytest.fixture(scope="module")

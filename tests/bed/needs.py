@@ -16,11 +16,12 @@ COMMANDS = {  # a command of each package, by which its presence is known
     "lxcfs": "lxcfs",
     "zstd": "zstd",
     "ip": "iproute2",
+    "nft": "nftables",
     "nsenter": "util-linux",
     "losetup": "mount",
 }
 DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
-MODULES = ("loop", "xfs", "ext4", "overlay", "bridge", "br_netfilter", "veth", "fuse")
+MODULES = ("loop", "xfs", "ext4", "overlay", "bridge", "br_netfilter", "veth", "fuse", "nft_numgen")
 
 
 def ensure() -> None:

@@ -1,18 +1,21 @@
 """The wires of a bed: two bridges in its own network namespace, and two cards in each node.
 
 Management is enP7s7 on 192.168.1.0/24, where the test client is .1; the fabric is enp1s0f0np0 on 10.0.0.0/24.
-Runs inside the space. The fabric's cards are made in one place, `plug`, where a cuttable cable may come one day.
+Runs inside the space. A node whose cable is cut is plugged in without carrier.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from .command import Argument, run
 
 CLIENT = "192.168.1.1"
 MANAGEMENT_CARD, FABRIC_CARD = "enP7s7", "enp1s0f0np0"
 FABRIC_MTU = 9000
+CUT = Path("/run/bed/cut")
+"""A folder in here for each node whose cable is cut: its index."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,15 @@ class Addresses:
         return f"3c:6d:66:11:{card:02x}:{self.index:02x}"
 
 
+def fabric_port(index: int) -> str:
+    """The bed's end of a node's cable."""
+    return f"fabr{index}"
+
+
+def management_port(index: int) -> str:
+    return f"mana{index}"
+
+
 def lay() -> None:
     """The bridges, once for each bed."""
     for bridge, mtu in (("management", 1500), ("fabric", FABRIC_MTU)):
@@ -43,13 +55,17 @@ def lay() -> None:
 
 def plug(addresses: Addresses) -> None:
     """Both cards, new, into the namespace of the caller: down and unconfigured, as after power on."""
-    cards = ((MANAGEMENT_CARD, "management", 1500), (FABRIC_CARD, "fabric", FABRIC_MTU))
-    for number, (card, bridge, mtu) in enumerate(cards):
-        port = f"{bridge[:4]}{addresses.index}"
+    cards = (
+        (MANAGEMENT_CARD, management_port(addresses.index), "management", 1500),
+        (FABRIC_CARD, fabric_port(addresses.index), "fabric", FABRIC_MTU),
+    )
+    cut = (CUT / str(addresses.index)).exists()
+    for number, (card, port, bridge, mtu) in enumerate(cards):
         in_space("ip", "link", "delete", port, check=False)  # of the last power-on: its namespace dies lazily
         peer = ("peer", "name", port, "mtu", str(mtu), "netns", "1")
         run("ip", "link", "add", card, "address", addresses.mac(number), "type", "veth", *peer)
-        in_space("ip", "link", "set", port, "master", bridge, "up")
+        state = "down" if cut and card == FABRIC_CARD else "up"
+        in_space("ip", "link", "set", port, "master", bridge, state)
 
 
 def in_space(*argv: Argument, check: bool = True) -> None:

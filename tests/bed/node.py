@@ -12,7 +12,8 @@ from pathlib import Path
 
 from . import client, registry
 from .command import BedError
-from .network import Addresses
+from .fabric import Fabric
+from .network import Addresses, fabric_port, management_port
 from .pool import RUNS
 from .processes import (
     Identity,
@@ -95,6 +96,18 @@ class Node(Shell):
             wait_for(lambda: self.run(*asked, check=False).returncode == 0, timeout, f"docker of {self.name}")
         return state
 
+    def wait_booted(self, timeout: float = 120) -> None:
+        """Until multi-user.target is reached, whatever still starts after it, as an enabled agent does for minutes."""
+
+        def booted() -> bool:
+            with contextlib.suppress(OffError):  # between two boots
+                state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
+                reached = self.run("systemctl", "is-active", "multi-user.target", check=False).stdout.strip()
+                return state in ("starting", "running", "degraded") and reached == "active"
+            return False
+
+        wait_for(booted, timeout, f"{self.name} to boot")
+
     def reboot(self, timeout: float = 120) -> str:
         """Orderly, as by a person at its shell."""
         before = self._pid_one()
@@ -122,6 +135,9 @@ class Node(Shell):
             self.boot(timeout)
 
     def _cut(self) -> None:
+        # First, or the kernel of this machine would close the dying node's connections: nobody hears a power cut.
+        for port in (management_port(self.addresses.index), fabric_port(self.addresses.index)):
+            self.space.run("ip", "link", "delete", port, check=False)
         if supervisor := self.supervisor:
             init = self.init
             machine = identities([*([init] if init else []), *children(supervisor.pid)])
@@ -156,6 +172,11 @@ class Node(Shell):
         self.group.limit_memory(limit_bytes)
 
     # Network
+
+    @property
+    def fabric(self) -> Fabric:
+        """Its cable, and what may befall it."""
+        return Fabric(self.bed, self.addresses.index, self.space)
 
     def http(
         self,
@@ -192,13 +213,18 @@ class Node(Shell):
 
     def pids(self, pattern: str) -> list[int]:
         """Those, as the node numbers them, whose name or command line the pattern is found in."""
+        return sorted(self._matching(pattern))
+
+    def found(self, pattern: str) -> list[Identity]:
+        """The same ones, to be asked later whether they still live, even of a node that is off by then."""
+        return identities(self._matching(pattern).values())
+
+    def _matching(self, pattern: str) -> dict[int, int]:
         wanted = re.compile(pattern)
-        found = [
-            inner
-            for inner, pid in self._processes().items()
-            if wanted.search(command_name(pid)) or wanted.search(command_line(pid))
-        ]
-        return sorted(found)
+        every = self._processes().items()
+        return {
+            inner: pid for inner, pid in every if wanted.search(command_name(pid)) or wanted.search(command_line(pid))
+        }
 
     def kill(self, pid: int, number: int) -> None:
         """Signal the process that the node knows by this pid; ProcessLookupError when there is none."""

@@ -55,10 +55,19 @@ def note_node(bed: str, name: str, docker: bool) -> None:
     write_json(HOME / bed / f"{name}.node.json", {"docker": docker})
 
 
+def unnote_node(bed: str, name: str) -> None:
+    (HOME / bed / f"{name}.node.json").unlink(missing_ok=True)
+
+
+def nodes_of(bed: str) -> list[str]:
+    """By name, whether on or off."""
+    return sorted(file.name.partition(".")[0] for file in (HOME / bed).glob("*.node.json"))
+
+
 def noted_nodes(entry: Entry) -> dict[str, bool]:
     """Name -> has docker."""
-    files = sorted(entry.folder.glob("*.node.json"))
-    return {file.name.partition(".")[0]: bool(json.loads(file.read_text())["docker"]) for file in files}
+    notes = {name: entry.folder / f"{name}.node.json" for name in nodes_of(entry.name)}
+    return {name: bool(json.loads(file.read_text())["docker"]) for name, file in notes.items()}
 
 
 def entries() -> Iterator[Entry]:

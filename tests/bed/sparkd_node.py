@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .command import BedError
 from .node import Node
-from .processes import wait_for
+from .processes import Identity, wait_for
 
-HEAD = "sparkd-head"
+if TYPE_CHECKING:
+    from sparkd.report.node_report import NodeReport
+
+HEAD, WORKER = "sparkd-head", "sparkd-worker"
+RANK = r"^VLLM::|vllm serve"
+"""Every process of a rank, from its container's first on."""
 SERVING_SECONDS = 240.0
 """The tiny engine is up in 25 to 40 s on two cores; a machine under load takes longer."""
 
@@ -35,6 +42,7 @@ def complete(node: Node, timeout: float = 30) -> bool:
 @dataclass(frozen=True)
 class SparkdNode:
     node: Node
+    unit: str = HEAD
 
     def install(self, package: Path) -> None:
         self.node.put(package, f"/root/{package.name}")
@@ -46,21 +54,25 @@ class SparkdNode:
 
     def start(self) -> None:
         """Returns once it serves; else what the journal says."""
-        if self.node.run("systemctl", "start", HEAD, check=False, timeout=SERVING_SECONDS).returncode:
-            raise BedError(self.node.journal(HEAD, "--lines=60"))
+        if self.node.run("systemctl", "start", self.unit, check=False, timeout=SERVING_SECONDS).returncode:
+            raise BedError(self.node.journal(self.unit, "--lines=60"))
+
+    def start_soon(self) -> None:
+        """Returns at once."""
+        self.node.run("systemctl", "start", "--no-block", self.unit)
 
     @contextmanager
     def starting(self) -> Iterator[subprocess.Popen[str]]:
         """`systemctl start` under way."""
-        command = self.node.entered("systemctl", "start", HEAD)
+        command = self.node.entered("systemctl", "start", self.unit)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
             yield process
 
     def stop(self, timeout: float = 60) -> None:
-        self.node.run("systemctl", "stop", HEAD, timeout=timeout)
+        self.node.run("systemctl", "stop", self.unit, timeout=timeout)
 
-    def show(self, name: str, unit: str = HEAD) -> str:
-        return self.node.run("systemctl", "show", "--value", "--property", name, unit).stdout.strip()
+    def show(self, name: str, unit: str = "") -> str:
+        return self.node.run("systemctl", "show", "--value", "--property", name, unit or self.unit).stdout.strip()
 
     def active(self) -> bool:
         return self.show("ActiveState") == "active"
@@ -71,7 +83,7 @@ class SparkdNode:
     def main_pid(self) -> int:
         return int(self.show("MainPID"))
 
-    def exit_status(self, unit: str = HEAD) -> int:
+    def exit_status(self, unit: str = "") -> int:
         return int(self.show("ExecMainStatus", unit))
 
     def serves(self) -> bool:
@@ -86,7 +98,33 @@ class SparkdNode:
         self.node.run("rm", "-f", "/var/lib/sparkd/launches.json")
 
     def journal_since(self, cursor: str) -> str:
-        return self.node.journal(HEAD, f"--after-cursor={cursor}")
+        return self.node.journal(self.unit, f"--after-cursor={cursor}")
+
+    def ends_since(self, cursor: str) -> list[str]:
+        """The agent's last line of each life that failed, such as `code=14 ... reason="..."`."""
+        return re.findall(r"^life\.failed (.*)$", self.journal_since(cursor), re.MULTILINE)
+
+    def engine_seconds(self, cursor: str) -> float | None:
+        """How long the engine took by itself to its first completion, the last time that it did."""
+        took = re.findall(
+            r"^readiness\.completion\.answered seconds=([\d.]+)", self.journal_since(cursor), re.MULTILINE
+        )
+        return float(took[-1]) if took else None
+
+    def report(self) -> NodeReport | None:
+        """As the agent last wrote it; None where there is none, or where the node is off."""
+        from sparkd.report.node_report import parse  # needs the project's environment, which people's verbs do without
+
+        return parse(self.node.run("cat", "/run/sparkd/report.json", check=False).stdout) if self.node.init else None
+
+    def phase(self) -> str:
+        """Empty where there is no report."""
+        report = self.report()
+        return report.phase.value if report else ""
+
+    def rank(self) -> list[Identity]:
+        """The processes of the rank that runs here."""
+        return self.node.found(RANK)
 
     def cursor(self) -> str:
         """The journal's end."""
@@ -108,7 +146,7 @@ class SparkdNode:
         # By inode: a semaphore is mapped under the name that it had before it was given its own.
         mapped = self.node.sh("cat /proc/[0-9]*/maps 2>/dev/null | grep /dev/shm/ | awk '{print $5}' | sort -u").stdout
         orphans = [line.split()[1] for line in listed if line.split()[0] not in mapped.split()]
-        return orphans + ([] if self.containers() else [str(pid) for pid in self.node.pids(r"^VLLM::|vllm serve")])
+        return orphans + ([] if self.containers() else [str(pid) for pid in self.node.pids(RANK)])
 
     def snapshot(self) -> dict[str, str]:
         """What a bystander must not change: processes of the engine, containers, files of sparkd's, segments."""

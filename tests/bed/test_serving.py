@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.bed import load
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
+from tests.bed.victims import container_init, dockerd, engine_core, main_of_engine, sparkd, worker
 
 IMPATIENT = """
 [supervise]
@@ -108,30 +110,6 @@ def test_starting_the_wrong_unit_disturbs_nothing(serving: SparkdNode) -> None:
     assert serving.snapshot() == before
     serving.node.run("systemctl", "reset-failed", "sparkd-worker")
     assert serving.serves()
-
-
-def main_of_engine(spark: SparkdNode) -> int:
-    return spark.pid(r"vllm serve|/usr/local/bin/vllm")
-
-
-def engine_core(spark: SparkdNode) -> int:
-    return spark.pid(r"^VLLM::EngineCore")
-
-
-def worker(spark: SparkdNode) -> int:
-    return spark.pid(r"^VLLM::Worker")
-
-
-def container_init(spark: SparkdNode) -> int:
-    return int(spark.node.run("docker", "inspect", "--format", "{{.State.Pid}}", "sparkd-rank0").stdout)
-
-
-def sparkd(spark: SparkdNode) -> int:
-    return spark.main_pid()
-
-
-def dockerd(spark: SparkdNode) -> int:
-    return int(spark.node.read("/run/docker.pid"))
 
 
 @pytest.mark.parametrize("victim", [main_of_engine, engine_core, worker, container_init, sparkd, dockerd])
@@ -242,13 +220,7 @@ def given_up(spark: SparkdNode, cursor: str, old: int) -> str:
 
 def test_an_engine_that_hangs_under_a_request_is_a_stall(impatient: SparkdNode) -> None:
     cursor, old = impatient.cursor(), impatient.main_pid()
-    # Four at a time, again and again: the engine counts a request as running only after its first step.
-    body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 500, "ignore_eos": True})
-    post = f"curl -s -m 60 -H 'Content-Type: application/json' -d '{body}' http://127.0.0.1:8000/v1/completions"
-    impatient.node.write("/root/load.sh", f"while sleep 0.1; do for i in 1 2 3 4; do {post} & done; wait; done\n")
-    impatient.node.sh("setsid timeout 60 sh /root/load.sh >/dev/null 2>&1 &")
-    running = re.compile(r"^vllm:num_requests_running\{.*\} [1-9]", re.MULTILINE)
-    wait_for(lambda: bool(running.search(impatient.node.http(8000, "/metrics").body)), 20, "requests to run")
+    load.begin(impatient.node)
     impatient.node.kill(worker(impatient), signal.SIGSTOP)
     assert re.search(r"code=15 .*requests run and no token came for \d+ s", given_up(impatient, cursor, old))
 

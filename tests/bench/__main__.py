@@ -18,7 +18,7 @@ from tests.bed import Bed, BedError
 from tests.bed.space import REPOSITORY
 from tests.bed.sparkd_node import HEAD, SparkdNode
 
-from . import agent, commands, forwarding, killed, machine, scan, start, table
+from . import agent, cluster, commands, forwarding, killed, machine, scan, start, table
 from .bench_node import BenchNode
 from .figures import Figure
 
@@ -32,7 +32,10 @@ ON_A_NODE: tuple[tuple[str, Callable[[BenchNode], tuple[Figure, ...]]], ...] = (
     ("commands-serving", commands.serving),
     ("killed", killed.measure),
 )
-HERE: tuple[tuple[str, Callable[[], tuple[Figure, ...]]], ...] = (("scan", scan.measure),)
+HERE: tuple[tuple[str, Callable[[], tuple[Figure, ...]]], ...] = (
+    ("scan", scan.measure),
+    ("cluster", cluster.measure),
+)
 NAMES = tuple(name for name, _ in (*ON_A_NODE, *HERE))
 
 

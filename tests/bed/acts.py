@@ -1,0 +1,151 @@
+"""What is done to a pair of nodes to cause a fault, to look at it meanwhile, and to mend it.
+
+Causes give the moment, monotonic, at which it happened.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+from . import differences, load, victims
+from .pair import Cluster
+from .processes import wait_for
+from .sparkd_node import SparkdNode
+
+HEAD_SIDE, WORKER_SIDE, BOTH, LINK = "head", "worker", "both", "link"
+
+
+def nothing(_: Cluster) -> None:
+    pass
+
+
+def member(cluster: Cluster, side: str) -> SparkdNode:
+    return cluster.head if side == HEAD_SIDE else cluster.worker
+
+
+def other(side: str) -> str:
+    return WORKER_SIDE if side == HEAD_SIDE else HEAD_SIDE
+
+
+def kill(side: str, victim: Callable[[SparkdNode], int], cluster: Cluster) -> float:
+    node = member(cluster, side)
+    pid, now = victim(node), time.monotonic()
+    node.node.kill(pid, signal.SIGKILL)
+    return now
+
+
+def docker_kill(side: str, cluster: Cluster) -> float:
+    node = member(cluster, side)
+    names, now = node.containers(), time.monotonic()
+    node.node.run("docker", "kill", *names)
+    return now
+
+
+def hang(side: str, cluster: Cluster) -> float:
+    node = member(cluster, side)
+    load.begin(cluster.head.node)
+    node.node.kill(victims.worker(node), signal.SIGSTOP)
+    return time.monotonic()
+
+
+def quiet(cluster: Cluster) -> None:
+    load.end(cluster.head.node)
+
+
+def stop(side: str, cluster: Cluster) -> float:
+    now = time.monotonic()
+    member(cluster, side).node.run("systemctl", "stop", "--no-block", member(cluster, side).unit)
+    return now
+
+
+def start(side: str, cluster: Cluster) -> None:
+    member(cluster, side).start_soon()
+
+
+def awaits(side: str, cluster: Cluster) -> None:
+    """The other one's unit lives on, out of service, and says whom it waits for."""
+    waiting, gone = member(cluster, other(side)), member(cluster, side)
+    wait_for(lambda: waiting.phase() == "awaiting-peers", 20, "the other node to wait")
+    wait_for(lambda: gone.node.fabric_address in waiting.status_text(), 20, "it to say for whom")
+    assert waiting.show("ActiveState") in ("active", "activating")
+    assert not waiting.rank()
+
+
+def reboot(side: str, cluster: Cluster) -> float:
+    now = time.monotonic()
+    member(cluster, side).node.run("systemctl", "reboot", check=False)
+    return now
+
+
+def wait_up(side: str, cluster: Cluster) -> None:
+    member(cluster, side).node.wait_booted()
+
+
+def cut_power(side: str, cluster: Cluster) -> float:
+    now = time.monotonic()
+    member(cluster, side).node.powercut(lose_unsynced=True, stay_off=True)
+    return now
+
+
+def power_on(side: str, cluster: Cluster) -> None:
+    member(cluster, side).node.power_on()
+    wait_up(side, cluster)
+
+
+def cut_power_of_all(cluster: Cluster) -> float:
+    now = time.monotonic()
+    for one in cluster.members:
+        one.node.powercut(lose_unsynced=True, stay_off=True)
+    return now
+
+
+def power_on_all(cluster: Cluster) -> None:
+    for one in cluster.members:
+        one.node.power_on()
+    for one in cluster.members:
+        one.node.wait_booted()
+
+
+def cut(cluster: Cluster) -> float:
+    now = time.monotonic()
+    cluster.worker.node.fabric.cut()
+    return now
+
+
+def blackhole(cluster: Cluster) -> float:
+    now = time.monotonic()
+    cluster.worker.node.fabric.blackhole()
+    return now
+
+
+def lose(percent: int, cluster: Cluster) -> float:
+    cluster.worker.node.fabric.lose(percent)
+    return time.monotonic()
+
+
+def clear(cluster: Cluster) -> None:
+    cluster.worker.node.fabric.clear()
+
+
+def both_wait(cluster: Cluster) -> None:
+    """Nobody runs a rank, nobody has given up."""
+    for one in cluster.members:
+        assert not one.rank(), f"{one.node.name} runs a rank"
+        state = one.show("ActiveState")
+        assert state in ("active", "activating"), f"{one.unit} is {state}"
+
+
+def differ(side: str, difference: differences.Difference, cluster: Cluster) -> None:
+    """Changed on a node that was stopped, which is started: both sides say what differs, and none runs a rank."""
+    awaits(side, cluster)
+    difference.make(member(cluster, side))
+    start(side, cluster)
+    for one in cluster.members:
+        difference.await_told(one)
+    both_wait(cluster)
+
+
+def undo(side: str, difference: differences.Difference, cluster: Cluster) -> None:
+    difference.undo(member(cluster, side))

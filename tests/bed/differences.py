@@ -1,0 +1,81 @@
+"""What may differ between two nodes that were meant to be the same, made on one of them and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from . import engine_image
+from .pair import KEY_FILE, new_key
+from .processes import wait_for
+from .sparkd_node import SparkdNode
+
+TOLD_SECONDS = 60.0
+SHARD = "/srv/models/tiny/model-00003-of-00008.safetensors"
+KEPT_IMAGE = "sparkd-test/kept:1"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """`told`: what both sides say of it in STATUS=. `row`: where both show it in the table of their journals."""
+
+    name: str
+    make: Callable[[SparkdNode], None]
+    undo: Callable[[SparkdNode], None]
+    told: str
+    row: str = ""
+    in_ci: Mapping[str, bool] = field(default_factory=lambda: {"head": False, "worker": False})
+
+    def await_told(self, one: SparkdNode) -> None:
+        wait_for(lambda: self.told in one.status_text(), TOLD_SECONDS, f"{one.node.name} to say {self.told!r}")
+        if self.row:
+            shown = [line for line in one.node.journal(one.unit, "--since=-2min").splitlines() if "plan|" in line]
+            assert any(self.row in line for line in shown), f"{one.node.name} shows no row of {self.row}: {shown}"
+
+
+def _away(one: SparkdNode) -> None:
+    one.node.run("mv", SHARD, f"/root/{SHARD.rpartition('/')[2]}")
+
+
+def _back(one: SparkdNode) -> None:
+    one.node.run("mv", f"/root/{SHARD.rpartition('/')[2]}", SHARD)
+
+
+def _other_image(one: SparkdNode) -> None:
+    """Of the same name, with one more layer."""
+    name = engine_image.NAME
+    one.node.sh(
+        f"docker tag {name} {KEPT_IMAGE} && docker create --name other {name} && "
+        f"docker commit --change 'ENV OTHER=1' other {name} && docker rm other"
+    )
+
+
+def _same_image(one: SparkdNode) -> None:
+    one.node.sh(f"docker tag {KEPT_IMAGE} {engine_image.NAME} && docker rmi {KEPT_IMAGE}")
+
+
+def _other_flag(one: SparkdNode) -> None:
+    one.node.write("/etc/sparkd/conf.d/other.toml", "[engine.args]\nmax-model-len = 256\n")
+
+
+def _same_flag(one: SparkdNode) -> None:
+    one.node.run("rm", "/etc/sparkd/conf.d/other.toml")
+
+
+def _other_key(one: SparkdNode) -> None:
+    one.node.sh(f"cp -p {KEY_FILE} /root/kept.key && cat > {KEY_FILE}", input=f"{new_key()}\n")
+
+
+def _same_key(one: SparkdNode) -> None:
+    one.node.run("cp", "-p", "/root/kept.key", KEY_FILE)
+
+
+ALL = (
+    Difference("a shard of the model removed", _away, _back, "model-00003-of-00008.safetensors", "model-00003"),
+    Difference("another image", _other_image, _same_image, "differs: image", "image"),
+    Difference(
+        "another flag", _other_flag, _same_flag, "args.max-model-len is", "args.max-model-len",
+        {"head": False, "worker": True},
+    ),
+    Difference("another key", _other_key, _same_key, "key", in_ci={"head": True, "worker": False}),
+)  # fmt: skip

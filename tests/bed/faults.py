@@ -1,0 +1,177 @@
+"""The fault table: what befalls two nodes that serve together, and what must become of it.
+
+Events are known at once; silence is known by its length; noise ends nothing. A fault is caused on a pair that serves,
+both ranks must stop in time, each side must say where and why, and the endpoint must answer again by itself.
+
+`in_ci` marks the rows that every change is tested with, at least one of each kind on each side: some kinds share one
+start of the engine, as a stop and the difference that is found when the node is started again. `make bed` runs all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from . import acts, differences, victims
+from .acts import BOTH, HEAD_SIDE, LINK, WORKER_SIDE, nothing, other
+from .pair import PEER_TIMEOUT_SECONDS, STALL_SECONDS, Cluster
+
+GAP_SECONDS = 2.0
+"""No rank outlives another for longer, once something has happened."""
+EVENT_SECONDS = 2.0
+ENGINE_SECONDS = 10.0
+"""For the engine itself to find that one of its processes is gone, as it looks every 5 s; or for docker to go."""
+STALLED_SECONDS = STALL_SECONDS + 10.0
+SILENCE_SECONDS = PEER_TIMEOUT_SECONDS + 5.0
+STOP_SECONDS = 5.0
+"""An orderly stop: a worker waits up to 3 s for its head to leave service."""
+SHOWN_SECONDS = 10.0
+"""A plan that differs is shown for 6 s before the node begins anew with what is configured then."""
+
+Act = Callable[[Cluster], None]
+Cause = Callable[[Cluster], float]
+"""Gives the moment, monotonic, at which it happened."""
+Codes = Mapping[str, tuple[int, ...]]
+
+ENDED = r"engine (ended|is dead)|a process of the rank has died"
+GONE = "its agent ended without a word|has begun anew"
+HANGS = "requests run and no token came"
+LEAVES = "leaves: a stop was asked for"
+DIFFERS = "the plan of"
+SILENT = "has been silent for|has not answered since"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One that ends both ranks. `codes`: what a life may end with, by side; nothing where it may not end by failure.
+
+    `meanwhile` looks at the pair while it waits, `mend` does what no agent can do. The time to serving counts from the
+    end of the mending, else from an event itself, else from the end of both ranks; what it may be over the engine's
+    own start is ten seconds and `extra_seconds`.
+    """
+
+    kind: str
+    name: str
+    side: str
+    cause: Cause
+    codes: Codes
+    said: str
+    """What the line of each side that ends first says of the cause; a pattern."""
+    found_on: str = ""
+    """The side whose line names no other node; empty for that of the fault."""
+    stop_seconds: float = EVENT_SECONDS
+    gap_seconds: float | None = GAP_SECONDS
+    ends_surely: bool = True
+    """Whether each side with codes must end with one."""
+    meanwhile: Act = nothing
+    mend: Act | None = None
+    at_least_seconds: float = 0.0
+    """From the cause to the mending."""
+    extra_seconds: float = 0.0
+    in_ci: bool = False
+
+    @property
+    def is_event(self) -> bool:
+        """Noticed at once, by somebody."""
+        return self.stop_seconds <= ENGINE_SECONDS
+
+
+@dataclass(frozen=True)
+class Noise:
+    """One that ends nothing: completions come, late perhaps, and no agent is another one afterwards."""
+
+    kind: str
+    name: str
+    side: str
+    cause: Cause
+    seconds: float
+    mend: Act
+    in_ci: bool = False
+
+
+def on(side: str) -> list[Fault]:
+    """What may befall either node."""
+    head = side == HEAD_SIDE
+    elsewhere = {other(side): (14,)}
+    table = [
+        killed(side, "kill the engine's main process", partial(acts.kill, side, victims.main_of_engine)),
+        killed(
+            side, "kill the engine's worker process", partial(acts.kill, side, victims.worker), ENGINE_SECONDS,
+            in_ci=head,
+        ),
+        killed(side, "docker kill", partial(acts.docker_kill, side), in_ci=not head),
+        Fault("agent", "kill sparkd", side, partial(acts.kill, side, victims.sparkd), elsewhere, GONE, in_ci=True),
+        Fault(
+            "agent", "kill dockerd", side, partial(acts.kill, side, victims.dockerd),
+            {side: (11, 13), **elsewhere}, ENDED, stop_seconds=ENGINE_SECONDS,
+        ),
+        Fault(
+            "hang", "SIGSTOP of the worker process under requests", side, partial(acts.hang, side),
+            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, HANGS, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet, in_ci=True,
+        ),
+        Fault(
+            "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere, LEAVES,
+            stop_seconds=STOP_SECONDS, meanwhile=partial(acts.awaits, side), mend=partial(acts.start, side),
+            in_ci=True,
+        ),
+        Fault(
+            "power", "reboot", side, partial(acts.reboot, side), elsewhere, LEAVES,
+            stop_seconds=STOP_SECONDS, mend=partial(acts.wait_up, side), in_ci=True,
+        ),
+        Fault(
+            "power", "power cut", side, partial(acts.cut_power, side), elsewhere, SILENT,
+            stop_seconds=SILENCE_SECONDS, gap_seconds=None, mend=partial(acts.power_on, side), in_ci=not head,
+        ),
+    ]  # fmt: skip
+    if head:
+        table.insert(1, killed(side, "kill EngineCore", partial(acts.kill, side, victims.engine_core), ENGINE_SECONDS))
+    return table + [differing(side, difference, in_ci=difference.in_ci[side]) for difference in differences.ALL]
+
+
+def killed(side: str, name: str, cause: Cause, seconds: float = EVENT_SECONDS, in_ci: bool = False) -> Fault:
+    codes: Codes = {side: (13,), other(side): (14,)}
+    return Fault("process", name, side, cause, codes, ENDED, stop_seconds=seconds, in_ci=in_ci)
+
+
+def differing(side: str, difference: differences.Difference, in_ci: bool) -> Fault:
+    return Fault(
+        "difference", difference.name, side, partial(acts.stop, side), {side: (10,), other(side): (10, 14)},
+        f"{LEAVES}|{DIFFERS}",
+        stop_seconds=STOP_SECONDS, ends_surely=False, meanwhile=partial(acts.differ, side, difference),
+        mend=partial(acts.undo, side, difference), extra_seconds=SHOWN_SECONDS, in_ci=in_ci,
+    )  # fmt: skip
+
+
+_LOST = {HEAD_SIDE: (14,), WORKER_SIDE: (14,)}
+FAULTS: tuple[Fault, ...] = (
+    *on(HEAD_SIDE),
+    *on(WORKER_SIDE),
+    Fault(
+        "power", "power cut of both at once", BOTH, acts.cut_power_of_all, {}, "", stop_seconds=SILENCE_SECONDS,
+        gap_seconds=None, mend=acts.power_on_all, in_ci=True,
+    ),
+    Fault(
+        "link", "fabric cut for 30 s", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        mend=acts.clear, at_least_seconds=30, in_ci=True,
+    ),
+    Fault(
+        "link", "fabric cut for good", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        meanwhile=acts.both_wait, mend=acts.clear, at_least_seconds=90,
+    ),
+    Fault(
+        "link", "fabric that swallows everything", LINK, acts.blackhole, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        meanwhile=acts.both_wait, mend=acts.clear, at_least_seconds=40,
+    ),
+)  # fmt: skip
+NOISES: tuple[Noise, ...] = (
+    Noise("noise", "fabric cut for 3 s", LINK, acts.cut, 3, acts.clear, in_ci=True),
+    Noise("noise", "loss of 20 % for half a minute", LINK, partial(acts.lose, 20), 30, acts.clear, in_ci=True),
+    Noise("noise", "loss of 20 % for five minutes", LINK, partial(acts.lose, 20), 300, acts.clear),
+)
+WHILE_LOADING: tuple[Fault, ...] = tuple(
+    replace(fault, name=f"{fault.name}, while the ranks load")
+    for fault in (*on(HEAD_SIDE), *on(WORKER_SIDE))
+    if fault.kind == "agent"
+)
+"""One after the other: each befalls the pair as it comes up after the one before."""

@@ -1,0 +1,193 @@
+"""Two nodes are one engine: they come up in any order, agree, fall together, and come back by themselves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.bed import trial
+from tests.bed.conftest import MakeNode
+from tests.bed.faults import FAULTS, NOISES, WHILE_LOADING, Fault, Noise
+from tests.bed.node import Node
+from tests.bed.pair import Cluster, new_key
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import HEAD, WORKER, complete
+from tests.bed.trial import Result
+
+Record = Callable[[Result], None]
+FABRIC_LATE_SECONDS = 30.0
+HEAD_LATE_SECONDS = 60.0
+STANDS_BY_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster(make_node: MakeNode, package: Path) -> Cluster:
+    """Installed and configured, nothing started."""
+    made = Cluster.of([make_node("trixie"), make_node("trixie")])
+    made.install(package)
+    made.configure()
+    return made
+
+
+@pytest.fixture(scope="module")
+def start_seconds(cluster: Cluster) -> float:
+    """How long the pair takes from nothing to a completion, worker first."""
+    cluster.start(cluster.worker)
+    wait_for(cluster.worker.active, STANDS_BY_SECONDS, "the worker to stand by")
+    assert cluster.worker.phase() == "awaiting-peers", "no rank runs before the head has called"
+    cluster.start(cluster.head)
+    return cluster.await_serving()
+
+
+@pytest.fixture
+def serving(cluster: Cluster, start_seconds: float) -> Cluster:
+    """Serving, whatever befell it before."""
+    cluster.settle()
+    return cluster
+
+
+def test_the_pair_serves_when_the_worker_is_started_first(serving: Cluster) -> None:
+    for rank, member in enumerate(serving.members):
+        report = member.report()
+        assert report is not None
+        assert (report.phase.value, report.rank) == ("serving", rank)
+        assert member.containers() == [f"sparkd-rank{rank}"]
+    assert complete(serving.head.node)
+
+
+def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:
+    label = '{{index .Config.Labels "io.sparkd.epoch"}}'
+    epochs = {
+        one.node.run("docker", "inspect", "--format", label, *one.containers()).stdout.strip()
+        for one in serving.members
+    }
+    assert epochs == {serving.head.show("InvocationID")}
+
+
+def test_status_shows_both_nodes_from_either_to_anybody(serving: Cluster) -> None:
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sparkd", "status")
+    expected = [[str(rank), one.node.name, "serving"] for rank, one in enumerate(serving.members)]
+    for member in serving.members:
+
+        def phases(node: Node = member.node) -> list[list[str]]:
+            """Of each row: rank, name, phase."""
+            rows = [line.split() for line in node.run(*nobody, check=False).stdout.splitlines()[1:]]
+            return [[row[0], row[1], row[3]] for row in rows if len(row) > 3]
+
+        wait_for(lambda: phases() == expected, 10, f"status on {member.node.name} to show {expected}, not {phases()}")
+        report = json.loads(member.node.run(*nobody, "--json").stdout)
+        assert [peer["contact"] for peer in report["peers"]] == ["answers"]
+
+
+@pytest.mark.parametrize(("rank", "wrong", "right"), [(0, WORKER, HEAD), (1, HEAD, WORKER)])
+def test_the_wrong_unit_exits_78_names_the_right_one_and_disturbs_nothing(
+    serving: Cluster, rank: int, wrong: str, right: str
+) -> None:
+    node, before = serving.members[rank], serving.moment()
+    assert node.node.run("systemctl", "start", wrong, check=False).returncode != 0
+    wait_for(lambda: node.show("ActiveState", wrong) == "failed", 20, "the wrong unit to fail")
+    assert node.exit_status(wrong) == 78
+    assert f"systemctl start {right}" in node.node.journal(wrong)
+    node.node.run("systemctl", "reset-failed", wrong)
+    assert serving.moment().agents == before.agents
+    assert serving.serves()
+
+
+def test_keys_change_while_it_serves(serving: Cluster) -> None:
+    before = serving.moment()
+    old, new = serving.head.node.read("/etc/sparkd/cluster.key").strip(), new_key()
+    for member in serving.members:
+        serving.give_key(f"{new}\n{old}", member)
+        time.sleep(3)
+    for member in serving.members:
+        serving.give_key(new, member)
+        time.sleep(3)
+    time.sleep(10)
+    for member in serving.members:
+        report = member.report()
+        assert report is not None
+        assert [peer.contact.value for peer in report.peers] == ["answers"]
+    assert serving.moment().agents == before.agents
+    assert serving.serves()
+
+
+def in_ci(rows: tuple[Fault, ...] | tuple[Noise, ...]) -> list[object]:
+    """The others are for `make bed` alone."""
+    return [
+        pytest.param(row, id=f"{row.name} ({row.side})", marks=[] if row.in_ci else [pytest.mark.whole]) for row in rows
+    ]
+
+
+@pytest.mark.parametrize("noise", in_ci(NOISES))
+def test_noise_ends_nothing(serving: Cluster, noise: Noise, record: Record) -> None:
+    result = trial.run_noise(noise, serving)
+    record(result)
+    assert not result.complaints, "\n".join(result.complaints)
+
+
+@pytest.mark.parametrize("fault", in_ci(FAULTS))
+def test_both_ranks_fall_and_the_endpoint_comes_back(serving: Cluster, fault: Fault, record: Record) -> None:
+    result = trial.run(fault, serving)
+    record(result)
+    assert not result.complaints, "\n".join(result.complaints)
+
+
+def test_ranks_that_load_fall_as_those_that_serve_and_come_back_when_it_is_over(
+    serving: Cluster, record: Record
+) -> None:
+    serving.stop()
+    serving.start()
+    complaints: list[str] = []
+    for fault in WHILE_LOADING:
+        serving.await_loading()
+        serving.forget_failures()
+        result = trial.run_loading(fault, serving)
+        record(result)
+        complaints += result.complaints
+    assert not complaints, "\n".join(complaints)
+    serving.forget_failures()
+    serving.await_serving()
+
+
+def test_the_pair_serves_when_the_head_is_started_first(cluster: Cluster, start_seconds: float) -> None:
+    cluster.stop()
+    cluster.start(cluster.head)
+    wait_for(lambda: cluster.head.status_text().startswith("awaiting-peers"), STANDS_BY_SECONDS, "the head to wait")
+    assert cluster.worker.node.fabric_address in cluster.head.status_text()
+    assert not cluster.head.rank(), "no rank runs before its workers"
+    cluster.start(cluster.worker)
+    assert cluster.await_serving() < start_seconds + trial.RECOVERY_SECONDS
+
+
+@pytest.mark.whole
+def test_the_node_with_the_head_may_be_booted_a_minute_later(serving: Cluster, start_seconds: float) -> None:
+    for member in serving.members:
+        member.node.power_off()
+    serving.worker.node.power_on()
+    serving.worker.node.wait_booted()
+    time.sleep(HEAD_LATE_SECONDS)
+    assert serving.worker.status_text().startswith("awaiting-peers")
+    assert serving.worker.active()
+    serving.head.node.power_on()
+    serving.head.node.wait_booted()
+    assert serving.await_serving() < start_seconds + trial.RECOVERY_SECONDS
+
+
+def test_a_fabric_that_comes_up_half_a_minute_after_boot_is_waited_for(serving: Cluster, start_seconds: float) -> None:
+    serving.worker.node.fabric.cut()
+    for member in serving.members:
+        member.node.powercut(stay_off=True)
+    for member in serving.members:
+        member.node.power_on()
+    for member in serving.members:
+        member.node.wait_booted()
+    began = time.monotonic()
+    for member in serving.members:
+        wait_for(lambda: "waiting for the fabric" in member.status_text(), 20, "STATUS= to say what is awaited")  # noqa: B023
+        assert "10.0.0." in member.status_text()
+    time.sleep(max(0.0, began + FABRIC_LATE_SECONDS - time.monotonic()))
+    serving.worker.node.fabric.mend()
+    assert serving.await_serving() < start_seconds + trial.RECOVERY_SECONDS

@@ -1,0 +1,79 @@
+"""What one exchange of a report costs each side, in a network namespace of its own: one line of JSON, a Cost.
+
+exchanged.py FINDINGS RUNS KEY_FILE     a report with so many findings
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+EXCHANGES = 20
+"""Of one run: a second of them, at the pace of a reader."""
+ADDRESS = "127.0.0.1"
+HOLD_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Cost:
+    report_bytes: int
+    wire_bytes: float
+    """Of an exchange, headers of every layer and acknowledgements included."""
+    asks_seconds: tuple[float, ...]
+    """CPU of the thread that asks: to sign, to ask, to prove and to parse the answer."""
+    answers_seconds: tuple[float, ...]
+
+
+def measured(findings: int, runs: int, key_file: str) -> Cost:
+    from tests.bench.programs.node import context, usual
+    from tests.bench.programs.simulated import traffic
+
+    from sparkd.first_report import first_report
+    from sparkd.host import Host
+    from sparkd.host.cluster_key import KeyRing
+    from sparkd.peers.reader import Reader, Source
+    from sparkd.report.exchange import Exchange
+    from sparkd.report.http import Limits, Server
+    from sparkd.report.node_report import dump
+
+    report = usual(first_report(context(2, 0, key_file), Host(), os.urandom(16).hex(), ""), findings)
+    text = dump(report)
+    keys = KeyRing(Host().files, key_file).keys
+    exchange = Exchange(ADDRESS, keys)
+    exchange.report = text.encode()
+    server = Server(ADDRESS, 0, exchange.handle, Limits(hold_seconds=HOLD_SECONDS))
+    server.start()
+    read = threading.Semaphore(0)
+    Reader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).start()
+    count = 0
+
+    def exchanges(number: int) -> None:
+        """Each new report is asked for, and answered, once the one before has been read."""
+        nonlocal count
+        for _ in range(number):
+            if not read.acquire(timeout=HOLD_SECONDS):
+                raise SystemExit("no report was read")
+            count += 1
+            exchange.report = text.replace("loading weights", f"loading weight{count:05}", 1).encode()
+            server.ring()
+
+    exchanges(EXCHANGES)  # warm
+    threads = {thread.name: time.pthread_getcpuclockid(thread.ident or 0) for thread in threading.enumerate()}
+    asks, answers = [], []
+    before = traffic().bytes
+    for _ in range(runs):
+        began = {name: time.clock_gettime(clock) for name, clock in threads.items()}
+        exchanges(EXCHANGES)
+        took = {name: time.clock_gettime(clock) - began[name] for name, clock in threads.items()}
+        asks.append(took["peer-0"] / EXCHANGES)
+        answers.append(took["reports"] / EXCHANGES)
+    wire = (traffic().bytes - before) / (runs * EXCHANGES)
+    return Cost(len(exchange.report), round(wire), tuple(asks), tuple(answers))
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(measured(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))))

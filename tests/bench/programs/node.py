@@ -1,0 +1,184 @@
+"""One node of a simulated cluster: what an agent runs for the others, and nothing else.
+
+node.py NODES RANK KEY_FILE FOLDER     one word a line in, one line of JSON out for each; ends with its input
+
+join     serve the own report and read the others'      load     a change of progress each second, from now on
+mark     what it took so far, and whom it hears         still    no more changes
+news     change phase now                               seen     when it told which message, and when it saw which
+
+Each has an address of 127/8 of its own. The settings end at eight nodes; a simulation goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import sparkd.life  # noqa: F401 - the memory that an agent has before it has peers
+from sparkd.cluster import Cluster, join
+from sparkd.first_report import first_report
+from sparkd.hands import files
+from sparkd.host import Host
+from sparkd.launch.planner import make_plan
+from sparkd.log import Redactor, events
+from sparkd.peers.snapshot import Snapshot
+from sparkd.pulse import Pulse
+from sparkd.recipes.load import load
+from sparkd.report.node_report import Contact, FindingReport, MemoryReport, NodeReport, Phase, dump, parse, redacted
+from sparkd.report.reporter import Reporter, status_line
+from sparkd.roles import HEAD, WORKER, NodeContext, of_rank
+from sparkd.settings import Settings
+from sparkd.systemd import Notifier
+
+RECIPES = (Path(__file__).parents[3] / "config/recipes",)
+STILL_SECONDS = 5.0
+"""As an agent looks at its serving engine."""
+PACE_SECONDS = 1.02
+"""Just over what the reporter allows, so that every change is told at once."""
+CHECKS = ("script-paths", "stray-workers", "shared-memory", "page-cache", "unified-memory")
+GIB = 1 << 30
+_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
+
+
+def address(rank: int) -> str:
+    return f"127.0.{1 + rank // 250}.{1 + rank % 250}"
+
+
+def context(nodes: int, rank: int, key_file: str) -> NodeContext:
+    plain = Settings()
+    cluster = plain.cluster.model_copy(update={"nodes": tuple(map(address, range(nodes))), "key_file": key_file})
+    settings = plain.model_copy(update={"cluster": cluster})  # unlike the constructor, it does not check
+    node = of_rank(settings, rank)
+    plan = make_plan(load("tiny-cpu-pair", RECIPES).recipe, plain, replace(node, cluster_size=2, interface="lo"))
+    return NodeContext(WORKER if rank else HEAD, rank, replace(plan, node=node), settings)
+
+
+def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:
+    """As long as the report of a node that loads."""
+    found = tuple(
+        FindingReport(CHECKS[n % len(CHECKS)], "ok", f"{60 + n}.1 GiB available, 48.0 GiB needed", "stop other work")
+        for n in range(findings)
+    )
+    versions = {"sparkd": report.version, "driver": "580.95.05", "kernel": "6.11.0-1016-nvidia", "docker": "29.0.4"}
+    engine = replace(report.engine, container_id="c" * 64, image=f"sha256:{'d' * 64}", phase="loading weights")
+    memory = MemoryReport(120 * GIB, 60 * GIB)
+    return replace(
+        report,
+        plan_digest="e" * 64,
+        versions=versions,
+        findings=found,
+        engine=engine,
+        memory=memory,
+        phase=Phase.LOADING,
+    )
+
+
+class Node:
+    def __init__(self, place: NodeContext, folder: Path) -> None:
+        self._place = place
+        self._host, self._redact = Host(), Redactor()
+        self._notifier = Notifier()
+        self._pulse = Pulse(self._notifier, {})
+        self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)
+        self._file = folder / f"report-{place.rank}.json"
+        self._cluster: Cluster | None = None
+        first = usual(first_report(place, self._host, os.urandom(16).hex(), ""))
+        parse(dump(first))  # what reading takes in memory is no peer's
+        self._reporter = Reporter(first, (self._to_file,))
+        self._loading = False
+        self._due = 0.0
+        self._count = 0
+        self._told: dict[str, float] = {}
+        self._seen: dict[str, float] = {}
+        self._known: dict[int, str] = {}
+        """The last message seen, by rank; this node's own is the last one told."""
+
+    def live(self) -> None:
+        """The main loop of an agent: it waits, looks at the others, and tells of itself."""
+        buffer = b""
+        while True:
+            seconds = max(0.0, self._due - time.monotonic()) if self._loading else STILL_SECONDS
+            if self._pulse.wait(seconds, sys.stdin.fileno()):
+                data = os.read(sys.stdin.fileno(), 4096)
+                if not data:
+                    return
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    print(json.dumps(self._answer(line.decode())), flush=True)
+            if self._loading and time.monotonic() >= self._due:
+                self._due += PACE_SECONDS
+                self._change(Phase.LOADING)
+
+    def _answer(self, word: str) -> dict[str, object]:
+        match word:
+            case "join":
+                self._join()
+            case "load":
+                # Real nodes are not in step: each begins at its own part of a second.
+                self._due = time.monotonic() + PACE_SECONDS * ((self._place.rank * 0.618) % 1)
+                self._loading = True
+            case "still":
+                self._loading = False
+                self._change(Phase.SERVING)
+            case "news":
+                serves = self._reporter.report.phase is Phase.SERVING
+                self._change(Phase.DEGRADED if serves else Phase.SERVING)
+            case "seen":
+                answer: dict[str, object] = {"told": self._told, "seen": self._seen}
+                self._told, self._seen = {}, {}
+                return answer
+        return self._mark()
+
+    def _mark(self) -> dict[str, object]:
+        found = _PSS.search(Path("/proc/self/smaps_rollup").read_text())
+        assert found is not None
+        peers = self._reporter.report.peers
+        hears = sum(one.contact is Contact.ANSWERS for one in peers)
+        return {"at": time.monotonic(), "cpu": time.process_time(), "pss": int(found[1]), "hears": hears}
+
+    def _join(self) -> None:
+        self._cluster = join(self._place, self._host, self._pulse, self._redact, self._log)
+        sinks = (self._to_file, self._to_systemd, self._stamp, *self._cluster.sinks)
+        self._reporter = Reporter(self._reporter.report, sinks)
+        self._cluster.together.show = self._meet
+        self._pulse.guard = self._cluster.together.look
+        self._reporter.tell()
+
+    def _change(self, phase: Phase) -> None:
+        self._count += 1
+        message = f"rank {self._place.rank}: loading weights {self._count}/46, about 120 s left"
+        self._reporter.update(phase=phase, message=message)
+
+    def _meet(self, seen: tuple[Snapshot, ...]) -> None:
+        now = time.monotonic()
+        for one in seen:
+            if one.report is not None and self._is_new(one.report):
+                self._seen[one.report.message] = now
+        self._reporter.update(peers=tuple(one.as_peer() for one in seen))
+
+    def _to_file(self, report: NodeReport) -> None:
+        files.write(self._file, dump(redacted(report, self._redact)), 0o644, durable=False)
+
+    def _to_systemd(self, report: NodeReport) -> None:
+        self._notifier.status(self._redact(status_line(report)))
+
+    def _stamp(self, report: NodeReport) -> None:
+        if self._is_new(report):
+            self._told[report.message] = time.monotonic()
+
+    def _is_new(self, report: NodeReport) -> bool:
+        known = self._known.get(report.rank)
+        self._known[report.rank] = report.message
+        return known != report.message
+
+
+if __name__ == "__main__":
+    nodes, rank, key_file, folder = sys.argv[1:]
+    node = Node(context(int(nodes), int(rank), key_file), Path(folder))
+    print("{}", flush=True)
+    node.live()

@@ -17,7 +17,7 @@ check: venv  ## format, lint, types, layers, unit tests
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTEST) tests/unit
+	$(PYTEST) tests/unit tests/machines
 
 # pytest's summary is the last line of each phase, so a phase's time is said when the next begins.
 test: venv  ## all that CI runs (as root)
@@ -52,8 +52,8 @@ deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 bench: deb  ## figures: build/bench.json and a table
 	$(PYTHON) -m tests.bench
 
-generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md
-	$(PYTHON) -m sparkd.settings.generate
+generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md, docs/checks.md
+	$(PYTHON) -m sparkd.generate
 
 lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more
 	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 import pytest
+from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, context, free_port, joined, machine, settings
-from tests.unit.conftest import Tree
 from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, until
 from tests.unit.test_report_http import resident_bytes
 from tests.unit.wire import http, message, passed_on

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 from tests.unit.nodes import KEY
 
 from sparkd import roles

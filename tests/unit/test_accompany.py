@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, addresses, free_port, life, running, settings
-from tests.unit.conftest import Tree
 from tests.unit.nodes import Node, node, report, until
 from tests.unit.test_rendezvous import come_together, walking
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.admission import MAX_ROUNDS, Admission, Policy, Ways, admit, mend
 from sparkd.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError

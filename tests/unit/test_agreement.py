@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 from tests.unit.test_plan import HEAD, WORKER, configured, plan
 
 from sparkd.errors import BlockedError

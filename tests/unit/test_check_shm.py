@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.preflight.check import Level

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.errors import ConfigError
 from sparkd.host.cluster_key import KeyRing, read

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd import hooks
 from sparkd.host.files import Files

@@ -3,7 +3,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.host.processes import Process, container_id, parse_stat

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.host.unit_syntax import Assignment, CommandLine, assignments, command_lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 REPOSITORY = Path(__file__).parents[2]
 

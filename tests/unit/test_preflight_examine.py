@@ -3,14 +3,15 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.errors import ConfigError
 from sparkd.host import Host
 from sparkd.preflight import CHECKS, IDS, render
-from sparkd.preflight.check import Check, Finding, Level, Verdict
+from sparkd.preflight.check import About, Check, Finding, Level, Verdict
 from sparkd.preflight.examine import chosen, downgraded, evidence, examine, fixes_to_apply, overall
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 from sparkd.preflight.problems import Problem, verdict
@@ -36,6 +37,7 @@ class Sick(Check[Facts]):
 
     at: str
     id: str = "sick"
+    about: ClassVar[About] = About((), "nothing", "nowhere", "")
 
     def probe(self, host: Host) -> Facts:
         if self.at == "probe":
@@ -156,7 +158,7 @@ def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:
 
 def test_every_check_has_a_page_and_the_ids_are_distinct() -> None:
     assert len(set(IDS)) == len(CHECKS) == 5
-    assert all(len(check.page) > 300 for check in CHECKS)
+    assert all(len(check.about.page) > 300 for check in CHECKS)
 
 
 class Odd(Enum):

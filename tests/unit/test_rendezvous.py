@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import pytest
+from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, addresses, free_port, life, settings
-from tests.unit.conftest import Tree
 from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent import Agent

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd import roles
 from sparkd.errors import AddressAwaitedError, ConfigError, ExitCode

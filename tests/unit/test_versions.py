@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 from tests.unit.engine_server import Reply, engine
 
 from sparkd import __version__

@@ -8,7 +8,7 @@ import time
 from hashlib import sha256
 
 import pytest
-from tests.unit.conftest import Tree
+from tests.tree import Tree
 
 from sparkd.host import weights
 from sparkd.host.files import Files

@@ -52,7 +52,7 @@ def _page(check_id: str) -> str:
 
     for check in CHECKS:
         if check.id == check_id:
-            return f"{check.id}\n\n{check.page}"
+            return f"{check.id}\n\n{check.about.page}"
     raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from sparkd.host import addresses, devices, docker_facts, meminfo, owner, processes, shm, sockets, unit_files, users
+from sparkd.host import addresses, devices, meminfo, owner, processes, shm, sockets, unit_files, users
 from sparkd.host.docker_facts import DockerFacts
 from sparkd.host.files import Files
 from sparkd.host.gpu import GpuFacts
@@ -126,8 +126,6 @@ class Host:
         return devices.gpu_users(self.files, (process for process in among if process.pid != own))
 
     def _own_docker(self) -> DockerFacts:
-        if not self.live:
-            return docker_facts.AWAY
         from sparkd.host.docker import read
 
         return read(self)

@@ -7,9 +7,9 @@ systemd holds /run/docker.sock while dockerd is down, and a single GET on it wou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote
 
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
@@ -36,6 +36,29 @@ FRAME_LIMIT_BYTES = 16 << 20
 
 class DockerUnreadableError(Exception):
     """dockerd lives but did not answer, or answered what is not docker's API."""
+
+
+class Reply(Protocol):
+    @property
+    def status(self) -> int: ...
+    @property
+    def body(self) -> bytes: ...
+
+
+class Asks(Protocol):
+    """Whom to ask: dockerd, or what a tree of files has recorded of one."""
+
+    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply: ...
+    def close(self) -> None: ...
+
+
+def reader(host: Host) -> Asks:
+    """Whom to ask about this machine, for one thread. Ask only while `running`."""
+    if host.live:
+        return client()
+    from sparkd.host.recorded import RecordedDocker
+
+    return RecordedDocker(host.files)
 
 
 def client() -> HttpClient:
@@ -73,7 +96,7 @@ def read(host: Host) -> DockerFacts:
     """All containers of this node, running or not. Raises DockerUnreadableError."""
     if not running(host):
         return AWAY
-    http = client()
+    http = reader(host)
     try:
         listed = _get(http, "/containers/json", {"all": "1"})
         if not isinstance(listed, list):
@@ -84,7 +107,7 @@ def read(host: Host) -> DockerFacts:
         http.close()
 
 
-def _get(http: HttpClient, path: str, params: dict[str, str] | None = None) -> object:
+def _get(http: Asks, path: str, params: dict[str, str] | None = None) -> object:
     """The answer, unchecked JSON; None where docker knows no such thing."""
     from sparkd.host.http import Unanswered
 
@@ -106,7 +129,7 @@ def _path(container_id: str, what: str) -> str:
     return f"/containers/{quote(container_id, safe='')}/{what}"
 
 
-def _container(http: HttpClient, entry: object) -> ContainerFacts | None:
+def _container(http: Asks, entry: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
     match entry:
         case {"Id": str(full_id)}:
@@ -129,7 +152,7 @@ def _container(http: HttpClient, entry: object) -> ContainerFacts | None:
             raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
 
 
-def image_identity(http: HttpClient, ref: str) -> str | None:
+def image_identity(http: Asks, ref: str) -> str | None:
     """SHA-256 of an image's layers and configuration, None where there is no such image.
 
     Equal on all nodes that have the image, while ids are not: docker's classic store calls an image by the digest of
@@ -147,7 +170,7 @@ def image_identity(http: HttpClient, ref: str) -> str | None:
             raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
 
 
-def version(http: HttpClient) -> str:
+def version(http: Asks) -> str:
     """Of dockerd. Raises DockerUnreadableError."""
     match _get(http, "/version"):
         case {"Version": str(said)}:
@@ -156,7 +179,7 @@ def version(http: HttpClient) -> str:
             raise DockerUnreadableError("docker says no version")
 
 
-def exit_code(http: HttpClient, container_id: str) -> int | None:
+def exit_code(http: Asks, container_id: str) -> int | None:
     """Exit code of an ended container, None while it runs. Raises DockerUnreadableError, also where it is gone."""
     match _get(http, _path(container_id, "json")):
         case {"State": {"Running": False, "ExitCode": int(code)}}:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -14,6 +14,22 @@ JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "Jso
 """What a finding may carry as evidence into `--json` and the report."""
 
 F = TypeVar("F")
+
+
+@dataclass(frozen=True)
+class About:
+    """A check's row in docs/checks.md, and its page: what `sparkd preflight --explain` prints.
+
+    Every check may also be `ok`, or `unknown` where it could not look at all: `levels` are those that it judges.
+    """
+
+    levels: tuple[Level, ...]
+    reads: str
+    source: str
+    """Where it is known from that this matters: title and author, section, issue, or what was measured."""
+    page: str
+    fixes: tuple[str, ...] = ()
+    """Kinds of `Fix` that it may ask for."""
 
 
 class Level(Enum):
@@ -50,6 +66,8 @@ class Verdict:
 
 class Check(Protocol[F]):
     """One concern; subclass it. `F` is a frozen dataclass of facts; its public fields become the finding's evidence."""
+
+    about: ClassVar[About]
 
     @property
     def id(self) -> str: ...

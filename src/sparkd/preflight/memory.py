@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host.gpu import NO_GPU
-from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.sizes import MIB, size
 
 if TYPE_CHECKING:
@@ -57,7 +57,11 @@ class UnifiedMemory(Check[MemoryFacts]):
     earlier: MemorySample | None = None
     """The first look at the memory as it is now; None in the first examination."""
     id: str = "unified-memory"
-    page: ClassVar[str] = """\
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open",
+        source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: memory stays with the driver",
+        page="""\
 CPU and GPU of a DGX Spark share one memory, so whatever holds it is missing to the engine. This check compares
 MemAvailable with what the plan needs: the recipe's memory_bytes, else gpu_memory_utilization x the GPU's memory (on
 GB10 the machine's), and memory.headroom_gib beside it.
@@ -70,7 +74,8 @@ GB10 the machine's), and memory.headroom_gib beside it.
 
 "Reboot this node" is said only when all processes together hold less than what is missing, the driver lists no
 process, nobody has /dev/nvidia* open, and nothing has changed for memory.settle_seconds. Then the driver keeps memory
-of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them."""
+of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them.""",
+    )
 
     def probe(self, host: Host) -> MemoryFacts:
         info = host.meminfo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.fixes import DropPageCache
 from sparkd.preflight.sizes import GIB, size
 
@@ -34,7 +34,12 @@ class PageCache(Check[PageCacheFacts]):
 
     need: MemoryNeed
     id: str = "page-cache"
-    page: ClassVar[str] = """\
+    about: ClassVar[About] = About(
+        levels=(Level.WARN,),
+        reads="/proc/meminfo",
+        source="'What Broke on Reboot', Echo, 27 May 2026; vLLM pull request 35356",
+        fixes=("drop-page-cache",),
+        page="""\
 Loading a model fills the page cache with its weights. On a DGX Spark the GPU takes its memory from the same pages:
 11 of 120 GiB free and 90 GiB of stale cache were seen to end every launch for a day, since the build of vLLM counted
 free pages only. Streaming the weights in also competes with the engine's own allocations.
@@ -44,7 +49,8 @@ free pages only. Streaming the weights in also competes with the engine's own al
   ok    anything else.
 
 Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapped (in use) and Dirty (not yet on
-disk)."""
+disk).""",
+    )
 
     def probe(self, host: Host) -> PageCacheFacts:
         info = host.meminfo()

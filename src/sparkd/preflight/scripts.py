@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from sparkd.host.files import Kind
 from sparkd.host.unit_syntax import assignments
 from sparkd.preflight import exec_paths
-from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.needed import Needed, NeededPath
 from sparkd.preflight.problems import Problem, verdict
 
@@ -61,7 +61,11 @@ class ScriptPaths(Check[ScriptFacts]):
     needed: tuple[NeededPath, ...] = ()
     drop_in: WantedDropIn | None = None
     id: str = "script-paths"
-    page: ClassVar[str] = """\
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.BLOCK),
+        reads="the effective unit with its drop-ins; every path of the plan",
+        source="'What Broke on Reboot', Echo, 27 May 2026: a unit that executed a script that was gone",
+        page="""\
 A unit that names a script which is gone fails with status 127 and is started again, for ever, without one line from
 the engine. A missing model shows only after a minute of imports. This check looks at every path before the launch:
 
@@ -73,7 +77,8 @@ the engine. A missing model shows only after a minute of imports. This check loo
 
   block  something is missing, or of the wrong kind.
   warn   the unit is not installed, or a word of it holds what only systemd knows (an environment variable, a rare
-         specifier)."""
+         specifier).""",
+    )
 
     def probe(self, host: Host) -> ScriptFacts:
         unit = host.unit(self.unit)

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.preflight.sizes import size
 
@@ -49,7 +49,12 @@ class SharedMemory(Check[ShmFacts]):
     owners: tuple[int, ...] = (0,)
     """Users whose segments may be unlinked."""
     id: str = "shared-memory"
-    page: ClassVar[str] = """\
+    about: ClassVar[About] = About(
+        levels=(Level.WARN,),
+        reads="files of /dev/shm; /proc/PID/maps and fd of every process",
+        source="measured on vLLM 0.32: what a killed engine leaves",
+        fixes=("unlink-segment",),
+        page="""\
 vLLM's processes talk through segments in /dev/shm, made in the host's own with `ipc: host`. An engine that is killed
 leaves them behind, and their memory with them: 160 MiB for each message queue, more with caches.
 
@@ -58,7 +63,8 @@ host's own /dev/shm, of one name, that no process has open or mapped, told by de
 unlinked all that is looked at again.
 
   warn  orphans were found (preflight unlinks them if nothing else blocks), or some would be orphans if not for
-        processes that can't be looked at: then all are kept."""
+        processes that can't be looked at: then all are kept.""",
+    )
 
     def probe(self, host: Host) -> ShmFacts:
         named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.preflight import engines, gpu_memory, ports
-from sparkd.preflight.check import Check, Level, Verdict
+from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.engines import Engine, Leader
 from sparkd.preflight.fixes import EndProcess, RemoveContainer
 from sparkd.preflight.ports import PortUse
@@ -56,7 +56,12 @@ class StrayWorkers(Check[StrayFacts]):
     tried_containers: frozenset[str] = frozenset()
     """Full ids of containers that were to be removed already."""
     id: str = "stray-workers"
-    page: ClassVar[str] = """\
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="every process; docker's containers; listening sockets and who holds them",
+        source="vLLM issue 55510; measured on vLLM 0.32",
+        fixes=("end-process", "remove-container"),
+        page="""\
 The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
 behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
 
@@ -71,7 +76,8 @@ A `vllm serve` is never ended: it leads its engine, and whoever started it with 
            port of the plan. The latter two are named and never touched.
   unknown  a process in a container that docker can't be asked about, or a VLLM::* process adopted by init whose group
            has a living leader that is no engine, such as a shell: whether it is orphaned can't be told.
-  warn     zombies: they hold nothing and go when their parent asks for them."""
+  warn     zombies: they hold nothing and go when their parent asks for them.""",
+    )
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()

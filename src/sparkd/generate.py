@@ -1,13 +1,18 @@
-"""Writes the files that are made from the settings model: `python -m sparkd.settings.generate [FOLDER]`."""
+"""Writes the files that are made from the source: `python -m sparkd.generate [FOLDER]`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from sparkd.preflight import manual as checks
 from sparkd.settings import text
 
-FILES = {"config/sparkd.toml": text.default_file, "docs/sparkd.toml.5.md": text.manual}
+FILES = {
+    "config/sparkd.toml": text.default_file,
+    "docs/sparkd.toml.5.md": text.manual,
+    "docs/checks.md": checks.manual,
+}
 
 
 def main(folder: Path) -> None:

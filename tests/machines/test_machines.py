@@ -1,0 +1,84 @@
+"""`sparkd preflight --root TREE --json` on healthy machines and on ill ones, against what it said before.
+
+SPARKD_GOLDEN=write writes what it says now into golden/, to be read as a diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.machines.areas import ILLNESSES, healthy
+from tests.machines.illness import Illness
+from tests.tree import Tree
+
+from sparkd import cli, preflight
+from sparkd.preflight.check import Level
+
+GOLDEN = Path(__file__).parent / "golden"
+VARIES = frozenset({"seconds", "device", "inode", "uid", "gid"})
+"""Keys whose values are this run's, or this machine's, own."""
+Findings = dict[str, dict[str, object]]
+
+
+def looked(tree: Tree, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    cli.main(["preflight", "--root", str(tree.root), "--json"])
+    shown = capsys.readouterr()
+    assert not shown.err
+    found: dict[str, object] = json.loads(shown.out, object_hook=_lasting)
+    return found
+
+
+def _lasting(pairs: dict[str, object]) -> dict[str, object]:
+    return {key: value for key, value in pairs.items() if key not in VARIES}
+
+
+def findings(shown: dict[str, object]) -> Findings:
+    checks = shown["checks"]
+    assert isinstance(checks, list)
+    return {check["id"]: check for check in checks}
+
+
+def compared(name: str, shown: dict[str, object]) -> None:
+    path = GOLDEN / f"{name}.json"
+    text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
+    if os.environ.get("SPARKD_GOLDEN") == "write":
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    made = Tree(tmp_path / "machine")
+    made.folder("/proc")
+    made.folder("/dev/shm")
+    return made
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_healthy_machine_is_good(tree: Tree, rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = looked(healthy(tree, rank), capsys)
+    assert {name: one["level"] for name, one in findings(shown).items()} == dict.fromkeys(preflight.IDS, "ok")
+    compared(f"healthy-{shown['role']}", shown)
+
+
+@pytest.mark.parametrize("illness", [pytest.param(one, id=one.name) for one in ILLNESSES])
+def test_an_illness_is_seen(tree: Tree, illness: Illness, capsys: pytest.CaptureFixture[str]) -> None:
+    illness.cause(healthy(tree, illness.rank))
+    shown = looked(tree, capsys)
+    found = findings(shown)
+    seen = found.pop(illness.check)
+    assert seen["level"] == illness.level.value
+    assert illness.says in f"{seen['reason']} {seen['hint']}"
+    others = {name: one["level"] for name, one in found.items() if name not in illness.also}
+    assert others == dict.fromkeys(others, "ok"), "a check that has nothing to do with it"
+    (judging,) = (check for check in preflight.CHECKS if check.id == illness.check)
+    assert illness.level is Level.UNKNOWN or illness.level in judging.about.levels, "docs/checks.md says otherwise"
+    compared(illness.name, shown)
+
+
+def test_every_golden_answer_is_of_a_machine() -> None:
+    names = {"healthy-head", "healthy-worker", *(illness.name for illness in ILLNESSES)}
+    assert {path.stem for path in GOLDEN.iterdir()} == names

@@ -1,0 +1,97 @@
+"""A machine made of files: what a test writes below `tree.root` is all that Host sees."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Tree:
+    root: Path
+
+    def file(self, path: str, text: str = "", mode: int = 0o644) -> Path:
+        """Write a file at an absolute path of the tree."""
+        real = self.root / path.lstrip("/")
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.write_text(text)
+        real.chmod(mode)
+        return real
+
+    def folder(self, path: str) -> Path:
+        real = self.root / path.lstrip("/")
+        real.mkdir(parents=True, exist_ok=True)
+        return real
+
+    def link(self, path: str, target: str) -> Path:
+        """A symlink that says `target`, which may be absolute (below the tree) or no path at all."""
+        real = self.root / path.lstrip("/")
+        real.parent.mkdir(parents=True, exist_ok=True)
+        real.symlink_to(target)
+        return real
+
+    def process(
+        self,
+        pid: int,
+        comm: str,
+        *,
+        parent: int = 1,
+        group: int | None = None,
+        state: str = "S",
+        threads: int = 1,
+        start_time: int = 100,
+        argv: tuple[str, ...] = (),
+        cgroup: str = "0::/system.slice/some.service",
+        namespace_pid: int | None = None,
+        private_kib: int = 0,
+        kernel: bool = False,
+        opened: tuple[str, ...] = (),
+        maps: str = "",
+    ) -> None:
+        """Everything of /proc/PID that Host reads."""
+        leader = pid if group is None else group
+        flags = 0x0020_0000 if kernel else 0x40_0000
+        before = f"{pid} ({comm}) {state} {parent} {leader} {leader} 0 -1 {flags} 1 2 3 4 5 6 7 8 20 0 {threads} 0"
+        self.file(f"/proc/{pid}/stat", f"{before} {start_time} 1000 10 18446744073709551615\n")
+        ids = f"{pid}\t{namespace_pid}" if namespace_pid is not None else str(pid)
+        self.file(
+            f"/proc/{pid}/status",
+            f"Name:\t{comm}\nUid:\t0\t0\t0\t0\nNSpid:\t{ids}\nRssAnon:\t{private_kib} kB\nRssShmem:\t0 kB\n",
+        )
+        self.file(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in argv))
+        self.file(f"/proc/{pid}/cgroup", cgroup + "\n")
+        self.file(f"/proc/{pid}/maps", maps)
+        self.folder(f"/proc/{pid}/fd")
+        for number, target in enumerate(opened):
+            self.link(f"/proc/{pid}/fd/{number}", target)
+
+    def segment(self, name: str, text: str = "x", age_seconds: float = 3600) -> os.stat_result:
+        """A file in /dev/shm, last written so long ago."""
+        real = self.file(f"/dev/shm/{name}", text)
+        then = time.time() - age_seconds
+        os.utime(real, (then, then))
+        return real.stat()
+
+    def meminfo(self, **gib: float) -> None:
+        """/proc/meminfo from figures in GiB."""
+        self.file("/proc/meminfo", "".join(f"{key}: {round(value * 2**20)} kB\n" for key, value in gib.items()))
+
+    def listening(self, *sockets: tuple[int, int]) -> None:
+        """/proc/net/tcp with (port, inode) listening on every address."""
+        head = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        rest = "00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0"
+        lines = [f"   0: 00000000:{port:04X} {rest} {inode} 1 0" for port, inode in sockets]
+        self.file("/proc/net/tcp", head + "\n".join(lines) + "\n")
+
+    def sparse(self, path: str, size_bytes: int) -> Path:
+        """A file of some size that takes no room."""
+        real = self.file(path)
+        os.truncate(real, size_bytes)
+        return real
+
+    def docker(self, path: str, answer: object) -> None:
+        """What docker answers to GET of a path, without its query."""
+        self.file(f"/.sparkd/docker{path}.json", json.dumps(answer))

@@ -42,9 +42,11 @@ def findings(shown: dict[str, object]) -> Findings:
 
 
 def compared(name: str, shown: dict[str, object]) -> None:
+    """Against golden/NAME.json."""
     path = GOLDEN / f"{name}.json"
     text = json.dumps(shown, indent=1, sort_keys=True) + "\n"
     if os.environ.get("SPARKD_GOLDEN") == "write":
+        path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert path.read_text() == text
 
@@ -61,7 +63,8 @@ def tree(tmp_path: Path) -> Tree:
 def test_a_healthy_machine_is_good(tree: Tree, rank: int, capsys: pytest.CaptureFixture[str]) -> None:
     shown = looked(healthy(tree, rank), capsys)
     assert {name: one["level"] for name, one in findings(shown).items()} == dict.fromkeys(preflight.IDS, "ok")
-    compared(f"healthy-{shown['role']}", shown)
+    for name, one in findings(shown).items():
+        compared(f"healthy-{shown['role']}/{name}", one)
 
 
 @pytest.mark.parametrize("illness", [pytest.param(one, id=one.name) for one in ILLNESSES])
@@ -76,9 +79,10 @@ def test_an_illness_is_seen(tree: Tree, illness: Illness, capsys: pytest.Capture
     assert others == dict.fromkeys(others, "ok"), "a check that has nothing to do with it"
     (judging,) = (check for check in preflight.CHECKS if check.id == illness.check)
     assert illness.level is Level.UNKNOWN or illness.level in judging.about.levels, "docs/checks.md says otherwise"
-    compared(illness.name, shown)
+    compared(illness.name, {**shown, "checks": [seen, *(one for one in found.values() if one["level"] != "ok")]})
 
 
 def test_every_golden_answer_is_of_a_machine() -> None:
-    names = {"healthy-head", "healthy-worker", *(illness.name for illness in ILLNESSES)}
-    assert {path.stem for path in GOLDEN.iterdir()} == names
+    names = {f"healthy-{role}/{check_id}" for role in ("head", "worker") for check_id in preflight.IDS}
+    names |= {illness.name for illness in ILLNESSES}
+    assert {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.json")} == names

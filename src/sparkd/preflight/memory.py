@@ -60,7 +60,7 @@ class UnifiedMemory(Check[MemoryFacts]):
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open",
-        source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: memory stays with the driver",
+        source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory",
         page="""\
 CPU and GPU of a DGX Spark share one memory, so whatever holds it is missing to the engine. This check compares
 MemAvailable with what the plan needs: the recipe's memory_bytes, else gpu_memory_utilization x the GPU's memory (on

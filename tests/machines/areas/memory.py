@@ -1,0 +1,12 @@
+"""Memory beyond the sum: swap, limits, who holds much."""
+
+from __future__ import annotations
+
+from tests.machines.illness import Illness
+from tests.tree import Tree
+
+
+def healthy(tree: Tree, rank: int) -> None: ...
+
+
+ILLNESSES: tuple[Illness, ...] = ()

@@ -7,11 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from sparkd import readiness, supervise
+from sparkd import daemon, readiness, supervise
 from sparkd.agent import Agent
+from sparkd.daemon import Daemon
 from sparkd.ending import engine_dead, engine_ended
 from sparkd.engine.story import Story
-from sparkd.errors import StalledError
+from sparkd.errors import EngineEndedError, StalledError
 from sparkd.host.endpoint import Endpoint
 from sparkd.host.http import Unanswered
 from sparkd.launch import ledger
@@ -24,6 +25,9 @@ COUNTERS_SECONDS = 1.0
 """Beside a proof that is itself short: /metrics takes 5 ms."""
 ACCOMPANY_SECONDS = 5.0
 """News of the head and of the rank ring the bell; this is for the engine's own steps."""
+DOCKER_SECONDS = 10.0
+DOCKER_AWAY_SECONDS = 0.2
+"""Between looks for the next dockerd, where the one that the rank runs under has gone: 2 s later, seen."""
 
 
 def make_ready(agent: Agent, running: Running) -> None:
@@ -94,6 +98,7 @@ def accompany(agent: Agent, running: Running) -> NoReturn:
     """A worker's rank has no endpoint: it is what its head says of the engine, for as long as both live."""
     agent.phase(Phase.LOADING)
     agent.pulse.extending = False
+    ours = _daemon(agent)
     service: Service | None = None
     while True:
         head = agent.together.look()[0]
@@ -108,10 +113,20 @@ def accompany(agent: Agent, running: Running) -> NoReturn:
                 service = Service(agent)
             agent.phase(phase, f"rank {agent.context.rank} of the engine that {head.name} serves")
             service.goes_on()
-        if agent.pulse.wait(ACCOMPANY_SECONDS, running.rank.pidfd):
+        alarmed = ours.takes_ranks_along and running.log.broken_off_at is not None
+        if agent.pulse.wait(DOCKER_AWAY_SECONDS if alarmed else ACCOMPANY_SECONDS, running.rank.pidfd):
             raise engine_ended(agent, running)
+        if alarmed and daemon.left(ours, agent.host):
+            reason = "the engine is dead: another dockerd has started, and ends what ran under the one before"
+            raise EngineEndedError(reason, "live-restore in docker's daemon.json would keep the engine")
         if running.log.story.worker_died:
             raise engine_dead(agent, running, _with_cause("a process of the rank has died", running))
+
+
+def _daemon(agent: Agent) -> Daemon:
+    with suppress(TimeoutError):
+        return agent.pulse.beside(partial(daemon.of, agent.host), DOCKER_SECONDS, "docker")
+    return Daemon()
 
 
 class Service:

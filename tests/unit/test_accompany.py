@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.tree import Tree
@@ -85,6 +86,31 @@ def test_a_container_that_ends_with_its_docker_is_told_as_that(worker: Life) -> 
         error = walk.join()
     assert isinstance(error, EngineEndedError)
     assert error.reason.endswith("docker went away shortly before")
+
+
+@pytest.mark.parametrize("live_restore", [False, True])
+def test_a_rank_that_the_next_dockerd_ends_is_ended_at_once_and_one_that_it_keeps_lives_on(
+    worker: Life, live_restore: bool
+) -> None:
+    machine = Tree(Path(worker.agent.host.files.root))
+    machine.dockerd(700)
+    machine.docker("/info", {"LiveRestoreEnabled": live_restore})
+    with (
+        running(worker.agent, LOADING, docker_goes=True) as (rank, process),
+        walking(worker, lambda agent: accompany(agent, rank)) as walk,
+    ):
+        until(lambda: rank.log.broken_off_at is not None)
+        time.sleep(0.5)
+        assert not walk.over, "nobody ends the rank as long as no other dockerd does"
+        machine.dockerd(701)
+        time.sleep(0.7)
+        assert walk.over is not live_restore
+        assert process.poll() is None
+        if live_restore:
+            process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert ("another dockerd has started" in error.reason) is not live_restore
 
 
 def test_a_process_of_the_rank_that_died_ends_it_before_its_container_does(worker: Life) -> None:

@@ -31,7 +31,7 @@ class LogReader:
     ) -> None:
         """`follow(since)` opens the log (wall clock; 0: all of it), raising Unanswered.
 
-        `bell` is rung at each step and at the first error.
+        `bell` is rung at each step, at the first error, and when docker goes away.
         """
         self._follow = follow
         self._forwarder = forwarder
@@ -62,6 +62,7 @@ class LogReader:
             except (Unanswered, DockerUnreadableError) as error:
                 ended = str(error)
                 self.broken_off_at = time.monotonic()
+                self._bell()
             if self._stop.wait(RETRY_SECONDS):
                 return
             # dockerd went away under a container that lives on, or the container has ended: the main loop knows which.

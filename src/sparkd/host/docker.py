@@ -75,14 +75,19 @@ def running(host: Host) -> bool:
     socket: whoever asked then would start the next dockerd.
     """
     try:
-        pid = host.files.text(PID_FILE, limit=32).strip()
-        if not pid.isdigit() or host.files.text(f"/proc/{pid}/comm", limit=64).strip() != "dockerd":
-            return False
-        return _listens(host, pid)
+        pid = daemon_pid(host)
+        return bool(pid) and _listens(host, pid)
     except PermissionError:
         return True  # not root: only the pid file can be read, and nothing can be asked anyway
     except OSError:
         return False
+
+
+def daemon_pid(host: Host) -> str:
+    """Of the dockerd that lives, from its first moment on; empty where there is none. Raises OSError."""
+    pid = host.files.text(PID_FILE, limit=32).strip()
+    lives = pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
+    return pid if lives else ""
 
 
 def _listens(host: Host, pid: str) -> bool:
@@ -177,6 +182,15 @@ def version(http: Asks) -> str:
             return said
         case _:
             raise DockerUnreadableError("docker says no version")
+
+
+def live_restore(http: Asks) -> bool:
+    """Whether containers outlive their dockerd. Raises DockerUnreadableError."""
+    match _get(http, "/info"):
+        case {"LiveRestoreEnabled": bool(kept)}:
+            return kept
+        case _:
+            raise DockerUnreadableError("docker does not say whether its containers outlive it")
 
 
 def exit_code(http: Asks, container_id: str) -> int | None:

@@ -25,5 +25,12 @@ def begin(node: Node) -> None:
 
 
 def end(node: Node) -> None:
-    for process in node.found(rf"{SCRIPT}|^curl -s -m 60"):
-        process.send(signal.SIGKILL)
+    """Returns when none of it is left."""
+
+    def gone() -> bool:
+        found = node.found(rf"{SCRIPT}|^curl -s -m 60")
+        for process in found:
+            process.send(signal.SIGKILL)
+        return not found
+
+    wait_for(gone, 10, "the requests to end")

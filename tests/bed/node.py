@@ -96,14 +96,17 @@ class Node(Shell):
             wait_for(lambda: self.run(*asked, check=False).returncode == 0, timeout, f"docker of {self.name}")
         return state
 
-    def wait_booted(self, timeout: float = 120) -> None:
-        """Until multi-user.target is reached, whatever still starts after it, as an enabled agent does for minutes."""
+    def wait_booted(self, timeout: float = 240) -> None:
+        """Until multi-user.target is reached, whatever still starts after it, as an enabled agent does for minutes.
+
+        A node that still goes down is waited for too: a unit may take its 90 s to stop.
+        """
 
         def booted() -> bool:
-            with contextlib.suppress(OffError):  # between two boots
-                state = self.run("systemctl", "is-system-running", check=False).stdout.strip()
-                reached = self.run("systemctl", "is-active", "multi-user.target", check=False).stdout.strip()
-                return state in ("starting", "running", "degraded") and reached == "active"
+            with contextlib.suppress(BedError):  # between two boots; or asked a manager that was just leaving
+                state = self.run("systemctl", "is-system-running", check=False, timeout=20).stdout.strip()
+                reached = self.run("systemctl", "is-active", "multi-user.target", check=False, timeout=20).stdout
+                return state in ("starting", "running", "degraded") and reached.strip() == "active"
             return False
 
         wait_for(booted, timeout, f"{self.name} to boot")

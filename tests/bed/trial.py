@@ -69,11 +69,14 @@ def run(fault: Fault, cluster: Cluster) -> Result:
         fault.meanwhile(cluster)
     except (BedError, AssertionError) as error:
         complaints.append(str(error) or repr(error))
-    try:
-        if fault.mend is not None:
-            time.sleep(max(0.0, fall.began + fault.at_least_seconds - time.monotonic()))
+    if fault.mend is not None:
+        time.sleep(max(0.0, fall.began + fault.at_least_seconds - time.monotonic()))
+        try:
             fault.mend(cluster)
-            free_at = time.monotonic()
+        except BedError as error:
+            complaints.append(f"not mended: {error}")
+        free_at = time.monotonic()
+    try:
         cluster.await_serving()
         serving = time.monotonic() - free_at
         engine = cluster.head.engine_seconds(before.cursors[0])

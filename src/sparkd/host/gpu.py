@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from enum import Enum
 
 from sparkd.host.files import Files
+from sparkd.host.harmless import harmless
+from sparkd.host.recorded import FOLDER
+
+RECORDED = f"{FOLDER}/nvml.json"
+
+
+class Trouble(Enum):
+    """What is wrong where the driver did not answer as it should."""
+
+    NONE = ""
+    HUNG = "hung"
+    LOST = "lost"
+    RESET = "reset-required"
+    MISMATCH = "version-mismatch"
+    NOT_LOADED = "not-loaded"
+    FORBIDDEN = "forbidden"
+    OTHER = "other"
 
 
 @dataclass(frozen=True)
@@ -24,13 +43,54 @@ class GpuFacts:
     """None where the driver could not be asked."""
     error: str = ""
     """Why the driver could not be asked."""
+    driver: str = ""
+    """Its version, such as 580.142; empty where it does not say."""
+    trouble: Trouble = Trouble.NONE
 
 
 NO_GPU = GpuFacts((), None, ())
 
 
+def hung(seconds: float) -> GpuFacts:
+    return GpuFacts((), None, None, f"it did not answer in {seconds:g} s", trouble=Trouble.HUNG)
+
+
 def of_tree(files: Files) -> GpuFacts:
-    """What a tree of files tells of a GPU: names alone."""
+    """What the driver said when the machine was recorded; without that, the names that its /proc files tell."""
+    try:
+        text = files.text(RECORDED, limit=1 << 20)
+    except (FileNotFoundError, NotADirectoryError):
+        return _names_alone(files)
+    return parse(text)
+
+
+def parse(text: str) -> GpuFacts:
+    """The driver's recorded answer: GpuFacts as JSON, or `{"hangs": true}`. Raises ValueError for anything else."""
+    match json.loads(text):
+        case {"hangs": True}:
+            return hung(10)
+        case {"names": list(names), **rest} if all(isinstance(name, str) for name in names):
+            total, processes = rest.get("total_bytes"), rest.get("processes")
+            return GpuFacts(
+                tuple(harmless(name) for name in names),
+                total if isinstance(total, int) else None,
+                tuple(_process(one) for one in processes) if isinstance(processes, list) else None,
+                harmless(str(rest.get("error", ""))),
+                harmless(str(rest.get("driver", ""))),
+                Trouble(rest.get("trouble", "")),
+            )
+    raise ValueError(f"{RECORDED} is no answer of the driver")
+
+
+def _process(recorded: object) -> GpuProcess:
+    match recorded:
+        case {"pid": int(pid), **rest}:
+            used = rest.get("used_bytes")
+            return GpuProcess(pid, used if isinstance(used, int) else None)
+    raise ValueError(f"{RECORDED} lists what is no process")
+
+
+def _names_alone(files: Files) -> GpuFacts:
     found = []
     try:
         folders = files.names("/proc/driver/nvidia/gpus")

@@ -1,6 +1,6 @@
 """NVML, asked through ctypes with a deadline: a hung driver hangs whoever calls it.
 
-Ten functions whose ABI NVIDIA keeps stable are all that is needed of it.
+Eleven functions whose ABI NVIDIA keeps stable are all that is needed of it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-from sparkd.host.gpu import NO_GPU, GpuFacts, GpuProcess
+from sparkd.host.gpu import NO_GPU, GpuFacts, GpuProcess, Trouble, hung
 from sparkd.host.harmless import harmless
 
 LIBRARY = "libnvidia-ml.so.1"
-DEADLINE_SECONDS = 5.0
+DEADLINE_SECONDS = 10.0
 """Without persistence mode the first question initialises the GPU, which takes one to two seconds."""
 
 _NOT_SUPPORTED = 3
@@ -29,6 +29,16 @@ _WORDS = {
     18: "library and driver differ in version, as after an upgrade without a reboot",
 }
 """Of nvmlReturn_t, those that a person can do something about."""
+_TROUBLES = {
+    4: Trouble.FORBIDDEN,
+    9: Trouble.NOT_LOADED,
+    15: Trouble.LOST,
+    16: Trouble.RESET,
+    18: Trouble.MISMATCH,
+}
+
+_left_behind: list[threading.Thread] = []
+"""The asker that a hung driver keeps. No other is sent after it: each would be kept too."""
 
 
 class _Memory(ctypes.Structure):
@@ -58,7 +68,10 @@ def read(deadline_seconds: float = DEADLINE_SECONDS) -> GpuFacts:
 
 
 def within(deadline_seconds: float, ask: Callable[[], GpuFacts]) -> GpuFacts:
-    """The answer, or that there was none in time."""
+    """The answer, or that there was none in time. Said at once while the driver keeps an earlier asker."""
+    if any(one.is_alive() for one in _left_behind):
+        return hung(deadline_seconds)
+    _left_behind.clear()
     answers: list[GpuFacts] = []
     # A thread, since a call into a hung driver can be neither ended nor timed out; a daemon, so it can be left behind.
     asker = threading.Thread(target=lambda: answers.append(ask()), name="nvml", daemon=True)
@@ -66,7 +79,8 @@ def within(deadline_seconds: float, ask: Callable[[], GpuFacts]) -> GpuFacts:
     asker.join(deadline_seconds)
     if answers:
         return answers[0]
-    return GpuFacts((), None, None, f"it did not answer in {deadline_seconds:g} s")
+    _left_behind.append(asker)
+    return hung(deadline_seconds)
 
 
 def ask(library_name: str = LIBRARY) -> GpuFacts:
@@ -82,7 +96,7 @@ def ask(library_name: str = LIBRARY) -> GpuFacts:
         finally:
             _call(library, "nvmlShutdown")
     except _NvmlError as error:
-        return GpuFacts((), None, None, str(error))
+        return GpuFacts((), None, None, str(error), trouble=_TROUBLES.get(error.code, Trouble.OTHER))
 
 
 def _facts(library: ctypes.CDLL) -> GpuFacts:
@@ -103,7 +117,14 @@ def _facts(library: ctypes.CDLL) -> GpuFacts:
                 used[info.pid] = None if known is None or before is None else before + known
     known_totals = [total for total in totals if total is not None]
     total = sum(known_totals) if totals and len(known_totals) == len(totals) else None
-    return GpuFacts(tuple(names), total, tuple(GpuProcess(pid, size) for pid, size in sorted(used.items())))
+    processes = tuple(GpuProcess(pid, size) for pid, size in sorted(used.items()))
+    return GpuFacts(tuple(names), total, processes, driver=_driver(library))
+
+
+def _driver(library: ctypes.CDLL) -> str:
+    buffer = ctypes.create_string_buffer(80)
+    _call(library, "nvmlSystemGetDriverVersion", buffer, ctypes.c_uint(len(buffer)))
+    return harmless(buffer.value.decode("utf-8", "backslashreplace"))
 
 
 def _name(library: ctypes.CDLL, device: ctypes.c_void_p) -> str:

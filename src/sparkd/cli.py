@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("units", "render, install, check or remove what systemd runs"),
     ("recipe", "list, show and check recipes"),
     ("config", "show or check the configuration"),
+    ("tune", "show, apply or take back settings of the kernel"),
     ("init", "make the key that the nodes of a cluster sign with"),
 )
 

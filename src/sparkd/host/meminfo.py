@@ -6,6 +6,11 @@ from dataclasses import dataclass
 
 from sparkd.host.files import Files
 
+_KERNEL = (
+    *("KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
+    *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
+)
+
 
 @dataclass(frozen=True)
 class MemInfo:
@@ -25,7 +30,13 @@ class MemInfo:
     slab_reclaimable_bytes: int = 0
     slab_unreclaimable_bytes: int = 0
     kernel_bytes: int = 0
-    """Kernel stacks, page tables, vmalloc and huge pages set apart."""
+    """Kernel stacks, page tables, vmalloc, huge pages set apart, compressed swap, and what a balloon gave back."""
+    huge_pages_bytes: int = 0
+    """Set apart as huge pages, used or not."""
+    cma_used_bytes: int = 0
+    """Taken from the contiguous area, by drivers or by what the other counters count too."""
+    cma_excess_bytes: int = 0
+    """Free in the contiguous area beyond all that it has: memory that kexec handover keeps back is counted so."""
 
     @property
     def unaccounted_bytes(self) -> int:
@@ -64,8 +75,20 @@ def read(files: Files) -> MemInfo:
         dirty_bytes=sum_of("Dirty", "Writeback"),
         slab_reclaimable_bytes=sum_of("SReclaimable"),
         slab_unreclaimable_bytes=sum_of("SUnreclaim"),
-        kernel_bytes=sum_of("KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
+        kernel_bytes=sum_of(*_KERNEL),
+        huge_pages_bytes=sum_of("Hugetlb"),
+        cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
+        cma_excess_bytes=max(0, sum_of("CmaFree") - sum_of("CmaTotal")),
     )
+
+
+def zfs_cache_bytes(files: Files) -> int:
+    """The ARC of ZFS, which no counter of /proc/meminfo knows; 0 where there is no ZFS."""
+    try:
+        rows = [line.split() for line in files.text("/proc/spl/kstat/zfs/arcstats", limit=65536).splitlines()]
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    return next((int(row[2]) for row in rows if len(row) == 3 and row[0] == "size" and row[2].isdigit()), 0)
 
 
 def _entries(text: str) -> list[tuple[str, int]]:

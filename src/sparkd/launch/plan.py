@@ -104,3 +104,5 @@ class LaunchPlan:
     """What settings and recipe give to all ranks alike, by name, sorted: placeholders unfilled, no secret's value."""
     digest: str
     """Of `shared` alone: known before docker and the model's folder have been looked at."""
+    sysctls: tuple[tuple[str, str], ...] = ()
+    """Settings of the node's kernel that the recipe asks for. They are the node's own concern: no part of the digest."""

@@ -85,6 +85,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         gpu_memory_utilization=_share_of_memory(recipe, args),
         shared=alike,
         digest=shared.digest(alike),
+        sysctls=tuple(sorted(recipe.host.sysctls.items())),
     )
 
 

@@ -78,6 +78,21 @@ Bytes = Annotated[int, Field(ge=1, le=2**50)]
 RecipeName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a name in small letters, digits, dots and dashes")]
 
 
+SysctlName = Annotated[
+    str,
+    t.matching(
+        r"(?:vm|net\.core|net\.ipv4|net\.ipv6)(?:\.[a-z0-9_-]+)+|kernel\.(?:numa_balancing|pid_max|threads-max)",
+        "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
+    ),
+]
+"""A recipe comes from somebody else: what could run a program, such as kernel.core_pattern, is not for it to say."""
+SysctlValue = Annotated[
+    str,
+    BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),
+    t.matching(r"-?\d{1,19}(?: -?\d{1,19}){0,7}", "a number, or numbers with one blank between them"),
+]
+
+
 class Limit(Section):
     """A limit of resources, soft and hard; -1 is unlimited."""
 
@@ -163,6 +178,14 @@ class Container(Section):
     ] = Field((), description="Further files and folders: SOURCE:TARGET:ro or SOURCE:TARGET:rw.")
 
 
+class Host(Section):
+    """What the source ran with on the node itself. It is compared, and set by `sparkd tune apply` alone."""
+
+    sysctls: Mapping[SysctlName, SysctlValue] = Field(
+        default_factory=dict, description="Settings of the kernel, such as vm.swappiness: 10."
+    )
+
+
 class Recipe(Section):
     """A way to serve one model that is known to work, with where it is known from."""
 
@@ -187,6 +210,7 @@ class Recipe(Section):
         default_factory=dict, description="Secrets by the name of the variable that the engine gets: NAME: its file."
     )
     container: Container = Field(Container(), description="Options of the container.")
+    host: Host = Field(Host(), description="What the source ran with on the node itself.")
     caches: Mapping[CacheName, Target] = Field(
         default_factory=dict, description="Compile caches, one folder for each image, by name: path in the container."
     )

@@ -1,0 +1,116 @@
+"""Settings of the kernel: those that the recipe asks for, and those that no engine lives with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkd.host import sysctl
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.problems import Problem, verdict
+from sparkd.preflight.sizes import GIB, size
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+
+MOST_RESERVED_BYTES = 8 * GIB
+MOST_HUGE_PAGES_BYTES = GIB
+FEWEST_PIDS = 8192
+NEVER_OVERCOMMIT = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    name: str
+    wanted: str
+    found: str | None
+    """None: this kernel has no such setting."""
+
+
+@dataclass(frozen=True)
+class KernelFacts:
+    wanted: tuple[Setting, ...]
+    reserved_bytes: int
+    """vm.min_free_kbytes."""
+    overcommit: int
+    """vm.overcommit_memory."""
+    pid_max: int
+    huge_pages_bytes: int
+
+
+@dataclass(frozen=True)
+class KernelSettings(Check[KernelFacts]):
+    """The kernel is set as the recipe asks, and to nothing that is known to break engines."""
+
+    wanted: tuple[tuple[str, str], ...] = ()
+    """Names and values of the recipe's host.sysctls."""
+    id: str = "kernel-settings"
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.UNKNOWN),
+        reads="/proc/sys, as far as named; /proc/meminfo",
+        source="tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark pull request 19 (measured: raised min_free_kbytes "
+        "fails vLLM's start); the kernel's documentation, admin-guide/sysctl/vm and mm/overcommit-accounting",
+        page="""\
+A recipe may say under `host.sysctls` which settings of the kernel its source ran with. Where the node's differ, this
+check says so; nothing is changed for that. `sparkd tune show` prints them side by side, `sparkd tune apply` sets them
+and keeps them over reboots, `sparkd tune revert` takes them back.
+
+Whatever the recipe says, it warns of
+
+  vm.min_free_kbytes over 8 GiB   The kernel keeps that much free, and more than it is taken off MemAvailable, by which
+                                  vLLM and unified-memory go: a value of a few GiB was measured to fail vLLM's start.
+  vm.overcommit_memory = 2        Only so much address space is given out as there is memory and swap. CUDA reserves far
+                                  more than it uses, and the engine ends with "Cannot allocate memory".
+  kernel.pid_max under 8192       Threads count. An engine has some hundreds, and its compilers as many again.
+  huge pages over 1 GiB           vm.nr_hugepages sets memory apart that neither vLLM nor CUDA uses.
+
+  warn     one of these, or a setting that differs from the recipe's, or that this kernel does not have. It never
+           blocks: a source lists what it ran with, which is seldom what it needs.
+  unknown  a setting can't be read as a number.
+
+Advice on these settings conflicts: vfs_cache_pressure is given as 50 and as 200, min_free_kbytes as 1.5 GiB and as 5,
+and others report that a clean boot needs none of it. A recipe should name no more than its source shows to matter.""",
+    )
+
+    def probe(self, host: Host) -> KernelFacts:
+        files = host.files
+
+        def number(name: str, otherwise: int) -> int:
+            said = sysctl.read(files, name)
+            return otherwise if said is None else int(said)
+
+        return KernelFacts(
+            wanted=tuple(Setting(name, value, sysctl.read(files, name)) for name, value in self.wanted),
+            reserved_bytes=number("vm.min_free_kbytes", 0) * 1024,
+            overcommit=number("vm.overcommit_memory", 0),
+            pid_max=number("kernel.pid_max", FEWEST_PIDS),
+            huge_pages_bytes=host.meminfo().huge_pages_bytes,
+        )
+
+    def judge(self, facts: KernelFacts) -> Verdict:
+        problems = [_differs(one) for one in facts.wanted if one.found != one.wanted]
+        if facts.reserved_bytes > MOST_RESERVED_BYTES:
+            reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
+            problems.append(Problem(Level.WARN, reason, "sysctl -w vm.min_free_kbytes=1572864"))
+        if facts.overcommit == NEVER_OVERCOMMIT:
+            reason = "vm.overcommit_memory=2: CUDA reserves more addresses than there is memory"
+            problems.append(Problem(Level.WARN, reason, "sysctl -w vm.overcommit_memory=0"))
+        if facts.pid_max < FEWEST_PIDS:
+            reason = f"kernel.pid_max={facts.pid_max}: an engine and its compilers have some thousand threads"
+            problems.append(Problem(Level.WARN, reason, "sysctl -w kernel.pid_max=4194304"))
+        if facts.huge_pages_bytes > MOST_HUGE_PAGES_BYTES:
+            reason = f"{size(facts.huge_pages_bytes)} are set apart as huge pages, which the engine does not use"
+            problems.append(Problem(Level.WARN, reason, "sysctl -w vm.nr_hugepages=0"))
+        asked = (
+            f"the {len(facts.wanted)} that the recipe asks for are set" if facts.wanted else "the recipe asks for none"
+        )
+        return verdict(problems, f"{asked}, nothing harmful")
+
+
+def _differs(one: Setting) -> Problem:
+    if one.found is None:
+        hint = "take it out of the recipe's host.sysctls, or boot the kernel that the recipe was made for"
+        return Problem(
+            Level.WARN, f"{one.name}: this kernel has no such setting, the recipe asks for {one.wanted}", hint
+        )
+    return Problem(Level.WARN, f"{one.name} is {one.found}, the recipe asks for {one.wanted}", "sparkd tune apply")

@@ -33,6 +33,17 @@ MISSING = "missing"
 _LONGEST_NAME = 300
 _NAMED = re.compile(rb'"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"\s*[,}]')
 """A shard that an index maps a tensor to: a value, never a key. Read as a stream, for the index itself has 10 MB."""
+_TOTAL = re.compile(rb'"total_size"\s*:\s*(\d{1,18})[\s,}]')
+
+
+@dataclass(frozen=True)
+class Index:
+    """`*.index.json`: which shards there must be, and how many bytes all tensors have, where it says so."""
+
+    shards: frozenset[str]
+    total_bytes: int | None
+    whole: bool
+    """Whether it ends as it must; one that was cut off names too few."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,9 @@ def manifest(files: Files, folder: str) -> Weights:
         elif name in DECIDING or name.endswith(DECIDING_ENDS):
             found[name] = _content(files, path)
         if name.endswith(INDEX) and found[name].startswith("sha256"):
-            found |= {shard: _named(files, folder, shard) for shard in _shards(files, path) if shard not in found}
+            found |= {
+                shard: _named(files, folder, shard) for shard in read_index(files, path).shards if shard not in found
+            }
         if len(found) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", folder)
     return Weights(
@@ -65,20 +78,31 @@ def manifest(files: Files, folder: str) -> Weights:
     )
 
 
-def _shards(files: Files, path: str) -> set[str]:
+def read_index(files: Files, path: str) -> Index:
+    """Which shards an index names. Raises OSError."""
     names: set[str] = set()
+    total: int | None = None
     rest = b""
+    first = b""
     for chunk in files.chunks(path):
         text = rest + chunk
+        first = first or text.lstrip()[:1]
         names |= {match[1].decode("utf-8", "backslashreplace") for match in _NAMED.finditer(text)}
         if len(names) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", path)
+        if total is None and (said := _TOTAL.search(text)):
+            total = int(said[1])
         rest = text[-_LONGEST_NAME:]
-    return names
+    return Index(frozenset(names), total, first == b"{" and rest.rstrip()[-1:] == b"}")
+
+
+def leaves(shard: str) -> bool:
+    """Whether a name in an index is that of a file outside of the model's folder."""
+    return shard.startswith("/") or ".." in shard.split("/")
 
 
 def _named(files: Files, folder: str, shard: str) -> str:
-    if shard.startswith("/") or ".." in shard.split("/"):
+    if leaves(shard):
         return "outside of the model's folder"
     return _size(files, f"{folder}/{shard}")
 

@@ -1,0 +1,130 @@
+"""Room on the disks, by the paths that need it; and which file systems nobody can write to.
+
+A tree of files carries `/.sparkd/disks.json`: {PATH: {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.host.recorded import FOLDER
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.host.files import Files
+
+MOUNTS = "/proc/self/mounts"
+DOCKER_CONFIG = "/etc/docker/daemon.json"
+DOCKER_ROOT = "/var/lib/docker"
+
+_ESCAPE = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True)
+class Room:
+    """Of the file system that `path` is on, or will be once it is made."""
+
+    path: str
+    mount: str
+    total_bytes: int
+    free_bytes: int
+    """For root: what the file system keeps back for it counts."""
+    free_inodes: int | None
+    """None where the file system makes them as it needs them."""
+    read_only: bool
+
+
+@dataclass(frozen=True)
+class _Counts:
+    total_bytes: int
+    free_bytes: int
+    free_inodes: int | None
+
+
+def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
+    """In the paths' order; a tree of files leaves out what it has no record of. Raises OSError, ValueError."""
+    mounts = _mounts(host.files)
+    record = None if host.live else _record(host.files)
+    found = []
+    for path in paths:
+        counts = _living(path) if record is None else _nearest(record, path)
+        if counts is not None:
+            mount = _nearest_key(mounts, _real(host.files, path)) or "/"
+            one = Room(path, mount, counts.total_bytes, counts.free_bytes, counts.free_inodes, mounts.get(mount, False))
+            found.append(one)
+    return tuple(found)
+
+
+def docker_root(files: Files) -> str:
+    """Where dockerd keeps containers and images."""
+    try:
+        said = json.loads(files.text(DOCKER_CONFIG))
+    except (OSError, ValueError, RecursionError):  # none, or one that dockerd would not start with
+        return DOCKER_ROOT
+    match said:
+        case {"data-root": str(path)} if path.startswith("/"):
+            return path
+        case _:
+            return DOCKER_ROOT
+
+
+def _living(path: str) -> _Counts:
+    while True:
+        try:
+            found = os.statvfs(path)
+        except (FileNotFoundError, NotADirectoryError):
+            path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
+            continue
+        inodes = found.f_ffree if found.f_files else None
+        return _Counts(found.f_blocks * found.f_frsize, found.f_bfree * found.f_frsize, inodes)
+
+
+def _record(files: Files) -> dict[str, _Counts]:
+    try:
+        said = json.loads(files.text(f"{FOLDER}/disks.json"))
+    except FileNotFoundError:
+        return {}
+    if not isinstance(said, dict):
+        raise ValueError(f"{FOLDER}/disks.json is no table")
+    return {str(path): _counts(one) for path, one in said.items()}
+
+
+def _counts(said: object) -> _Counts:
+    match said:
+        case {"total_bytes": int(total), "free_bytes": int(free), "free_inodes": int() | None as inodes}:
+            return _Counts(total, free, inodes)
+        case _:
+            raise ValueError(f"{FOLDER}/disks.json: total_bytes, free_bytes and free_inodes are needed")
+
+
+def _mounts(files: Files) -> dict[str, bool]:
+    """By mount point, whether it is read-only; the last mount on a point hides those before it."""
+    try:
+        text = files.text(MOUNTS)
+    except FileNotFoundError:
+        return {}
+    rows = [row for line in text.splitlines() if len(row := line.split()) > 3]
+    return {_ESCAPE.sub(lambda match: chr(int(match[1], 8)), row[1]): "ro" in row[3].split(",") for row in rows}
+
+
+def _nearest(record: Mapping[str, _Counts], path: str) -> _Counts | None:
+    key = _nearest_key(record, path)
+    return None if key is None else record[key]
+
+
+def _nearest_key(table: Mapping[str, object], path: str) -> str | None:
+    """The path itself, or the folder above it that is in the table."""
+    return next((one for one in (path, *map(str, Path(path).parents)) if one in table), None)
+
+
+def _real(files: Files, path: str) -> str:
+    """Where the path leads, symlinks followed."""
+    if files.root == "/":
+        return os.path.realpath(path)
+    return files.real(path).removeprefix(files.root) or "/"

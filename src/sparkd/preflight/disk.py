@@ -1,0 +1,117 @@
+"""Disk: room where a launch writes, and file systems that let it write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkd.host import disks
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.problems import ORDER, Problem, verdict
+from sparkd.preflight.sizes import GIB, MIB, size
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.host.disks import Room
+
+FEW_INODES = 100
+"""A launch makes some twenty files; the compile caches make thousands."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder that is written to. Below `block_bytes` a launch fails, below `warn_bytes` it may fail later."""
+
+    path: str
+    what: str
+    block_bytes: int
+    warn_bytes: int
+    optional: bool = False
+    """It is judged only where it is there."""
+    vital: bool = True
+    """A launch fails where it can't be written to."""
+
+
+STATE = Place("/var/lib/sparkd", "sparkd's own files, such as the count of failed launches", 64 * MIB, 256 * MIB)
+CACHES = Place("/var/lib/sparkd/cache", "compile caches", 0, 10 * GIB)
+LOGS = Place("/var/log", "the journal", 0, 512 * MIB, optional=True, vital=False)
+CONTAINERD = Place("/var/lib/containerd", "docker's images", 256 * MIB, 5 * GIB, optional=True)
+
+
+@dataclass(frozen=True)
+class PlaceFacts:
+    place: Place
+    room: Room
+
+
+@dataclass(frozen=True)
+class DiskFacts:
+    places: tuple[PlaceFacts, ...]
+
+
+@dataclass(frozen=True)
+class DiskRoom(Check[DiskFacts]):
+    """A launch can write what it must."""
+
+    caches: bool = True
+    """Whether the plan keeps compile caches."""
+    id: str = "disk"
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/self/mounts; /etc/docker/daemon.json",
+        source="statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB",
+        page="""\
+A disk that is full, or that the kernel has made read-only after an error, is found late: the container can't be made,
+the engine fails while it compiles, or the count of failed launches can't be kept. This check asks for room
+
+  /var/lib/sparkd        block below 64 MiB, warn below 256 MiB: state that must survive a power cut
+  /var/lib/sparkd/cache  warn below 10 GiB, where the recipe has compile caches; they are kept for three images
+  docker's folders       block below 256 MiB, warn below 5 GiB: the container's own layer, its log, new images.
+                         data-root of /etc/docker/daemon.json, else /var/lib/docker; and /var/lib/containerd
+  /var/log               warn below 512 MiB: the journal forgets what happened
+
+and for file systems that are mounted writable. The model's disk is only read: its room does not matter. What a file
+system keeps back for root counts as free, for sparkd and docker are root. Out of inodes is full too.
+
+  block  sparkd or docker can't write. Make room (df -h, docker system df). For a file system that has become read-only,
+         look at dmesg first: a disk that fails does this.
+  warn   there is little room.""",
+    )
+
+    def probe(self, host: Host) -> DiskFacts:
+        docker = Place(
+            disks.docker_root(host.files), "docker's containers and images", 256 * MIB, 5 * GIB, optional=True
+        )
+        all_places = (STATE, *((CACHES,) if self.caches else ()), docker, CONTAINERD, LOGS)
+        places = {one.path: one for one in all_places if not one.optional or host.files.exists(one.path)}
+        return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.rooms(host, places)))
+
+    def judge(self, facts: DiskFacts) -> Verdict:
+        if not facts.places:
+            return Verdict(Level.OK, "this tree of files does not say how full its disks are")
+        worst: dict[str, Problem] = {}  # folders on one disk: the most pressing one says it for all
+        for one in sorted(facts.places, key=lambda one: -one.place.warn_bytes):
+            problem = _problem(one.place, one.room)
+            known = worst.get(one.room.mount)
+            if problem and (known is None or ORDER.index(problem.level) < ORDER.index(known.level)):
+                worst[one.room.mount] = problem
+        free = {one.room.mount: size(one.room.free_bytes) for one in facts.places}
+        return verdict(tuple(worst.values()), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
+
+
+def _problem(place: Place, room: Room) -> Problem | None:
+    where = f"{place.path} ({place.what})"
+    if room.read_only:
+        level = Level.BLOCK if place.vital else Level.WARN
+        reason = f"{room.mount} is mounted read-only, and {where} must be written to"
+        return Problem(level, reason, f"look at: dmesg; then: mount -o remount,rw {room.mount}")
+    hint = f"make room: df -h {room.mount}; docker system df"
+    if room.free_inodes is not None and room.free_inodes < FEW_INODES:
+        level = Level.BLOCK if place.block_bytes else Level.WARN
+        return Problem(level, f"{room.free_inodes} inodes free on {room.mount}, for {where}", f"df -i {room.mount}")
+    if room.free_bytes >= place.warn_bytes:
+        return None
+    blocks = room.free_bytes < place.block_bytes
+    needed = size(place.block_bytes if blocks else place.warn_bytes)
+    reason = f"{size(room.free_bytes)} free on {room.mount}, {needed} needed for {where}"
+    return Problem(Level.BLOCK if blocks else Level.WARN, reason, hint)

@@ -1,0 +1,150 @@
+"""How the boots before this one ended: what is written down at each launch, and what the next boot makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.host.boots import KEPT, LOADING, PATH, SERVING, Boots, dump, parse
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.last_boot import LastBoot
+
+PLAN, OTHER = "d1", "d2"
+CUT, STOPPED, KILLED = "cut", "stopped", "killed"
+"""How a launch ends: with its machine; in order; its agent alone, which the next one of this boot finds."""
+Life = tuple[str, str, str]
+"""Plan, phase, end."""
+
+
+def lived(*lives: Life, known: Boots | None = None) -> Boots:
+    """boots.json after one launch in each boot, written as the agent does."""
+    known = known or Boots()
+    for number, (plan, phase, end) in enumerate(lives):
+        boot_id = f"boot{number}"
+        known = known.closed(boot_id).opened(boot_id, plan, {"kernel": "6.17"})
+        if phase == SERVING:
+            known = known.served(boot_id)
+        if end != CUT:
+            known = known.closed(boot_id)
+    return known
+
+
+def judged(tree: Tree, known: Boots, boot_id: str = "now") -> Verdict:
+    tree.file(PATH, dump(known))
+    tree.file("/proc/sys/kernel/random/boot_id", f"{boot_id}\n")
+    check = LastBoot(PLAN, "sparkd-head")
+    return check.judge(check.probe(Host(tree.root)))
+
+
+LOAD_CUT = (PLAN, LOADING, CUT)
+SERVICE_CUT = (PLAN, SERVING, CUT)
+
+
+@pytest.mark.parametrize(
+    ("lives", "level"),
+    [
+        pytest.param([], Level.OK, id="never launched"),
+        pytest.param([(PLAN, SERVING, STOPPED)], Level.OK, id="shut down"),
+        pytest.param([(PLAN, LOADING, STOPPED)], Level.OK, id="shut down while loading"),
+        pytest.param([(PLAN, LOADING, KILLED)], Level.OK, id="only the agent died"),
+        pytest.param([SERVICE_CUT], Level.WARN, id="a power cut while serving"),
+        pytest.param([SERVICE_CUT] * 5, Level.WARN, id="power cuts while serving alone"),
+        pytest.param([LOAD_CUT], Level.WARN, id="one while loading"),
+        pytest.param([LOAD_CUT] * 2, Level.WARN, id="two while loading"),
+        pytest.param([LOAD_CUT] * 3, Level.BLOCK, id="three while loading"),
+        pytest.param([LOAD_CUT] * 20, Level.BLOCK, id="more than are kept"),
+        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED), LOAD_CUT], Level.WARN, id="a clean one between"),
+        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED)], Level.OK, id="a clean one last"),
+        pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT, LOAD_CUT], Level.WARN, id="a good start between"),
+        pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT], Level.WARN, id="a good start last"),
+        pytest.param([LOAD_CUT, (OTHER, LOADING, CUT), LOAD_CUT, LOAD_CUT], Level.WARN, id="another plan between"),
+        pytest.param([(OTHER, LOADING, CUT)] * 3, Level.WARN, id="another plan"),
+        pytest.param([(OTHER, LOADING, CUT), *[LOAD_CUT] * 3], Level.BLOCK, id="another plan long ago"),
+        pytest.param([(PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3], Level.BLOCK, id="since a good start"),
+    ],
+)
+def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(
+    tree: Tree, lives: Sequence[Life], level: Level
+) -> None:
+    verdict = judged(tree, lived(*lives))
+    assert (verdict.level, verdict.needs_person) == (level, level is Level.BLOCK)
+
+
+def test_this_boots_own_launch_is_not_judged(tree: Tree) -> None:
+    assert judged(tree, lived(*[LOAD_CUT] * 3), boot_id="boot2").level is Level.WARN
+    assert judged(tree, lived(LOAD_CUT), boot_id="boot0").level is Level.OK
+
+
+def test_a_good_start_ends_the_warning(tree: Tree) -> None:
+    known = lived(LOAD_CUT, LOAD_CUT).opened("now", PLAN, {})
+    assert judged(tree, known).level is Level.WARN
+    assert judged(tree, known.served("now")).level is Level.OK
+
+
+def test_a_launch_after_a_person_was_called_begins_at_zero(tree: Tree) -> None:
+    handed_over = lived(*[LOAD_CUT] * 3).forgiven()
+    assert judged(tree, handed_over).level is Level.OK
+    assert judged(tree, lived(LOAD_CUT, LOAD_CUT, known=handed_over)).level is Level.WARN
+
+
+def test_a_relaunch_that_takes_the_machine_down_counts_though_others_of_its_boot_ended_in_order(tree: Tree) -> None:
+    known = Boots()
+    for boot_id in ("a", "b", "c"):
+        known = known.opened(boot_id, PLAN, {}).closed(boot_id).opened(boot_id, PLAN, {})
+    assert judged(tree, known).level is Level.BLOCK
+
+
+def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
+    good = {"kernel": "6.17", "args.x": "1", "args.y": "1", "env.z": "1", "image": "same"}
+    known = Boots().opened("a", PLAN, good).served("a").closed("a")
+    tried = {"kernel": "7.0", "args.x": "2", "args.y": "1", "env.z": "2", "env.new": "3", "image": "same"}
+    for boot_id in ("b", "c", "d"):
+        known = known.opened(boot_id, PLAN, tried)
+    verdict = judged(tree, known)
+    assert verdict.reason.endswith(
+        "changed since the last good start: kernel from 6.17 to 7.0, args.x from 1 to 2, "
+        "env.new from nothing to 3 and 1 more"
+    )
+    assert verdict.hint.endswith("systemctl start sparkd-head")
+    assert "no good start is on record" in judged(tree, lived(*[LOAD_CUT] * 3)).reason
+    same = lived((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
+    assert "nothing that sparkd knows of has changed" in judged(tree, same).reason
+
+
+def test_a_machine_without_the_file_is_good_and_is_not_asked_for_its_boot(tree: Tree) -> None:
+    check = LastBoot(PLAN)
+    assert check.judge(check.probe(Host(tree.root))).level is Level.OK
+
+
+def test_what_was_written_is_read_and_old_boots_are_forgotten() -> None:
+    known = lived(*[LOAD_CUT] * (KEPT + 3))
+    assert parse(dump(known)) == known
+    assert [one.boot_id for one in known.boots] == [f"boot{number}" for number in range(3, KEPT + 3)]
+
+
+def test_what_goes_in_is_bounded() -> None:
+    facts = {f"env.{number}": "x" * 5000 for number in range(5000)}
+    assert len(dump(Boots().opened("a", PLAN, facts))) < 1 << 20
+
+
+@given(
+    st.text()
+    | st.sampled_from(["", "[]", '{"schema": 2}', "[" * 9000, '{"schema": 1, "boots": 3, "tried": {}, "good": {}}'])
+)
+def test_a_broken_file_counts_as_empty(text: str) -> None:
+    assert parse(text) == Boots()
+
+
+def test_entries_that_are_none_are_left_out(tree: Tree) -> None:
+    one = {"boot_id": "a", "digest": PLAN, "phase": "\x1b[2J", "open": True}
+    boots = [1, {}, {**one, "open": "yes"}, one]
+    tree.file(PATH, json.dumps({"schema": 1, "boots": boots, "tried": {"k": [1]}, "good": {}}))
+    tree.file("/proc/sys/kernel/random/boot_id", "now\n")
+    facts = LastBoot(PLAN).probe(Host(tree.root))
+    assert [one.phase for one in facts.before] == ["\\x1b[2J"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -36,6 +37,10 @@ class Host:
         self.files = Files(os.path.realpath(root))
         self._docker = docker or self._own_docker
         self.gpu = gpu or self._gpu
+
+    def for_one_look(self) -> Host:
+        """The same machine, whose GPU driver is asked once, however many checks want to know."""
+        return Host(self.files.root, self._docker, functools.cache(self.gpu))
 
     @property
     def live(self) -> bool:

@@ -11,6 +11,8 @@ from sparkd.host.harmless import harmless
 from sparkd.host.recorded import FOLDER
 
 RECORDED = f"{FOLDER}/nvml.json"
+AWAITED = "the GPU's driver"
+"""What checks that could not ask it say that they wait for."""
 
 
 class Trouble(Enum):

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
     """Run every check. One that fails to look is UNKNOWN, with what failed."""
-    return tuple(_examine(check, host) for check in checks)
+    seen = host.for_one_look()
+    return tuple(_examine(check, seen) for check in checks)
 
 
 def _examine(check: AnyCheck, host: Host) -> Finding:

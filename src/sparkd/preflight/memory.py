@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host.gpu import NO_GPU
+from sparkd.host.gpu import AWAITED, NO_GPU
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.sizes import MIB, size
 
@@ -94,9 +94,8 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
 
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
-            return Verdict(
-                Level.UNKNOWN, f"the GPU's driver can't be asked: {facts.gpu_error}", "look at: nvidia-smi, dmesg"
-            )
+            reason = f"the GPU's driver can't be asked: {facts.gpu_error}"
+            return Verdict(Level.UNKNOWN, reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
         total = facts.gpu_total_bytes or facts.total_bytes
         needed = self.need.all_bytes(total)
         words = f"{size(needed)} needed ({size(self.need.engine_bytes(total))} and headroom)"

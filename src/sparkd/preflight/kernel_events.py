@@ -1,0 +1,83 @@
+"""What the kernel's log says that matters to an engine: each thing once, with how often and when it was said last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from sparkd.host.harmless import harmless
+
+if TYPE_CHECKING:
+    from sparkd.host.kmsg import Record
+
+MAX_EVENTS = 64
+"""Different things that are told apart; far more than a log of an ill machine has."""
+
+
+class Kind(Enum):
+    XID = "xid"
+    RECOVERY = "gpu-recovery-action"
+    DRIVER_LOADED = "driver-loaded"
+    OUT_OF_MEMORY = "out-of-memory"
+    PCIE_FATAL = "pcie-fatal"
+    NIC_RESET = "nic-reset"
+    DRIVER_NO_MEMORY = "driver-no-memory"
+
+
+@dataclass(frozen=True)
+class Event:
+    kind: Kind
+    subject: str
+    """Of which device, or which process was killed."""
+    code: int
+    """The Xid, or the recovery action; else 0."""
+    count: int
+    last_seconds: float
+    """Since boot."""
+    text: str
+    """As it was said last."""
+
+
+_PATTERNS = (
+    (Kind.RECOVERY, re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): 154, .*\bto 0x([0-9a-fA-F]+)")),
+    (Kind.XID, re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)\b")),
+    (Kind.DRIVER_LOADED, re.compile(r"NVRM: loading NVIDIA UNIX ()")),
+    # Of the node, not of a container that reached its own limit: that begins with "Memory cgroup".
+    (Kind.OUT_OF_MEMORY, re.compile(r"Out of memory: Killed process \d+ \((.*?)\) total-vm")),
+    (Kind.PCIE_FATAL, re.compile(r"\S+ (\S+): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\)")),
+    (Kind.NIC_RESET, re.compile(r"mlx5_core (\S+): mlx5_pci_slot_reset\b")),
+    (Kind.DRIVER_NO_MEMORY, re.compile(r"NVRM: .*\[NV_ERR_NO_MEMORY\]()")),
+)
+
+
+def find(records: Iterable[Record]) -> tuple[Event, ...]:
+    """In the order in which they were last said."""
+    found: dict[tuple[Kind, str, int], Event] = {}
+    for record in records:
+        event = of(record)
+        if event is None:
+            continue
+        # The last recovery action is what counts, whatever it was before.
+        key = (event.kind, event.subject, 0 if event.kind is Kind.RECOVERY else event.code)
+        before = found.pop(key, None)
+        if before is not None:
+            found[key] = replace(event, count=before.count + 1)
+        elif len(found) < MAX_EVENTS:
+            found[key] = event
+    return tuple(found.values())
+
+
+def of(record: Record) -> Event | None:
+    """None for what does not matter here, such as mlx5's warning of 27 W, which healthy machines give at each boot."""
+    for kind, pattern in _PATTERNS:
+        matched = pattern.match(record.text)
+        if matched is None:
+            continue
+        subject = harmless(matched[1], 40)
+        base = 16 if kind is Kind.RECOVERY else 10
+        code = int(matched[2][:8], base) if kind in (Kind.XID, Kind.RECOVERY) else 0
+        return Event(kind, subject, code, 1, round(record.seconds, 3), harmless(record.text))
+    return None

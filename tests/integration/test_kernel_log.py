@@ -1,0 +1,111 @@
+"""The log of a real kernel: its own records, somebody else's, a process that it killed, a reader without rights."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparkd.host import Host, kernel, kmsg
+from sparkd.host.files import Files
+from sparkd.preflight import kernel_events
+from sparkd.preflight.check import Level
+from sparkd.preflight.kernel import Kernel
+from sparkd.preflight.kernel_events import Kind
+from sparkd.preflight.kernel_log import KernelLog
+
+REPOSITORY = Path(__file__).parents[2]
+LIVE = Files("/")
+
+
+def test_every_record_of_the_kernel_is_read_in_order_and_the_reader_does_not_wait_for_more() -> None:
+    found = list(kmsg.records(LIVE))
+    assert [one.sequence for one in found] == sorted({one.sequence for one in found})
+    assert all(one.seconds <= Host().uptime_seconds() for one in found)
+    dmesg = subprocess.run(
+        ["dmesg", "--kernel", "--raw"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    told = [line for line in dmesg.splitlines() if line.startswith("<")]
+    assert abs(len(found) - len(told)) <= 50, "but for what was said between the two looks"
+    assert KernelLog().probe(Host()).begins_seconds == (found[0].seconds if found[0].sequence else 0)
+
+
+def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
+    tag = uuid.uuid4().hex[:8]
+    said = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
+    for priority in ("", "<0>", "<4>"):
+        Path("/dev/kmsg").write_text(f"{priority}{said}\n")
+    raw = b"".join(kmsg._chunks(LIVE)).decode("utf-8", "replace")
+    assert raw.count(said) == 3, "the kernel has the messages"
+    assert not [one for one in kmsg.records(LIVE) if tag in one.text]
+    assert tag not in str(KernelLog().probe(Host()).events)
+
+
+@pytest.fixture
+def small_group() -> Iterator[Path]:
+    """A control group in which a process soon runs out of memory, of whichever version this machine has."""
+    unified = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+    parent = Path("/sys/fs/cgroup") if unified else Path("/sys/fs/cgroup/memory")
+    group = parent / f"sparkd-test-{uuid.uuid4().hex[:8]}"
+    if unified and "memory" not in (parent / "cgroup.subtree_control").read_text():
+        (parent / "cgroup.subtree_control").write_text("+memory")
+    group.mkdir()
+    (group / ("memory.max" if unified else "memory.limit_in_bytes")).write_text(str(48 << 20))
+    try:
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_process_that_a_container_limit_killed_is_told_from_one_of_a_node_that_ran_out(small_group: Path) -> None:
+    name = f"hog {uuid.uuid4().hex[:6]}) x"
+    hog = (
+        "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()));"
+        "open('/proc/self/comm', 'w').write(sys.argv[2]); held = bytearray(256 << 20)"
+    )
+    done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs"), name])
+    assert done.wait(60) == -9
+    (killed,) = (one for one in kmsg.records(LIVE) if f"Killed process {done.pid} ({name})" in one.text)
+    assert killed.text.startswith("Memory cgroup out of memory: ")
+    assert kernel_events.of(killed) is None
+    # The node's own killer says the same words without the first two: mm/oom_kill.c, __oom_kill_process.
+    event = kernel_events.of(kmsg.Record(1, 1.0, killed.text.replace("Memory cgroup out", "Out")))
+    assert event is not None
+    assert (event.kind, event.subject) == (Kind.OUT_OF_MEMORY, name)
+
+
+def test_a_reader_without_rights_is_told_and_nothing_is_held_up() -> None:
+    """The kernel asks for CAP_SYSLOG where kernel.dmesg_restrict is set, as on Ubuntu."""
+    restricted = Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() == "1"
+    code = (
+        "from sparkd.host import Host; from sparkd.preflight.kernel_log import KernelLog;"
+        "verdict = KernelLog().look(Host())[1]; print(verdict.level.value, verdict.reason)"
+    )
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-syslog,-sys_admin", sys.executable, "-B", "-c", code],
+        cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": "src"}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("warn the kernel's log can't be read") == restricted, done.stdout
+
+
+def test_a_device_in_a_tree_is_not_read_for_it_is_the_log_of_this_machine(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/uptime").write_text("1.0 1.0\n")
+    os.mknod(tmp_path / "dev/kmsg", stat.S_IFCHR | 0o600, kmsg.DEVICE)
+    assert KernelLog().probe(Host(tmp_path)).absent
+
+
+def test_the_running_kernel_is_named() -> None:
+    facts, verdict = Kernel().look(Host())
+    assert facts.release == os.uname().release
+    assert re.match(r"\d+\.\d+", kernel.release(LIVE))
+    assert verdict.level in (Level.OK, Level.WARN)

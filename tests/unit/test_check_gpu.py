@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host, kernel
+from sparkd.host.gpu import GpuFacts, GpuProcess, Trouble, of_tree
+from sparkd.preflight import known_bad
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.examine import examine
+from sparkd.preflight.gpu import Gpu, GpuCheckFacts
+from sparkd.preflight.memory import UnifiedMemory
+from sparkd.preflight.need import MemoryNeed
+
+GOOD = GpuCheckFacts(True, ("NVIDIA GB10",), "580.142", "580.142", module_open=True)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.142  Release Build  (dvs-builder@U22)\n"
+PROPRIETARY = "NVRM version: NVIDIA UNIX aarch64 Kernel Module  580.173.02  Mon Jun 15 02:51:24 UTC 2026\n"
+
+
+def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
+    return replace(GOOD, names=(), driver="", trouble=trouble, error=error)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "needs_person", "words"),
+    [
+        pytest.param(GOOD, Level.OK, False, "NVIDIA GB10, driver 580.142", id="good"),
+        pytest.param(GpuCheckFacts(asked=False), Level.OK, False, "the plan uses no GPU", id="no GPU wanted"),
+        pytest.param(sick(Trouble.HUNG), Level.BLOCK, True, "unplug it for 60 s", id="hung"),
+        pytest.param(sick(Trouble.LOST), Level.BLOCK, True, "unplug it for 60 s", id="lost"),
+        pytest.param(sick(Trouble.RESET), Level.BLOCK, True, "reboot this node", id="must be reset"),
+        pytest.param(sick(Trouble.MISMATCH), Level.BLOCK, True, "reboot this node", id="half upgraded"),
+        pytest.param(sick(Trouble.NOT_LOADED), Level.BLOCK, False, "modprobe nvidia", id="not loaded"),
+        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "run as root", id="forbidden"),
+        pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
+        pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),
+        pytest.param(replace(GOOD, names=(), module_open=False), Level.BLOCK, True, "-open", id="proprietary"),
+        pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "modprobe nvidia", id="no module"),
+        pytest.param(replace(GOOD, driver="580.159.03"), Level.WARN, False, "580.142", id="slow driver"),
+        pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, False, "graphs", id="driver that deadlocks"),
+        pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, False, "", id="the next driver"),
+        pytest.param(replace(GOOD, driver="5900.1"), Level.OK, False, "", id="a driver that only looks like it"),
+        pytest.param(replace(GOOD, names=("NVIDIA H200",), driver="590.1"), Level.OK, False, "H200", id="no GB10"),
+    ],
+)
+def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_person: bool, words: str) -> None:
+    verdict = Gpu().judge(facts)
+    assert (verdict.level, verdict.needs_person) == (level, needs_person)
+    assert words in f"{verdict.reason} {verdict.hint}"
+
+
+def test_a_driver_that_is_slow_may_come_round_and_a_lost_gpu_does_not() -> None:
+    assert Gpu().judge(sick(Trouble.HUNG)).awaits
+    assert not any(Gpu().judge(sick(trouble)).awaits for trouble in Trouble if trouble not in (Trouble.HUNG,))
+
+
+def recorded(tree: Tree, answer: object, module: str = OPEN) -> Host:
+    tree.file("/.sparkd/nvml.json", json.dumps(answer))
+    tree.file("/proc/driver/nvidia/version", module)
+    return Host(tree.root)
+
+
+def test_probe_reads_a_recorded_answer_and_the_module(tree: Tree) -> None:
+    host = recorded(tree, {"names": ["NVIDIA GB10"], "driver": "580.142", "total_bytes": None, "processes": []})
+    assert Gpu().probe(host) == GOOD
+
+
+def test_a_recorded_answer_carries_memory_and_processes(tree: Tree) -> None:
+    processes = [{"pid": 7, "used_bytes": 5}, {"pid": 8, "used_bytes": None}]
+    host = recorded(tree, {"names": ["NVIDIA H200"], "total_bytes": 9, "processes": processes})
+    assert host.gpu() == GpuFacts(("NVIDIA H200",), 9, (GpuProcess(7, 5), GpuProcess(8, None)))
+
+
+def test_a_recorded_machine_may_hang(tree: Tree) -> None:
+    verdict = Gpu().look(recorded(tree, {"hangs": True}))[1]
+    assert verdict.level is Level.BLOCK
+    assert "it did not answer in 10 s" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], {}, {"names": "GB10"}, {"names": [1]}, {"names": [], "processes": [1]}, {"names": [], "trouble": "odd"}],
+)
+def test_a_recorded_answer_that_is_none_is_unknown(tree: Tree, answer: object) -> None:
+    host = recorded(tree, answer)
+    with pytest.raises(ValueError, match=r"nvml\.json|valid Trouble"):
+        of_tree(host.files)
+    assert examine([Gpu()], host)[0].verdict.level is Level.UNKNOWN
+
+
+def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
+    verdict = Gpu().look(Host(tree.root))[1]
+    assert verdict == Verdict(
+        Level.BLOCK,
+        "no GPU is seen, and no NVIDIA kernel module is loaded",
+        "nvidia-smi; modprobe nvidia; dkms status",
+    )
+
+
+def test_a_plan_without_gpus_leaves_the_driver_alone(tree: Tree) -> None:
+    def asked() -> GpuFacts:
+        raise AssertionError("asked")
+
+    assert Gpu(uses_gpu=False).look(Host(tree.root, gpu=asked))[1].level is Level.OK
+
+
+def test_one_examination_asks_the_driver_once_and_the_next_asks_again(tree: Tree) -> None:
+    asked = []
+
+    def ask() -> GpuFacts:
+        asked.append(1)
+        return GpuFacts(("NVIDIA GB10",), None, ())
+
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    host = Host(tree.root, gpu=ask)
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    for looks in (1, 2):
+        assert [one.verdict.level for one in examine(checks, host)] == [Level.OK, Level.OK]
+        assert len(asked) == looks
+
+
+@pytest.mark.parametrize(("text", "version", "is_open"), [(OPEN, "580.142", True), (PROPRIETARY, "580.173.02", False)])
+def test_the_module_says_whether_it_is_the_open_one(tree: Tree, text: str, version: str, is_open: bool) -> None:
+    tree.file("/proc/driver/nvidia/version", text)
+    assert kernel.nvidia_module(Host(tree.root).files) == (version, is_open)
+
+
+def test_a_module_that_names_no_version_is_unknown(tree: Tree) -> None:
+    host = recorded(tree, {"names": ["NVIDIA GB10"]}, module="\0\n")
+    assert examine([Gpu()], host)[0].verdict.level is Level.UNKNOWN
+
+
+def test_every_known_bad_version_says_what_to_do_and_who_says_so() -> None:
+    for one in (*known_bad.KERNELS, *known_bad.DRIVERS):
+        assert all((one.version, one.trouble, one.remedy, one.source))
+        assert known_bad.find(one.version, (one,)) is one

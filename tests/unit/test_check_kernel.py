@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.preflight.check import Level
+from sparkd.preflight.kernel import Kernel, KernelFacts
+from sparkd.preflight.sizes import GIB
+
+GOOD = "6.17.0-1032-nvidia"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(KernelFacts(GOOD, False, 0), Level.OK, f"kernel {GOOD}", id="good"),
+        pytest.param(KernelFacts("6.17.0-1008-nvidia", False, 0), Level.WARN, "6.17.0-1014", id="panics"),
+        pytest.param(KernelFacts("6.17.0-10080-nvidia", False, 0), Level.OK, "", id="only looks like it"),
+        pytest.param(KernelFacts("7.0.0-1019-nvidia", False, 0), Level.WARN, "kho=off", id="KHO is on by default"),
+        pytest.param(KernelFacts("7.0.0-31-generic", False, 0), Level.WARN, "kho=off", id="so in Ubuntu's HWE"),
+        pytest.param(KernelFacts("7.0.0-30-generic", False, 0), Level.OK, "", id="the one before"),
+        pytest.param(KernelFacts("7.0.0-1019-nvidia", True, 0), Level.OK, "", id="KHO is off"),
+        pytest.param(KernelFacts(GOOD, False, 9 * GIB), Level.WARN, "9.0 GiB", id="the sign of KHO"),
+        pytest.param(KernelFacts(GOOD, True, 9 * GIB), Level.WARN, "kho=off", id="the sign, whatever was asked for"),
+    ],
+)
+def test_a_kernel_that_is_known_to_be_bad_warns(facts: KernelFacts, level: Level, words: str) -> None:
+    verdict = Kernel().judge(facts)
+    assert verdict.level is level
+    assert words in f"{verdict.reason} {verdict.hint}"
+
+
+def test_a_bad_kernel_with_the_sign_of_what_makes_it_bad_is_named_once() -> None:
+    assert Kernel().judge(KernelFacts("7.0.0-1019-nvidia", False, 9 * GIB)).reason.count("7.0.0-1019-nvidia") == 1
+
+
+def machine(tree: Tree, command_line: str = "quiet", **cma: float) -> Host:
+    tree.file("/proc/sys/kernel/osrelease", f"{GOOD}\n")
+    tree.file("/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz {command_line}\n")
+    tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, **cma)
+    return Host(tree.root)
+
+
+@pytest.mark.parametrize(
+    ("host", "facts"),
+    [
+        pytest.param({}, KernelFacts(GOOD, False, 0), id="no such figures"),
+        pytest.param({"CmaTotal": 2, "CmaFree": 1}, KernelFacts(GOOD, False, 0), id="a contiguous area in use"),
+        pytest.param({"CmaTotal": 0, "CmaFree": 9}, KernelFacts(GOOD, False, 9 * GIB), id="KHO"),
+    ],
+)
+def test_probe_tells_memory_that_is_kept_back(tree: Tree, host: dict[str, float], facts: KernelFacts) -> None:
+    assert Kernel().probe(machine(tree, **host)) == facts
+
+
+def test_probe_reads_what_the_kernel_was_booted_with(tree: Tree) -> None:
+    assert Kernel().probe(machine(tree, "quiet kho=off splash")).kho_off
+
+
+def test_a_command_line_that_is_hidden_is_no_reason_to_block(tree: Tree) -> None:
+    host = machine(tree)
+    (tree.root / "proc/cmdline").unlink()
+    assert Kernel().look(host)[1].level is Level.OK

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from sparkd.host import addresses
+from sparkd.host import addresses, infiniband, links
 from sparkd.host.files import Files
 
 UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
 """RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
-INFINIBAND, NETWORK = "/sys/class/infiniband", "/sys/class/net"
 
 
 def interface_of(files: Files, address: str) -> str:
     """The network interface that carries one of this machine's addresses; empty where that can't be told.
 
+    Two interfaces on one subnet can't be told apart, and nothing is guessed.
+    """
+    found = interfaces_of(files, address)
+    return found[0] if len(found) == 1 else ""
+
+
+def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
+    """Every interface that may carry one of this machine's addresses, by name.
+
     IPv4 is told by the subnet in the main table, where the kernel puts it by itself: rules that prefer other tables
-    change nothing. Two interfaces on one subnet can't be told apart, and nothing is guessed.
+    change nothing.
     """
     wanted = ip_address(addresses.canonical(address))
     try:
@@ -27,16 +34,19 @@ def interface_of(files: Files, address: str) -> str:
         else:
             found = _narrowest(_subnets(files.text("/proc/net/route"), wanted))
     except OSError:
-        return ""
-    return found.pop() if len(found) == 1 else ""
+        return ()
+    return tuple(sorted(found))
 
 
 def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
     """RDMA devices of an interface, by name: of a bond or a VLAN, those of the interfaces below it."""
     if not interface:
         return ()
-    wanted = {interface, *_below(files, interface)}
-    return tuple(name for name in _names(files, INFINIBAND) if wanted & _interfaces(files, name))
+    try:
+        wanted = {interface, *(name for link in links.with_lower(files, interface) for name in link.lower)}
+        return tuple(hca for hca in infiniband.names(files) if wanted.intersection(infiniband.interfaces(files, hca)))
+    except (OSError, ValueError):  # the check of the fabric says why
+        return ()
 
 
 def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
@@ -67,23 +77,3 @@ def _ipv6(table: str, address: IPv6Address) -> Iterator[str]:
         words = line.split()
         if len(words) == 6 and words[0] == address.packed.hex():
             yield words[5]
-
-
-def _interfaces(files: Files, hca: str) -> set[str]:
-    """By its device, or, for RDMA made in software, by the interface that it was made on."""
-    found = set(_names(files, f"{INFINIBAND}/{hca}/device/net"))
-    with suppress(OSError):
-        found.add(files.text(f"{INFINIBAND}/{hca}/parent", limit=4096).strip())
-    return found
-
-
-def _below(files: Files, interface: str) -> set[str]:
-    lower = "lower_"
-    return {name.removeprefix(lower) for name in _names(files, f"{NETWORK}/{interface}") if name.startswith(lower)}
-
-
-def _names(files: Files, folder: str) -> tuple[str, ...]:
-    try:
-        return files.names(folder)
-    except OSError:  # no such device, or nothing of the kind on this machine
-        return ()

@@ -16,6 +16,7 @@ from sparkd.host.harmless import harmless
 from sparkd.host.http import Answer, HttpClient, Refused, Unanswered
 from sparkd.peers.believed import believed
 from sparkd.peers.snapshot import Snapshot
+from sparkd.report import clock
 from sparkd.report.node_report import Contact, utc_now
 from sparkd.signing import NONCE_HEADER, SIGNATURE_HEADER, matches, new_nonce, sign_answer, sign_request
 
@@ -125,9 +126,15 @@ class Reader:
             return False
         self._known = hashlib.sha256(answer.body).hexdigest()
         before = self.snapshot
-        since = before.since if before.contact is Contact.ANSWERS else utc_now()
+        date = answer.headers.get(clock.DATE_HEADER.lower(), "")
         self.snapshot = replace(
-            before, contact=Contact.ANSWERS, since=since, heard_at=time.monotonic(), report=report, said=""
+            before,
+            contact=Contact.ANSWERS,
+            since=before.since if before.contact is Contact.ANSWERS else utc_now(),
+            heard_at=time.monotonic(),
+            report=report,
+            said="",
+            clock_ahead_seconds=clock.ahead(date, time.time(), before.clock_ahead_seconds),
         )
         if self.snapshot.report != before.report or before.contact is not Contact.ANSWERS:
             self._bell()

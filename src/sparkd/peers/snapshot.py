@@ -29,6 +29,8 @@ class Snapshot:
     """The last one; whether the node still stands by it is `contact`'s to say."""
     said: str = ""
     """Why there is no answer."""
+    clock_ahead_seconds: float | None = None
+    """Of this node's clock, by the date of its answers."""
 
     @property
     def name(self) -> str:
@@ -41,4 +43,6 @@ class Snapshot:
         return self.report if self.contact is Contact.ANSWERS else None
 
     def as_peer(self) -> PeerReport:
-        return PeerReport(self.address, self.rank, self.contact, self.since, self.report, self.said)
+        return PeerReport(
+            self.address, self.rank, self.contact, self.since, self.report, self.said, self.clock_ahead_seconds
+        )

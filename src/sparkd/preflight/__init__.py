@@ -17,6 +17,7 @@ from sparkd.preflight.memory import UnifiedMemory
 from sparkd.preflight.memory_held import MemoryHeld
 from sparkd.preflight.page_cache import PageCache
 from sparkd.preflight.peer_clock import PeerClocks
+from sparkd.preflight.plan_lint import PlanLint
 from sparkd.preflight.rdma import Rdma
 from sparkd.preflight.remove_ipc import RemoveIpc
 from sparkd.preflight.resolver import Resolver
@@ -30,6 +31,7 @@ from sparkd.preflight.weights import ModelWeights
 
 CHECKS = (
     ScriptPaths,
+    PlanLint,
     ModelWeights,
     DiskRoom,
     LastBoot,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
+from sparkd.report import clock
 from sparkd.report.http import Request, Response
 from sparkd.signing import NONCE_HEADER, SIGNATURE_HEADER, matches, sign_answer, sign_request
 
@@ -51,4 +53,6 @@ class Exchange:
 
     def _signed(self, key: bytes, nonce: str, path: str, status: int, body: bytes) -> Response:
         signature = sign_answer(key, nonce, self._own_address, path, status, body)
-        return Response(status, body, headers=((SIGNATURE_HEADER, signature),))
+        return Response(
+            status, body, headers=((SIGNATURE_HEADER, signature), (clock.DATE_HEADER, clock.stamp(time.time())))
+        )

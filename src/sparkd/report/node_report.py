@@ -85,6 +85,8 @@ class PeerReport:
     """Its last report whose signature was right, without the peers that it knows."""
     said: str = ""
     """Why it does not answer, or why its answer proves nothing."""
+    clock_ahead_seconds: float | None = None
+    """How far its clock is ahead of this node's; None while no date of it has come."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from sparkd.preflight.memory import MemorySample, UnifiedMemory
 from sparkd.preflight.memory_held import MemoryHeld
 from sparkd.preflight.need import MemoryNeed
 from sparkd.preflight.page_cache import PageCache
+from sparkd.preflight.plan_lint import PlanLint
 from sparkd.preflight.remove_ipc import RemoveIpc
 from sparkd.preflight.scripts import ScriptPaths, WantedDropIn
 from sparkd.preflight.shm import SharedMemory
@@ -41,6 +42,7 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
     drop_in = next(one for one in units.dropins(settings) if one.role == node.role)
     return (
         ScriptPaths(node.unit, needed.of_plan(plan), WantedDropIn(drop_in.path, drop_in.text, units.HEADER)),
+        PlanLint(plan),
         weights.of_plan(plan),
         DiskRoom(bool(plan.caches)),
         LastBoot(plan.digest, f"sparkd-{node.role}"),

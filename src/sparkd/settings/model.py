@@ -17,7 +17,6 @@ ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-seg
 
 
 MAX_NODES = 8
-LATER = "Not used by this version."
 
 
 class Cluster(Section):
@@ -86,7 +85,12 @@ class Fabric(Section):
         description="RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. Empty: those of the "
         "fabric's interface.",
     )
-    mtu: int = Field(9000, ge=1280, le=65535, description=f"MTU that the fabric's interfaces should have. {LATER}")
+    mtu: int = Field(
+        9000,
+        ge=1280,
+        le=65535,
+        description="MTU that interface and path between the nodes should have: preflight warns of less.",
+    )
 
 
 class Preflight(Section):
@@ -119,7 +123,7 @@ class Memory(Section):
         512,
         ge=0,
         le=65536,
-        description="MiB available below which the engine is stopped. Not watched by this version.",
+        description="MiB available below which the engine is killed: out of memory, the machine would freeze. 0: never.",
     )
 
 

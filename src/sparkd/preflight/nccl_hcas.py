@@ -1,0 +1,64 @@
+"""Which RDMA devices NCCL will use, as it reads its own environment (NCCL, src/transport/net_ib)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from sparkd.host.infiniband import Hca, Port
+
+NAMES = "NCCL_IB_HCA"
+_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,18}")
+"""As strtoll reads: `true` is 0."""
+
+
+def disabled(env: Mapping[str, str]) -> bool:
+    """Whether NCCL is told to go by TCP."""
+    number = _NUMBER.match(env.get("NCCL_IB_DISABLE", ""))
+    return number is not None and int(number[0]) != 0
+
+
+@dataclass(frozen=True)
+class Selection:
+    """NCCL_IB_HCA: `rocep1s0f0,mlx5_1:1` are beginnings of names, each with a port where one is meant; a leading `=`
+    means whole names, a leading `^` all others. Empty: every device.
+    """
+
+    names: tuple[tuple[str, int | None], ...]
+    exact: bool
+    others: bool
+
+    @classmethod
+    def of(cls, text: str) -> Selection:
+        others = text.startswith("^")
+        rest = text.removeprefix("^")
+        exact = rest.startswith("=")
+        words = rest.removeprefix("=").split(",")
+        return cls(tuple(_name_and_port(word) for word in words if word), exact, others)
+
+    def takes(self, hca: str, port: int) -> bool:
+        if not self.names:
+            return True
+        named = any(self._matches(name, hca) and number in (None, port) for name, number in self.names)
+        return named is not self.others
+
+    def missing(self, present: Iterable[str]) -> tuple[str, ...]:
+        """Names to use that no device here has."""
+        known = tuple(present)
+        if self.others:
+            return ()
+        return tuple(name for name, _ in self.names if not any(self._matches(name, hca) for hca in known))
+
+    def _matches(self, name: str, hca: str) -> bool:
+        return hca == name if self.exact else hca.startswith(name)
+
+
+def selected(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, Port], ...]:
+    """Devices with the ports that are to be used, whether those are up or not."""
+    return tuple((hca, port) for hca in hcas for port in hca.ports if selection.takes(hca.name, port.number))
+
+
+def _name_and_port(word: str) -> tuple[str, int | None]:
+    name, _, port = word.partition(":")
+    return name, int(port) if port.isdecimal() and port.isascii() else None

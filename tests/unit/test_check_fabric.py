@@ -1,0 +1,181 @@
+"""The fabric's address, its link, and the path to the other nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.machines.areas import fabric as machine
+from tests.tree import Tree
+
+from sparkd.host import Host, links, path_mtu
+from sparkd.host.files import Files
+from sparkd.host.links import Link
+from sparkd.host.path_mtu import Path
+from sparkd.preflight.check import Level
+from sparkd.preflight.fabric_address import FabricAddress, FabricAddressFacts
+from sparkd.preflight.fabric_link import FabricLink, FabricLinkFacts
+
+UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopback=False, wireless=False)
+ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
+ADDRESS = FabricAddress("10.0.0.1", 2)
+LINK = FabricLink("enp1s0f0np0", ("10.0.0.2", "10.0.0.3"), 29510, 9000)
+ARRIVES = (Path("10.0.0.2", True), Path("10.0.0.3", True))
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(ON_UP, Level.OK, "10.0.0.1 on enp1s0f0np0, up", id="good"),
+        pytest.param(replace(ON_UP, owned=False), Level.BLOCK, "no longer has 10.0.0.1", id="gone"),
+        pytest.param(replace(ON_UP, carriers=("a", "b"), link=None), Level.WARN, "a and b are in the subnet", id="two"),
+        pytest.param(replace(ON_UP, carriers=(), link=None), Level.OK, "do not tell", id="no table tells"),
+        pytest.param(replace(ON_UP, link=replace(UP, loopback=True)), Level.WARN, "is loopback", id="loopback"),
+        pytest.param(replace(ON_UP, link=replace(UP, wireless=True)), Level.WARN, "is Wi-Fi", id="wireless"),
+        pytest.param(replace(ON_UP, rdma_on=("x0", "x1")), Level.WARN, "x0 and x1 have it", id="RDMA elsewhere"),
+    ],
+)
+def test_the_address_is_on_an_interface_that_is_fit(facts: FabricAddressFacts, level: Level, words: str) -> None:
+    verdict = ADDRESS.judge(facts)
+    assert verdict.level is level
+    assert words in verdict.reason
+
+
+def test_an_address_that_went_away_is_awaited() -> None:
+    assert ADDRESS.judge(replace(ON_UP, owned=False)).awaits == "the fabric's address 10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("interface", "facts", "level", "words"),
+    [
+        ("enp1s0f0np0", ON_UP, Level.OK, ""),
+        ("enp9", replace(ON_UP, interfaces=("lo", "eth0")), Level.BLOCK, "enp9, which this node does not have"),
+        ("eth0", ON_UP, Level.WARN, "fabric.interface is eth0, but 10.0.0.1 is on enp1s0f0np0"),
+        ("bond0", replace(ON_UP, carriers=(), link=None), Level.OK, ""),
+    ],
+)
+def test_the_interface_of_the_settings_is_the_one_of_the_address(
+    interface: str, facts: FabricAddressFacts, level: Level, words: str
+) -> None:
+    verdict = replace(ADDRESS, interface=interface).judge(facts)
+    assert verdict.level is level
+    assert words in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(FabricLinkFacts((UP,), ARRIVES), Level.OK, "200 Gb/s, MTU 9000, frames of 9000 arrive at 2 of 2"),
+        pytest.param(FabricLinkFacts((UP,), (ARRIVES[0], Path("10.0.0.3", None))), Level.OK, "at 1 of 2; the rest"),
+        pytest.param(FabricLinkFacts((UP,), (ARRIVES[0], Path("10.0.0.3", False))), Level.WARN, "path to 10.0.0.3"),
+        pytest.param(FabricLinkFacts((replace(UP, mtu=1500),), ()), Level.WARN, "MTU of 1500, fabric.mtu is 9000"),
+        pytest.param(FabricLinkFacts((replace(UP, mtu=8999),), ()), Level.WARN, "MTU of 8999"),
+        pytest.param(FabricLinkFacts((replace(UP, mtu=9216),), ARRIVES), Level.OK, "MTU 9216"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=100_000),), ARRIVES), Level.WARN, "runs at 100 Gb/s, 200"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=400_000),), ARRIVES), Level.OK, "400 Gb/s"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=None),), ARRIVES), Level.OK, "up, MTU"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=10, physical=False),), ARRIVES), Level.OK, "up, MTU"),
+        pytest.param(FabricLinkFacts((replace(UP, carrier=False),), ()), Level.WARN, "has no carrier"),
+        pytest.param(FabricLinkFacts((replace(UP, up=False, carrier=None),), ()), Level.WARN, "is not set up"),
+        pytest.param(FabricLinkFacts((), ()), Level.WARN, "enp1s0f0np0 is not there"),
+    ],
+)
+def test_the_link_is_judged_and_never_blocks(facts: FabricLinkFacts, level: Level, words: str) -> None:
+    verdict = LINK.judge(facts)
+    assert verdict.level is level
+    assert words in verdict.reason
+
+
+def test_a_plan_without_gpus_expects_no_speed() -> None:
+    facts = FabricLinkFacts((replace(UP, speed_mbps=10_000),), ARRIVES)
+    assert replace(LINK, uses_gpu=False).judge(facts).level is Level.OK
+
+
+def test_a_part_of_a_bond_without_its_cable_is_named() -> None:
+    bond = replace(UP, name="bond0", physical=False, speed_mbps=200_000, lower=("a", "b"))
+    parts = (replace(UP, name="a"), replace(UP, name="b", carrier=False, speed_mbps=None))
+    assert "b has no carrier" in LINK.judge(FabricLinkFacts((bond, *parts), ARRIVES)).reason
+
+
+def test_the_command_of_the_hint_sends_a_datagram_of_the_whole_mtu() -> None:
+    four = LINK.judge(FabricLinkFacts((UP,), (Path("10.0.0.2", False),)))
+    six = LINK.judge(FabricLinkFacts((UP,), (Path("fd00::2", False),)))
+    assert four.hint.endswith("ping -M do -s 8972 10.0.0.2")
+    assert six.hint.endswith("ping -M do -s 8952 fd00::2")
+
+
+def test_a_node_alone_has_no_fabric(tree: Tree) -> None:
+    address, link = FabricAddress("127.0.0.1", 1), FabricLink("", (), 29510, 9000)
+    host = Host(tree.root)
+    assert [check.judge(check.probe(host)).reason for check in (address,)] == ["one node"]
+    assert [check.judge(check.probe(host)).reason for check in (link,)] == ["one node"]
+
+
+def test_probes_read_the_machine(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert ADDRESS.probe(host) == ON_UP
+    assert replace(ADDRESS, interface="enp9").probe(host).interfaces[0] == "enP2p1s0f0np0"
+    check = FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9000)
+    assert check.probe(host) == FabricLinkFacts((UP,), (Path("10.0.0.2", True),))
+
+
+def test_the_cables_interfaces_are_named_where_the_address_is_elsewhere(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    machine.routes(tree, ("enP7s7", "0000000A"))
+    assert ADDRESS.probe(Host(tree.root)).rdma_on == ("enP2p1s0f0np0", "enp1s0f0np0")
+
+
+def test_a_path_is_not_tried_with_what_the_interface_itself_does_not_take(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9001).probe(host).paths == ()
+    assert FabricLink("enp1s0f1np1", ("10.0.0.2",), 29510, 9000).probe(host).paths == ()
+
+
+def test_a_machine_without_sysfs_is_told_of_and_not_broken(tree: Tree) -> None:
+    tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    host = Host(tree.root)
+    assert ADDRESS.judge(ADDRESS.probe(host)).level is Level.OK
+    assert LINK.judge(LINK.probe(host)).level is Level.WARN
+
+
+def test_links_of_a_vlan_on_a_bond_are_all_found(tree: Tree) -> None:
+    for name, lower in (("bond0.7", "bond0"), ("bond0", "a"), ("a", "")):
+        machine.interface(tree, name)
+        if lower:
+            tree.link(f"/sys/class/net/{name}/lower_{lower}", f"../{lower}")
+    tree.link("/sys/class/net/a/lower_bond0", "../bond0")
+    assert [link.name for link in links.with_lower(Files(str(tree.root)), "bond0.7")] == ["bond0.7", "bond0", "a"]
+
+
+def test_what_a_kernel_does_not_say_of_an_interface_is_none(tree: Tree) -> None:
+    tree.file("/sys/class/net/x/mtu", "1500\n")
+    tree.file("/sys/class/net/x/speed", "4294967295\n")
+    tree.file("/sys/class/net/bonding_masters", "bond0\n")
+    files = Files(str(tree.root))
+    assert links.read(files, "x") == Link("x", False, "unknown", None, None, 1500, False, False, False)
+    assert links.read(files, "y") is None
+    assert links.read(files, "bonding_masters") is None
+
+
+@pytest.mark.parametrize(("key", "text"), [("mtu", "many"), ("flags", "up"), ("speed", "fast")])
+def test_what_is_no_interface_of_linux_is_an_error_of_reading(tree: Tree, key: str, text: str) -> None:
+    machine.interface(tree, "x")
+    tree.file(f"/sys/class/net/x/{key}", text)
+    with pytest.raises(ValueError, match=text):
+        links.read(Files(str(tree.root)), "x")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"x"'])
+def test_a_record_of_paths_that_is_none_is_an_error_of_reading(tree: Tree, text: str) -> None:
+    tree.file("/.sparkd/path_mtu.json", text)
+    with pytest.raises(ValueError, match=r"no object|Expecting"):
+        path_mtu.look(Host(tree.root), ["10.0.0.2"], 29510, 9000)
+
+
+def test_a_tree_tells_of_paths_what_was_recorded(tree: Tree) -> None:
+    machine.path_mtu(tree, {"10.0.0.2": False, "10.0.0.3": None})
+    wanted = ("10.0.0.2", "10.0.0.3", "10.0.0.4")
+    found = path_mtu.look(Host(tree.root), wanted, 29510, 9000)
+    assert [path.fits for path in found] == [False, None, None]

@@ -1,0 +1,201 @@
+"""RDMA devices that NCCL will use, and the GID index that a plan may pin."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.machines.areas import fabric as machine
+from tests.machines.areas.fabric import SECOND
+from tests.tree import Tree
+
+from sparkd.host import Host, infiniband
+from sparkd.host.files import Files
+from sparkd.host.infiniband import Gid, Hca, Port
+from sparkd.preflight import nccl_hcas
+from sparkd.preflight.check import Level
+from sparkd.preflight.gid import GidFacts, GidIndex, GidTable
+from sparkd.preflight.nccl_hcas import Selection
+from sparkd.preflight.rdma import Rdma, RdmaFacts
+
+ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
+F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)
+F1 = Hca("rocep1s0f1", ("enp1s0f1np1",), "0000:01:00.1", ACTIVE)
+TWIN_F0 = Hca("roceP2p1s0f0", ("enP2p1s0f0np0",), "0002:01:00.0", ACTIVE)
+TWIN_F1 = Hca("roceP2p1s0f1", ("enP2p1s0f1np1",), "0002:01:00.1", ACTIVE)
+ALL = (TWIN_F0, TWIN_F1, F0, F1)
+ONE_CABLE = (TWIN_F0, replace(TWIN_F1, ports=DOWN), F0, replace(F1, ports=DOWN))
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        pytest.param("", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0 mlx5_1 mlx5_10", id="all"),
+        pytest.param("rocep1s0f0,roceP2p1s0f0", "rocep1s0f0 roceP2p1s0f0", id="names"),
+        pytest.param("rocep1", "rocep1s0f0 rocep1s0f1", id="the beginning of a name"),
+        pytest.param("mlx5_1", "mlx5_1 mlx5_10", id="the beginning of another name"),
+        pytest.param("=mlx5_1", "mlx5_1", id="the whole name"),
+        pytest.param("^mlx5", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0", id="all others"),
+        pytest.param("^=mlx5_1", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0 mlx5_10", id="all but the whole name"),
+        pytest.param("=mlx5_1:1,mlx5_10:2", "mlx5_1", id="with the port"),
+        pytest.param("mlx5_1, rocep1", "mlx5_1 mlx5_10", id="a blank is part of the name"),
+    ],
+)
+def test_nccl_selects_devices(text: str, taken: str) -> None:
+    names = ("rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "mlx5_1", "mlx5_10")
+    selection = Selection.of(text)
+    assert " ".join(name for name in names if selection.takes(name, 1)) == taken
+
+
+@pytest.mark.parametrize(
+    ("value", "is_"), [(None, False), ("", False), ("0", False), ("1", True), (" 1", True), ("true", False)]
+)
+def test_rdma_is_disabled_as_nccl_reads_numbers(value: str | None, is_: bool) -> None:
+    assert nccl_hcas.disabled({} if value is None else {"NCCL_IB_DISABLE": value}) is is_
+
+
+def rdma(hcas: str = "", *, wanted: tuple[str, ...] = (), verbs: bool = True, **env: str) -> Rdma:
+    return Rdma({"NCCL_IB_HCA": hcas, **env}, wanted, verbs)
+
+
+PAIR = "rocep1s0f0,roceP2p1s0f0"
+
+
+@pytest.mark.parametrize(
+    ("check", "hcas", "level", "words"),
+    [
+        pytest.param(rdma(PAIR), ONE_CABLE, Level.OK, "ACTIVE", id="one cable"),
+        pytest.param(rdma("rocep1s0f0"), ONE_CABLE, Level.OK, "not used on the same cable: roceP2p1s0f0", id="half"),
+        pytest.param(rdma(), ALL, Level.OK, "ACTIVE", id="two cables, all devices"),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), ALL, Level.WARN, "share the lanes of one slot (0000:01:00)"),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), (F0, F1), Level.OK, "ACTIVE", id="a machine with one slot"),
+        pytest.param(rdma(PAIR), ALL[1:], Level.WARN, "no RDMA device is called roceP2p1s0f0", id="one is missing"),
+        pytest.param(rdma(PAIR, wanted=("mlx5_0",)), ONE_CABLE, Level.WARN, "called mlx5_0", id="fabric.hcas"),
+        pytest.param(rdma("mlx5"), ALL, Level.WARN, "mlx5 is not here, so NCCL goes by TCP", id="none of them"),
+        pytest.param(rdma(), (), Level.WARN, "this machine has no RDMA device", id="no device at all"),
+        pytest.param(rdma(NCCL_NET="IB"), (), Level.BLOCK, "NCCL_NET=IB insists", id="no device, and TCP forbidden"),
+        pytest.param(rdma(PAIR, NCCL_NET="IB"), ONE_CABLE, Level.OK, "ACTIVE", id="TCP forbidden and not needed"),
+        pytest.param(rdma(), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN; enp1s0f1np1 has no car"),
+        pytest.param(rdma(PAIR, verbs=False), ONE_CABLE, Level.WARN, "no /dev/infiniband", id="the container"),
+    ],
+)
+def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, ...], level: Level, words: str) -> None:
+    verdict = check.judge(RdmaFacts(hcas, no_carrier=("enp1s0f1np1", "enP2p1s0f1np1")))
+    assert verdict.level is level
+    assert words in verdict.reason
+
+
+def test_one_cable_is_named_as_the_pair_to_use() -> None:
+    assert rdma("rocep1s0f0,rocep1s0f1").judge(RdmaFacts(ALL, ())).hint.endswith("rocep1s0f0,roceP2p1s0f0")
+
+
+def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
+    host = Host(tree.root)
+    needless = replace(rdma(NCCL_NET="IB"), not_needed="the plan uses no GPU")
+    assert needless.judge(needless.probe(host)).reason == "the plan uses no GPU"
+    pinned = GidIndex({"NCCL_IB_GID_INDEX": ""}, "10.0.0.1", not_needed="one node")
+    assert pinned.judge(pinned.probe(host)).reason == "one node"
+
+
+def test_probe_reads_devices_ports_and_carriers(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    facts = rdma().probe(Host(tree.root))
+    assert facts == RdmaFacts(ONE_CABLE, ("enP2p1s0f1np1", "enp1s0f1np1"))
+
+
+def test_rdma_made_in_software_has_no_slot(tree: Tree) -> None:
+    tree.file("/sys/class/infiniband/rxe0/parent", "eth0\n")
+    tree.file("/sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
+    tree.file("/sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet\n")
+    machine.interface(tree, "eth0")
+    facts = rdma().probe(Host(tree.root))
+    assert facts == RdmaFacts((Hca("rxe0", ("eth0",), "", ACTIVE),), ())
+    assert rdma().judge(facts).reason == "rxe0 (eth0): ACTIVE"
+
+
+def test_a_port_that_can_not_be_read_is_no_port_that_is_down(tree: Tree) -> None:
+    tree.folder("/sys/class/infiniband/rxe0/ports/1")
+    with pytest.raises(FileNotFoundError):
+        rdma().probe(Host(tree.root))
+
+
+V2, V1, LOCAL = (
+    Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "IB/RoCE v1", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "RoCE v2", "fe80::1", ipv4=False, link_local=True),
+)
+
+
+def gid(index: str | None, address: str = "10.0.0.1") -> GidIndex:
+    return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
+
+
+@pytest.mark.parametrize(
+    ("index", "level"),
+    [
+        (None, Level.OK),
+        ("-1", Level.OK),
+        ("3", Level.OK),
+        ("", Level.BLOCK),
+        (" ", Level.BLOCK),
+        ("auto", Level.BLOCK),
+        ("-2", Level.BLOCK),
+        ("٣", Level.BLOCK),
+        ("9" * 400, Level.BLOCK),
+    ],
+)
+def test_an_index_is_unset_or_a_number(index: str | None, level: Level) -> None:
+    assert gid(index).judge(GidFacts(())).level is level
+
+
+@pytest.mark.parametrize(
+    ("table", "level", "words"),
+    [
+        pytest.param(GidTable("mlx5_0", 1, V2, (3,)), Level.OK, "index 3 is right on mlx5_0", id="right"),
+        pytest.param(GidTable("mlx5_0", 1, V1, (5,)), Level.BLOCK, "on mlx5_0 that is IB/RoCE v1 10.0.0.1; the right"),
+        pytest.param(GidTable("mlx5_0", 1, LOCAL, (5,)), Level.BLOCK, "fe80::1; the right index is 5", id="link-local"),
+        pytest.param(GidTable("mlx5_0", 1, None, (4,)), Level.BLOCK, "is unused; the right index is 4", id="unused"),
+        pytest.param(GidTable("mlx5_0", 1, None, ()), Level.BLOCK, "has it an address?", id="no address"),
+    ],
+)
+def test_a_pinned_index_must_be_right_now(table: GidTable, level: Level, words: str) -> None:
+    verdict = gid("3").judge(GidFacts((table,)))
+    assert verdict.level is level
+    assert words in verdict.reason
+
+
+def test_every_device_has_an_index_of_its_own(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert gid("3").judge(gid("3").probe(host)).reason == "index 3 is right on roceP2p1s0f0, rocep1s0f0"
+    six, mapped = "fd00:0000:0000:0000:0000:0000:0000:000a", "0000:0000:0000:0000:0000:ffff:0a00:0101"
+    machine.gids(tree, SECOND, six, six, mapped, mapped, six, six)
+    assert [table.good for table in gid("3").probe(host).tables] == [(3,), (3,)]
+    machine.gids(tree, SECOND, six, six, six, six, mapped, mapped)
+    assert [table.good for table in gid("3").probe(host).tables] == [(5,), (3,)]
+    assert [table.good for table in gid("3", "fd00::a").probe(host).tables] == [(1, 3), ()]
+
+
+def test_gids_are_those_in_use(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    found = infiniband.gids(Files(str(tree.root)), "rocep1s0f0", 1)
+    assert [(one.index, one.kind, one.address) for one in found] == [
+        (0, "IB/RoCE v1", "fe80::4ebb:47ff:fe00:1"),
+        (1, "RoCE v2", "fe80::4ebb:47ff:fe00:1"),
+        (2, "IB/RoCE v1", "10.0.0.1"),
+        (3, "RoCE v2", "10.0.0.1"),
+    ]
+
+
+def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
+    with pytest.raises(ValueError, match=r"what\?"):
+        gid("3").probe(Host(tree.root))
+
+
+def test_ports_that_nccl_leaves_out_are_not_asked(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    for name in ("rocep1s0f0", "roceP2p1s0f0"):
+        tree.file(f"/sys/class/infiniband/{name}/ports/1/state", "1: DOWN\n")
+    assert gid("7").judge(gid("7").probe(Host(tree.root))).reason == "no port is up to be asked"

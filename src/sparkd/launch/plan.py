@@ -105,4 +105,6 @@ class LaunchPlan:
     digest: str
     """Of `shared` alone: known before docker and the model's folder have been looked at."""
     sysctls: tuple[tuple[str, str], ...] = ()
-    """Settings of the node's kernel that the recipe asks for. They are the node's own concern: no part of the digest."""
+    """Settings of the kernel that the recipe asks for. They are the node's own concern: no part of the digest."""
+    kv_cache_tokens: int | None = None
+    """Size of the KV cache that the recipe expects; None where it says none, or where settings make it another."""

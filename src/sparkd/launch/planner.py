@@ -13,7 +13,7 @@ from sparkd.flags import JsonValue
 from sparkd.launch import command_line, parallel, script, shared
 from sparkd.launch.placeholders import PlaceholderError, Placeholders
 from sparkd.launch.plan import PLAN_SCHEMA, Cache, ContainerSpec, LaunchPlan, Mount, Node, Secret, Ulimit
-from sparkd.recipes.schema import Recipe
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe
 from sparkd.settings import Settings
 
 MODELS_TARGET = "/models"
@@ -21,6 +21,11 @@ READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine: 600 s by itself, and a cold load takes longer."""
 API_PORT = 8000
 LOOPBACK = "127.0.0.1"
+SIZE_THE_POOL = frozenset(
+    ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
+     "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
+)  # fmt: skip
+"""Flags that make the KV cache another size than the recipe expects."""
 _HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 
 T = TypeVar("T")
@@ -86,6 +91,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         shared=alike,
         digest=shared.digest(alike),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
+        kv_cache_tokens=_expected_tokens(recipe, settings),
     )
 
 
@@ -219,6 +225,15 @@ def _share_of_memory(recipe: Recipe, args: Mapping[str, JsonValue]) -> float | N
             f"recipe {recipe.name}: args.gpu-memory-utilization is {said!r}: a number above 0, at most 1, is needed"
         )
     return share
+
+
+def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
+    """What a source measured holds for its own image and flags alone."""
+    own = settings.engine
+    if own.image or any(flag.partition(".")[0] in SIZE_THE_POOL for flag in own.args):
+        return None
+    said = recipe.expect.get(KV_CACHE_TOKENS)
+    return said if isinstance(said, int) else None
 
 
 def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> tuple[tuple[str, str], ...]:

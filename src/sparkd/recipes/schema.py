@@ -17,6 +17,9 @@ RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script
 SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
 """What a container cannot live without as it is made for it."""
 
+KV_CACHE_TOKENS = "kv_cache_tokens"
+"""In `expect`: what vLLM says at its start as "KV cache size"."""
+
 _ULIMITS = Literal[
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
     "rttime", "sigpending", "stack",
@@ -217,7 +220,10 @@ class Recipe(Section):
     memory_bytes: Bytes | None = Field(
         None, description="What a rank takes. null: gpu_memory_utilization of the GPU's memory."
     )
-    expect: Mapping[str, JsonValue] = Field(default_factory=dict, description="Figures that the source measured.")
+    expect: Mapping[str, JsonValue] = Field(
+        default_factory=dict,
+        description="Figures that the source measured. kv_cache_tokens, if given, is held against max-model-len.",
+    )
 
     @model_validator(mode="after")
     def _whole(self) -> Recipe:
@@ -225,6 +231,13 @@ class Recipe(Section):
             raise t.fault("model.path", "", "must name the model's folder")
         if not self.image.ref:
             raise t.fault("image.ref", "", "must name an image")
+        return self
+
+    @model_validator(mode="after")
+    def _counts_tokens(self) -> Recipe:
+        tokens = self.expect.get(KV_CACHE_TOKENS)
+        if tokens is not None and (type(tokens) is not int or tokens < 1):
+            raise t.fault(f"expect.{KV_CACHE_TOKENS}", tokens, "must be a whole number of tokens")
         return self
 
     @model_validator(mode="after")

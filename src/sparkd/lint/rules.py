@@ -1,0 +1,107 @@
+"""Every rule of a launch, in one table: what it is about, how bad that is, what to do, where it is known from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sparkd.lint import sights
+from sparkd.lint.launch import Launch
+from sparkd.lint.sights import Sights
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    blocks: bool
+    """Whether the engine would fail, or take the machine with it; else it serves, and worse than it could."""
+    sees: Callable[[Launch], Sights]
+    what: str
+    hint: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Issue:
+    rule: str
+    blocks: bool
+    at: str
+    """Key of a recipe, such as `args.max-model-len`."""
+    reason: str
+    hint: str
+
+
+def issues(launch: Launch) -> tuple[Issue, ...]:
+    """Everything that the rules see, in their order."""
+    return tuple(
+        Issue(rule.name, rule.blocks, at, reason, rule.hint) for rule in RULES for at, reason in rule.sees(launch)
+    )
+
+
+BLOCKS, WARNS = True, False
+ECHO = "'DeepSeek V4 Flash on Dual DGX Spark', Echo, 27 May 2026"
+RULES = (
+    Rule("fork", BLOCKS, sights.forks,
+         what="VLLM_WORKER_MULTIPROC_METHOD=fork",
+         hint="take VLLM_WORKER_MULTIPROC_METHOD out",
+         source=f"{ECHO}: the engine died at its start"),
+    Rule("json", BLOCKS, sights.broken_json,
+         what="a flag that vLLM parses as JSON is given text that is no JSON object",
+         hint="write it as a mapping in the recipe: sparkd makes the JSON",
+         source="measured on vLLM 0.32: it ends with status 2"),
+    Rule("model-length", BLOCKS, sights.longer_than_model,
+         what="max-model-len is above what config.json of the model allows",
+         hint="lower max-model-len",
+         source="measured on vLLM 0.32: it ends with status 1"),
+    Rule("pool-length", BLOCKS, sights.longer_than_pool,
+         what="max-model-len is above the recipe's expect.kv_cache_tokens",
+         hint="lower max-model-len, or correct expect.kv_cache_tokens",
+         source="measured on vLLM 0.32: it ends with status 1 when one sequence does not fit"),
+    Rule("unchunked-prefill", BLOCKS, sights.unchunked,
+         what="max-num-batched-tokens below max-model-len without chunked prefill",
+         hint="take enable-chunked-prefill: false out",
+         source="vLLM, SchedulerConfig: it refuses to start"),
+    Rule("batch", BLOCKS, sights.batch_below_sequences,
+         what="max-num-batched-tokens is below max-num-seqs",
+         hint="raise max-num-batched-tokens",
+         source="vLLM, SchedulerConfig: it refuses to start"),
+    Rule("memory-share", BLOCKS, sights.too_much_memory,
+         what=f"gpu-memory-utilization is above {sights.TOO_HIGH_SHARE}",
+         hint="lower gpu-memory-utilization",
+         source="recipes and reports of DGX Spark: no idle machine had so much memory available"),
+    Rule("high-memory-share", WARNS, sights.much_memory,
+         what=f"gpu-memory-utilization is above {sights.HIGHEST_SHARE}, or left out",
+         hint="set gpu-memory-utilization to 0.90 or lower",
+         source="recipes and reports of DGX Spark: the highest share that worked"),
+    Rule("compile-cache", WARNS, sights.compiles_anew,
+         what='custom_ops ["all"], and nothing keeps what was compiled',
+         hint="give the recipe a cache: caches: {vllm: /root/.cache/vllm}",
+         source="'Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 16 TPS', Tobias Weiss"),
+    Rule("misnamed-flag", WARNS, sights.misnamed,
+         what="a flag that recipes in public print, and vLLM does not know or no more",
+         hint="use the right name: vLLM ends with status 2 on a flag that it does not know",
+         source="the same; vLLM pull requests 17452, 21739, 28006 and 29326"),
+    Rule("long-by-will", WARNS, sights.longer_than_model_by_will,
+         what="as model-length, but VLLM_ALLOW_LONG_MAX_MODEL_LEN is set",
+         hint="lower max-model-len: positions beyond the model's own may give NaN",
+         source="vLLM's own warning"),
+    Rule("pool-sequences", WARNS, sights.many_pools,
+         what=f"max-num-seqs x max-model-len is above {sights.MANY_POOLS} x the KV cache",
+         hint="lower max-num-seqs or max-model-len, or know that sequences are mostly short",
+         source="MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark, 'How the KV cache works'"),
+    Rule("eager", WARNS, sights.eager_with_graphs,
+         what="enforce-eager together with a cudagraph_mode",
+         hint="take enforce-eager out, or set cudagraph_mode: NONE",
+         source=ECHO),
+    Rule("drafts", WARNS, sights.many_drafts,
+         what="more draft tokens than measured best: 2 with DeepSeek's MTP, 5 with DSpark",
+         hint="lower num_speculative_tokens",
+         source=f"{ECHO}, addendum 'MTP=3'; the recipe of MiaAI-Lab"),
+)  # fmt: skip
+
+
+def described() -> str:
+    """The table for people, in lines of at most 120 columns."""
+    return "\n".join(
+        f"  {'block' if one.blocks else 'warn':5}  {one.name:17}  {one.what}\n{'':28}{one.source}" for one in RULES
+    )

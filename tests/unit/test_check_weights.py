@@ -342,4 +342,3 @@ def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> 
     took = time.process_time() - began
     assert (facts.shards, facts.flaws) == (46, ())
     assert took < 0.2, f"{took:.3f} s of CPU"
-    print(f"{took * 1000:.1f} ms")

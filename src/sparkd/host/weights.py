@@ -31,7 +31,7 @@ MOST_FILES = 10_000
 MISSING = "missing"
 
 _LONGEST_NAME = 300
-_NAMED = re.compile(rb'"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"\s*[,}]')
+_NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
 """A shard that an index maps a tensor to: a value, never a key. Read as a stream, for the index itself has 10 MB."""
 _TOTAL = re.compile(rb'"total_size"\s*:\s*(\d{1,18})[\s,}]')
 
@@ -80,20 +80,21 @@ def manifest(files: Files, folder: str) -> Weights:
 
 def read_index(files: Files, path: str) -> Index:
     """Which shards an index names. Raises OSError."""
-    names: set[str] = set()
+    names: set[bytes] = set()
     total: int | None = None
     rest = b""
     first = b""
     for chunk in files.chunks(path):
         text = rest + chunk
         first = first or text.lstrip()[:1]
-        names |= {match[1].decode("utf-8", "backslashreplace") for match in _NAMED.finditer(text)}
+        names.update(_NAMED.findall(text))
         if len(names) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", path)
         if total is None and (said := _TOTAL.search(text)):
             total = int(said[1])
         rest = text[-_LONGEST_NAME:]
-    return Index(frozenset(names), total, first == b"{" and rest.rstrip()[-1:] == b"}")
+    shards = frozenset(name.decode("utf-8", "backslashreplace") for name in names)
+    return Index(shards, total, first == b"{" and rest.rstrip()[-1:] == b"}")
 
 
 def leaves(shard: str) -> bool:

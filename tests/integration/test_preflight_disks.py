@@ -1,0 +1,37 @@
+"""Disks on a real kernel: what statvfs and /proc/self/mounts say of one that is full, and of one that is read-only."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tests.integration import world
+
+
+def test_a_full_disk_and_a_read_only_one_are_told() -> None:
+    found = world.run(
+        textwrap.dedent("""
+            import json, subprocess
+            from dataclasses import replace
+            from sparkd.host import Host, disks
+            from sparkd.preflight.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
+
+            def said():
+                (room,) = disks.rooms(Host(), ["/mnt/not/yet/made"])
+                verdict = DiskRoom().judge(DiskFacts((PlaceFacts(replace(STATE, path=room.path), room),)))
+                return [room.mount, room.total_bytes, room.free_bytes, room.read_only, verdict.level.value]
+
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300m", "small", "/mnt"], check=True)
+            empty = said()
+            with open("/mnt/big", "wb") as file:
+                file.write(bytes(250 << 20))
+            full = said()
+            subprocess.run(["mount", "-o", "remount,ro", "/mnt"], check=True)
+            print(json.dumps([empty, full, said()]))
+        """)
+    )
+    total, used = 300 << 20, 250 << 20
+    assert found == [
+        ["/mnt", total, total, False, "ok"],
+        ["/mnt", total, total - used, False, "block"],
+        ["/mnt", total, total - used, True, "block"],
+    ]

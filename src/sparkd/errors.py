@@ -87,3 +87,9 @@ class PeerLostError(SparkdError):
 
 class StalledError(SparkdError):
     code = ExitCode.STALLED
+
+
+class MemoryGuardError(SparkdError):
+    """Memory ran out, and the guard has killed the engine for it."""
+
+    code = ExitCode.MEMORY_GUARD

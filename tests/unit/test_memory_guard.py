@@ -1,0 +1,301 @@
+"""The guard over memory: its rule as a table, its process against this machine's kernel and against files that shrink."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import Told
+
+from sparkd.guard import trace
+from sparkd.guard.guard import Guard
+from sparkd.guard.meter import Meter
+from sparkd.guard.rule import FASTEST_BYTES_PER_SECOND, LONGEST_SECONDS, SHORTEST_SECONDS, pause_seconds, short
+from sparkd.guard.samples import COUNT, Samples
+from sparkd.guard.trace import Sample, sentence
+
+MIB, GIB = 1 << 20, 1 << 30
+FLOOR = 512 * MIB
+
+
+@pytest.mark.parametrize(
+    ("available", "pressure", "killed"),
+    [
+        (8 * GIB, 0, False),
+        (8 * GIB, 100, False),  # what presses is no lack of memory: a limit of some cgroup
+        (FLOOR, 0, False),
+        (FLOOR - 1, 0, True),
+        (0, 0, True),
+        (2 * FLOOR - 1, 29.9, False),
+        (2 * FLOOR - 1, 30, True),
+        (2 * FLOOR, 100, False),
+    ],
+)
+def test_the_engine_goes_below_the_floor_or_below_twice_the_floor_when_all_work_stands_still(
+    available: int, pressure: float, killed: bool
+) -> None:
+    assert short(available, pressure, FLOOR) is killed
+
+
+@pytest.mark.parametrize(
+    ("available", "seconds"),
+    [
+        (100 * GIB, LONGEST_SECONDS),
+        (FLOOR + 5 * GIB, LONGEST_SECONDS),
+        (FLOOR + 5 * GIB // 2, 0.5),
+        (FLOOR + FLOOR, 0.1),
+        (FLOOR + MIB, SHORTEST_SECONDS),
+        (FLOOR, SHORTEST_SECONDS),
+        (0, SHORTEST_SECONDS),
+    ],
+)
+def test_the_nearer_the_floor_the_sooner_it_looks_again(available: int, seconds: float) -> None:
+    assert pause_seconds(available, FLOOR) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("gib_per_second", [0.1, 0.5, 2.5, 5])
+def test_no_burst_takes_more_than_a_fifth_of_the_floor_between_two_looks(gib_per_second: float) -> None:
+    available, lowest = 20 * GIB, FLOOR - round(SHORTEST_SECONDS * FASTEST_BYTES_PER_SECOND)
+    looks = 0
+    while not short(available, 0, FLOOR):
+        available -= round(pause_seconds(available, FLOOR) * gib_per_second * GIB)
+        looks += 1
+    assert lowest <= available < FLOOR
+    assert FLOOR - lowest < FLOOR / 4
+    assert looks < 1000
+
+
+def meters(tree: Tree, kib: int, full: str = "") -> Meter:
+    tree.file("/proc/meminfo", f"MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:   {kib} kB\nBuffers: 7 kB\n")
+    if full:
+        tree.file(
+            "/proc/pressure/memory", f"some avg10=9.00 avg60=0.00 total=1\nfull avg10={full} avg60=0.00 total=1\n"
+        )
+    return Meter(f"{tree.root}/proc")
+
+
+def test_the_meter_reads_what_the_kernel_writes() -> None:
+    meter, said = Meter("/proc"), 0
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            said = int(line.split()[1]) * 1024
+    assert abs(meter.available_bytes() - said) < 256 * MIB
+    assert 0 <= meter.full_avg10() <= 100
+
+
+def test_the_meter_sees_what_has_changed_since_it_was_made(tree: Tree) -> None:
+    meter = meters(tree, 1234567)
+    assert meter.available_bytes() == 1234567 * 1024
+    tree.file("/proc/meminfo", "MemAvailable: 5 kB\n")
+    assert meter.available_bytes() == 5 * 1024
+
+
+@pytest.mark.parametrize(("full", "percent"), [("", 0), ("0.00", 0), ("87.31", 87.31), ("nonsense", 0)])
+def test_pressure_may_be_absent(tree: Tree, full: str, percent: float) -> None:
+    assert meters(tree, 1, full).full_avg10() == percent
+
+
+@pytest.mark.parametrize("text", ["", "MemFree: 1 kB\n", "MemAvailable: x kB\n", "MemAvailable:"])
+def test_a_meminfo_without_the_figure_is_an_error(tree: Tree, text: str) -> None:
+    tree.file("/proc/meminfo", text)
+    with pytest.raises(ValueError, match=r"MemAvailable|invalid literal"):
+        Meter(f"{tree.root}/proc").available_bytes()
+
+
+def test_the_last_six_seconds_are_kept_and_the_newest_sample_always() -> None:
+    samples = Samples()
+    for number in range(1000):
+        samples.put(number / 50, number, 0)
+    kept = trace.parse(samples.lines().splitlines())
+    assert len(kept) == COUNT
+    assert kept[-1] == Sample(19.98, 999, 0)
+    assert kept[-1].at - kept[0].at >= 6
+    assert all(earlier.at < later.at for earlier, later in zip(kept, kept[1:], strict=False))
+
+
+def test_few_samples_are_all_kept() -> None:
+    samples = Samples()
+    samples.put(1, 30, 0)
+    samples.put(2, 20, 1.26)
+    assert samples.lines() == "1.000 30 0.0\n2.000 20 1.3\n"
+
+
+def falling(*gib: float, pressure: float = 0) -> list[Sample]:
+    """One sample a second."""
+    return [Sample(at, round(value * GIB), pressure) for at, value in enumerate(gib)]
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (
+            falling(8, 7.5, 5, 2.5, 0.25, pressure=12),
+            "memory ran out: 256 MiB available, below the floor of 512 MiB; the engine was killed (7,680 MiB 3.0 s "
+            "before, 5,120 MiB 2.0 s before, 2,560 MiB 1.0 s before; it fell by 2,304 MiB/s, memory pressure 12 %)",
+        ),
+        (
+            falling(0.75, pressure=40),
+            "memory ran out: 768 MiB available of twice the floor of 512 MiB, and all work stood still for memory; "
+            "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
+        ),
+        ([], "memory ran out: less than the floor of 512 MiB was available; the engine was killed"),
+    ],
+)
+def test_what_was_seen_is_told_in_one_line(samples: list[Sample], said: str) -> None:
+    assert sentence(samples, FLOOR) == said
+
+
+def test_a_line_that_is_no_sample_is_passed_over() -> None:
+    assert trace.parse(["Traceback", "1.0 2 3.0", "1 2"]) == (Sample(1.0, 2, 3.0),)
+
+
+class Rank:
+    """A rank's init, and all that a guard wants of its agent."""
+
+    def __init__(self, process: subprocess.Popen[bytes], guard: Guard, told: Told, rung: list[float]) -> None:
+        self.process, self.guard, self.told, self.rung = process, guard, told, rung
+
+    def watched(self) -> bool:
+        return any(line.startswith(("guard.memory.watched", "guard.memory.unlocked")) for line in self.told.lines)
+
+
+@contextmanager
+def guarded(floor_bytes: int, proc: str = "/proc") -> Iterator[Rank]:
+    with subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        pidfd, told, rung = os.pidfd_open(process.pid), Told(), list[float]()
+        guard = Guard(floor_bytes, pidfd, told, lambda: rung.append(time.monotonic()), proc)
+        guard.stand()
+        try:
+            yield Rank(process, guard, told, rung)
+        finally:
+            guard.close()
+            os.close(pidfd)
+            process.kill()
+    assert guard.over
+
+
+def soon(look: Callable[[], object], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_rank_dies_where_less_is_available_than_the_floor_and_the_line_has_the_numbers() -> None:
+    with guarded(1 << 50) as rank:  # a floor that no machine is above
+        assert rank.process.wait(10) == -signal.SIGKILL
+        soon(lambda: rank.guard.over)
+        error = rank.guard.killed
+    assert error is not None
+    assert error.code == 16
+    assert re.match(r"memory ran out: [\d,]+ MiB available, below the floor of 1,073,741,824 MiB; ", error.reason)
+    assert "gpu_memory_utilization" in error.hint
+    assert "memory.floor_mib" in error.hint
+    assert rank.rung
+
+
+def test_a_rank_dies_when_memory_falls_below_the_floor(tree: Tree) -> None:
+    meters(tree, 600 << 10, "0.00")
+    with guarded(FLOOR, f"{tree.root}/proc") as rank:
+        soon(rank.watched)
+        time.sleep(0.3)
+        assert rank.process.poll() is None
+        tree.file("/proc/meminfo", f"MemAvailable: {500 << 10} kB\n")
+        began = time.monotonic()
+        assert rank.process.wait(10) == -signal.SIGKILL
+        assert time.monotonic() - began < 1
+        soon(lambda: rank.guard.over)
+        error = rank.guard.killed
+    assert error is not None
+    assert "500 MiB available, below the floor of 512 MiB" in error.reason
+    assert "600 MiB 0.2 s before" in error.reason
+
+
+def test_a_rank_dies_above_the_floor_when_all_work_stands_still(tree: Tree) -> None:
+    meters(tree, 600 << 10, "55.00")
+    with guarded(FLOOR, f"{tree.root}/proc") as rank:
+        assert rank.process.wait(10) == -signal.SIGKILL
+        soon(lambda: rank.guard.over)
+        error = rank.guard.killed
+    assert error is not None
+    assert "memory pressure 55 %" in error.reason
+
+
+def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
+    with guarded(1) as rank:
+        soon(rank.watched)
+        rank.process.kill()
+        soon(lambda: rank.guard.over)
+        assert rank.guard.killed is None
+    assert not any("unwatched" in line for line in rank.told.lines)
+
+
+def helpers() -> set[int]:
+    """Processes of guards that this process has started."""
+    pids = {int(word) for file in Path("/proc/self/task").glob("*/children") for word in file.read_text().split()}
+    return {pid for pid in pids if "sparkd.guard.helper" in Path(f"/proc/{pid}/cmdline").read_text()}
+
+
+def test_a_guard_that_is_killed_stands_up_again_and_says_so() -> None:
+    with guarded(1) as rank:
+        soon(rank.watched)
+        (first,) = helpers()
+        os.kill(first, signal.SIGKILL)
+        soon(lambda: helpers() - {first})
+        assert rank.process.poll() is None
+    assert any(line.startswith("guard.memory.unwatched reason=its process ended with -9") for line in rank.told.lines)
+    assert not helpers()
+
+
+def test_a_machine_whose_memory_cannot_be_read_is_told_once_and_keeps_its_rank(tree: Tree) -> None:
+    with guarded(FLOOR, f"{tree.root}/proc") as rank:
+        soon(lambda: rank.told.lines)
+        time.sleep(1.5)
+        assert rank.process.poll() is None
+        assert len(rank.told.lines) == 1
+        assert "meminfo" in rank.told.lines[0]
+        meters(tree, 1)  # and is watched as soon as it can be
+        assert rank.process.wait(10) == -signal.SIGKILL
+
+
+def test_its_process_ends_with_the_agent() -> None:
+    code = (
+        "import os\n"
+        "from tests.unit.test_memory_guard import guarded, helpers, soon\n"
+        "with guarded(1) as rank:\n"
+        "    soon(rank.watched)\n"
+        "    (helper,) = helpers()\n"
+        "    print(helper, rank.process.pid, flush=True)\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    helper, sleeper = (int(word) for word in done.stdout.split())
+    try:
+        soon(lambda: not Path(f"/proc/{helper}/cmdline").exists() or not Path(f"/proc/{helper}/cmdline").read_text())
+    finally:
+        os.kill(sleeper, signal.SIGKILL)
+
+
+def test_its_process_is_small_and_locked() -> None:
+    with guarded(1) as rank:
+        soon(rank.watched)
+        (pid,) = helpers()
+        kib = {
+            line.split(":")[0]: int(line.split()[1])
+            for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            if line.endswith("kB")
+        }
+        assert Path(f"/proc/{pid}/comm").read_text() == "sparkd-guard\n"
+        locked = any(line.startswith("guard.memory.watched") for line in rank.told.lines)
+        assert locked or os.geteuid(), rank.told.lines
+    assert kib["Pss"] < 8 << 10, kib
+    assert not locked or kib["Locked"] > 2 << 10, kib

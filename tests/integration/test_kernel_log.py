@@ -81,19 +81,29 @@ def test_a_process_that_a_container_limit_killed_is_told_from_one_of_a_node_that
     assert (event.kind, event.subject) == (Kind.OUT_OF_MEMORY, name)
 
 
-def test_a_reader_without_rights_is_told_and_nothing_is_held_up() -> None:
-    """The kernel asks for CAP_SYSLOG where kernel.dmesg_restrict is set, as on Ubuntu."""
-    restricted = Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() == "1"
+def look_with(capabilities: str) -> str:
     code = (
         "from sparkd.host import Host; from sparkd.preflight.kernel_log import KernelLog;"
-        "verdict = KernelLog().look(Host())[1]; print(verdict.level.value, verdict.reason)"
+        "verdict = KernelLog(uses_gpu=False).look(Host())[1]; print(verdict.level.value, verdict.reason)"
     )
     done = subprocess.run(
-        ["setpriv", "--bounding-set=-syslog,-sys_admin", sys.executable, "-B", "-c", code],
+        ["setpriv", f"--bounding-set={capabilities}", "--no-new-privs", sys.executable, "-B", "-c", code],
         cwd=REPOSITORY, env={**os.environ, "PYTHONPATH": "src"}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("warn the kernel's log can't be read") == restricted, done.stdout
+    return done.stdout
+
+
+def test_the_unit_leaves_what_it_takes_to_read_a_restricted_log_and_without_it_nothing_is_held_up() -> None:
+    unit = (REPOSITORY / "units/sparkd.service.in").read_text()
+    (bounds,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
+    kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bounds.split())
+    assert "can't be read" not in look_with(f"-all,{kept}")
+    assert "ProtectKernelLogs" not in unit
+    # The kernel asks for CAP_SYSLOG where kernel.dmesg_restrict is set, as on Ubuntu.
+    restricted = Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() == "1"
+    refused = look_with("-all").startswith("warn the kernel's log can't be read: Operation not permitted")
+    assert refused == restricted
 
 
 def test_a_device_in_a_tree_is_not_read_for_it_is_the_log_of_this_machine(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ GOOD = "6.17.0-1032-nvidia"
     ("facts", "level", "words"),
     [
         pytest.param(KernelFacts(GOOD, False, 0), Level.OK, f"kernel {GOOD}", id="good"),
+        pytest.param(KernelFacts("", False, 0), Level.WARN, "can't be read", id="hidden"),
         pytest.param(KernelFacts("6.17.0-1008-nvidia", False, 0), Level.WARN, "6.17.0-1014", id="panics"),
         pytest.param(KernelFacts("6.17.0-10080-nvidia", False, 0), Level.OK, "", id="only looks like it"),
         pytest.param(KernelFacts("7.0.0-1019-nvidia", False, 0), Level.WARN, "kho=off", id="KHO is on by default"),
@@ -58,7 +59,8 @@ def test_probe_reads_what_the_kernel_was_booted_with(tree: Tree) -> None:
     assert Kernel().probe(machine(tree, "quiet kho=off splash")).kho_off
 
 
-def test_a_command_line_that_is_hidden_is_no_reason_to_block(tree: Tree) -> None:
+@pytest.mark.parametrize(("hidden", "level"), [("cmdline", Level.OK), ("sys/kernel/osrelease", Level.WARN)])
+def test_what_is_hidden_is_no_reason_to_block(tree: Tree, hidden: str, level: Level) -> None:
     host = machine(tree)
-    (tree.root / "proc/cmdline").unlink()
-    assert Kernel().look(host)[1].level is Level.OK
+    (tree.root / "proc" / hidden).unlink()
+    assert Kernel().look(host)[1].level is level

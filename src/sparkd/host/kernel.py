@@ -18,8 +18,11 @@ class NvidiaModule(NamedTuple):
 
 
 def release(files: Files) -> str:
-    """As `uname -r` says it. Raises OSError."""
-    return harmless(files.text("/proc/sys/kernel/osrelease", limit=4096).strip(), 100)
+    """As `uname -r` says it; empty where that can't be read."""
+    try:
+        return harmless(files.text("/proc/sys/kernel/osrelease", limit=4096).strip(), 100)
+    except OSError:
+        return ""
 
 
 def command_line(files: Files) -> tuple[str, ...]:

@@ -58,6 +58,8 @@ known to be good. With kho=off the 7.0 kernels are not named.""",
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []
+        if not facts.release:
+            problems.append(Problem(Level.WARN, "the kernel's version can't be read", "uname -r"))
         if facts.kept_back_bytes:
             reason = (
                 f"kernel {facts.release} keeps {size(facts.kept_back_bytes)} back for kexec handover: CmaFree is above"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sparkd.engine.story import Story
 from sparkd.hands import STATE, Hands
-from sparkd.host import Host
+from sparkd.host import Host, boots
+from sparkd.host.boots import Boots
 from sparkd.journal import Journal
 from sparkd.launch import agreement, ledger
 from sparkd.launch.agreement import Agreement
@@ -25,6 +27,7 @@ from sparkd.systemd import Notifier
 from sparkd.together import Together
 
 LEDGER_FILE = "launches.json"
+BOOTS_FILE = "boots.json"
 
 
 @dataclass
@@ -125,6 +128,16 @@ class Agent:
     def remember(self, launches: Ledger) -> bool:
         """Keep the ledger over crashes and power cuts; whether that worked."""
         return self.keep(LEDGER_FILE, ledger.dump(launches))
+
+    def record(self, change: Callable[[Boots], Boots]) -> None:
+        """Keep how far this boot's launch has come, for the next boot to read."""
+        try:
+            before = boots.read(self.host.files)
+        except OSError:
+            before = Boots()
+        after = change(before)
+        if after != before:
+            self.keep(BOOTS_FILE, boots.dump(after))
 
     def keep(self, name: str, text: str) -> bool:
         """Write a file of state; whether that worked. A full disk is told once, and is no reason to end an engine."""

@@ -77,6 +77,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     )
     # Before anything else can end this life: a crash that is not counted now would be forgotten.
     agent.remember(agent.launches().settle(boot_id))
+    agent.record(lambda boots: boots.closed(boot_id))
     agent.keep(last_exit.FILE, last_exit.untold())
     agent.together.show = agent.meet
     pulse.guard = agent.together.look

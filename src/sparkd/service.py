@@ -135,6 +135,7 @@ class Service:
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
         self._proven_at: float | None = time.monotonic() + ledger.PROVEN_SECONDS
+        agent.record(lambda boots: boots.served(agent.boot_id))
 
     def goes_on(self) -> None:
         if self._proven_at is not None and time.monotonic() >= self._proven_at:

@@ -95,7 +95,7 @@ class SparkdNode:
 
     def forget_failures(self) -> None:
         """Faults that tests cause are not the plan's."""
-        self.node.run("rm", "-f", "/var/lib/sparkd/launches.json")
+        self.node.run("rm", "-f", "/var/lib/sparkd/launches.json", "/var/lib/sparkd/boots.json")
 
     def journal_since(self, cursor: str) -> str:
         return self.node.journal(self.unit, f"--after-cursor={cursor}")

@@ -200,6 +200,29 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         serving.node.run("systemctl", "disable", HEAD)
 
 
+def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spark: SparkdNode) -> None:
+    if spark.node.init is None:
+        spark.node.boot()
+    spark.stop()
+    spark.forget_failures()
+    spark.node.run("systemctl", "enable", HEAD)
+    try:
+        spark.start_soon()
+        for _ in range(3):
+            wait_for(lambda: spark.status_text().startswith("loading"), 120, "the load to begin")
+            spark.node.powercut(lose_unsynced=True)
+        wait_for(lambda: spark.show("ActiveState") == "failed", 60, "sparkd to give up")
+        assert (spark.exit_status(), spark.show("NRestarts")) == (17, "0")
+        told = [line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("life.failed")]
+        assert len(told) == 1, told
+        assert "last-boot: the last 3 boots ended without a shutdown while this plan was loading" in told[0]
+        assert "systemctl start sparkd-head" in told[0]
+        spark.start()
+        assert spark.serves(), "by hand it begins at zero"
+    finally:
+        spark.node.run("systemctl", "disable", HEAD)
+
+
 @pytest.fixture
 def impatient(spark: SparkdNode) -> Iterator[SparkdNode]:
     """Serving, with limits that a test can wait for."""

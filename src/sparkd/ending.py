@@ -140,6 +140,7 @@ def stop(agent: Agent, running: Running | None) -> None:
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to be finished
     _end_rank(agent, running, grace_seconds)
     agent.remember(agent.launches().closed())
+    agent.record(lambda boots: boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.stopped())
     agent.phase(Phase.STOPPED)
     if agent.context.peers:
@@ -159,6 +160,8 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
     agent.remember(launches.failed(agent.plan.digest) if counted else launches.closed())
+    handed_over = error.code is ExitCode.NEEDS_PERSON
+    agent.record(lambda boots: boots.forgiven() if handed_over else boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))
     if agent.context.peers:
         agent.pulse.linger(told_at + LAST_REPORT_SECONDS - time.monotonic())

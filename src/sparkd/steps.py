@@ -115,6 +115,8 @@ def launch(agent: Agent) -> Running:
         raise BlockedError(
             "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
         )
+    made_of = {**agent.reporter.report.versions, **agent.agreement.values}
+    agent.record(lambda boots: boots.opened(agent.boot_id, agent.plan.digest, made_of))
     forwarder = Forwarder(agent.redact, agent.plan.api_host)
     epoch = agent.reporter.report.epoch
     running = start(

@@ -1,4 +1,4 @@
-"""The guard over memory: its rule as a table, its process against this machine's kernel and against files that shrink."""
+"""The guard over memory: its rule as a table, its process on this machine's kernel and on files that shrink."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -119,7 +120,7 @@ def test_the_last_six_seconds_are_kept_and_the_newest_sample_always() -> None:
     assert len(kept) == COUNT
     assert kept[-1] == Sample(19.98, 999, 0)
     assert kept[-1].at - kept[0].at >= 6
-    assert all(earlier.at < later.at for earlier, later in zip(kept, kept[1:], strict=False))
+    assert all(earlier.at < later.at for earlier, later in pairwise(kept))
 
 
 def test_few_samples_are_all_kept() -> None:
@@ -139,13 +140,13 @@ def falling(*gib: float, pressure: float = 0) -> list[Sample]:
     [
         (
             falling(8, 7.5, 5, 2.5, 0.25, pressure=12),
-            "memory ran out: 256 MiB available, below the floor of 512 MiB; the engine was killed (7,680 MiB 3.0 s "
-            "before, 5,120 MiB 2.0 s before, 2,560 MiB 1.0 s before; it fell by 2,304 MiB/s, memory pressure 12 %)",
+            "memory ran out: 256 MiB available, below the floor of 512 MiB; the engine was killed (7,680 MiB 3.0 s before, "
+            + "5,120 MiB 2.0 s before, 2,560 MiB 1.0 s before; it fell by 2,304 MiB/s, memory pressure 12 %)",
         ),
         (
             falling(0.75, pressure=40),
             "memory ran out: 768 MiB available of twice the floor of 512 MiB, and all work stood still for memory; "
-            "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
+            + "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
         ),
         ([], "memory ran out: less than the floor of 512 MiB was available; the engine was killed"),
     ],

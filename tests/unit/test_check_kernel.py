@@ -44,19 +44,20 @@ def machine(tree: Tree, command_line: str = "quiet", **cma: float) -> Host:
 
 
 @pytest.mark.parametrize(
-    ("host", "facts"),
+    ("total_gib", "free_gib", "kept_back_gib"),
     [
-        pytest.param({}, KernelFacts(GOOD, False, 0), id="no such figures"),
-        pytest.param({"CmaTotal": 2, "CmaFree": 1}, KernelFacts(GOOD, False, 0), id="a contiguous area in use"),
-        pytest.param({"CmaTotal": 0, "CmaFree": 9}, KernelFacts(GOOD, False, 9 * GIB), id="KHO"),
+        pytest.param(0, 0, 0, id="no contiguous area"),
+        pytest.param(2, 1, 0, id="one in use"),
+        pytest.param(0, 9, 9, id="KHO"),
     ],
 )
-def test_probe_tells_memory_that_is_kept_back(tree: Tree, host: dict[str, float], facts: KernelFacts) -> None:
-    assert Kernel().probe(machine(tree, **host)) == facts
+def test_probe_tells_memory_that_is_kept_back(tree: Tree, total_gib: int, free_gib: int, kept_back_gib: int) -> None:
+    host = machine(tree, CmaTotal=total_gib, CmaFree=free_gib)
+    assert Kernel().probe(host) == KernelFacts(GOOD, False, kept_back_gib * GIB)
 
 
 def test_probe_reads_what_the_kernel_was_booted_with(tree: Tree) -> None:
-    assert Kernel().probe(machine(tree, "quiet kho=off splash")).kho_off
+    assert Kernel().probe(machine(tree, command_line="quiet kho=off splash")).kho_off
 
 
 @pytest.mark.parametrize(("hidden", "level"), [("cmdline", Level.OK), ("sys/kernel/osrelease", Level.WARN)])

@@ -29,7 +29,7 @@ ARRIVES = (Path("10.0.0.2", True), Path("10.0.0.3", True))
         pytest.param(ON_UP, Level.OK, "10.0.0.1 on enp1s0f0np0, up", id="good"),
         pytest.param(replace(ON_UP, owned=False), Level.BLOCK, "no longer has 10.0.0.1", id="gone"),
         pytest.param(replace(ON_UP, carriers=("a", "b"), link=None), Level.WARN, "a and b are in the subnet", id="two"),
-        pytest.param(replace(ON_UP, carriers=(), link=None), Level.OK, "do not tell", id="no table tells"),
+        pytest.param(replace(ON_UP, carriers=(), link=None), Level.WARN, "no interface that is up", id="down"),
         pytest.param(replace(ON_UP, link=replace(UP, loopback=True)), Level.WARN, "is loopback", id="loopback"),
         pytest.param(replace(ON_UP, link=replace(UP, wireless=True)), Level.WARN, "is Wi-Fi", id="wireless"),
         pytest.param(replace(ON_UP, rdma_on=("x0", "x1")), Level.WARN, "x0 and x1 have it", id="RDMA elsewhere"),
@@ -136,7 +136,7 @@ def test_a_path_is_not_tried_with_what_the_interface_itself_does_not_take(tree: 
 def test_a_machine_without_sysfs_is_told_of_and_not_broken(tree: Tree) -> None:
     tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
     host = Host(tree.root)
-    assert ADDRESS.judge(ADDRESS.probe(host)).level is Level.OK
+    assert ADDRESS.judge(ADDRESS.probe(host)).level is Level.WARN
     assert LINK.judge(LINK.probe(host)).level is Level.WARN
 
 

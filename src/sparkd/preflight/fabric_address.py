@@ -47,10 +47,10 @@ up half a minute after the rest of the network.
 
   block    the address went away since, which is waited for; or fabric.interface names an interface that this machine
            does not have.
-  warn     the address is on loopback or Wi-Fi, or on an interface without RDMA while others with a cable have it (10
-           Gb/s of the management port instead of 200); fabric.interface is another interface than the address is
-           on; or two interfaces lie in the subnet of the address, so that the kernel may answer for it on either: give
-           each twin of a ConnectX-7 port a subnet of its own.
+  warn     no interface that is up has the address; or it is on loopback or Wi-Fi, or on an interface without RDMA while
+           others with a cable have it (10 Gb/s of the management port instead of 200); or fabric.interface is another
+           interface than the address is on; or two interfaces lie in the subnet of the address, so that the kernel may
+           answer for it on either: give each twin of a ConnectX-7 port a subnet of its own.
 
 Addresses and interfaces: ip -brief address. A node alone has no fabric, and the check is ok.""",
     )
@@ -80,7 +80,7 @@ Addresses and interfaces: ip -brief address. A node alone has no fabric, and the
             return Verdict(Level.BLOCK, reason, "look at: ip -brief address", awaits=awaited)
         problems = [*self._named(facts), *self._carried(facts)]
         link = facts.link
-        on = f"on {link.name}, {link.operstate}" if link else "on an interface that the tables do not tell"
+        on = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
         return verdict(problems, f"{self.address} {on}")
 
     def _named(self, facts: FabricAddressFacts) -> list[Problem]:
@@ -96,6 +96,9 @@ Addresses and interfaces: ip -brief address. A node alone has no fabric, and the
         if len(facts.carriers) > 1:
             reason = f"{' and '.join(facts.carriers)} are in the subnet of {self.address}"
             return [Problem(Level.WARN, reason, "give each interface a subnet of its own")]
+        if not facts.carriers and not self.interface:
+            reason = f"no interface that is up carries {self.address}"
+            return [Problem(Level.WARN, reason, "look at: ip -brief link; or set fabric.interface")]
         link = facts.link
         if link is None:
             return []

@@ -1,0 +1,238 @@
+"""The way to other nodes, and their DNS, on a real kernel: nodes are network namespaces, cables are pairs of veth."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from tests.integration import world
+
+COMMON = """
+    import json, os, subprocess, sys, time
+    from sparkd.host import Host, path_mtu, resolver
+
+    def ip(*words):
+        subprocess.run(["ip", *words], check=True)
+
+    def cable(name, mtu, space, far_name, far_mtu):
+        # A namespace has its own end: `space` may be there already.
+        if not os.path.exists(f"/run/netns/{space}"):
+            ip("netns", "add", space)
+            ip("-n", space, "link", "set", "lo", "up")
+        ip("link", "add", name, "mtu", str(mtu), "type", "veth",
+           "peer", "name", far_name, "mtu", str(far_mtu), "netns", space)
+        for where, end in (((), name), (("-n", space), far_name)):
+            ip(*where, "link", "set", end, "up")
+
+    def own(address, device):
+        ip("address", "add", address, "dev", device, *(["nodad"] if ":" in address else []))
+
+    def theirs(space, address, device):
+        ip("-n", space, "address", "add", address, "dev", device, *(["nodad"] if ":" in address else []))
+
+    def direct(mtu=9000, far_mtu=9000):
+        cable("spark0", mtu, "node2", "spark1", far_mtu)
+        for prefix, bits in (("10.0.0.", 24), ("fd00::", 64)):
+            own(f"{prefix}1/{bits}", "spark0")
+            theirs("node2", f"{prefix}2/{bits}", "spark1")
+
+    def switched(narrow_mtu):
+        # node1 == switch == node2, of which the second cable is narrow on the switch's side alone.
+        cable("spark0", 9000, "switch", "port0", 9000)
+        ip("netns", "add", "node2")
+        ip("-n", "switch", "link", "add", "bridge", "type", "bridge")
+        ip("-n", "switch", "link", "add", "port1", "mtu", str(narrow_mtu), "type", "veth",
+           "peer", "name", "spark1", "mtu", "9000", "netns", "node2")
+        for port in ("port0", "port1"):
+            ip("-n", "switch", "link", "set", port, "master", "bridge", "up")
+        ip("-n", "switch", "link", "set", "bridge", "up")
+        ip("-n", "node2", "link", "set", "spark1", "up")
+        own("10.0.0.1/24", "spark0")
+        theirs("node2", "10.0.0.2/24", "spark1")
+
+    def routed():
+        # The router of the second subnet says that a datagram is too large.
+        cable("spark0", 9000, "router", "port0", 9000)
+        ip("-n", "router", "link", "set", "lo", "up")
+        ip("netns", "add", "node2")
+        ip("-n", "router", "link", "add", "port1", "mtu", "1500", "type", "veth",
+           "peer", "name", "spark1", "mtu", "1500", "netns", "node2")
+        ip("-n", "router", "link", "set", "port1", "up")
+        ip("-n", "node2", "link", "set", "spark1", "up")
+        own("10.0.0.1/24", "spark0")
+        theirs("router", "10.0.0.254/24", "port0")
+        theirs("router", "10.0.1.254/24", "port1")
+        theirs("node2", "10.0.1.2/24", "spark1")
+        ip("route", "add", "10.0.1.0/24", "via", "10.0.0.254")
+        ip("-n", "node2", "route", "add", "10.0.0.0/24", "via", "10.0.1.254")
+        subprocess.run(["ip", "netns", "exec", "router", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"],
+                       check=True)
+
+    def asked(*addresses, mtu=9000):
+        began = time.monotonic()
+        found = path_mtu.ask(addresses, 29510, mtu)
+        return [path.fits for path in found], time.monotonic() - began
+
+    def there(space, program):
+        process = subprocess.Popen(["ip", "netns", "exec", space, sys.executable, "-c", program],
+                                   stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"up\\n"
+        return process
+"""
+HOLDER = """
+import socket, time
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("10.0.0.2", 29510))
+print("up", flush=True)
+time.sleep(60)
+"""
+DNS = """
+import socket
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("10.0.0.2", 53))
+print("up", flush=True)
+while True:
+    question, sender = sock.recvfrom(4096)
+    sock.sendto(question[:2] + b"\\x81\\x83" + question[4:], sender)
+"""
+
+
+def run(code: str) -> object:
+    return world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
+
+
+def timed(found: object) -> tuple[list[bool | None], float]:
+    assert isinstance(found, list)
+    fits, seconds = found
+    return fits, seconds
+
+
+@pytest.mark.parametrize("address", ["10.0.0.2", "fd00::2"])
+def test_large_datagrams_arrive_on_a_wide_path_and_the_answer_comes_at_once(address: str) -> None:
+    fits, seconds = timed(run(f"direct(); asked({address!r}); print(json.dumps(asked({address!r})))"))
+    assert fits == [True]
+    assert seconds < 0.1
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param("switched(1500)", id="a switch drops them"),
+        pytest.param("direct(9000, 1500)", id="the other interface drops them"),
+    ],
+)
+def test_a_path_that_swallows_large_datagrams_is_found_out_in_time(path: str) -> None:
+    fits, seconds = timed(run(f"{path}; print(json.dumps(asked('10.0.0.2')))"))
+    assert fits == [False]
+    assert seconds < 0.6
+    fits, _ = timed(run(f"{path}; print(json.dumps(asked('10.0.0.2', mtu=1500)))"))
+    assert fits == [True], "what it takes"
+
+
+def test_a_wide_switch_is_no_hindrance() -> None:
+    assert timed(run("switched(9000); print(json.dumps(asked('10.0.0.2')))"))[0] == [True]
+
+
+def test_a_router_that_says_it_is_too_large_is_believed() -> None:
+    fits, seconds = timed(run("routed(); asked('10.0.1.2', mtu=1500); print(json.dumps(asked('10.0.1.2')))"))
+    assert fits == [False]
+    assert seconds < 0.25
+
+
+def test_an_interface_that_is_too_narrow_itself_says_so_at_once() -> None:
+    fits, seconds = timed(run("direct(1500, 9000); print(json.dumps(asked('10.0.0.2', '10.0.0.2')))"))
+    assert fits == [False, False]
+    assert seconds < 0.1
+
+
+def test_who_does_not_answer_is_not_judged_and_holds_up_nobody() -> None:
+    found = run(f"""
+        direct()
+        nobody_there = asked("10.0.0.99")
+        no_route = asked("192.0.2.1")
+        process = there("node2", {HOLDER!r})
+        port_held = asked("10.0.0.2")
+        process.kill()
+        process.wait()
+        mixed = asked("10.0.0.99", "10.0.0.2", "10.0.0.98", "fd00::2", "10.0.0.97", "10.0.0.96", "10.0.0.95")
+        print(json.dumps([nobody_there, no_route, port_held, mixed]))
+    """)
+    assert isinstance(found, list)
+    assert [fits for fits, _ in found] == [[None], [None], [None], [None, True, None, True, None, None, None]]
+    assert all(0.25 < seconds < 0.6 for _, seconds in found), found
+
+
+def test_a_kernel_that_grows_tired_of_answering_is_not_called_a_narrow_path() -> None:
+    found = run("""
+        direct()
+        print(json.dumps([asked("10.0.0.2")[0][0] for _ in range(25)]))
+    """)
+    assert isinstance(found, list)
+    assert found[:5] == [True] * 5
+    assert None in found, "it never grew tired: this proves nothing"
+    assert False not in found
+
+
+def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
+    found = run("""
+        from sparkd.preflight.fabric_address import FabricAddress
+        from sparkd.preflight.fabric_link import FabricLink
+
+        def looked():
+            checks = (FabricAddress("10.0.0.1", 2), FabricLink("spark0", ("10.0.0.2",), 29510, 9000))
+            return [[verdict.level.value, verdict.reason] for _, verdict in (check.look(Host()) for check in checks)]
+
+        direct()
+        subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
+        good = looked()
+        ip("-n", "node2", "link", "set", "spark1", "down")
+        dark = looked()
+        ip("link", "set", "spark0", "down")
+        print(json.dumps([good, dark, looked()]))
+    """)
+    assert isinstance(found, list)
+    good, dark, down = found
+    assert good == [["ok", "10.0.0.1 on spark0, up"], ["ok", "spark0 up, MTU 9000, frames of 9000 arrive at 1 of 1"]]
+    assert dark[0][0] == "ok"
+    assert dark[1][0] == "warn"
+    assert dark[1][1].startswith("spark0 has no carrier")
+    assert down == [
+        ["warn", "no interface that is up carries 10.0.0.1"],
+        ["warn", "spark0 is not set up (down)"],
+    ]
+
+
+def test_dns_servers_answer_refuse_or_keep_silent() -> None:
+    found = run(f"""
+        from sparkd.preflight.resolver import Resolver
+
+        def looked(*servers):
+            with open("/run/resolv.conf", "w") as file:
+                file.writelines(f"nameserver {{one}}\\n" for one in servers)
+            began = time.monotonic()
+            facts, verdict = Resolver(("10.0.0.2",)).look(Host())
+            return verdict.level.value, [one.answers for one in facts.servers], time.monotonic() - began
+
+        direct()
+        open("/run/resolv.conf", "w").close()
+        subprocess.run(["mount", "--bind", "/run/resolv.conf", "/etc/resolv.conf"], check=True)
+        refused = looked("10.0.0.2")
+        process = there("node2", {DNS!r})
+        answered = looked("10.0.0.2")
+        one_silent = looked("10.0.0.99", "10.0.0.2")
+        process.kill()
+        all_silent, no_route = looked("10.0.0.99", "fd00::99"), looked("192.0.2.1")
+        print(json.dumps([refused, answered, one_silent, all_silent, no_route, looked()]))
+    """)
+    assert isinstance(found, list)
+    assert [(level, answers) for level, answers, _ in found] == [
+        ("ok", [True]),
+        ("ok", [True]),
+        ("ok", [False, True]),
+        ("warn", [False, False]),
+        ("ok", [True]),
+        ("ok", []),
+    ]
+    seconds = [took for _, _, took in found]
+    assert max(seconds[0], seconds[1], seconds[4], seconds[5]) < 0.1, seconds
+    assert max(seconds) < 0.6, seconds

@@ -10,7 +10,7 @@ from functools import partial
 from sparkd import last_exit
 from sparkd.agent import Agent
 from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
-from sparkd.host import docker
+from sparkd.host import docker, oom
 from sparkd.host.docker import DockerUnreadableError
 from sparkd.launch.start import LOG_END_SECONDS, Running
 from sparkd.peers.snapshot import ENDING, Snapshot
@@ -26,6 +26,8 @@ LAST_REPORT_SECONDS = 2.0
 """How long the other nodes can read why this one ends."""
 RELEASE_SECONDS = 3.0
 """For a head to leave service before a worker that is stopped takes its rank away."""
+ACCOUNT_SECONDS = 2.0
+"""For the guard's account of the end of a rank: milliseconds, but that the machine was short of memory just now."""
 NEWS_SECONDS = 1.5
 """For the report of the node where it happened, when the engine's own words say that it happened elsewhere."""
 SILENCE_SECONDS = 10.0
@@ -55,13 +57,14 @@ _COUNTED = frozenset(
 def engine_ended(agent: Agent, running: Running) -> EngineEndedError:
     """The error for a container that ended unasked. An exit code of 0 is no better: every engine death has it.
 
-    Raises PeerLostError where it ended for another rank's sake.
+    Raises MemoryGuardError where the guard has killed it, PeerLostError where it ended for another rank's sake.
     """
+    _raise_if_killed(agent, running)
     code = _exit_code(agent, running)
     running.log.stop(LOG_END_SECONDS)
     story = running.log.story
     now = time.monotonic()
-    said = story.blame(now) or _dockers_end(running.log.broken_off_at, now)
+    said = story.blame(now) or _dockers_end(running.log.broken_off_at, now) or _kernels_end(agent, running)
     during = "while serving" if running.ready else f"while {story.step}"
     reason = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}" + (
         f": {said}" if said else "; it named no cause"
@@ -102,6 +105,22 @@ def _dockers_end(broken_off_at: float | None, now: float) -> str:
     if broken_off_at is None or now - broken_off_at > DOCKER_END_SECONDS:
         return ""
     return "docker went away shortly before"
+
+
+def _kernels_end(agent: Agent, running: Running) -> str:
+    """Words for processes that the kernel killed for memory since the launch; empty where it killed none."""
+    now, before = oom.kills(agent.host.files), running.oom_kills
+    if now is None or before is None or now <= before:
+        return ""
+    return "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
+
+
+def _raise_if_killed(agent: Agent, running: Running) -> None:
+    guard = running.guard
+    if guard is not None:
+        agent.pulse.linger(ACCOUNT_SECONDS, lambda: guard.over)
+        if (error := guard.killed) is not None:
+            raise error
 
 
 def _exit_code(agent: Agent, running: Running) -> str:
@@ -180,6 +199,8 @@ def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> No
     if not running.rank.end(agent.pulse, grace_seconds, note, starting=not running.ready):
         agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
+    if running.guard is not None:
+        running.guard.close()
     with suppress(SparkdError, OSError):
         agent.hands.remove(running.rank)
     for segment in running.segments:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from sparkd import hooks
+from sparkd import hooks, last_exit
 from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
 from sparkd.engine.forward import Forwarder
-from sparkd.errors import BlockedError, LaunchError, NeedsPersonError
-from sparkd.host import docker, versions
+from sparkd.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.guard.guard import HINT as MEMORY_HINT
+from sparkd.guard.guard import Guard
+from sparkd.host import docker, oom, versions
 from sparkd.launch import ledger
 from sparkd.launch.start import Running, start
 from sparkd.launch.survey import survey as look_at_shared
@@ -96,7 +98,7 @@ def cool(agent: Agent) -> bool:
         raise NeedsPersonError(
             f"{failed} launches of this plan in a row ended within {ledger.PROVEN_SECONDS / 60:.0f} minutes of service"
             + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
-            f"mend the cause, then: systemctl start sparkd-{agent.context.role}",
+            f"{_remedy(agent)}, then: systemctl start sparkd-{agent.context.role}",
         )
     if seconds:
         agent.phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
@@ -104,6 +106,12 @@ def cool(agent: Agent) -> bool:
         while (left := deadline - time.monotonic()) > 0:
             agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
     return seconds > 0
+
+
+def _remedy(agent: Agent) -> str:
+    """What a person may do about launches that fail again and again."""
+    ran_out = last_exit.names(agent.reporter.report.last_cause, ExitCode.MEMORY_GUARD)
+    return MEMORY_HINT if ran_out else "mend the cause"
 
 
 def launch(agent: Agent) -> Running:
@@ -123,6 +131,10 @@ def launch(agent: Agent) -> Running:
         agent.hands, agent.plan, epoch, agent.host, forwarder, agent.journal.put, agent.events, agent.pulse.ring
     )
     rank = running.rank
+    if floor_mib := agent.settings.memory.floor_mib:
+        running.guard = Guard(floor_mib << 20, rank.pidfd, agent.events, agent.pulse.ring)
+        running.guard.stand()
+    running.oom_kills = oom.kills(agent.host.files)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)
     agent.events.info(

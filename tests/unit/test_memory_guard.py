@@ -138,15 +138,17 @@ def falling(*gib: float, pressure: float = 0) -> list[Sample]:
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
-        (
+        pytest.param(
             falling(8, 7.5, 5, 2.5, 0.25, pressure=12),
-            "memory ran out: 256 MiB available, below the floor of 512 MiB; the engine was killed (7,680 MiB 3.0 s before, "
-            + "5,120 MiB 2.0 s before, 2,560 MiB 1.0 s before; it fell by 2,304 MiB/s, memory pressure 12 %)",
+            "memory ran out: 256 MiB available, below the floor of 512 MiB; the engine was killed (7,680 MiB 3.0 s "
+            "before, 5,120 MiB 2.0 s before, 2,560 MiB 1.0 s before; it fell by 2,304 MiB/s, memory pressure 12 %)",
+            id="below the floor",
         ),
-        (
+        pytest.param(
             falling(0.75, pressure=40),
             "memory ran out: 768 MiB available of twice the floor of 512 MiB, and all work stood still for memory; "
-            + "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
+            "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
+            id="pressed",
         ),
         ([], "memory ran out: less than the floor of 512 MiB was available; the engine was killed"),
     ],

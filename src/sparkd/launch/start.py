@@ -11,6 +11,7 @@ from functools import partial
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
+from sparkd.guard.guard import Guard
 from sparkd.hands import Hands, Patience, segments
 from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
@@ -36,6 +37,10 @@ class Running:
     ready: bool = False
     segments: set[UnlinkSegment] = field(default_factory=set)
     """Shared memory that its processes were seen to have open or mapped."""
+    guard: Guard | None = None
+    """None where memory is not watched."""
+    oom_kills: int | None = None
+    """How many processes the kernel had killed for memory before; None where it does not count them."""
     _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How often a segment, by device and inode, was looked for among its processes."""
 

@@ -7,7 +7,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.host import Host, kernel
-from sparkd.host.gpu import GpuFacts, GpuProcess, Trouble, of_tree
+from sparkd.host.gpu import AWAITED, GpuFacts, GpuProcess, Trouble, hung, of_tree
 from sparkd.preflight import known_bad
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.examine import examine
@@ -55,6 +55,14 @@ def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_
 def test_a_driver_that_is_slow_may_come_round_and_a_lost_gpu_does_not() -> None:
     assert Gpu().judge(sick(Trouble.HUNG)).awaits
     assert not any(Gpu().judge(sick(trouble)).awaits for trouble in Trouble if trouble not in (Trouble.HUNG,))
+
+
+def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    found = examine(checks, Host(tree.root, gpu=lambda: hung(10)))
+    assert {one.verdict.awaits for one in found} == {AWAITED}, "one that awaits nothing makes waiting vain"
 
 
 def recorded(tree: Tree, answer: object, module: str = OPEN) -> Host:

@@ -57,6 +57,7 @@ def judged(*said: tuple[float, str], uses_gpu: bool = True) -> Verdict:
         (xid(31, "MMU Fault"), Level.OK, ""),
         (xid(43), Level.OK, ""),
         (f"Out of memory: {KILLED}", Level.WARN, "killed VLLM::EngineCor"),
+        (f"Out of memory (oom_kill_allocating_task): {KILLED}", Level.WARN, "killed VLLM::EngineCor"),
         (f"Memory cgroup out of memory: {KILLED}", Level.OK, ""),
         (FATAL.format("Uncorrectable"), Level.WARN, "a fatal PCIe error at 0000:00:00.0"),
         (FATAL.format("Uncorrected"), Level.WARN, "a fatal PCIe error"),

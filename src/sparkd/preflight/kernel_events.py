@@ -46,7 +46,7 @@ _PATTERNS = (
     (Kind.XID, re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)\b")),
     (Kind.DRIVER_LOADED, re.compile(r"NVRM: loading NVIDIA UNIX ()")),
     # Of the node, not of a container that reached its own limit: that begins with "Memory cgroup".
-    (Kind.OUT_OF_MEMORY, re.compile(r"Out of memory: Killed process \d+ \((.*?)\) total-vm")),
+    (Kind.OUT_OF_MEMORY, re.compile(r"Out of memory[^:]*: Killed process \d+ \((.*?)\) total-vm")),
     (Kind.PCIE_FATAL, re.compile(r"\S+ (\S+): AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\)")),
     (Kind.NIC_RESET, re.compile(r"mlx5_core (\S+): mlx5_pci_slot_reset\b")),
     (Kind.DRIVER_NO_MEMORY, re.compile(r"NVRM: .*\[NV_ERR_NO_MEMORY\]()")),

@@ -43,7 +43,7 @@ XIDS = {
 }
 """Those of NVIDIA's catalog that mean a sick GPU. An engine's own faults (13, 31, 43, 45) end with the engine."""
 RECOVERIES = {1: ("a reset", REBOOT), 2: ("a reboot", REBOOT), 4: ("a reset", REBOOT)}
-"""Actions that Xid 154 asks for; 0 is none, 3 concerns links between GPUs. GB10 has no reset but a reboot."""
+"""Actions that Xid 154 asks for; 0 is none, 3 concerns links between GPUs. A reboot resets too."""
 
 WARNINGS = (
     (
@@ -89,7 +89,7 @@ log are left out.
              Xid 79        the GPU has fallen off the bus: shut down, unplug the node for 60 s
              Xid 119, 120  the GPU's firmware does not answer, or has failed: reboot
              Xid 140       an uncorrectable memory error escaped: reboot
-             Xid 154       asks for a reset or a reboot (GB10 has no other reset): reboot
+             Xid 154       asks for a reset or a reboot: reboot, which resets too
              Xid 169       the GPU can't be initialised: GB10 needs the open kernel modules
            A person is needed: each launch on such a GPU fails, and may leak memory. The driver loaded anew, or Xid 154
            with action 0x0, ends it. Plans without a GPU are not held up.

@@ -41,7 +41,8 @@ that kexec handover (KHO) keeps back.
   warn     6.17.0-1008-nvidia       it panics, and the GPU may be missing until a cold boot (NVIDIA forum 366026)
            7.0.0-1019-nvidia        KHO is on by default (NV-Kernels pull requests 590 and 591)
            7.0.0-31, Ubuntu's HWE   the same (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259)
-           any kernel               its version can't be read, or CmaFree is above CmaTotal in /proc/meminfo: the sign of KHO's scratch area
+           any kernel               CmaFree is above CmaTotal in /proc/meminfo: the sign of KHO's scratch area
+           none                     its version can't be read
 
 KHO reserves about 9.3 GiB on a DGX Spark. Memory for RDMA can't be pinned there: once the model fills the rest, NCCL
 ends with `ibv_reg_mr_iova2 ... Cannot allocate memory`. What helps: add kho=off to GRUB_CMDLINE_LINUX_DEFAULT in

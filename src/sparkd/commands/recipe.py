@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 from sparkd.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
+    from sparkd.lint.launch import Launch
     from sparkd.recipes.load import Loaded
+    from sparkd.recipes.schema import Recipe
 
 HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "FROM")
 
@@ -50,6 +52,7 @@ def _load(word: str) -> Loaded:
 
 
 def _check(words: list[str]) -> None:
+    """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
     from sparkd.recipes import lookup
 
     faults: list[str] = []
@@ -58,10 +61,47 @@ def _check(words: list[str]) -> None:
             loaded = _load(word)
         except ConfigError as error:
             faults.append(str(error))
-        else:
-            print(f"{loaded.recipe.name} is good ({', '.join(str(path) for path in loaded.files)})")
+            continue
+        errors, warnings = _linted(loaded)
+        faults += errors
+        for warning in warnings:
+            print(f"warning: {warning}")
+        if not errors:
+            but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
+            print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
     if faults:
         raise ConfigError("\n".join(faults))
+
+
+def _linted(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """What the rules of plan-lint see in a recipe: errors and warnings, each with its file and line."""
+    from sparkd.lint import rules
+
+    errors: list[str] = []
+    warnings: list[str] = []
+    for issue in rules.issues(_launch(loaded.recipe)):
+        where = loaded.origins.get(issue.at) or str(loaded.files[0])
+        (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
+    return errors, warnings
+
+
+def _launch(recipe: Recipe) -> Launch:
+    """The recipe's engine, wherever it will run: what a placeholder stands for is not known."""
+    from sparkd.launch import command_line, placeholders
+    from sparkd.lint import words
+    from sparkd.lint.launch import Launch
+    from sparkd.recipes.schema import KV_CACHE_TOKENS
+
+    flags = words.flags(command_line.words(recipe.args))
+    tokens = recipe.expect.get(KV_CACHE_TOKENS)
+    writable = (volume.target for volume in recipe.container.volumes if not volume.read_only)
+    return Launch(
+        flags={flag: None if text and placeholders.named(text) else text for flag, text in flags.items()},
+        env={name: text for name, text in recipe.env.items() if text is not None},
+        gpu=recipe.container.gpus == "all",
+        kept=(*recipe.caches.values(), *writable),
+        pool_tokens=tokens if isinstance(tokens, int) else None,
+    )
 
 
 def _rows() -> Iterator[tuple[str, ...]]:

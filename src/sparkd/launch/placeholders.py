@@ -14,6 +14,11 @@ _PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 _SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
 
 
+def named(text: str) -> bool:
+    """Whether there is a placeholder in it."""
+    return _PLACEHOLDER.search(text) is not None
+
+
 class PlaceholderError(Exception):
     """A placeholder that is not known, or has no value on this node; `hint` says what would give it one."""
 

@@ -96,7 +96,7 @@ RULES = (
     Rule("drafts", WARNS, sights.many_drafts,
          what="more draft tokens than measured best: 2 with DeepSeek's MTP, 5 with DSpark",
          hint="lower num_speculative_tokens",
-         source=f"{ECHO}, addendum 'MTP=3'; the recipe of MiaAI-Lab"),
+         source=f"{ECHO}, 'MTP=3'; MiaAI-Lab's recipe"),
 )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ def _may_be_longer(launch: Launch) -> bool:
 def longer_than_pool(launch: Launch) -> Sights:
     wanted, pool = launch.amount("max-model-len"), launch.pool_tokens
     if wanted and pool and wanted > pool:
-        yield "args.max-model-len", f"--max-model-len {wanted}, and the KV cache holds {pool} tokens"
+        yield "args.max-model-len", f"--max-model-len {wanted}, and the recipe expects a KV cache of {pool} tokens"
 
 
 def many_pools(launch: Launch) -> Sights:
@@ -105,7 +105,7 @@ def many_pools(launch: Launch) -> Sights:
     if wanted and sequences and pool and pool >= wanted and wanted * sequences > MANY_POOLS * pool:
         yield (
             "args.max-num-seqs",
-            f"--max-num-seqs {sequences}, and the KV cache of {pool} tokens holds {pool // wanted} of {wanted} tokens",
+            f"--max-num-seqs {sequences}, and a KV cache of {pool} tokens holds {pool // wanted} of full length",
         )
 
 

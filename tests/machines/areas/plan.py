@@ -1,12 +1,102 @@
-"""What the plan itself asks for."""
+"""What the plan itself asks for: flags, environment, a launch script of the user's own."""
 
 from __future__ import annotations
 
+from tests.machines.areas.base import MODEL, TOML
 from tests.machines.illness import Illness
 from tests.tree import Tree
 
+from sparkd.preflight.check import Level
 
-def healthy(tree: Tree, rank: int) -> None: ...
+SCRIPT = "/root/serve.sh"
+SERVE = """\
+#!/bin/bash
+export VLLM_HOST_IP=10.0.0.{address}
+exec vllm serve /models/DeepSeek-V4-Flash --tensor-parallel-size 2 --gpu-memory-utilization 0.90 \\
+    --nnodes 2 --node-rank {rank} --master-addr 10.0.0.1 --master-port 29501{more}
+"""
+OWN_RECIPE = """\
+schema: 1
+name: own
+description: Without a cache for what vLLM compiles
+extends: deepseek-v4-flash-balanced
+caches:
+  vllm: /root/elsewhere
+"""
 
 
-ILLNESSES: tuple[Illness, ...] = ()
+def healthy(tree: Tree, rank: int) -> None:
+    config(tree, longest=1_048_576)
+
+
+def config(tree: Tree, longest: int) -> None:
+    """config.json of a model whose own texts may be so long."""
+    kind = '"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4"'
+    tree.file(f"{MODEL}/config.json", f'{{{kind}, "max_position_embeddings": {longest}}}')
+
+
+def _engine(tree: Tree, text: str) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", f"{TOML}{text}\n")
+
+
+def _own_script(tree: Tree, rank: int, more: str = "") -> None:
+    _engine(tree, f'[engine]\nscript = "{SCRIPT}"')
+    tree.file(SCRIPT, SERVE.format(rank=rank, address=2, more=more))
+
+
+def _forked_workers(tree: Tree) -> None:
+    _engine(tree, '[engine.env]\nVLLM_WORKER_MULTIPROC_METHOD = "fork"')
+
+
+def _json_cut_off(tree: Tree) -> None:
+    _engine(tree, "[engine.args]\ncompilation-config = '{\"cudagraph_mode\": FULL'")
+
+
+def _context_beyond_the_cache(tree: Tree) -> None:
+    _engine(tree, "[engine.args]\nmax-model-len = 1048576\nmax-num-seqs = 1")
+
+
+def _misprinted_flag(tree: Tree) -> None:
+    _engine(tree, "[engine.args]\nprefix-caching = true")
+
+
+def _three_drafts(tree: Tree) -> None:
+    _engine(tree, '[engine.args]\nspeculative-config = {method = "deepseek_mtp", num_speculative_tokens = 3}')
+
+
+def _compiled_anew(tree: Tree) -> None:
+    _engine(tree, '[engine]\nrecipe = "own"')
+    tree.file("/etc/sparkd/recipes/own.yaml", OWN_RECIPE)
+
+
+ILLNESSES = (
+    Illness("forked-workers", _forked_workers, Level.BLOCK, "plan-lint", says="ShmRingBuffer"),
+    Illness("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
+    Illness("context-beyond-the-cache", _context_beyond_the_cache, Level.BLOCK, "plan-lint", says="612341 tokens"),
+    Illness(
+        "context-beyond-the-model",
+        lambda tree: config(tree, longest=65536),
+        Level.WARN,
+        "plan-lint",
+        says="config.json allows 65536",
+    ),
+    Illness("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
+    Illness("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
+    Illness("compiled-anew-at-each-start", _compiled_anew, Level.WARN, "plan-lint", says="/root/.cache/vllm"),
+    Illness(
+        "worker-script-without-headless",
+        lambda tree: _own_script(tree, rank=1),
+        Level.BLOCK,
+        "plan-lint",
+        says="no --headless",
+        rank=1,
+    ),
+    Illness(
+        "script-of-another-rank",
+        lambda tree: _own_script(tree, rank=0, more=" --headless"),
+        Level.BLOCK,
+        "plan-lint",
+        says="--node-rank 0, this node needs 1",
+        rank=1,
+    ),
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -18,6 +19,7 @@ STATE = "/var/lib/sparkd/tune.json"
 HEADER = "# Written by `sparkd tune apply`"
 """First words of a file of ours. One without them is somebody's own: never overwritten, never removed."""
 
+_BY_HAND = f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}"
 _NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)+")
 
 
@@ -110,7 +112,10 @@ class Tuning:
             try:
                 Path(self._files.real(sysctl.path(name))).write_text(f"{value}\n", encoding="ascii")
             except OSError as error:
-                raise UsageError(f"{name} can't be set to {value}: {error.strerror}", "run it as root") from None
+                reason = f"{name} can't be set to {value}: {error.strerror}"
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise UsageError(reason, "run it as root, on the node itself") from None
+                raise ConfigError(reason, "sparkd tune revert takes back what was set") from None
             after = self.now(name) or ""
             changes.append(Change(name, before, after))
             if after != value:
@@ -133,9 +138,6 @@ class Tuning:
             files.sync_folder(target.parent)
         except OSError as error:
             raise UsageError(f"{path} can't be removed: {error.strerror}", "run it as root") from None
-
-
-_BY_HAND = f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}"
 
 
 def _is_setting(entry: tuple[object, object]) -> bool:

@@ -77,7 +77,11 @@ and others report that a clean boot needs none of it. A recipe should name no mo
 
         def number(name: str, otherwise: int) -> int:
             said = sysctl.read(files, name)
-            return otherwise if said is None else int(said)
+            if said is None:
+                return otherwise
+            if not said.isdecimal():
+                raise ValueError(f"{name} is {said[:40]!r}, which is no number")
+            return int(said)
 
         return KernelFacts(
             wanted=tuple(Setting(name, value, sysctl.read(files, name)) for name, value in self.wanted),
@@ -88,7 +92,9 @@ and others report that a clean boot needs none of it. A recipe should name no mo
         )
 
     def judge(self, facts: KernelFacts) -> Verdict:
-        problems = [_differs(one) for one in facts.wanted if one.found != one.wanted]
+        differing = [one for one in facts.wanted if one.found != one.wanted]
+        # What `tune apply` would refuse comes first.
+        problems = [_differs(one) for one in sorted(differing, key=lambda one: one.found is not None)]
         if facts.reserved_bytes > MOST_RESERVED_BYTES:
             reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
             problems.append(Problem(Level.WARN, reason, "sysctl -w vm.min_free_kbytes=1572864"))

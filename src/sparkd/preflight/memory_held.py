@@ -102,7 +102,7 @@ so that the reboot can be chosen.""",
         return Verdict(
             Level.WARN,
             f"the GPU's driver holds {rest} that no process is told to have{but}",
-            "a reboot gives it back: systemctl reboot",
+            "if it stays, a reboot gives it back: systemctl reboot",
         )
 
 

@@ -43,8 +43,8 @@ DGX OS comes with 16 GiB in /swap.img.
 
              swapoff -a
 
-           and for good: take its line out of /etc/fstab. zram counts too: it is compressed in the same memory, and
-           comes from zram-generator(8) or a zram*.service. swapoff reads back what is swapped out, so look at how much
+           and for good: take its line out of /etc/fstab. zram counts too: it is compressed in the same memory, and a
+           unit turns it on: systemctl list-units '*zram*'. swapoff reads back what is swapped out, so look at how much
            that is first; a recipe that was tuned with swap on may need its headroom there.
 
 It never blocks, for a plan that fits works either way.""",
@@ -60,4 +60,6 @@ It never blocks, for a plan that fits works either way.""",
         reason = f"swap is on: {named}; {size(sum(one.used_bytes for one in facts.areas))} in use"
         if not self.uses_gpu:
             return Verdict(Level.OK, f"{reason}; the plan uses no GPU")
+        if all(one.in_memory for one in facts.areas):
+            return Verdict(Level.WARN, reason, "swapoff -a, and for good: see systemctl list-units '*zram*'")
         return Verdict(Level.WARN, reason, "swapoff -a, and for good: take its line out of /etc/fstab")

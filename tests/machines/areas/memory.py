@@ -2,11 +2,157 @@
 
 from __future__ import annotations
 
+import json
+
+from tests.machines.areas import base
 from tests.machines.illness import Illness
 from tests.tree import Tree
 
+from sparkd.preflight.check import Level
 
-def healthy(tree: Tree, rank: int) -> None: ...
+SHM = "tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64{size} 0 0\n"
+CONTAINER = "5d" * 32
+SYSCTLS = {
+    "vm.min_free_kbytes": "90112",
+    "vm.overcommit_memory": "0",
+    "vm.swappiness": "60",
+    "kernel.pid_max": "4194304",
+}
+"""As Ubuntu 24.04 sets them by itself on a machine of this size."""
+IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest"
 
 
-ILLNESSES: tuple[Illness, ...] = ()
+def healthy(tree: Tree, rank: int) -> None:
+    tree.file("/proc/swaps", "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n")
+    mounts(tree)
+    for name, value in SYSCTLS.items():
+        sysctl(tree, name, value)
+    tree.file("/usr/lib/systemd/systemd-logind", "", mode=0o755)
+    tree.file("/etc/systemd/logind.conf", "[Login]\n#RemoveIPC=yes\n")
+    tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nspark:x:1000:1000::/home/spark:/bin/bash\n")
+    tree.process(900, "containerd", cgroup="0::/system.slice/containerd.service", private_kib=52_000)
+    limits(tree, 900, "8388608")
+    tree.process(1500, "gnome-shell", cgroup=session("app-gnome-shell.scope"), private_kib=310_000)
+
+
+def mounts(tree: Tree, size: str = "") -> None:
+    before = "/dev/nvme0n1p2 / ext4 rw,relatime 0 0\ntmpfs /run tmpfs rw,nosuid,nodev,size=12753524k,mode=755 0 0\n"
+    tree.file("/proc/self/mounts", before + SHM.format(size=size))
+
+
+def sysctl(tree: Tree, name: str, value: str) -> None:
+    tree.file(f"/proc/sys/{name.replace('.', '/')}", f"{value}\n")
+
+
+def limits(tree: Tree, pid: int, memlock: str) -> None:
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    row = f"Max locked memory         {memlock:<20} {memlock:<20} bytes     \n"
+    tree.file(f"/proc/{pid}/limits", f"{head}{row}")
+
+
+def session(unit: str) -> str:
+    return f"0::/user.slice/user-1000.slice/user@1000.service/app.slice/{unit}"
+
+
+def recipe(tree: Tree, text: str) -> None:
+    """The recipe of the node, changed."""
+    name = "deepseek-v4-flash-balanced"
+    tree.file(f"/etc/sparkd/recipes/{name}.yaml", f"schema: 1\nname: {name}\nextends: {name}\n{text}")
+
+
+def unprivileged(tree: Tree, ulimits: str) -> None:
+    tree.folder("/dev/infiniband")
+    recipe(tree, f"container: {{privileged: false, devices: [/dev/infiniband], ulimits: {ulimits}}}\n")
+
+
+def _swap_on(tree: Tree) -> None:
+    with (tree.root / "proc/swaps").open("a") as swaps:
+        swaps.write("/swap.img                               file\t\t16777212\t\t1048576\t\t-2\n")
+
+
+def _zram(tree: Tree) -> None:
+    with (tree.root / "proc/swaps").open("a") as swaps:
+        swaps.write("/dev/zram0                              partition\t63767612\t0\t\t100\n")
+
+
+def _driver_holds_a_part(tree: Tree) -> None:
+    """The plan of its recipe would no longer fit; this smaller one does."""
+    recipe(tree, "memory_bytes: 85899345920\n")
+    base.memory(tree, free=92.0, available=92.5)
+
+
+def _tenants(tree: Tree) -> None:
+    base.memory(tree, free=78.0, available=79.0, AnonPages=36.0)
+    tree.process(2100, "ollama", cgroup="0::/system.slice/ollama.service", private_kib=20 << 20)
+    tree.process(2200, "firefox", cgroup=session("app-gnome-firefox-2200.scope"), private_kib=3 << 20)
+    tree.process(2201, "Web Content", cgroup=session("app-gnome-firefox-2200.scope"), private_kib=2 << 20)
+    tree.process(2300, "python3", cgroup=f"0::/system.slice/docker-{CONTAINER}.scope", private_kib=9 << 20)
+
+
+def _shm_remounted_tiny(tree: Tree) -> None:
+    mounts(tree, ",size=65536k")
+
+
+def _shm_small(tree: Tree) -> None:
+    mounts(tree, ",size=524288k")
+
+
+def _docker_shm(tree: Tree) -> None:
+    recipe(tree, "container: {ipc: private}\n")
+
+
+def _memlock(tree: Tree) -> None:
+    unprivileged(tree, "{memlock: 8388608}")
+
+
+def _memlock_by_default(tree: Tree) -> None:
+    unprivileged(tree, "{stack: 67108864}")
+
+
+def _too_much_kept_free(tree: Tree) -> None:
+    sysctl(tree, "vm.min_free_kbytes", "12582912")
+
+
+def _never_overcommitted(tree: Tree) -> None:
+    sysctl(tree, "vm.overcommit_memory", "2")
+
+
+def _not_as_the_recipe_asks(tree: Tree) -> None:
+    recipe(tree, "host: {sysctls: {vm.swappiness: 10, vm.overcommit_memory: 0}}\n")
+
+
+def _asks_for_what_is_not(tree: Tree) -> None:
+    recipe(tree, "host: {sysctls: {vm.compaction_proactiveness: 0}}\n")
+
+
+def _unreadable_setting(tree: Tree) -> None:
+    sysctl(tree, "kernel.pid_max", "many")
+
+
+def _segments_of_who_logs_out(tree: Tree) -> None:
+    if not (tree.root / "run/docker.pid").exists():
+        tree.dockerd()
+        tree.docker("/containers/json", [])
+    path = tree.root / f".sparkd/docker/images/{IMAGE}/json.json"
+    image = json.loads(path.read_text()) if path.exists() else {}
+    tree.docker(f"/images/{IMAGE}/json", {**image, "Config": {**image.get("Config", {}), "User": "1000:1000"}})
+
+
+ILLNESSES = (
+    Illness("swap-on", _swap_on, Level.WARN, "swap", says="swapoff -a"),
+    Illness("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
+    Illness("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
+    Illness("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
+    Illness("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
+    Illness("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),
+    Illness("shm-small", _shm_small, Level.WARN, "shm-size", says="NCCL"),
+    Illness("shm-is-dockers-default", _docker_shm, Level.BLOCK, "shm-size", says="container.shm_bytes"),
+    Illness("memlock-small", _memlock, Level.WARN, "memlock", says="memlock: -1"),
+    Illness("memlock-by-default", _memlock_by_default, Level.WARN, "memlock", says="containerd"),
+    Illness("too-much-kept-free", _too_much_kept_free, Level.WARN, "kernel-settings", says="12.0 GiB"),
+    Illness("never-overcommitted", _never_overcommitted, Level.WARN, "kernel-settings", says="overcommit"),
+    Illness("not-as-the-recipe-asks", _not_as_the_recipe_asks, Level.WARN, "kernel-settings", says="sparkd tune apply"),
+    Illness("recipe-asks-for-another-kernel", _asks_for_what_is_not, Level.WARN, "kernel-settings", says="no such"),
+    Illness("odd-kernel-setting", _unreadable_setting, Level.UNKNOWN, "kernel-settings", says="many"),
+    Illness("segments-of-who-logs-out", _segments_of_who_logs_out, Level.WARN, "remove-ipc", says="enable-linger"),
+)

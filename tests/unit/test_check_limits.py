@@ -1,0 +1,171 @@
+"""Limits that an engine meets: the size of /dev/shm, and how much memory it may lock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.launch.plan import LaunchPlan, Node, Ulimit
+from sparkd.launch.planner import make_plan
+from sparkd.preflight.check import Level
+from sparkd.preflight.memlock import Memlock, MemlockFacts
+from sparkd.preflight.shm_size import ShmSize, ShmSizeFacts
+from sparkd.recipes.schema import Recipe
+from sparkd.settings import Settings
+
+MIB, GIB = 1 << 20, 1 << 30
+HEAD_OF_TWO = ShmSize(host_ipc=True, shm_bytes=None, is_head=True, cluster_size=2)
+WORKER = replace(HEAD_OF_TWO, is_head=False)
+ALONE = replace(HEAD_OF_TWO, cluster_size=1)
+
+
+@pytest.mark.parametrize(
+    ("check", "total", "free", "level", "hint"),
+    [
+        pytest.param(HEAD_OF_TWO, GIB, GIB, Level.OK, "", id="1 GiB"),
+        pytest.param(HEAD_OF_TWO, GIB - 1, GIB - 1, Level.WARN, "remount", id="room for the queues alone"),
+        pytest.param(HEAD_OF_TWO, 184 * MIB, 184 * MIB, Level.WARN, "remount", id="just the queues"),
+        pytest.param(HEAD_OF_TWO, 184 * MIB - 1, 184 * MIB - 1, Level.BLOCK, "remount", id="not the queues"),
+        pytest.param(HEAD_OF_TWO, 60 * GIB, 183 * MIB, Level.WARN, "ls -lS /dev/shm", id="filled"),
+        pytest.param(WORKER, 64 * MIB, 64 * MIB, Level.WARN, "remount", id="a worker makes no queues"),
+        pytest.param(WORKER, 512 * MIB, 512 * MIB, Level.WARN, "remount", id="a worker has NCCL too"),
+        pytest.param(ALONE, 64 * MIB, 64 * MIB, Level.WARN, "remount", id="alone, it may need none"),
+        pytest.param(ALONE, 184 * MIB, 184 * MIB, Level.OK, "", id="alone, the queues are enough"),
+        pytest.param(replace(HEAD_OF_TWO, host_ipc=False), 64 * MIB, 64 * MIB, Level.BLOCK, "ipc: host", id="private"),
+    ],
+)
+def test_a_head_of_several_needs_room_for_its_queues(
+    check: ShmSize, total: int, free: int, level: Level, hint: str
+) -> None:
+    verdict = check.judge(ShmSizeFacts(total, free, "x"))
+    assert verdict.level is level
+    assert hint in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("mounts", "total"),
+    [
+        pytest.param("tmpfs /dev/shm tmpfs rw,nosuid,size=65536k 0 0\n", 64 * MIB, id="as the kernel writes it"),
+        pytest.param("tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64 0 0\n", 60 * GIB, id="half of the memory"),
+        pytest.param("tmpfs /dev/shm tmpfs rw,size=0k 0 0\n", 120 * GIB, id="without limit"),
+        pytest.param(
+            "tmpfs /dev/shm tmpfs rw,size=1g 0 0\ntmpfs /dev/shm tmpfs rw,size=64m 0 0\n", 64 * MIB, id="last"
+        ),
+        pytest.param("tmpfs /dev/shm/x tmpfs rw,size=1k 0 0\nodd\n\n", 60 * GIB, id="none there"),
+        pytest.param("tmpfs /dev/shm tmpfs rw,size=50% 0 0\n", 60 * GIB, id="a size of no number"),
+    ],
+)
+def test_the_machines_own_is_as_large_as_its_mount_says(tree: Tree, mounts: str, total: int) -> None:
+    tree.file("/proc/self/mounts", mounts)
+    tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1)
+    assert HEAD_OF_TWO.probe(Host(tree.root)).total_bytes == total
+
+
+def test_what_lies_there_is_not_free(tree: Tree) -> None:
+    tree.file("/proc/self/mounts", "tmpfs /dev/shm tmpfs rw,size=65536k 0 0\n")
+    tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1)
+    used = tree.segment("psm_01234567", "x" * 100_000).st_blocks * 512
+    assert used >= 100_000
+    assert HEAD_OF_TWO.probe(Host(tree.root)).free_bytes == 64 * MIB - used
+
+
+@pytest.mark.parametrize(
+    ("daemon_json", "total"),
+    [
+        pytest.param(None, 64 * MIB, id="no file"),
+        pytest.param("", 64 * MIB, id="an empty one"),
+        pytest.param("{}", 64 * MIB, id="says nothing"),
+        pytest.param('{"default-shm-size": "2G"}', 2 * GIB, id="2G"),
+        pytest.param('{"default-shm-size": "256MiB"}', 256 * MIB, id="256MiB"),
+        pytest.param('{"default-shm-size": 1048576}', MIB, id="bytes"),
+    ],
+)
+def test_a_containers_own_is_as_docker_makes_it(tree: Tree, daemon_json: str | None, total: int) -> None:
+    if daemon_json is not None:
+        tree.file("/etc/docker/daemon.json", daemon_json)
+    private = replace(HEAD_OF_TWO, host_ipc=False)
+    assert private.probe(Host(tree.root)) == ShmSizeFacts(total, total, "docker's default")
+    assert replace(private, shm_bytes=GIB).probe(Host(tree.root)).total_bytes == GIB
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"default-shm-size": "much"}', "[" * 100_000])
+def test_what_docker_would_refuse_can_not_be_looked_at(tree: Tree, text: str) -> None:
+    tree.file("/etc/docker/daemon.json", text)
+    with pytest.raises(ValueError, match=r"daemon\.json"):
+        replace(HEAD_OF_TWO, host_ipc=False).probe(Host(tree.root))
+
+
+def plan(size: int = 2, env: dict[str, str] | None = None, **container: object) -> LaunchPlan:
+    keys = {
+        "schema": 1,
+        "name": "x",
+        "model": {"path": "m"},
+        "image": {"ref": "i"},
+        "args": {"tensor-parallel-size": size},
+    }
+    spec = {"devices": ["/dev/infiniband"], **container}
+    recipe = Recipe.model_validate({**keys, "env": env or {}, "container": spec})
+    return make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size))
+
+
+@pytest.mark.parametrize(
+    ("launched", "why"),
+    [
+        (plan(1), "one node"),
+        (plan(gpus="none"), "no GPU"),
+        (plan(privileged=True), "privileged"),
+        (plan(env={"NCCL_IB_DISABLE": "1"}), "NCCL_IB_DISABLE"),
+        (plan(devices=[]), "no RDMA device"),
+    ],
+)
+def test_a_plan_without_rdma_needs_no_locked_memory(tree: Tree, launched: LaunchPlan, why: str) -> None:
+    facts = Memlock(launched).probe(Host(tree.root))
+    assert why in facts.needless
+    assert Memlock(launched).judge(facts).level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("limit", "level"),
+    [(-1, Level.OK), (16 * GIB, Level.OK), (16 * GIB - 1, Level.WARN), (8 * MIB, Level.WARN), (None, Level.WARN)],
+)
+def test_rdma_needs_much_locked_memory(limit: int | None, level: Level) -> None:
+    verdict = Memlock(plan()).judge(MemlockFacts("", limit, "x"))
+    assert verdict.level is level
+    assert ("memlock: -1" in verdict.hint) == (level is Level.WARN)
+
+
+def limits(tree: Tree, soft: str) -> None:
+    tree.process(9, "containerd")
+    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
+    tree.file("/proc/9/limits", f"{head}Max locked memory         {soft:<20} unlimited            bytes     \n")
+
+
+def test_the_recipes_limit_goes_before_dockers_and_that_before_containerds(tree: Tree) -> None:
+    host = Host(tree.root)
+    assert Memlock(plan()).probe(host) == MemlockFacts("", None, "docker's default")
+    limits(tree, "8388608")
+    assert Memlock(plan()).probe(host) == MemlockFacts("", 8 * MIB, "containerd's own limit")
+    limits(tree, "unlimited")
+    assert Memlock(plan()).probe(host).limit_bytes == -1
+    ulimits = '{"default-ulimits": {"memlock": {"Name": "memlock", "Soft": 4096, "Hard": -1}}}'
+    tree.file("/etc/docker/daemon.json", ulimits)
+    assert Memlock(plan()).probe(host).limit_bytes == 4096
+    own = plan(ulimits={"memlock": -1, "stack": 67108864})
+    assert own.container.ulimits[0] == Ulimit("memlock", -1, -1)
+    assert Memlock(own).probe(host).limit_bytes == -1
+
+
+@pytest.mark.parametrize("row", ["", "Max locked memory", "Max locked memory   much  more bytes"])
+def test_limits_of_another_format_can_not_be_looked_at(tree: Tree, row: str) -> None:
+    limits(tree, "1")
+    tree.file("/proc/9/limits", f"{row}\n")
+    with pytest.raises(ValueError, match="/proc/9/limits"):
+        Memlock(plan()).probe(Host(tree.root))
+
+
+def test_a_containerd_that_ends_meanwhile_is_passed_over(tree: Tree) -> None:
+    tree.process(9, "containerd")
+    assert Memlock(plan()).probe(Host(tree.root)).limit_bytes is None

@@ -15,7 +15,7 @@ from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.launch.plan import Cache, ContainerSpec, LaunchPlan, Mount, Node
-from sparkd.lint import rules, script, words
+from sparkd.lint import rules, script, sights, words
 from sparkd.lint.launch import Launch
 from sparkd.lint.model import ModelLimits, limits
 from sparkd.lint.script import Place
@@ -423,7 +423,7 @@ def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
     assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in done.stderr
 
 
-FLAG = st.sampled_from([*GOOD, *rules.sights.JSON_FLAGS, *rules.sights.RENAMED, "enforce-eager", "x", "", "a.b", "."])
+FLAG = st.sampled_from([*GOOD, *sights.JSON_FLAGS, *sights.RENAMED, "enforce-eager", "x", "", "a.b", "."])
 KEY = st.sampled_from(
     ["cudagraph_mode", "custom_ops", "method", "num_speculative_tokens", "max_position_embeddings", "rope_scaling",
      "rope_parameters", "rope_type", "factor", "model_type", "text_config", "model_max_length", "x"]

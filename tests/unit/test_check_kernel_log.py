@@ -103,6 +103,10 @@ def test_a_message_that_was_repeated_is_said_once_with_how_often_and_when_last()
     assert reason == "Xid 119: the GPU's firmware does not answer (000f:01:00), 3 times, 5 min ago"
 
 
+def test_a_message_is_never_from_the_future() -> None:
+    assert judged((-3, xid(79))).reason.endswith(", 0 s ago")
+
+
 def test_a_gpu_that_is_gone_is_said_before_what_may_be_lived_with() -> None:
     verdict = judged((900, f"Out of memory: {KILLED}"), (600, xid(79)))
     assert verdict.reason.startswith("Xid 79")

@@ -171,7 +171,8 @@ def _recent(facts: KernelLogFacts, event: Event) -> bool:
 
 def _told(facts: KernelLogFacts, event: Event) -> str:
     often = f", {_times(event.count)}" if event.count > 1 else ""
-    return f"{often}, {age(facts.uptime_seconds - event.last_seconds)} ago"
+    # The kernel stamps its log with a clock of its own, which may be a little ahead.
+    return f"{often}, {age(max(0.0, facts.uptime_seconds - event.last_seconds))} ago"
 
 
 def _times(count: int) -> str:

@@ -24,6 +24,7 @@ F1 = Hca("rocep1s0f1", ("enp1s0f1np1",), "0000:01:00.1", ACTIVE)
 TWIN_F0 = Hca("roceP2p1s0f0", ("enP2p1s0f0np0",), "0002:01:00.0", ACTIVE)
 TWIN_F1 = Hca("roceP2p1s0f1", ("enP2p1s0f1np1",), "0002:01:00.1", ACTIVE)
 ALL = (TWIN_F0, TWIN_F1, F0, F1)
+DARK = (replace(F0, ports=DOWN), replace(F1, ports=DOWN))
 ONE_CABLE = (TWIN_F0, replace(TWIN_F1, ports=DOWN), F0, replace(F1, ports=DOWN))
 
 
@@ -35,6 +36,7 @@ ONE_CABLE = (TWIN_F0, replace(TWIN_F1, ports=DOWN), F0, replace(F1, ports=DOWN))
         pytest.param("rocep1", "rocep1s0f0 rocep1s0f1", id="the beginning of a name"),
         pytest.param("mlx5_1", "mlx5_1 mlx5_10", id="the beginning of another name"),
         pytest.param("=mlx5_1", "mlx5_1", id="the whole name"),
+        pytest.param("^", "", id="all others than all"),
         pytest.param("^mlx5", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0", id="all others"),
         pytest.param("^=mlx5_1", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0 mlx5_10", id="all but the whole name"),
         pytest.param("=mlx5_1:1,mlx5_10:2", "mlx5_1", id="with the port"),
@@ -71,11 +73,25 @@ PAIR = "rocep1s0f0,roceP2p1s0f0"
         pytest.param(rdma("rocep1s0f0,rocep1s0f1"), (F0, F1), Level.OK, "ACTIVE", id="a machine with one slot"),
         pytest.param(rdma(PAIR), ALL[1:], Level.WARN, "no RDMA device is called roceP2p1s0f0", id="one is missing"),
         pytest.param(rdma(PAIR, wanted=("mlx5_0",)), ONE_CABLE, Level.WARN, "called mlx5_0", id="fabric.hcas"),
-        pytest.param(rdma("mlx5"), ALL, Level.WARN, "mlx5 is not here, so NCCL goes by TCP", id="none of them"),
+        pytest.param(
+            rdma("mlx5"), ALL, Level.WARN, "NCCL_IB_HCA=mlx5 selects no RDMA device of this", id="none of them"
+        ),
+        pytest.param(rdma("^roce"), ALL, Level.WARN, "NCCL_IB_HCA=^roce selects no RDMA device of", id="all left out"),
         pytest.param(rdma(), (), Level.WARN, "this machine has no RDMA device", id="no device at all"),
-        pytest.param(rdma(NCCL_NET="IB"), (), Level.BLOCK, "NCCL_NET=IB insists", id="no device, and TCP forbidden"),
+        pytest.param(
+            rdma(NCCL_NET="IB"),
+            (),
+            Level.BLOCK,
+            "no RDMA device, and NCCL_NET=IB insists",
+            id="no device, and TCP forbidden",
+        ),
         pytest.param(rdma(PAIR, NCCL_NET="IB"), ONE_CABLE, Level.OK, "ACTIVE", id="TCP forbidden and not needed"),
-        pytest.param(rdma(), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN; enp1s0f1np1 has no car"),
+        pytest.param(rdma(), ONE_CABLE, Level.OK, "rocep1s0f0 (enp1s0f0np0): ACTIVE", id="the other port has no cable"),
+        pytest.param(rdma("roce"), ONE_CABLE, Level.OK, "rocep1s0f0 (enp1s0f0np0): ACTIVE", id="all of a kind"),
+        pytest.param(
+            rdma("rocep1s0f1"), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN; enp1s0f1np1"
+        ),
+        pytest.param(rdma(), DARK, Level.WARN, "rocep1s0f0 (enp1s0f0np0): port 1 is DOWN; rocep1s0f1", id="no cable"),
         pytest.param(rdma(PAIR, verbs=False), ONE_CABLE, Level.WARN, "no /dev/infiniband", id="the container"),
     ],
 )

@@ -38,10 +38,12 @@ class Selection:
         return cls(tuple(_name_and_port(word) for word in words if word), exact, others)
 
     def takes(self, hca: str, port: int) -> bool:
-        if not self.names:
-            return True
-        named = any(self._matches(name, hca) and number in (None, port) for name, number in self.names)
-        return named is not self.others
+        among = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
+        return (not self.names or any(among)) is not self.others
+
+    def names_whole(self, hca: str) -> bool:
+        """Whether it is meant by its own name, rather than as one of all that there are."""
+        return not self.others and any(name == hca for name, _ in self.names)
 
     def missing(self, present: Iterable[str]) -> tuple[str, ...]:
         """Names to use that no device here has."""

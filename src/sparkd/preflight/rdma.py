@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host import infiniband, links
-from sparkd.host.infiniband import Hca
+from sparkd.host.harmless import harmless
+from sparkd.host.infiniband import Hca, Port
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.nccl_hcas import Selection
@@ -51,9 +52,9 @@ find: the devices that NCCL_IB_HCA of the plan selects (beginnings of names; a l
 all others), each with its port's state and its interface, as sysfs tells them.
 
   block    the plan insists on RDMA (NCCL_NET=IB), and this machine has no device that it selects: NCCL would fail.
-  warn     no device, or a name that none has; a port that is not ACTIVE (the cable is out, or the node at its other end
-           is off: NCCL leaves it out); devices that share one slot while their twins are idle; a container that is
-           neither privileged nor given /dev/infiniband.
+  warn     no device, or a name that none has; a port that is named, or the last one, and is not ACTIVE (the cable is
+           out, or the node at its other end is off: NCCL leaves it out); devices that share one slot while their twins
+           are idle; a container that is neither privileged nor given /dev/infiniband.
 
 Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
 the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
@@ -71,8 +72,12 @@ ports on one domain, and share four lanes. NCCL_IB_DISABLE=1, a plan without GPU
         if self.not_needed:
             return Verdict(Level.OK, self.not_needed)
         selection = Selection.of(self.env.get(nccl_hcas.NAMES, ""))
-        used = tuple(dict.fromkeys(hca for hca, _ in nccl_hcas.selected(selection, facts.hcas)))
-        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used), *_ports(facts, selection)]
+        ports = nccl_hcas.selected(selection, facts.hcas)
+        up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
+        # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
+        meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
+        used = tuple(dict.fromkeys(hca for hca, _ in meant))
+        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used), *_down(facts, meant)]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, so NCCL goes by TCP"
             problems.append(Problem(Level.WARN, reason, f"container.privileged = true, or {VERBS} among its devices"))
@@ -84,18 +89,17 @@ ports on one domain, and share four lanes. NCCL_IB_DISABLE=1, a plan without GPU
         missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
         by_force = self.env.get("NCCL_NET", "").upper() == "IB"
         if not used:
-            what = (
-                "this machine has no RDMA device" if not present else f"{', '.join(missing) or 'nothing'} is not here"
-            )
-            then = "which NCCL_NET=IB insists on" if by_force else "so NCCL goes by TCP"
+            asked = f"{nccl_hcas.NAMES}={harmless(self.env.get(nccl_hcas.NAMES, ''))} selects no RDMA device"
+            what = f"{asked} of this machine" if present else "this machine has no RDMA device"
+            then = "and NCCL_NET=IB insists on one" if by_force else "so NCCL goes by TCP"
             yield Problem(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield Problem(Level.WARN, reason, f"{here}: mend fabric.hcas or {nccl_hcas.NAMES}")
 
 
-def _ports(facts: RdmaFacts, selection: Selection) -> Iterator[Problem]:
-    for hca, port in nccl_hcas.selected(selection, facts.hcas):
+def _down(facts: RdmaFacts, meant: list[tuple[Hca, Port]]) -> Iterator[Problem]:
+    for hca, port in meant:
         if port.state != ACTIVE:
             dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
             why = f"; {dark} has no carrier" if dark else ""

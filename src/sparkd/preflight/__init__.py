@@ -15,6 +15,7 @@ from sparkd.preflight.listeners import Listeners
 from sparkd.preflight.memlock import Memlock
 from sparkd.preflight.memory import UnifiedMemory
 from sparkd.preflight.memory_held import MemoryHeld
+from sparkd.preflight.memory_limit import MemoryLimit
 from sparkd.preflight.page_cache import PageCache
 from sparkd.preflight.peer_clock import PeerClocks
 from sparkd.preflight.plan_lint import PlanLint
@@ -44,6 +45,7 @@ CHECKS = (
     ShmSize,
     RemoveIpc,
     Memlock,
+    MemoryLimit,
     PageCache,
     UnifiedMemory,
     OtherTenants,

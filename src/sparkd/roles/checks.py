@@ -15,6 +15,7 @@ from sparkd.preflight.last_boot import LastBoot
 from sparkd.preflight.memlock import Memlock
 from sparkd.preflight.memory import MemorySample, UnifiedMemory
 from sparkd.preflight.memory_held import MemoryHeld
+from sparkd.preflight.memory_limit import MemoryLimit
 from sparkd.preflight.need import MemoryNeed
 from sparkd.preflight.page_cache import PageCache
 from sparkd.preflight.plan_lint import PlanLint
@@ -55,6 +56,7 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
         ShmSize(host_ipc, plan.container.shm_bytes, node.is_head, plan.node.cluster_size),
         RemoveIpc(plan.image, host_ipc),
         Memlock(plan),
+        MemoryLimit(uses_gpu, plan.container.memory_limit_bytes, settings.memory.floor_mib << 20, need.headroom_bytes),
         PageCache(need),
         UnifiedMemory(need, settings.memory.settle_seconds, uses_gpu, earlier),
         OtherTenants(need, uses_gpu),

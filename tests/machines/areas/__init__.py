@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tests.machines.areas import base, docker, fabric, gpu, kernel, memory, model, plan
+from tests.machines.areas import base, docker, fabric, gpu, guard, kernel, memory, model, plan
 from tests.machines.illness import Illness
 from tests.tree import Tree
 
-AREAS = (base, memory, fabric, docker, model, gpu, kernel, plan)
+AREAS = (base, memory, fabric, docker, model, gpu, guard, kernel, plan)
 
 
 def healthy(tree: Tree, rank: int) -> Tree:

@@ -1,0 +1,36 @@
+"""What is to keep the engine from taking all memory."""
+
+from __future__ import annotations
+
+from tests.machines.areas.base import TOML
+from tests.machines.illness import Illness
+from tests.tree import Tree
+
+from sparkd.preflight.check import Level
+
+LIMITED = """\
+schema: 1
+name: limited
+description: With a limit that looks as if it helped
+extends: deepseek-v4-flash-balanced
+container:
+  memory_limit_bytes: 120259084288
+"""
+
+
+def healthy(tree: Tree, rank: int) -> None: ...
+
+
+def _limited_container(tree: Tree) -> None:
+    tree.file("/etc/sparkd/recipes/limited.yaml", LIMITED)
+    tree.file("/etc/sparkd/sparkd.toml", f'{TOML}[engine]\nrecipe = "limited"\n')
+
+
+def _floor_above_headroom(tree: Tree) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", f"{TOML}[memory]\nfloor_mib = 4096\n")
+
+
+ILLNESSES = (
+    Illness("memory-limit-of-the-container", _limited_container, Level.WARN, "memory-limit", says="memory_limit_bytes"),
+    Illness("floor-above-headroom", _floor_above_headroom, Level.WARN, "memory-limit", says="memory.floor_mib"),
+)

@@ -286,6 +286,28 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
     assert not read.passes_on
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        """vllm serve /m --hf-overrides '{"a": 1}' --served-model-name "a b" --x=y # --not-this""",
+        """vllm serve /m \\\n  --compilation-config {"custom_ops":["all"]} \\\n  --max-model-len 1k;""",
+        """A=b nohup vllm serve /m --speculative-config "{\\"method\\":\\"mtp\\"}" >/dev/null 2>&1 | cat""",
+        """if true; then exec vllm serve --node-rank 1 --headless; fi""",
+        """(vllm serve /m --a 'x\ny' --b) && true""",
+        """vllm serve --a=''  --b "" -tp 2 || exit 1""",
+        """echo "it's" 'so'; vllm serve --a it\\'s""",
+    ],
+)
+def test_bash_gives_an_engine_the_words_that_are_read_here(tmp_path: Path, text: str) -> None:
+    said = tmp_path / "said"
+    (tmp_path / "vllm").write_text(f"#!/bin/bash\nprintf '%s\\0' \"$@\" >{said}\n")
+    (tmp_path / "vllm").chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    subprocess.run(["bash", "-c", text], env=env, cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
+    (serve,) = script.read(text).serves
+    assert serve == words.flags(said.read_text().split("\0")[1:-1])
+
+
 PLAN = LaunchPlan(
     recipe="r",
     role="worker",

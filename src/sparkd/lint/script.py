@@ -97,7 +97,7 @@ def _commands(text: str) -> Iterator[list[str]]:
     for line in _lines(text):
         command: list[str] = []
         for word in _words(line):
-            if _PUNCTUATION.issuperset(word):
+            if word and _PUNCTUATION.issuperset(word):
                 yield command
                 command = []
             else:

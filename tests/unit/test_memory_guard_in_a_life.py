@@ -1,0 +1,115 @@
+"""What a kill by the memory guard, or by the kernel, means for the life of an agent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import Life, MemoryHands, addresses, free_port, life, running, settings
+
+from sparkd import last_exit
+from sparkd.ending import engine_ended, mourn
+from sparkd.errors import ExitCode, MemoryGuardError, NeedsPersonError
+from sparkd.guard.guard import Guard
+from sparkd.host import Host, oom
+from sparkd.launch import ledger
+from sparkd.launch.ledger import COOLING_SECONDS, Ledger
+from sparkd.report.node_report import Phase
+from sparkd.steps import cool
+
+RAN_OUT = "memory ran out: 400 MiB available, below the floor of 512 MiB; the engine was killed"
+
+
+@pytest.fixture
+def worker(tree: Tree) -> Iterator[Life]:
+    with life(tree, 1, settings(addresses(2), free_port())) as made:
+        yield made
+
+
+def files(one: Life) -> Tree:
+    return Tree(Path(one.agent.host.files.root))
+
+
+def test_a_rank_that_the_guard_has_killed_ends_the_life_with_16_and_counts(worker: Life) -> None:
+    agent = worker.agent
+    agent.remember(Ledger().opened(agent.plan.digest, agent.boot_id))
+    files(worker).file("/var/lib/sparkd/launches.json", worker_wrote(worker))
+    with running(agent) as (rank, process):
+        rank.guard = Guard(1 << 50, rank.rank.pidfd, agent.events, agent.pulse.ring)
+        rank.guard.stand()
+        process.wait(10)
+        with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
+            engine_ended(agent, rank)
+        assert mourn(agent, rank, raised.value) == 16
+    assert worker.report.phase is Phase.FAILED
+    assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
+    assert ledger.parse(worker_wrote(worker)).failures == {agent.plan.digest: 1}
+
+
+def worker_wrote(worker: Life) -> str:
+    assert isinstance(worker.agent.hands, MemoryHands)
+    return worker.agent.hands.written["launches.json"]
+
+
+def test_a_rank_that_ends_by_itself_is_not_the_guards(worker: Life) -> None:
+    agent = worker.agent
+    with running(agent, "RuntimeError: boom") as (rank, process):
+        rank.guard = Guard(1, rank.rank.pidfd, agent.events, agent.pulse.ring)
+        rank.guard.stand()
+        process.kill()
+        assert "RuntimeError: boom" in engine_ended(agent, rank).reason
+        rank.guard.close()
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [(3, 4, True), (3, 3, False), (None, 4, False)])
+def test_what_the_kernel_has_killed_for_memory_is_noted(worker: Life, before: int | None, now: int, told: bool) -> None:
+    files(worker).file("/proc/vmstat", f"nr_free_pages 1\noom_kill {now}\n")
+    with running(worker.agent) as (rank, process):
+        rank.oom_kills = before
+        process.kill()
+        assert ("killed for want of memory" in engine_ended(worker.agent, rank).reason) is told
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a 1\noom_kill 7\nb 2\n", 7), ("oom_kills 7\n", None), ("oom_kill x\n", None), ("oom_kill\n", None), ("", None)],
+)
+def test_oom_kills_are_read_from_vmstat(tree: Tree, text: str, count: int | None) -> None:
+    tree.file("/proc/vmstat", text)
+    assert oom.kills(Host(tree.root).files) == count
+
+
+def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
+    assert oom.kills(Host(tree.root).files) is None
+
+
+@pytest.mark.parametrize(
+    ("last_cause", "hint"),
+    [
+        (f"{RAN_OUT} (exit {ExitCode.MEMORY_GUARD:d})", "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
+        ("the engine ended (exit 13)", "mend the cause, then: systemctl start sparkd-worker"),
+        ("", "mend the cause"),
+    ],
+)
+def test_a_plan_that_is_given_up_after_memory_ran_out_is_told_with_the_knobs(
+    worker: Life, last_cause: str, hint: str
+) -> None:
+    agent = worker.agent
+    failed = Ledger({agent.plan.digest: len(COOLING_SECONDS)})
+    files(worker).file("/var/lib/sparkd/launches.json", ledger.dump(failed))
+    agent.reporter.update(last_cause=last_cause)
+    with pytest.raises(NeedsPersonError) as raised:
+        cool(agent)
+    assert hint in raised.value.hint
+    assert raised.value.hint.endswith("systemctl start sparkd-worker")
+    assert last_cause in raised.value.reason
+
+
+def test_the_exit_code_of_a_cause_is_read_as_it_was_told(tmp_path: Path) -> None:
+    text = last_exit.failed(MemoryGuardError(RAN_OUT), Phase.SERVING, str)
+    (tmp_path / last_exit.FILE).write_text(text)
+    told = last_exit.cause(tmp_path)
+    assert last_exit.names(told, ExitCode.MEMORY_GUARD)
+    assert not last_exit.names(told, ExitCode.ENGINE_ENDED)

@@ -8,6 +8,8 @@ import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 
+from sparkd.hands.tune import HEADER
+
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
 
 # A service that is up at once and stays, in the place of the agent: this is about the package, not about serving.
@@ -170,6 +172,7 @@ def test_a_purge_leaves_nothing_but_what_is_the_administrators(bare: Node) -> No
     bare.sh("dpkg --install /root/sparkd.deb", timeout=120)
     bare.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
     bare.sh("sparkd units install && systemctl enable sparkd-head && mkdir -p /var/lib/sparkd/cache/x")
+    bare.write("/etc/sysctl.d/60-sparkd.conf", f"{HEADER}\n")
     stand_in(bare)
     bare.sh("dpkg --purge sparkd", timeout=120)
     assert files(bare) - before == {

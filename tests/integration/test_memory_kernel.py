@@ -1,0 +1,95 @@
+"""Memory and limits as a real kernel writes them."""
+
+from __future__ import annotations
+
+import textwrap
+
+from tests.integration import world
+
+COMMON = """
+    import json, mmap, os, resource, subprocess, time
+    from sparkd.host import Host, limits, swaps, tenants
+    from sparkd.preflight.shm_size import ShmSize
+
+    def near(ones, others):
+        return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))
+
+    def shm(size):
+        subprocess.run(["mount", "-o", f"remount,size={size}", "/dev/shm"], check=True)
+"""
+
+
+def run(code: str) -> object:
+    return world.run(textwrap.dedent(COMMON) + textwrap.dedent(code))
+
+
+def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it() -> None:
+    found = run("""
+        check = ShmSize(host_ipc=True, shm_bytes=None, is_head=True, cluster_size=2)
+        said = []
+        def look():
+            facts = check.probe(Host())
+            kernels = os.statvfs("/dev/shm")
+            told = (kernels.f_blocks * kernels.f_frsize, kernels.f_bavail * kernels.f_frsize)
+            said.append([check.judge(facts).level.value, near(told, (facts.total_bytes, facts.free_bytes))])
+        look()
+        shm("64m")
+        look()
+        shm("2g")
+        with open("/dev/shm/psm_01234567", "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, 1900 << 20)
+            look()
+        os.unlink("/dev/shm/psm_01234567")
+        shm("1g")
+        look()
+        print(json.dumps(said))
+    """)
+    assert found == [["ok", True], ["block", True], ["warn", True], ["ok", True]]
+
+
+def test_a_limit_is_the_one_in_force() -> None:
+    found = run("""
+        files, (soft, hard) = Host().files, resource.getrlimit(resource.RLIMIT_MEMLOCK)
+        as_given = limits.locked_memory(files, os.getpid()) == soft
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
+        print(json.dumps([as_given, limits.locked_memory(files, os.getpid())]))
+    """)
+    assert found == [True, 65536]
+
+
+def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
+    found = run("""
+        shared = mmap.mmap(-1, 64 << 20)
+        shared.write(b"x" * (64 << 20))
+        readers = []
+        for _ in range(2):
+            pid = os.fork()
+            if not pid:
+                own = bytearray(b"y" * (48 << 20))
+                shared.seek(0)
+                shared.read(64 << 20)
+                time.sleep(60)
+                os._exit(0)
+            readers.append(pid)
+        host = Host()
+        deadline = time.monotonic() + 30
+        while True:
+            chosen = [process for process in host.processes() if process.pid in readers]
+            held = {}
+            for one in chosen:
+                held |= {one.pid: found.bytes >> 20 for found in tenants.read(host.files, [one], {})}
+            if (len(held) == 2 and min(held.values()) >= 112) or time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        print(json.dumps({"held": sorted(held.values())}))
+        for pid in readers:
+            os.kill(pid, 9)
+    """)
+    assert isinstance(found, dict)
+    # The interpreter's own is some 20 MiB beside 48 of each and the 64 that they share; copying doubles the 48 at most.
+    assert len(found["held"]) == 2
+    assert all(112 <= held < 64 + 2 * 48 + 40 for held in found["held"]), found
+
+
+def test_the_kernels_table_of_swap_is_understood() -> None:
+    assert isinstance(run("print(json.dumps([one.path for one in swaps.read(Host().files)]))"), list)

@@ -245,6 +245,7 @@ BY_ROLE = f"if [ $RANK = 0 ]; then exec {SERVE} 0\nelse exec {SERVE} 1 --headles
         (f"nohup {SERVE} 0 \\\n  --headless > /tmp/log 2>&1 &", WORKER, ["script-rank"]),
         (f"exec {SERVE} $RANK --headless", WORKER, []),
         ("MORE=(--headless)\nexec vllm serve /m ${MORE[@]}", WORKER, []),
+        (". /etc/vllm.conf\nexec vllm serve /m $MORE", WORKER, []),
         (BY_ROLE, HEAD, []),
         (BY_ROLE, WORKER, []),
         (f'. /etc/env\n{SERVE} 5 "$@"', WORKER, []),

@@ -37,31 +37,32 @@ class Script:
 
     serves: tuple[Flags, ...]
     env: Mapping[str, str]
-    """Exported as plain text."""
+    """Set as plain text."""
     passes_on: bool
     """Whether it hands on the words that sparkd gives it, which are the whole command."""
-    says_headless: bool
+    may_be_headless: bool
+    """It says --headless somewhere, or reads another file that may."""
 
 
 def read(text: str) -> Script:
     serves: list[Flags] = []
     env: dict[str, str] = {}
-    words_of_all: list[str] = []
+    passes_on = may_be_headless = False
     for words in _commands(text):
-        words_of_all += words
+        passes_on |= any(_PASSED_ON.search(word) for word in words)
+        may_be_headless |= words[:1] in (["."], ["source"]) or any("--headless" in word for word in words)
         env |= _exported(words)
         start = _after_serve(words)
         if start:
             serves.append({flag: _known(value) for flag, value in flags(words[start:]).items()})
-    passes_on = any(_PASSED_ON.search(word) for word in words_of_all)
-    return Script(tuple(serves), env, passes_on, any("--headless" in word for word in words_of_all))
+    return Script(tuple(serves), env, passes_on, may_be_headless)
 
 
 def misplaced(script: Script, place: Place) -> Iterator[Issue]:
     """Where the engine that the script starts itself would take another place than this node's."""
     if script.passes_on or not script.serves:
         return
-    if place.rank and not script.says_headless:
+    if place.rank and not script.may_be_headless:
         reason = f"this node's rank is {place.rank}, and the `vllm serve` of engine.script has no --headless"
         yield _blocked("script-headless", f"{reason}: the head would wait for ever")
     if not place.rank and all("headless" in serve for serve in script.serves):

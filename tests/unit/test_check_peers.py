@@ -120,6 +120,15 @@ def test_a_server_is_asked_for_the_name_of_a_node() -> None:
     assert asked[0][2:] == b"\x01\0\0\1\0\0\0\0\0\0" + name + b"\0\x0c\0\1"
 
 
+@pytest.mark.parametrize(
+    ("address", "first_label"), [("::ffff:10.0.0.2", b"\x012"), ("fd00::a", b"\x01a"), ("fe80::a%lo", b"\x01a")]
+)
+def test_every_address_has_a_name_to_ask_for(address: str, first_label: bytes) -> None:
+    with dns_server(b"\x81\x83") as (port, asked):
+        assert resolver.ask(("127.0.0.1",), address, port) == {"127.0.0.1": True}
+    assert asked[0][12:14] == first_label
+
+
 def test_a_server_that_keeps_silent_does_not_answer() -> None:
     with dns_server(b"") as (port, _):
         assert resolver.ask(("127.0.0.1",), "10.0.0.2", port) == {"127.0.0.1": False}

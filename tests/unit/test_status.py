@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from tests.tree import Tree
 
-from sparkd.commands.status import exit_code, is_alive, look
+from sparkd.commands.status import exit_code, look
 from sparkd.errors import ExitCode
 from sparkd.host.files import Files
+from sparkd.report.living import is_alive
 from sparkd.report.node_report import (
     EngineReport,
     FindingReport,

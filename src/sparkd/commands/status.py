@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from sparkd.host.files import Files
     from sparkd.report.node_report import NodeReport
 
-REPORT = "/run/sparkd/report.json"
-REPORT_LIMIT_BYTES = 1 << 20
 WATCH_SECONDS = 1.0
 CLEAR = "\x1b[H\x1b[2J"
 """To the corner, and erase all: of every terminal since the VT100."""
@@ -48,32 +46,19 @@ def look(files: Files, *, as_json: bool, width: int | None) -> tuple[str, ExitCo
     """What to print, and the exit code. `width` is the terminal's, None where there is none."""
     from datetime import UTC, datetime
 
+    from sparkd.report import living
     from sparkd.report.node_report import parse
     from sparkd.report.table import View, render
 
-    try:
-        text = files.text(REPORT, REPORT_LIMIT_BYTES)
-    except OSError:
-        text = ""
+    text = living.text(files)
     report = parse(text)
-    alive = report is not None and is_alive(files, report)
+    alive = report is not None and living.is_alive(files, report)
     code = exit_code(report, alive=alive)
     if as_json:
         return text.strip() or "{}", code
     if report is None:
         return "no report: sparkd has not run since boot", code
     return render(report, View(datetime.now(UTC), alive, width)), code
-
-
-def is_alive(files: Files, report: NodeReport) -> bool:
-    """Whether the agent that wrote the report still runs."""
-    from sparkd.host.processes import parse_stat
-
-    try:
-        process = parse_stat(files.bytes(f"/proc/{report.pid}/stat", limit=4096))
-    except OSError:
-        return False
-    return process is not None and process.start_time == report.start_time and not process.dead
 
 
 def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:

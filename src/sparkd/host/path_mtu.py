@@ -9,7 +9,6 @@ A tree of files carries what was found in /.sparkd/path_mtu.json: address -> whe
 from __future__ import annotations
 
 import errno
-import json
 import selectors
 import socket
 import time
@@ -18,13 +17,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from sparkd.host.recorded import FOLDER
+from sparkd.host import recorded
 
 if TYPE_CHECKING:
     from sparkd.host import Host
-    from sparkd.host.files import Files
 
-RECORD = f"{FOLDER}/path_mtu.json"
+RECORD = "path_mtu"
 ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
 """Anew while there is no answer, for a link may lose a packet. Where large ones arrive, one is sent: kernels answer
@@ -50,7 +48,7 @@ def look(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[Pat
     """Takes `ALL_SECONDS` at most."""
     if host.live:
         return ask(tuple(addresses), port, mtu)
-    known = _recorded(host.files)
+    known = recorded.by_address(host.files, RECORD)
     return tuple(Path(one, known.get(one)) for one in addresses)
 
 
@@ -151,14 +149,3 @@ class _Datagram:
             self.arrived = True
         elif error.errno == errno.EMSGSIZE:
             self.arrived = False
-
-
-def _recorded(files: Files) -> dict[str, bool]:
-    """Raises ValueError where the record is none."""
-    try:
-        found = json.loads(files.text(RECORD))
-    except FileNotFoundError:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{RECORD} is no object")
-    return {address: fits for address, fits in found.items() if isinstance(fits, bool)}

@@ -5,7 +5,7 @@ A tree of files carries the answers in /.sparkd/resolver.json: server -> whether
 
 from __future__ import annotations
 
-import json
+import errno
 import secrets
 import selectors
 import socket
@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from sparkd.host.recorded import FOLDER
+from sparkd.host import addresses, recorded
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 CONFIG = "/etc/resolv.conf"
 UPSTREAM = "/run/systemd/resolve/resolv.conf"
 STUB = "127.0.0.53"
-RECORD = f"{FOLDER}/resolver.json"
+RECORD = "resolver"
 MAX_SERVERS = 3
 """MAXNS of glibc: it reads no more."""
 PORT = 53
@@ -45,7 +45,7 @@ def servers(files: Files) -> tuple[str, ...]:
 
 def answers(host: Host, asked: tuple[str, ...], about: str) -> Mapping[str, bool]:
     """Whether each server answers who has the address `about`; empty where a tree does not tell."""
-    return ask(asked, about) if host.live else _recorded(host.files)
+    return ask(asked, about) if host.live else recorded.by_address(host.files, RECORD)
 
 
 def ask(asked: tuple[str, ...], about: str, port: int = PORT) -> dict[str, bool]:
@@ -56,9 +56,12 @@ def ask(asked: tuple[str, ...], about: str, port: int = PORT) -> dict[str, bool]
     with ExitStack() as closing, selectors.DefaultSelector() as selector:
         sockets: dict[str, socket.socket] = {}
         for server in asked:
-            family = socket.AF_INET6 if ":" in server else socket.AF_INET
-            sockets[server] = closing.enter_context(socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK))
-            selector.register(sockets[server], selectors.EVENT_READ, server)
+            sock = _socket(server)
+            if sock is None:
+                answered[server] = True
+            else:
+                sockets[server] = closing.enter_context(sock)
+                selector.register(sock, selectors.EVENT_READ, server)
         for until in (*SENT_AT_SECONDS[1:], ALL_SECONDS):
             for server in asked:
                 if not answered[server]:
@@ -67,6 +70,17 @@ def ask(asked: tuple[str, ...], about: str, port: int = PORT) -> dict[str, bool]
                 for key, _ in selector.select(left):
                     answered[key.data] = answered[key.data] or _heard(sockets[key.data], query)
     return answered
+
+
+def _socket(server: str) -> socket.socket | None:
+    """None where this kernel has no IPv6: then nobody waits for such a server either."""
+    family = socket.AF_INET6 if ":" in server else socket.AF_INET
+    try:
+        return socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+    except OSError as error:
+        if error.errno != errno.EAFNOSUPPORT:
+            raise
+        return None
 
 
 def _sent(sock: socket.socket, server: str, port: int, query: bytes) -> bool:
@@ -90,7 +104,7 @@ def _heard(sock: socket.socket, query: bytes) -> bool:
 
 def _query(about: str) -> bytes:
     """What torch's rendezvous asks: the name of a node's address. Of a private one, a server knows that by itself."""
-    name = ip_address(about).reverse_pointer
+    name = ip_address(addresses.canonical(about)).reverse_pointer
     labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
     recursion_desired, pointer, internet = 0x0100, 12, 1
     head = struct.pack(">HHHHHH", secrets.randbits(16), recursion_desired, 1, 0, 0, 0)
@@ -113,14 +127,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _recorded(files: Files) -> dict[str, bool]:
-    """Raises ValueError where the record is none."""
-    try:
-        found = json.loads(files.text(RECORD))
-    except FileNotFoundError:
-        return {}
-    if not isinstance(found, dict):
-        raise ValueError(f"{RECORD} is no object")
-    return {server: said for server, said in found.items() if isinstance(said, bool)}

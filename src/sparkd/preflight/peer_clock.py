@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host.processes import parse_stat
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
+from sparkd.report import living
 from sparkd.report.node_report import Contact, parse
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from sparkd.host.files import Files
     from sparkd.report.node_report import NodeReport
 
-REPORT = "/run/sparkd/report.json"
-REPORT_LIMIT_BYTES = 1 << 20
 APART_SECONDS = 5.0
 """Clocks that chrony or timesyncd keep differ by milliseconds; an answer's date has whole seconds."""
 
@@ -87,10 +85,5 @@ def _apart(clock: PeerClock) -> Problem:
 
 def _living_report(files: Files) -> NodeReport | None:
     """None where no agent lives: what one before has heard is old."""
-    try:
-        report = parse(files.text(REPORT, REPORT_LIMIT_BYTES))
-        process = parse_stat(files.bytes(f"/proc/{report.pid}/stat", limit=4096)) if report else None
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    living = report and process and process.start_time == report.start_time and not process.dead
-    return report if living else None
+    report = parse(living.text(files))
+    return report if report is not None and living.is_alive(files, report) else None

@@ -64,6 +64,11 @@ def test_the_machines_own_is_as_large_as_its_mount_says(tree: Tree, mounts: str,
     assert HEAD_OF_TWO.probe(Host(tree.root)).total_bytes == total
 
 
+def test_a_tree_without_a_table_of_mounts_has_what_the_kernel_makes_by_itself(tree: Tree) -> None:
+    tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1)
+    assert HEAD_OF_TWO.probe(Host(tree.root)).total_bytes == 60 * GIB
+
+
 def test_what_lies_there_is_not_free(tree: Tree) -> None:
     tree.file("/proc/self/mounts", "tmpfs /dev/shm tmpfs rw,size=65536k 0 0\n")
     tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1)

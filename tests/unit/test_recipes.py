@@ -264,7 +264,7 @@ def test_the_json_schema_knows_every_key() -> None:
     assert published["required"] == ["schema", "name"]
     assert set(published["properties"]) == {
         *("schema", "name", "description", "source", "extends", "model", "image", "nodes", "executor", "args", "env"),
-        *("secrets", "container", "caches", "memory_bytes", "expect"),
+        *("secrets", "container", "host", "caches", "memory_bytes", "expect"),
     }
     assert "assert" in published["$defs"]["Image"]["properties"]
 

@@ -31,9 +31,13 @@ class Mount:
 
 
 def at(files: Files, target: str) -> Mount | None:
-    """The mount that is seen at `target`: the last one there."""
+    """The mount that is seen at `target`: the last one there. None also for a tree of files that has no table."""
     found = None
-    for line in files.text("/proc/self/mounts", limit=LIMIT_BYTES).splitlines():
+    try:
+        lines = files.text("/proc/self/mounts", limit=LIMIT_BYTES).splitlines()
+    except FileNotFoundError:
+        return None
+    for line in lines:
         words = line.split(" ")
         if len(words) > 3 and _OCTAL.sub(lambda match: chr(int(match[1], 8)), words[1]) == target:
             found = Mount(target, words[2], tuple(words[3].split(",")))

@@ -207,6 +207,7 @@ def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spar
     spark.forget_failures()
     spark.node.run("systemctl", "enable", HEAD)
     try:
+        spark.node.run("sync")  # that the unit is enabled is not sparkd's to keep
         spark.start_soon()
         for _ in range(3):
             wait_for(lambda: spark.status_text().startswith("loading"), 120, "the load to begin")

@@ -1,4 +1,4 @@
-"""Disks on a real kernel: what statvfs and /proc/self/mounts say of one that is full, and of one that is read-only."""
+"""Disks on a real kernel: what statvfs and /proc/1/mounts say of one that is full, and of one that is read-only."""
 
 from __future__ import annotations
 

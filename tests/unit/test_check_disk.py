@@ -82,7 +82,7 @@ def places(tree: Tree, *, caches: bool = True) -> dict[str, Room]:
 def test_a_folder_is_on_the_nearest_disk_above_it(tree: Tree) -> None:
     record(tree, **{"/": COUNTS, "/var/lib": {**COUNTS, "free_bytes": 7}})
     tree.folder("/var/log")
-    tree.file("/proc/self/mounts", "a / ext4 rw 0 0\nb /var/lib ext4 rw 0 0\nc /var/lib ext4 rw,ro 0 0\n")
+    tree.file("/proc/1/mounts", "a / ext4 rw 0 0\nb /var/lib ext4 rw 0 0\nc /var/lib ext4 rw,ro 0 0\n")
     found = places(tree)
     assert (found["/var/lib/sparkd"].free_bytes, found["/var/lib/sparkd"].mount) == (7, "/var/lib")
     assert found["/var/lib/sparkd/cache"].read_only, "the last mount on a point counts"
@@ -99,7 +99,7 @@ def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
     record(tree, **{"/": COUNTS})
     tree.folder("/mnt/big disk/sparkd")
     tree.link("/var/lib/sparkd", "/mnt/big disk/sparkd")
-    tree.file("/proc/self/mounts", "a / ext4 rw 0 0\nb /mnt/big\\040disk ext4 ro 0 0\n")
+    tree.file("/proc/1/mounts", "a / ext4 rw 0 0\nb /mnt/big\\040disk ext4 ro 0 0\n")
     assert places(tree)["/var/lib/sparkd"].mount == "/mnt/big disk"
     assert places(tree)["/var/lib/sparkd"].read_only
 
@@ -138,3 +138,11 @@ def test_this_machine_has_room_on_a_disk_that_is_mounted() -> None:
     assert [one.path for one in found] == ["/var/lib/sparkd/no/such/folder", "/proc"]
     assert found[0].total_bytes >= found[0].free_bytes > 0
     assert found[1].mount == "/proc"
+
+
+def test_the_sandbox_of_sparkds_unit_is_not_the_machine(tree: Tree) -> None:
+    """ProtectSystem= makes all of it read-only, for sparkd alone."""
+    record(tree, **{"/": COUNTS})
+    tree.file("/proc/self/mounts", "a / ext4 ro 0 0\na /var/lib/sparkd ext4 rw 0 0\n")
+    tree.file("/proc/1/mounts", "a / ext4 rw 0 0\n")
+    assert not any(room.read_only for room in places(tree).values())

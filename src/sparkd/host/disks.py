@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.files import Files
 
-MOUNTS = "/proc/self/mounts"
+MOUNTS = ("/proc/1/mounts", "/proc/self/mounts")
+"""The machine's own first: in the sandbox of sparkd's unit all but a few folders are read-only, for sparkd alone."""
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 DOCKER_ROOT = "/var/lib/docker"
 
@@ -105,10 +107,11 @@ def _counts(said: object) -> _Counts:
 
 def _mounts(files: Files) -> dict[str, bool]:
     """By mount point, whether it is read-only; the last mount on a point hides those before it."""
-    try:
-        text = files.text(MOUNTS)
-    except FileNotFoundError:
-        return {}
+    text = ""
+    for path in MOUNTS:
+        with suppress(FileNotFoundError, PermissionError):
+            text = files.text(path)
+            break
     rows = [row for line in text.splitlines() if len(row := line.split()) > 3]
     return {_ESCAPE.sub(lambda match: chr(int(match[1], 8)), row[1]): "ro" in row[3].split(",") for row in rows}
 

@@ -58,7 +58,7 @@ class DiskRoom(Check[DiskFacts]):
     id: str = "disk"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/self/mounts; /etc/docker/daemon.json",
+        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json",
         source="statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB",
         page="""\
 A disk that is full, or that the kernel has made read-only after an error, is found late: the container can't be made,

@@ -37,10 +37,15 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file(f"{MODEL}/tokenizer_config.json", "{}")
     for folder in ("/var/log", "/var/lib/docker", "/var/lib/containerd"):
         tree.folder(folder)
-    tree.file("/proc/self/mounts", MOUNTS)
+    mounts(tree, MOUNTS)
     disks(tree, free_gib=1900)
     tree.file("/proc/sys/kernel/random/boot_id", f"{BOOT}\n")
     boots(tree, (False, "loading"), good={"kernel": "6.17.0-1014-nvidia"})
+
+
+def mounts(tree: Tree, text: str) -> None:
+    for process in ("1", "self"):
+        tree.file(f"/proc/{process}/mounts", text)
 
 
 def disks(tree: Tree, **free_gib: float) -> None:
@@ -120,7 +125,7 @@ def _little_room(tree: Tree) -> None:
 
 
 def _read_only(tree: Tree) -> None:
-    tree.file("/proc/self/mounts", MOUNTS.replace("ext4 rw,relatime", "ext4 ro,relatime,emergency_ro"))
+    mounts(tree, MOUNTS.replace("ext4 rw,relatime", "ext4 ro,relatime,emergency_ro"))
 
 
 def _power_cuts_while_serving(tree: Tree) -> None:

@@ -110,7 +110,7 @@ class Guard:
             self._events.info("guard.memory.watched", floor_mib=self._floor_bytes // trace.MIB)
         elif word == UNLOCKED and line not in self._told:
             self._told.add(line)
-            hint = "LimitMEMLOCK=infinity in the unit; it watches all the same, and may be late"
+            hint = "the unit must allow CAP_IPC_LOCK; it watches all the same, and may be late"
             self._events.warning("guard.memory.unlocked", reason=rest, hint=hint)
 
     def _complain(self, reason: str) -> None:

@@ -263,6 +263,12 @@ def test_the_digest_changes_with_what_ranks_share(keys: dict[str, object]) -> No
     assert plan(HEAD, **keys).digest != plan(HEAD).digest
 
 
+def test_settings_of_the_kernel_are_each_nodes_own() -> None:
+    tuned = plan(host={"sysctls": {"vm.swappiness": 10}})
+    assert tuned.sysctls == (("vm.swappiness", "10"),)
+    assert tuned.digest == plan().digest
+
+
 def test_the_digest_is_the_same_by_meaning() -> None:
     changed = configured(engine={"models_dir": "/elsewhere"}, memory={"floor_mib": 1})
     assert plan(HEAD, changed).digest == plan(HEAD).digest

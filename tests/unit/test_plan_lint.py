@@ -63,9 +63,13 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"compilation_config": None}, []),
         ({"speculative_config": "3"}, ["json"]),
         ({"speculative_config": "{“method”:“mtp”}"}, ["json"]),
-        ({"hf_overrides": "[]"}, ["json"]),
-        ({"hf_overrides": "[" * 100_000}, ["json"]),
-        ({"kv_transfer_config": ""}, ["json"]),
+        ({"hf_overrides": "my.module.function"}, []),
+        ({"hf_overrides": '{"a": 1'}, ["json"]),
+        ({"reasoning_config": "[]"}, ["json"]),
+        ({"reasoning_config": "[" * 100_000}, ["json"]),
+        ({"kv_transfer_config": ""}, []),
+        ({"kv_transfer_config": '{"a": 80m, "b": "x 1k"}'}, []),
+        ({"kv_transfer_config": '{"a": 80x}'}, ["json"]),
         ({"override_generation_config": '{"temperature":0.0}'}, []),
         ({"default_chat_template_kwargs": "thinking=true", "reasoning_config": "x"}, ["json", "json"]),
         ({"prefix_caching": None}, ["misnamed-flag"]),
@@ -188,7 +192,8 @@ def test_words(said: str, expected: dict[str, str | None]) -> None:
 @pytest.mark.parametrize(
     ("text", "amount"),
     [("131072", 131072), ("1k", 1000), ("1K", 1024), ("25.6k", 25600), ("1M", 1 << 20), ("2g", 2 * 10**9),
-     ("25.6", None), ("", None), ("auto", None), ("-1", None), ("1" * 99, None), ("\u0661", None), ("1e3", None)],
+     ("25.6", None), ("25.6K", None), ("1T", 1 << 40), (" 5 ", 5), ("", None), ("auto", None), ("-1", None),
+     ("1" * 99, None), ("\u0661", None), ("1e3", None)],
 )  # fmt: skip
 def test_amounts_are_read_as_vllm_does(text: str, amount: int | None) -> None:
     assert Launch({"max-model-len": text}).amount("max-model-len") == amount
@@ -205,6 +210,9 @@ def test_amounts_are_read_as_vllm_does(text: str, amount: int | None) -> None:
         # DeepSeek-V3's own; V4-Flash has 65536 x 16.
         ({"max_position_embeddings": 163840,
           "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}}, 163840),
+        # 0.32 takes the length as scaled.
+        ({"max_position_embeddings": 131072,
+          "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 4096}}, 131072),
         ({"max_position_embeddings": 32768,
           "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
         ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2}}, 8192),
@@ -446,7 +454,9 @@ def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
     assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in done.stderr
 
 
-FLAG = st.sampled_from([*GOOD, *sights.JSON_FLAGS, *sights.RENAMED, "enforce-eager", "x", "", "a.b", "."])
+FLAG = st.sampled_from(
+    [*GOOD, *sights.JSON_FLAGS, *sights.JSON_OR_TEXT, *sights.RENAMED, "enforce-eager", "x", "", "a.b", "."]
+)
 KEY = st.sampled_from(
     ["cudagraph_mode", "custom_ops", "method", "num_speculative_tokens", "max_position_embeddings", "rope_scaling",
      "rope_parameters", "rope_type", "factor", "model_type", "text_config", "model_max_length", "x"]

@@ -7,14 +7,15 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from decimal import Decimal
 
 from sparkd.flags import JsonValue
 from sparkd.lint.model import UNKNOWN_MODEL, ModelLimits
 from sparkd.lint.words import Flags
 
-_AMOUNT = re.compile(r"(\d{1,15}(?:\.\d{1,6}(?=\D))?)([kKmMgG]?)", re.ASCII)
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_AMOUNT = re.compile(r"(\d{1,15})(\.\d{1,6}(?=[kmgt]))?([kKmMgGtT]?)", re.ASCII)
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+_BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,8 @@ class Launch:
     model: ModelLimits = UNKNOWN_MODEL
 
     def amount(self, flag: str) -> int | None:
-        """A whole number as vLLM reads it: 1k is 1000, 1K is 1024. None where there is none."""
-        match = _AMOUNT.fullmatch(self.flags.get(flag) or "")
-        return int(Decimal(match[1]) * _UNITS[match[2]]) if match else None
+        """None where there is none, or none that is known."""
+        return amount((self.flags.get(flag) or "").strip())
 
     def share(self, flag: str) -> float | None:
         with suppress(ValueError):
@@ -56,9 +56,25 @@ class Launch:
         return table
 
 
+def amount(text: str) -> int | None:
+    """A whole number as vLLM reads it: 1k is 1000, 1K is 1024. None where it is none."""
+    match = _AMOUNT.fullmatch(text)
+    if match is None:
+        return None
+    unit = _UNITS[match[3]]
+    return int(float(match[1] + match[2]) * unit) if match[2] else int(match[1]) * unit
+
+
 def parsed(text: str) -> JsonValue:
     """A JSON value; None where the text is none, or nests deeper than Python can follow."""
     with suppress(ValueError, RecursionError):
-        value: JsonValue = json.loads(text)
+        value: JsonValue = json.loads(counted(text))
         return value
     return None
+
+
+def counted(text: str) -> str:
+    """JSON with 80g and the like written out, outside of quotes: vLLM takes them there."""
+    parts = _QUOTED.split(text)
+    parts[::2] = [_BARE_AMOUNT.sub(lambda match: str(amount(match[0]) or match[0]), part) for part in parts[::2]]
+    return "".join(parts)

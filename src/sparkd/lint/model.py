@@ -10,7 +10,7 @@ LENGTHS = (
     "max_sequence_length", "max_seq_length", "seq_len",
 )  # fmt: skip
 """The smallest of these counts; but model_max_length wins over all."""
-UNSCALED = ("su", "longrope", "llama3", "default")
+UNSCALED = ("default", "su", "longrope", "llama3", "deepseek_yarn", "deepseek_llama_scaling")
 """Kinds of RoPE whose factor is in the length already, or that have none."""
 HIGHEST = 10**12
 
@@ -36,36 +36,28 @@ def limits(config: Mapping[str, object]) -> ModelLimits:
 
 
 def _max_length(config: Mapping[str, object], kind: str) -> int | None:
+    """The longest that any build of vLLM derives: 0.32 takes YaRN's factor as applied, older ones apply it."""
     own = _number(config.get("model_max_length"))
     derived = own or min((said for key in LENGTHS if (said := _number(config.get(key)))), default=None)
+    if derived is None:
+        return None
     rope = config.get("rope_parameters") or config.get("rope_scaling")
-    if derived is None or not isinstance(rope, Mapping) or "gemma3" in kind:
-        return None if derived is None else int(derived)
-    # Per kind of layer in newer configurations; all are scaled alike.
+    if not isinstance(rope, Mapping) or "gemma3" in kind:
+        return int(derived)
+    # Newer configurations have one for each kind of layer; all are scaled alike.
     layers = [one for one in rope.values() if isinstance(one, Mapping)] or [rope]
-    for layer in layers:
-        scaled = _scaled(derived, layer)
-        if scaled is None:
-            return None
-        derived = scaled
-        if layer.get("factor") is not None:
-            break
-    # vLLM lets a length pass that is not above model_max_length.
-    return int(max(derived, own or 0))
+    scaled = [_scaled(derived, layer) for layer in layers]
+    return None if None in scaled else int(max(derived, *(one for one in scaled if one)))
 
 
 def _scaled(length: float, rope: Mapping[str, object]) -> float | None:
     """None where the configuration makes no sense."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    factor = _number(rope.get("factor"))
-    if kind in UNSCALED or (factor is None and rope.get("factor") is None and kind != "yarn"):
+    kind, said = rope.get("rope_type", rope.get("type", "default")), rope.get("factor")
+    if kind in UNSCALED or said is None:
         return length
-    if factor is None:
-        return None
-    if kind == "yarn":
-        original = _number(rope.get("original_max_position_embeddings"))
-        return None if original is None else original * factor
-    return length * factor
+    original = _number(rope.get("original_max_position_embeddings")) if kind == "yarn" else length
+    factor = _number(said)
+    return original * factor if original and factor else None
 
 
 def _number(value: object) -> float | None:

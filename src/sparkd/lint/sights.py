@@ -5,28 +5,35 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from sparkd.lint.launch import Launch
+from sparkd.lint.launch import Launch, parsed
 
 Sights = Iterator[tuple[str, str]]
 """What a rule sees: the key of a recipe that says it, and the reason for a person."""
 
 JSON_FLAGS = (
-    "additional-config", "attention-config", "compilation-config", "default-chat-template-kwargs",
-    "ec-transfer-config", "eplb-config", "hf-overrides", "kv-events-config", "kv-transfer-config",
-    "media-io-kwargs", "mm-processor-kwargs", "model-loader-extra-config", "override-generation-config",
-    "override-pooler-config", "pooler-config", "profiler-config", "reasoning-config", "speculative-config",
-    "structured-outputs-config",
+    "attention-config", "compilation-config", "default-chat-template-kwargs", "ec-transfer-config", "eplb-config",
+    "kernel-config", "kv-events-config", "kv-transfer-config", "media-io-kwargs", "mm-processor-kwargs",
+    "override-generation-config", "pooler-config", "profiler-config", "reasoning-config", "speculative-config",
+    "structured-outputs-config", "weight-transfer-config",
 )  # fmt: skip
 """Flags that vLLM parses as a JSON object."""
+JSON_OR_TEXT = ("additional-config", "hf-overrides", "model-loader-extra-config")
+"""Flags that it takes as mere text where there are no braces around it."""
 TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019"
 RENAMED = {
-    "prefix-caching": "--enable-prefix-caching",
-    "enable-reasoning": "--reasoning-parser alone",
-    "disable-log-requests": "--no-enable-log-requests",
-    "guided-decoding-backend": "--structured-outputs-config.backend",
-    "rope-scaling": "--hf-overrides with rope_parameters",
-    "rope-theta": "--hf-overrides with rope_parameters",
+    "cuda-graph-sizes": "it is --cudagraph-capture-sizes",
+    "disable-log-requests": "it is --no-enable-log-requests",
+    "enable-reasoning": "--reasoning-parser is enough",
+    "guided-decoding-backend": "it is --structured-outputs-config.backend",
+    "num-speculative-tokens": "it is in --speculative-config",
+    "prefix-caching": "it is --enable-prefix-caching",
+    "rope-scaling": "it is in --hf-overrides",
+    "rope-theta": "it is in --hf-overrides",
+    "speculative-model": "it is in --speculative-config",
+    "swap-space": "nothing has its place",
+    "task": "it is --runner, with --convert",
 }
+"""Flags of recipes in public that vLLM 0.32 does not know, each with what has its place."""
 DEFAULT_SHARE = 0.92
 HIGHEST_SHARE = 0.912
 TOO_HIGH_SHARE = 0.95
@@ -47,23 +54,25 @@ def forks(launch: Launch) -> Sights:
 
 
 def broken_json(launch: Launch) -> Sights:
-    for flag in JSON_FLAGS:
-        text = launch.flags.get(flag)
-        wrong = "" if text is None else _no_object(text, flag)
-        if wrong:
+    for flag in (*JSON_FLAGS, *JSON_OR_TEXT):
+        text = (launch.flags.get(flag) or "").strip()
+        if text and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _no_object(text, flag)):
             yield f"args.{flag}", f"--{flag} {wrong}"
 
 
 def _no_object(text: str, flag: str) -> str:
-    quotes = next((letter for letter in text if letter in TYPOGRAPHIC), "")
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
+        if parsed(text) is not None:
+            return ""
+        quotes = next((letter for letter in text if letter in TYPOGRAPHIC), "")
         why = f"; it holds {quotes}, which is how pages print quotes" if quotes else ""
         return f"is no JSON: {error.msg}, line {error.lineno} column {error.colno}{why}"
     except (ValueError, RecursionError):
         return "is no JSON that can be read"
-    if isinstance(found, dict) or (flag == "compilation-config" and type(found) is int):
+    # Older builds took the level of compilation as a number.
+    if isinstance(found, dict) or found is None or (flag == "compilation-config" and type(found) is int):
         return ""
     return f"is JSON, but {json.dumps(found)[:40]} is no object"
 
@@ -71,7 +80,7 @@ def _no_object(text: str, flag: str) -> str:
 def misnamed(launch: Launch) -> Sights:
     for flag, right in RENAMED.items():
         if flag in launch.flags:
-            yield f"args.{flag}", f"--{flag} is no flag of today's vLLM: it is {right}"
+            yield f"args.{flag}", f"--{flag} is no flag of vLLM 0.32: {right}"
 
 
 def longer_than_model(launch: Launch) -> Sights:

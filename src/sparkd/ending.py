@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from sparkd import last_exit
+from sparkd import last_exit, load
 from sparkd.agent import Agent
 from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.host import docker, oom
@@ -193,6 +193,7 @@ def _left_service(head: Snapshot) -> bool:
 
 
 def _end_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
+    load.restore(agent)
     if running is None:
         return
     note = partial(running.note_segments, agent.host, agent.pulse)

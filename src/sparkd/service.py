@@ -13,6 +13,7 @@ from sparkd.daemon import Daemon
 from sparkd.ending import engine_dead, engine_ended
 from sparkd.engine.story import Story
 from sparkd.errors import EngineEndedError, StalledError
+from sparkd.gpu_watch import GpuWatch
 from sparkd.host.endpoint import Endpoint
 from sparkd.host.http import Unanswered
 from sparkd.launch import ledger
@@ -67,11 +68,12 @@ def watch(agent: Agent, running: Running) -> NoReturn:
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.phase(Phase.SERVING, served)
     service = Service(agent)
+    gpu = _gpu_watch(agent)
     agent.together.prove = partial(_makes_token, agent)
 
     def tell(trouble: str) -> None:
         degraded = trouble or agent.together.trouble
-        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, degraded or served)
+        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, _and(degraded or served, gpu))
         service.goes_on()
 
     limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
@@ -100,6 +102,7 @@ def accompany(agent: Agent, running: Running) -> NoReturn:
     agent.pulse.extending = False
     ours = _daemon(agent)
     service: Service | None = None
+    gpu = _gpu_watch(agent)
     while True:
         head = agent.together.look()[0]
         phase = head.report.phase if head.report else Phase.LOADING
@@ -111,7 +114,7 @@ def accompany(agent: Agent, running: Running) -> NoReturn:
                 running.ready = True
                 running.note_segments(agent.host, agent.pulse)
                 service = Service(agent)
-            agent.phase(phase, f"rank {agent.context.rank} of the engine that {head.name} serves")
+            agent.phase(phase, _and(f"rank {agent.context.rank} of the engine that {head.name} serves", gpu))
             service.goes_on()
         alarmed = ours.takes_ranks_along and running.log.broken_off_at is not None
         if agent.pulse.wait(DOCKER_AWAY_SECONDS if alarmed else ACCOMPANY_SECONDS, running.rank.pidfd):
@@ -127,6 +130,16 @@ def _daemon(agent: Agent) -> Daemon:
     with suppress(TimeoutError):
         return agent.pulse.beside(partial(daemon.of, agent.host), DOCKER_SECONDS, "docker")
     return Daemon()
+
+
+def _gpu_watch(agent: Agent) -> GpuWatch | None:
+    return GpuWatch(agent.pulse, agent.events) if agent.plan.container.gpus == "all" else None
+
+
+def _and(message: str, gpu: GpuWatch | None) -> str:
+    """A GPU that is slow serves all the same: it is no phase of its own, and said in each."""
+    warning = gpu.look() if gpu is not None else ""
+    return f"{message}; {warning}" if warning else message
 
 
 class Service:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from sparkd import hooks, last_exit
+from sparkd import hooks, last_exit, load
 from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
 from sparkd.engine.forward import Forwarder
@@ -125,6 +125,7 @@ def launch(agent: Agent) -> Running:
         )
     made_of = {**agent.reporter.report.versions, **agent.agreement.values}
     agent.record(lambda boots: boots.opened(agent.boot_id, agent.plan.digest, made_of))
+    load.prepare(agent)
     forwarder = Forwarder(agent.redact, agent.plan.api_host)
     epoch = agent.reporter.report.epoch
     running = start(
@@ -134,6 +135,7 @@ def launch(agent: Agent) -> Running:
     if floor_mib := agent.settings.memory.floor_mib:
         running.guard = Guard(floor_mib << 20, rank.pidfd, agent.events, agent.pulse.ring)
         running.guard.stand()
+    load.accompany(agent, running)
     running.oom_kills = oom.kills(agent.host.files)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)

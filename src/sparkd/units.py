@@ -25,6 +25,8 @@ ADMIN_UNITS = "/etc/systemd/system"
 STOP_MARGIN_SECONDS = 30
 """Over `engine.stop_grace_seconds`: to kill and remove the container, and to serve the last report."""
 
+READAHEAD = "# engine.load_readahead_kib: where a disk's readahead is set.\nReadWritePaths=-/sys/devices/virtual/bdi\n"
+
 _PLAIN = re.compile(rb"[A-Za-z0-9:_.]")
 
 
@@ -169,6 +171,7 @@ def _values(settings: Settings) -> dict[str, str]:
     return {
         "mounts": " ".join(mount_units(settings.engine.models_dir)),
         "stop_seconds": str(settings.engine.stop_grace_seconds + STOP_MARGIN_SECONDS),
+        "readahead": READAHEAD if settings.engine.load_readahead_kib else "",
     }
 
 

@@ -111,6 +111,13 @@ def test_dropin_carries_what_the_configuration_changes() -> None:
     assert lines(text, "TimeoutStopSec") == ["75"]
 
 
+def test_only_a_readahead_that_is_to_be_set_can_be_set() -> None:
+    lowered = units.render_dropin(Settings(engine=Engine(load_readahead_kib=8)), "head")
+    assert words(lowered, "ReadWritePaths") == ["-/sys/devices/virtual/bdi"]
+    assert "ReadWritePaths" not in units.render_dropin(ELSEWHERE, "head")
+    assert "bdi" not in units.render("head")
+
+
 @pytest.mark.parametrize(
     ("path", "names"),
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from sparkd.errors import LaunchError
-from sparkd.hands import files, lock, orphans, page_cache, processes
+from sparkd.hands import files, lock, orphans, page_cache, processes, readahead
 from sparkd.hands import segments as shm_segments
 from sparkd.hands.applied import Applied
 from sparkd.hands.lock import Owner
@@ -23,6 +23,7 @@ from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContain
 if TYPE_CHECKING:
     from sparkd.hands.container import Containers
     from sparkd.host import Host
+    from sparkd.host.shards import Shard
     from sparkd.launch.plan import LaunchPlan
 
 T = TypeVar("T")
@@ -130,6 +131,18 @@ class Hands:
     def prune_caches(self, image_id: str) -> tuple[str, ...]:
         """Remove caches of images not used for longest; gives what was removed. Takes minutes. Raises OSError."""
         return files.prune_caches(image_id)
+
+    def give_back(self, shard: Shard, still: Callable[[], bool]) -> int | None:
+        """Drop a shard's page cache for as long as `still`; gives how much, None if unknown. Raises OSError."""
+        return page_cache.give_back(shard, still)
+
+    def lower_readahead(self, folder: str, kib: int) -> readahead.Change | None:
+        """Of the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
+        return readahead.lower(self._host, folder, kib, RUN / readahead.FILE)
+
+    def restore_readahead(self) -> readahead.Change | None:
+        """Give back what was taken, by an earlier agent too; None where nothing was. Raises OSError."""
+        return readahead.restore(self._host, RUN / readahead.FILE)
 
     def write_state(self, name: str, text: str) -> None:
         """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""

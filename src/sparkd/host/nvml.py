@@ -1,16 +1,20 @@
 """NVML, asked through ctypes with a deadline: a hung driver hangs whoever calls it.
 
-Eleven functions whose ABI NVIDIA keeps stable are all that is needed of it.
+The functions that are asked have an ABI that NVIDIA keeps stable.
 """
 
 from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from sparkd.host.gpu import NO_GPU, GpuFacts, GpuProcess, Trouble, hung
 from sparkd.host.harmless import harmless
+
+T = TypeVar("T")
 
 LIBRARY = "libnvidia-ml.so.1"
 DEADLINE_SECONDS = 10.0
@@ -56,7 +60,7 @@ class _ProcessInfo(ctypes.Structure):
     )
 
 
-class _NvmlError(Exception):
+class NvmlError(Exception):
     def __init__(self, function: str, code: int) -> None:
         super().__init__(f"{_WORDS.get(code, 'it failed')} ({function} answered {code})")
         self.code = code
@@ -69,10 +73,15 @@ def read(deadline_seconds: float = DEADLINE_SECONDS) -> GpuFacts:
 
 def within(deadline_seconds: float, ask: Callable[[], GpuFacts]) -> GpuFacts:
     """The answer, or that there was none in time. Said at once while the driver keeps an earlier asker."""
+    return answer_within(deadline_seconds, ask) or hung(deadline_seconds)
+
+
+def answer_within(deadline_seconds: float, ask: Callable[[], T]) -> T | None:
+    """The answer; None where there was none in time, at once while the driver keeps an earlier asker."""
     if any(one.is_alive() for one in _left_behind):
-        return hung(deadline_seconds)
+        return None
     _left_behind.clear()
-    answers: list[GpuFacts] = []
+    answers: list[T] = []
     # A thread, since a call into a hung driver can be neither ended nor timed out; a daemon, so it can be left behind.
     asker = threading.Thread(target=lambda: answers.append(ask()), name="nvml", daemon=True)
     asker.start()
@@ -80,35 +89,46 @@ def within(deadline_seconds: float, ask: Callable[[], GpuFacts]) -> GpuFacts:
     if answers:
         return answers[0]
     _left_behind.append(asker)
-    return hung(deadline_seconds)
+    return None
 
 
 def ask(library_name: str = LIBRARY) -> GpuFacts:
     """What the driver says, however long it takes."""
     try:
-        library = ctypes.CDLL(library_name)
+        with session(library_name) as library:
+            return _facts(library)
     except OSError:
         return NO_GPU
-    try:
-        _call(library, "nvmlInit_v2")
-        try:
-            return _facts(library)
-        finally:
-            _call(library, "nvmlShutdown")
-    except _NvmlError as error:
+    except NvmlError as error:
         return GpuFacts((), None, None, str(error), trouble=_TROUBLES.get(error.code, Trouble.OTHER))
 
 
-def _facts(library: ctypes.CDLL) -> GpuFacts:
+@contextmanager
+def session(library_name: str) -> Iterator[ctypes.CDLL]:
+    """The library, ready to be asked. Raises OSError where there is none, NvmlError where the driver is sick."""
+    library = ctypes.CDLL(library_name)
+    call(library, "nvmlInit_v2")
+    try:
+        yield library
+    finally:
+        call(library, "nvmlShutdown")
+
+
+def devices(library: ctypes.CDLL) -> Iterator[ctypes.c_void_p]:
     count = ctypes.c_uint()
-    _call(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    call(library, "nvmlDeviceGetCount_v2", ctypes.byref(count))
+    for index in range(count.value):
+        device = ctypes.c_void_p()
+        call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
+        yield device
+
+
+def _facts(library: ctypes.CDLL) -> GpuFacts:
     names: list[str] = []
     totals: list[int | None] = []
     used: dict[int, int | None] = {}
-    for index in range(count.value):
-        device = ctypes.c_void_p()
-        _call(library, "nvmlDeviceGetHandleByIndex_v2", ctypes.c_uint(index), ctypes.byref(device))
-        names.append(_name(library, device))
+    for device in devices(library):
+        names.append(name(library, device))
         totals.append(_total_bytes(library, device))
         for function in ("nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"):
             for info in _processes(library, function, device):
@@ -123,21 +143,21 @@ def _facts(library: ctypes.CDLL) -> GpuFacts:
 
 def _driver(library: ctypes.CDLL) -> str:
     buffer = ctypes.create_string_buffer(80)
-    _call(library, "nvmlSystemGetDriverVersion", buffer, ctypes.c_uint(len(buffer)))
+    call(library, "nvmlSystemGetDriverVersion", buffer, ctypes.c_uint(len(buffer)))
     return harmless(buffer.value.decode("utf-8", "backslashreplace"))
 
 
-def _name(library: ctypes.CDLL, device: ctypes.c_void_p) -> str:
+def name(library: ctypes.CDLL, device: ctypes.c_void_p) -> str:
     buffer = ctypes.create_string_buffer(96)
-    _call(library, "nvmlDeviceGetName", device, buffer, ctypes.c_uint(len(buffer)))
+    call(library, "nvmlDeviceGetName", device, buffer, ctypes.c_uint(len(buffer)))
     return harmless(buffer.value.decode("utf-8", "backslashreplace"))
 
 
 def _total_bytes(library: ctypes.CDLL, device: ctypes.c_void_p) -> int | None:
     memory = _Memory()
     try:
-        _call(library, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
-    except _NvmlError as error:
+        call(library, "nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
+    except NvmlError as error:
         if error.code == _NOT_SUPPORTED:  # GB10: the memory is the machine's
             return None
         raise
@@ -150,8 +170,8 @@ def _processes(library: ctypes.CDLL, function: str, device: ctypes.c_void_p) -> 
         count = ctypes.c_uint(room)
         infos = (_ProcessInfo * room)()
         try:
-            _call(library, function, device, ctypes.byref(count), infos)
-        except _NvmlError as error:
+            call(library, function, device, ctypes.byref(count), infos)
+        except NvmlError as error:
             if error.code == _NOT_SUPPORTED:  # some devices have no graphics at all
                 return []
             if error.code == _INSUFFICIENT_SIZE and room < 65536:
@@ -161,10 +181,10 @@ def _processes(library: ctypes.CDLL, function: str, device: ctypes.c_void_p) -> 
         return list(infos[: count.value])
 
 
-def _call(library: ctypes.CDLL, function: str, *args: object) -> None:
+def call(library: ctypes.CDLL, function: str, *args: object) -> None:
     try:
         code = getattr(library, function)(*args)
     except AttributeError:
-        raise _NvmlError(function, _FUNCTION_NOT_FOUND) from None
+        raise NvmlError(function, _FUNCTION_NOT_FOUND) from None
     if code != 0:
-        raise _NvmlError(function, code)
+        raise NvmlError(function, code)

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from sparkd.host import open_files
 from sparkd.host.files import Files, Kind
@@ -14,6 +15,17 @@ from sparkd.host.processes import GONE, Process
 FOLDER = "/dev/shm"  # noqa: S108 - looked at, never written to
 MAPS_LIMIT_BYTES = 256 << 20
 """A big engine maps some ten thousand pieces, about 1 MiB of text."""
+
+
+class File(Protocol):
+    """Any file, as the kernel tells it apart, and the last part of its path."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> int: ...
+    @property
+    def inode(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -70,12 +82,12 @@ def segments(files: Files, now_seconds: float) -> tuple[Segment, ...]:
     return tuple(found)
 
 
-def uses(files: Files, processes: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
-    """Which processes have these segments open or mapped, told by device and inode.
+def uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]) -> Uses:
+    """Which processes have these files open or mapped, told by device and inode.
 
     A process that shares its memory with a dead first thread cannot be looked at, and counts as unreadable.
     """
-    by_identity = {(segment.device, segment.inode): segment for segment in wanted}
+    by_identity = {(file.device, file.inode): file for file in wanted}
     used: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
@@ -92,9 +104,9 @@ def uses(files: Files, processes: Iterable[Process], wanted: Iterable[Segment]) 
             continue
         used |= {(*identity, process.pid) for identity in _mapped(maps, frozenset(by_identity))}
     opened = open_files.of(files, living)
-    names = {segment.name for segment in by_identity.values()}
+    names = {file.name for file in by_identity.values()}
     for file in opened.found:
-        # Stat only what carries a segment's name: a stat of any open file could hang on a dead file server.
+        # Stat only what carries the name of a wanted file: a stat of any open file could hang on a dead file server.
         if file.target.removesuffix(" (deleted)").rpartition("/")[2] in names:
             try:
                 facts = files.stat(f"/proc/{file.pid}/fd/{file.descriptor}")

@@ -67,6 +67,13 @@ class Engine(Section):
         default_factory=dict,
         description="Secrets by the name of the variable that the engine gets: NAME = the file that holds it.",
     )
+    load_readahead_kib: int = Field(
+        0,
+        ge=0,
+        le=16384,
+        description="KiB that the disk of the model reads ahead while the weights load, such as 8 where a load runs "
+        "out of memory; then it has its own value again. 0: as it is. After a change: `sparkd units install`.",
+    )
     stop_grace_seconds: int = Field(
         30, ge=1, le=600, description="How long the engine may take to end itself before it is killed."
     )
@@ -124,6 +131,11 @@ class Memory(Section):
         ge=0,
         le=65536,
         description="MiB available below which the engine is killed: out of memory, the machine would freeze. 0: never.",
+    )
+    load_guard: bool = Field(
+        True,
+        description="Give the page cache of the model's own files back, one by one, as soon as the engine has loaded "
+        "them and no program uses them.",
     )
 
 

@@ -1,0 +1,262 @@
+"""The load guard on a real page cache: files on this machine's disk, read and mapped by a process of the test's own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.cluster_nodes import Told
+from tests.unit.nodes import until
+
+from sparkd.engine.story import Story
+from sparkd.hands import page_cache, readahead
+from sparkd.host import Host, shards
+from sparkd.host import page_cache as host_page_cache
+from sparkd.host import readahead as host_readahead
+from sparkd.load_guard import LEAST_BYTES, LoadGuard
+
+REPOSITORY = Path(__file__).parents[2]
+SHARD_BYTES = 64 << 20
+PACE_SECONDS = 0.2
+
+LOADER = """
+import mmap, sys
+held = {}
+print("up", flush=True)
+for line in sys.stdin:
+    what, path = line.split()
+    if what == "map":
+        with open(path, "rb") as file:
+            held[path] = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        sum(held[path][at] for at in range(0, len(held[path]), 4096))
+    elif what == "open":
+        held[path] = open(path, "rb")
+        while held[path].read(1 << 20): pass
+    else:
+        held.pop(path).close()
+    print("done", flush=True)
+"""
+
+
+class Loader:
+    """A process that maps, reads and closes files as it is told; its parent plays the container's first process."""
+
+    def __init__(self) -> None:
+        code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {LOADER!r}]))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._answer() == "up"
+
+    def tell(self, what: str, shard: Path) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{what} {shard}\n")
+        self.process.stdin.flush()
+        assert self._answer() == "done"
+
+    def _answer(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(10)
+
+
+@pytest.fixture
+def loader() -> Iterator[Loader]:
+    made = Loader()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def other() -> Iterator[Loader]:
+    """Another program."""
+    made = Loader()
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Three shards of 64 MiB and a hole of a GiB, written to disk, and none of them in the page cache."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for number in range(3):
+        with (folder / f"m-{number}.safetensors").open("wb") as file:
+            for _ in range(SHARD_BYTES >> 20):
+                file.write(os.urandom(1 << 20))
+            os.fsync(file.fileno())
+    hole = folder / "m-3.safetensors"
+    hole.touch()
+    os.truncate(hole, LEAST_BYTES)
+    for one in shards.of_model(Host().files, str(folder)):
+        page_cache.give_back(one, lambda: True)
+    return folder
+
+
+def cached(path: Path) -> int:
+    with path.open("rb") as file:
+        found = host_page_cache.cached_bytes(file.fileno())
+    assert found is not None, "this kernel has no cachestat"
+    return found
+
+
+def is_kept(path: Path) -> bool:
+    """All but what the kernel itself may have taken back meanwhile, where memory is short."""
+    return cached(path) > SHARD_BYTES // 2
+
+
+class Guarded:
+    """A guard over `loader`, in its thread."""
+
+    def __init__(self, model: Path, loader: Loader) -> None:
+        self.story = Story(step="loading weights")
+        self.told = Told()
+        self.loaded = threading.Event()
+        guard = LoadGuard(
+            host=Host(),
+            model_path=str(model),
+            pid=loader.process.pid,
+            pidfd=os.pidfd_open(loader.process.pid),
+            story=lambda: self.story,
+            over=lambda: False,
+            give_back=page_cache.give_back,
+            loaded=self.loaded.set,
+            events=self.told,
+            pace_seconds=PACE_SECONDS,
+        )
+        self.thread = threading.Thread(target=guard.run, daemon=True)
+        self.thread.start()
+
+    def looks(self, times: int = 3) -> None:
+        time.sleep(times * PACE_SECONDS)
+
+
+@pytest.fixture
+def guarded(model: Path, loader: Loader) -> Guarded:
+    return Guarded(model, loader)
+
+
+@pytest.mark.parametrize("way", ["map", "open"])
+def test_exactly_the_finished_shard_is_given_back(model: Path, loader: Loader, guarded: Guarded, way: str) -> None:
+    first, second, third = (model / f"m-{number}.safetensors" for number in range(3))
+    third.read_bytes()  # as a loader that fetches ahead does
+    loader.tell(way, first)
+    loader.tell(way, second)
+    guarded.looks()
+    assert all(is_kept(one) for one in (first, second, third)), "nothing is finished"
+    loader.tell("close", first)
+    until(lambda: cached(first) == 0, 5)
+    guarded.looks()
+    assert is_kept(second)
+    assert is_kept(third)
+    guarded.story = Story(step="profiling memory")
+    until(guarded.loaded.is_set, 5)
+    (line,) = guarded.told.lines
+    told, _, size = line.rpartition("=")
+    assert told == "load.cache.returned shards=1 of=4 bytes"
+    assert SHARD_BYTES // 2 < int(size) <= SHARD_BYTES
+
+
+def test_after_the_weights_are_loaded_nothing_more_is_given_back(model: Path, loader: Loader, guarded: Guarded) -> None:
+    last = model / "m-2.safetensors"
+    loader.tell("map", last)
+    guarded.looks()
+    guarded.story = Story(step="profiling memory")
+    until(guarded.loaded.is_set, 5)
+    loader.tell("close", last)
+    guarded.looks()
+    assert is_kept(last)
+
+
+def test_a_shard_that_another_program_maps_keeps_its_cache(
+    model: Path, loader: Loader, other: Loader, guarded: Guarded
+) -> None:
+    first, second = model / "m-0.safetensors", model / "m-1.safetensors"
+    other.tell("map", first)
+    loader.tell("map", first)
+    loader.tell("map", second)
+    guarded.looks()
+    loader.tell("close", first)
+    loader.tell("close", second)
+    until(lambda: cached(second) == 0, 5)
+    assert is_kept(first)
+
+
+def test_what_is_mapped_the_kernel_keeps_even_when_asked(model: Path, loader: Loader) -> None:
+    """What the guard rests on where it looked a moment too early."""
+    path = model / "m-0.safetensors"
+    loader.tell("map", path)
+    shard = shards.of_model(Host().files, str(model))[0]
+    assert page_cache.give_back(shard, lambda: True) == 0
+    assert cached(path) == SHARD_BYTES
+
+
+def test_it_ends_with_the_rank(loader: Loader, guarded: Guarded) -> None:
+    loader.end()
+    guarded.thread.join(5)
+    assert not guarded.thread.is_alive()
+    assert guarded.loaded.is_set()
+
+
+def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) -> None:
+    path = tmp_path / "m.safetensors"
+    with path.open("wb") as file:
+        file.write(b"x" * SHARD_BYTES)
+        os.fsync(file.fileno())
+        os.truncate(path, page_cache.PIECE_BYTES + SHARD_BYTES)
+        file.seek(page_cache.PIECE_BYTES)
+        file.write(b"x" * SHARD_BYTES)
+        os.fsync(file.fileno())
+    shard = shards.of_model(Host().files, str(tmp_path))[0]
+    asked: list[bool] = []
+    once: Callable[[], bool] = lambda: asked.append(True) or len(asked) == 1  # noqa: E731
+    assert page_cache.give_back(shard, once) == SHARD_BYTES
+    assert cached(path) == SHARD_BYTES
+
+
+# -- readahead
+
+
+@pytest.fixture
+def own_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system on a loop device of the test's own: the machine's disks keep their readahead."""
+    image, mount = tmp_path / "disk.img", tmp_path / "models"
+    mount.mkdir()
+    image.touch()
+    os.truncate(image, 32 << 20)
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    done = subprocess.run(["losetup", "--show", "-f", "-P", str(image)], capture_output=True, text=True, check=True)
+    device = done.stdout.strip()
+    subprocess.run(["mount", device, str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", str(mount)], check=True)
+    subprocess.run(["losetup", "-d", device], check=True)
+
+
+def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path: Path) -> None:
+    host, memory = Host(), tmp_path / "readahead.json"
+    path = host_readahead.setting(host.files, str(own_disk))
+    before = host_readahead.kib(host.files, path)
+    device = subprocess.run(
+        ["findmnt", "-no", "SOURCE", str(own_disk)], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+    def sectors() -> int:
+        done = subprocess.run(["blockdev", "--getra", device], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    readahead.lower(host, str(own_disk), 8, memory)
+    assert sectors() == 16
+    readahead.restore(host, memory)
+    assert sectors() == 2 * before
+    assert host_readahead.kib(host.files, path) == before

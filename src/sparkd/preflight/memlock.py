@@ -47,7 +47,7 @@ defaults a process may lock 8 MiB; the engine then ends while its ranks meet, wi
   Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
 
 What counts is the limit in the container: `container.ulimits.memlock` of the recipe, else default-ulimits of
-/etc/docker/daemon.json, else what containerd itself runs with. A privileged container may lock without limit.
+/etc/docker/daemon.json, else what containerd itself runs with. A privileged container of root's may lock without limit.
 
   ok       unlimited, or 16 GiB and more; or it does not matter: one node, no GPU, RDMA off by NCCL_IB_DISABLE=1, or no
            RDMA device in the container.

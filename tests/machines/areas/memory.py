@@ -154,5 +154,12 @@ ILLNESSES = (
     Illness("not-as-the-recipe-asks", _not_as_the_recipe_asks, Level.WARN, "kernel-settings", says="sparkd tune apply"),
     Illness("recipe-asks-for-another-kernel", _asks_for_what_is_not, Level.WARN, "kernel-settings", says="no such"),
     Illness("odd-kernel-setting", _unreadable_setting, Level.UNKNOWN, "kernel-settings", says="many"),
-    Illness("segments-of-who-logs-out", _segments_of_who_logs_out, Level.WARN, "remove-ipc", says="enable-linger"),
+    Illness(
+        "segments-of-who-logs-out",
+        _segments_of_who_logs_out,
+        Level.WARN,
+        "remove-ipc",
+        says="enable-linger",
+        also=("compile-cache",),
+    ),
 )

@@ -378,6 +378,8 @@ def test_a_volume_keeps_what_was_compiled_unless_it_is_read_only(tree: Tree) -> 
         ("exec vllm serve /m --headless --gpu-memory-utilization 0.9", Level.OK, "the 2 flags of engine.script"),
         ("exec vllm serve /m --gpu-memory-utilization 0.9", Level.BLOCK, "no --headless"),
         ("exec vllm serve /m --headless", Level.WARN, "--gpu-memory-utilization is left out"),
+        (BY_ROLE.replace("serve", "serve --gpu-memory-utilization 0.9"), Level.OK, "the 7 flags of engine.script"),
+        (BY_ROLE.replace("serve", "serve --gpu-memory-utilization 0.93"), Level.WARN, "0.93: at most 0.912"),
         ("VLLM_WORKER_MULTIPROC_METHOD=fork vllm serve --headless", Level.BLOCK, "ShmRingBuffer"),
         ("vllm serve --headless --hf-overrides {'a':1} --gpu-memory-utilization 0.9", Level.BLOCK, "is no JSON"),
     ],

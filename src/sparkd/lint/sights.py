@@ -35,8 +35,10 @@ RENAMED = {
 }
 """Flags of recipes in public that vLLM 0.32 does not know, each with what has its place."""
 DEFAULT_SHARE = 0.92
+"""vLLM's own (vllm/config/cache.py, 0.32)."""
 HIGHEST_SHARE = 0.912
 TOO_HIGH_SHARE = 0.95
+"""115.6 GiB of a Spark's 121.7: with what the engine takes beside it, more than any idle one had available."""
 DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
 MANY_POOLS = 4

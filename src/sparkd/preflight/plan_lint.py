@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from typing import TYPE_CHECKING, ClassVar
@@ -92,9 +93,14 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
     )
     if script is None:
         return launch
-    # Of several commands, which one runs is not known.
-    flags = script.serves[0] if len(script.serves) == 1 else {}
-    return replace(launch, flags=flags, env={**launch.env, **script.env}, pool_tokens=None)
+    return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None)
+
+
+def _common(commands: Sequence[words.Flags]) -> words.Flags:
+    """Of several commands, which one runs is not known: where they differ, nor is the value."""
+    names = dict.fromkeys(name for flags in commands for name in flags)
+    said = {name: {flags.get(name) for flags in commands} for name in names}
+    return {name: values.pop() if len(values) == 1 else None for name, values in said.items()}
 
 
 def _misplaced(plan: LaunchPlan, script: scripts.Script | None) -> tuple[rules.Issue, ...]:

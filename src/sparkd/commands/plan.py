@@ -72,7 +72,7 @@ def _described(plan: LaunchPlan) -> str:
         *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.mounts),
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
-        ("memory", _memory(plan)),
+        ("memory", _memory(plan) + _limit(plan)),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows) + f"\n\n{plan.script}".rstrip("\n")
 
@@ -82,6 +82,11 @@ def _memory(plan: LaunchPlan) -> str:
         return f"{plan.memory_bytes / 2**30:.1f} GiB"
     share = plan.gpu_memory_utilization
     return "vLLM's default share of the GPU's memory" if share is None else f"{share:g} of the GPU's memory"
+
+
+def _limit(plan: LaunchPlan) -> str:
+    limit = plan.container.memory_limit_bytes
+    return "" if limit is None else f"; the container's limit of {limit / 2**30:.1f} GiB does not bound the GPU's share"
 
 
 def _yes(value: bool) -> str:

@@ -129,9 +129,9 @@ def test_too_little_memory_blocks_before_anything_is_started(spark: SparkdNode) 
         spark.node.memory(8 * GIB)
 
 
-def test_an_image_that_is_not_there_is_a_failed_launch_that_says_how_to_get_it(spark: SparkdNode) -> None:
+def test_an_image_that_is_not_there_blocks_and_is_named_with_how_to_get_it(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + 'image = "nobody/nothing:1"\n')
-    assert "docker pull nobody/nothing:1" in refused(spark, 11)
+    assert "docker pull nobody/nothing:1" in refused(spark, 10)
 
 
 def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:
@@ -161,8 +161,12 @@ def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_
 
 
 def test_the_cause_of_the_last_end_is_told_by_the_next_life(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + 'image = "nobody/nothing:1"\n')
-    refused(spark, 11)
-    told = "image nobody/nothing:1 is not on this node (exit 11)"
-    wait_for(lambda: json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"] == told, 20, "the next life")
+    spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n")
+    refused(spark, 13)
+
+    def told() -> bool:
+        cause = json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"]
+        return "User-specified max_model_len" in cause and cause.endswith("(exit 13)")
+
+    wait_for(told, 20, "the next life")
     assert "cooling" in spark.node.run("sparkd", "status", check=False).stdout

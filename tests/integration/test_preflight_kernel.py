@@ -45,7 +45,7 @@ def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are
     found = run("""
         orphaned()
         age()
-        strays, shm = StrayWorkers((29501,)), SharedMemory()
+        strays, shm = StrayWorkers(), SharedMemory()
         print(json.dumps([said(strays), said(shm)]))
     """)
     assert isinstance(found, list)
@@ -60,7 +60,7 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
     found = run("""
         process = engine()
         # Its own main process is told by its arguments, which only a real `vllm serve` has.
-        print(json.dumps(said(StrayWorkers((29501,)))))
+        print(json.dumps(said(StrayWorkers())))
         process.kill()
     """)
     assert isinstance(found, dict)
@@ -89,7 +89,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         policy = Policy((), (), ("end-process", "unlink-segment"), 0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        done = admit(lambda earlier: (StrayWorkers((29501,)), SharedMemory()), host, hands, policy, ways)
+        done = admit(lambda earlier: (StrayWorkers(), SharedMemory()), host, hands, policy, ways)
         print(json.dumps({{
             "states": [(one.fix.kind, one.state, one.note) for one in done.fixes],
             "levels": [one.verdict.level.value for one in done.findings],

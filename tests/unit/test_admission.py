@@ -37,7 +37,7 @@ ID = "0123456789abcdef" * 4
 
 def build(earlier: MemorySample | None) -> Sequence[AnyCheck]:
     return (
-        StrayWorkers((8000,)),
+        StrayWorkers(),
         SharedMemory(owners=(os.getuid(),)),
         PageCache(NEED),
         UnifiedMemory(NEED, settle_seconds=60, earlier=earlier),

@@ -51,6 +51,12 @@ def healthy(tree: Tree) -> Tree:
     tree.process(1, "systemd", parent=0)
     tree.listening()
     tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=110)
+    tree.dockerd()
+    tree.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+    tree.docker("/info", {"Runtimes": {"runc": {}}})
+    tree.docker("/containers/json", [])
+    image = {"Id": f"sha256:{'1' * 64}", "Architecture": "arm64", "Os": "linux", "Config": {}, "RootFS": {"Layers": []}}
+    tree.docker("/images/sparkd-test/vllm-cpu:0.32.0/json", image)
     return tree
 
 

@@ -11,7 +11,7 @@ from tests.tree import Tree
 from sparkd import roles
 from sparkd.errors import AddressAwaitedError, ConfigError, ExitCode
 from sparkd.host import Host
-from sparkd.preflight.strays import StrayWorkers
+from sparkd.preflight.ports import Ports
 from sparkd.settings import Settings
 from sparkd.settings.model import Cluster, Engine, Fabric, Observe
 
@@ -106,15 +106,20 @@ def shipped(tree: Tree) -> None:
 
 @pytest.mark.parametrize(
     ("own", "role", "ports"),
-    [("10.0.0.1", "head", (8000, 29501)), ("10.0.0.2", "worker", ()), ("10.0.0.3", "worker", ())],
+    [
+        ("10.0.0.1", "head", (8000, 29501, 29510, 29511)),
+        ("10.0.0.2", "worker", (29510, 29511)),
+        ("10.0.0.3", "worker", (29510, 29511)),
+    ],
 )
-def test_a_head_keeps_its_ports_free_and_a_worker_has_none(
+def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
     tree: Tree, own: str, role: str, ports: tuple[int, ...]
 ) -> None:
     shipped(tree)
     node = roles.context(settings(*THREE), role, owning(tree, own))
     assert (node.role, node.is_head, node.unit) == (role, role == "head", f"sparkd-{role}.service")
-    assert [one.ports for one in node.checks() if isinstance(one, StrayWorkers)] == [ports]
+    (check,) = (one for one in node.checks() if isinstance(one, Ports))
+    assert tuple(one.port for one in check.wanted) == ports
     assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"
     assert dict(node.plan.env)["VLLM_HOST_IP"] == own
 
@@ -125,9 +130,8 @@ def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
     assert node.peers == ((0, "10.0.0.1"), (2, "10.0.0.3"))
     alone = Settings(engine=Engine(recipe="tiny-cpu"))
     assert roles.context(alone, "head", Host(tree.root)).peers == ()
-    assert [one.ports for one in roles.context(alone, "head", Host(tree.root)).checks() if hasattr(one, "ports")] == [
-        (8000,)
-    ]
+    (check,) = (one for one in roles.context(alone, "head", Host(tree.root)).checks() if isinstance(one, Ports))
+    assert [one.port for one in check.wanted] == [8000, 29511]
 
 
 def test_all_ranks_have_one_digest(tree: Tree) -> None:

@@ -39,8 +39,8 @@ class Host:
         self.gpu = gpu or self._gpu
 
     def for_one_look(self) -> Host:
-        """The same machine, whose GPU driver is asked once, however many checks want to know."""
-        return Host(self.files.root, self._docker, functools.cache(self.gpu))
+        """The same machine, whose docker and GPU driver are asked once, however many checks want to know."""
+        return Host(self.files.root, functools.cache(self.docker), functools.cache(self.gpu))
 
     @property
     def live(self) -> bool:

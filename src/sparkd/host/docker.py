@@ -7,9 +7,9 @@ systemd holds /run/docker.sock while dockerd is down, and a single GET on it wou
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 from urllib.parse import quote
 
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
@@ -32,6 +32,8 @@ TIMEOUT_SECONDS = 10.0
 FRAME_HEADER_BYTES = 8
 FRAME_LIMIT_BYTES = 16 << 20
 """dockerd frames are log messages of at most 16 KiB or raw copies of 32 KiB; more is not docker."""
+
+T = TypeVar("T")
 
 
 class DockerUnreadableError(Exception):
@@ -103,7 +105,7 @@ def read(host: Host) -> DockerFacts:
         return AWAY
     http = reader(host)
     try:
-        listed = _get(http, "/containers/json", {"all": "1"})
+        listed = ask(http, "/containers/json", {"all": "1"})
         if not isinstance(listed, list):
             raise DockerUnreadableError("the container list is no list")
         found = (_container(http, entry) for entry in listed)
@@ -112,7 +114,18 @@ def read(host: Host) -> DockerFacts:
         http.close()
 
 
-def _get(http: Asks, path: str, params: dict[str, str] | None = None) -> object:
+def asked(host: Host, question: Callable[[Asks], T]) -> T | None:
+    """The answer to a question about this machine's docker; None where it is away. Raises DockerUnreadableError."""
+    if not running(host):
+        return None
+    http = reader(host)
+    try:
+        return question(http)
+    finally:
+        http.close()
+
+
+def ask(http: Asks, path: str, params: dict[str, str] | None = None) -> object:
     """The answer, unchecked JSON; None where docker knows no such thing."""
     from sparkd.host.http import Unanswered
 
@@ -138,7 +151,7 @@ def _container(http: Asks, entry: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
     match entry:
         case {"Id": str(full_id)}:
-            detail = _get(http, _path(full_id, "json"))
+            detail = ask(http, _path(full_id, "json"))
         case _:
             raise DockerUnreadableError("an entry of the container list has no id")
     match detail:
@@ -152,9 +165,21 @@ def _container(http: Asks, entry: object) -> ContainerFacts | None:
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
             pairs = sorted((str(key), str(value)) for key, value in (labels or {}).items())
-            return ContainerFacts(full_id, name.removeprefix("/"), tuple(pairs), running, pid, image_id, policy or "no")
+            image, words = _started_from(detail)
+            return ContainerFacts(
+                full_id, name.removeprefix("/"), tuple(pairs), running, pid, image_id, policy or "no", image, words
+            )
         case _:
             raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
+
+
+def _started_from(detail: object) -> tuple[str, tuple[str, ...]]:
+    """Name of its image, and its command; empty where docker does not say."""
+    match detail:
+        case {"Config": {"Image": str(image)}, "Path": str(program), "Args": [*words]}:
+            return image, (program, *(str(word) for word in words))
+        case _:
+            return "", ()
 
 
 def image_identity(http: Asks, ref: str) -> str | None:
@@ -164,7 +189,7 @@ def image_identity(http: Asks, ref: str) -> str | None:
     its config, containerd's by that of its manifest. Layers are told by their content unpacked, in both. Empty values
     count as none, for versions of docker differ in which they name. Raises DockerUnreadableError.
     """
-    match _get(http, f"/images/{quote(ref, safe='/:@')}/json"):
+    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
         case None:
             return None
         case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
@@ -180,7 +205,7 @@ def image_user(http: Asks, ref: str) -> str | None:
 
     Raises DockerUnreadableError.
     """
-    match _get(http, f"/images/{quote(ref, safe='/:@')}/json"):
+    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
         case None:
             return None
         case {"Config": {"User": str(user)}}:
@@ -193,7 +218,7 @@ def image_user(http: Asks, ref: str) -> str | None:
 
 def version(http: Asks) -> str:
     """Of dockerd. Raises DockerUnreadableError."""
-    match _get(http, "/version"):
+    match ask(http, "/version"):
         case {"Version": str(said)}:
             return said
         case _:
@@ -202,7 +227,7 @@ def version(http: Asks) -> str:
 
 def live_restore(http: Asks) -> bool:
     """Whether containers outlive their dockerd. Raises DockerUnreadableError."""
-    match _get(http, "/info"):
+    match ask(http, "/info"):
         case {"LiveRestoreEnabled": bool(kept)}:
             return kept
         case _:
@@ -211,7 +236,7 @@ def live_restore(http: Asks) -> bool:
 
 def exit_code(http: Asks, container_id: str) -> int | None:
     """Exit code of an ended container, None while it runs. Raises DockerUnreadableError, also where it is gone."""
-    match _get(http, _path(container_id, "json")):
+    match ask(http, _path(container_id, "json")):
         case {"State": {"Running": False, "ExitCode": int(code)}}:
             return code
         case None:

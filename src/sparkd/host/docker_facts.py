@@ -22,6 +22,10 @@ class ContainerFacts:
     """Of the container's first process, in the host's namespace; 0 where it does not run."""
     image_id: str
     restart_policy: str
+    image: str = ""
+    """As whoever made the container called it; `image_id` is what it was then."""
+    command: tuple[str, ...] = ()
+    """It may hold a secret, and is never shown."""
 
     @property
     def ours(self) -> bool:

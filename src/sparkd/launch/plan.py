@@ -54,6 +54,22 @@ class Cache:
 
 
 @dataclass(frozen=True)
+class LineCount:
+    """What the image must hold: so many lines of a file that match a pattern of grep's."""
+
+    file: str
+    pattern: str
+    times: int
+
+    def __str__(self) -> str:
+        return f"{self.times} line(s) of {self.file} match {self.pattern}"
+
+
+Assertion = str | LineCount
+"""A shell command that must succeed in the container, or a count."""
+
+
+@dataclass(frozen=True)
 class ContainerSpec:
     """Options of `docker create`. Restart policy and log driver are not choices: `no`, and a bounded one."""
 
@@ -108,3 +124,5 @@ class LaunchPlan:
     """Settings of the kernel that the recipe asks for. They are the node's own concern: no part of the digest."""
     kv_cache_tokens: int | None = None
     """Size of the KV cache that the recipe expects; None where it says none, or where settings make it another."""
+    asserts: tuple[Assertion, ...] = ()
+    """What the launch script asks of the image before the engine starts. The script holds them already."""

@@ -12,8 +12,19 @@ from sparkd.errors import ConfigError
 from sparkd.flags import JsonValue
 from sparkd.launch import command_line, parallel, script, shared
 from sparkd.launch.placeholders import PlaceholderError, Placeholders
-from sparkd.launch.plan import PLAN_SCHEMA, Cache, ContainerSpec, LaunchPlan, Mount, Node, Secret, Ulimit
-from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe
+from sparkd.launch.plan import (
+    PLAN_SCHEMA,
+    Assertion,
+    Cache,
+    ContainerSpec,
+    LaunchPlan,
+    LineCount,
+    Mount,
+    Node,
+    Secret,
+    Ulimit,
+)
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Lines, Recipe
 from sparkd.settings import Settings
 
 MODELS_TARGET = "/models"
@@ -67,6 +78,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
     )
     own_script = settings.engine.script
     argv = ("bash", script.USER_SCRIPT_TARGET, *command) if own_script else command
+    asserts = tuple(_assertion(one) for one in recipe.image.asserts)
     title = f"rank {node.rank} of {recipe.name}"
     return LaunchPlan(
         recipe=recipe.name,
@@ -79,7 +91,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         secrets=engine.secrets,
         container=engine.container,
         caches=tuple(Cache(name, target) for name, target in recipe.caches.items()),
-        script=script.render(title, argv, env, engine.secrets, recipe.image.asserts),
+        script=script.render(title, argv, env, engine.secrets, asserts),
         user_script=own_script,
         model_path=engine.model_path,
         served_name=engine.served_name,
@@ -92,7 +104,12 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         digest=shared.digest(alike),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),
+        asserts=asserts,
     )
+
+
+def _assertion(said: str | Lines) -> Assertion:
+    return said if isinstance(said, str) else LineCount(said.file, said.pattern, said.times)
 
 
 def _fits(recipe: Recipe, node: Node) -> None:
@@ -248,7 +265,7 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
             "recipe": recipe.name,
             "image": engine.image,
             "entrypoint": [*recipe.image.entrypoint],
-            "assert": [*recipe.image.asserts],
+            "assert": [one if isinstance(one, str) else one.model_dump() for one in recipe.image.asserts],
             "model": engine.model_target,
             "served_name": engine.served_name,
             "own_script": bool(settings.engine.script),

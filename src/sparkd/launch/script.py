@@ -5,13 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from shlex import quote
 
-from sparkd.launch.plan import Secret
+from sparkd.launch.plan import Assertion, LineCount, Secret
 
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
 ASSERT_FAILED = 64
 """Exit code of a script whose image is not what the recipe needs."""
+
+_NOT_AS_NEEDED = "the image is not what the recipe needs"
+_COUNT = (
+    # grep ends with 1 where it finds nothing, and with 2 where it can't look.
+    'found=$(grep -c -e "$1" -- "$2") || test $? = 1 || found=unread; test "$found" = "$3" || '
+    f'{{ echo "{_NOT_AS_NEEDED}: lines of $2 that match $1: $found, and $3 needed" >&2; exit 1; }}'
+)
+"""Program for bash: $1 is the pattern, $2 the file, $3 how often."""
 
 _HEAD = """\
 #!/bin/bash
@@ -29,7 +37,7 @@ def render(
     argv: Iterable[str],
     env: Iterable[tuple[str, str]],
     secrets: Iterable[Secret],
-    asserts: Iterable[str] = (),
+    asserts: Iterable[Assertion] = (),
     secrets_folder: str = SECRETS_TARGET,
 ) -> str:
     """Text of a bash script that executes exactly `argv`, with `env` and the secrets added to its environment."""
@@ -38,12 +46,18 @@ def render(
         lines.append(f"  {secret.name}=$(<{quote(f'{secrets_folder}/{secret.name}')})")
         lines.append(f'  : "${{{secret.name}:?the file of this secret is empty}}"')
         lines.append(f"  export {secret.name}")
-    for command in asserts:
-        said = quote(f"the image is not what the recipe needs: {command}")
-        lines.append(f"  bash -c -- {quote(command)} >/dev/null || {{ echo {said} >&2; exit {ASSERT_FAILED}; }}")
+    lines += [_asserted(one) for one in asserts]
     lines.append(f"  exec -- {_folded(argv)}")
     title = " ".join(title.split())
     return _HEAD.format(title=title) + "\n".join(lines) + "\n}\n\nlaunch\n"
+
+
+def _asserted(wanted: Assertion) -> str:
+    if isinstance(wanted, LineCount):
+        words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
+        return f"  bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
+    said = quote(f"{_NOT_AS_NEEDED}: {wanted}")
+    return f"  bash -c -- {quote(wanted)} >/dev/null || {{ echo {said} >&2; exit {ASSERT_FAILED}; }}"
 
 
 def _folded(argv: Iterable[str]) -> str:

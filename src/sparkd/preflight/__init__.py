@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from sparkd.preflight.compile_cache import CompileCache
+from sparkd.preflight.containers import StaleContainer
 from sparkd.preflight.disk import DiskRoom
+from sparkd.preflight.docker_engine import Docker
 from sparkd.preflight.fabric_address import FabricAddress
 from sparkd.preflight.fabric_link import FabricLink
+from sparkd.preflight.foreign_units import ForeignUnits
 from sparkd.preflight.gid import GidIndex
 from sparkd.preflight.gpu import Gpu
+from sparkd.preflight.image import EngineImage
 from sparkd.preflight.kernel import Kernel
 from sparkd.preflight.kernel_log import KernelLog
 from sparkd.preflight.kernel_settings import KernelSettings
@@ -19,6 +24,7 @@ from sparkd.preflight.memory_limit import MemoryLimit
 from sparkd.preflight.page_cache import PageCache
 from sparkd.preflight.peer_clock import PeerClocks
 from sparkd.preflight.plan_lint import PlanLint
+from sparkd.preflight.ports import Ports
 from sparkd.preflight.rdma import Rdma
 from sparkd.preflight.remove_ipc import RemoveIpc
 from sparkd.preflight.resolver import Resolver
@@ -40,7 +46,13 @@ CHECKS = (
     KernelLog,
     KernelSettings,
     Gpu,
+    Docker,
+    EngineImage,
+    CompileCache,
     StrayWorkers,
+    StaleContainer,
+    ForeignUnits,
+    Ports,
     SharedMemory,
     ShmSize,
     RemoveIpc,

@@ -58,10 +58,10 @@ decide, for cluster.master_port too. Ports of other programs that listen on all 
     def of(cls, plan: LaunchPlan) -> Listeners:
         named = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
         return cls(
-            host=_flag(plan.argv, "--host"),
+            host=flag(plan.argv, "--host"),
             api_port=plan.api_port,
             master_port=plan.master_port,
-            has_key=API_KEY in named or bool(_flag(plan.argv, "--api-key")),
+            has_key=API_KEY in named or bool(flag(plan.argv, "--api-key")),
             serves=plan.node.rank == 0,
             nodes=plan.node.cluster_size,
         )
@@ -91,7 +91,7 @@ def _all_addresses(host: str) -> bool:
         return False
 
 
-def _flag(argv: tuple[str, ...], name: str) -> str:
+def flag(argv: tuple[str, ...], name: str) -> str:
     """The last value, as vLLM's parser has it: `--flag value` or `--flag=value`."""
     found = ""
     for word, following in zip(argv, (*argv[1:], ""), strict=True):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.preflight import engines, gpu_memory, ports
+from sparkd.preflight import engines, gpu_memory, port_use
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.engines import Engine, Leader
 from sparkd.preflight.fixes import EndProcess, RemoveContainer
-from sparkd.preflight.ports import PortUse
+from sparkd.preflight.port_use import PortUse
 from sparkd.preflight.problems import Problem, verdict
 from sparkd.preflight.sizes import size
 
@@ -40,6 +40,7 @@ class StrayFacts:
     owner: NodeOwner | None
     """Who holds the node's lock."""
     ports: tuple[PortUse, ...]
+    """That engines listen on."""
     zombies: tuple[str, ...]
     scanned: int
     """Processes looked at."""
@@ -49,8 +50,6 @@ class StrayFacts:
 class StrayWorkers(Check[StrayFacts]):
     """No engine but the one to come. What is orphaned beyond doubt is ended; anything else is named and left alone."""
 
-    ports: tuple[int, ...] = ()
-    """That the plan will listen on."""
     tried: frozenset[tuple[int, int]] = frozenset()
     """(pid, start time) of processes that were to be ended already."""
     tried_containers: frozenset[str] = frozenset()
@@ -58,7 +57,7 @@ class StrayWorkers(Check[StrayFacts]):
     id: str = "stray-workers"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="every process; docker's containers; listening sockets and who holds them",
+        reads="every process; docker's containers; the engines' listening sockets",
         source="vLLM issue 55510; measured on vLLM 0.32",
         fixes=("end-process", "remove-container"),
         page="""\
@@ -72,8 +71,8 @@ A stray is
 
 A `vllm serve` is never ended: it leads its engine, and whoever started it with nohup over ssh finds it adopted too.
 
-  block    strays (cleared by ending them), a living engine of somebody else, or another process that listens on a
-           port of the plan. The latter two are named and never touched.
+  block    strays (cleared by ending them), or a living engine of somebody else, which is named with the ports that it
+           holds and never touched.
   unknown  a process in a container that docker can't be asked about, or a VLLM::* process adopted by init whose group
            has a living leader that is no engine, such as a shell: whether it is orphaned can't be told.
   warn     zombies: they hold nothing and go when their parent asks for them.""",
@@ -97,7 +96,7 @@ A `vllm serve` is never ended: it leads its engine, and whoever started it with 
             docker_known=docker.known,
             docker_error=docker.error,
             owner=host.owner(),
-            ports=ports.find(host, table, self.ports, pids),
+            ports=port_use.lasting(host, table, pids),
             zombies=_zombies(table),
             scanned=len(table.processes),
         )
@@ -109,7 +108,6 @@ A `vllm serve` is never ended: it leads its engine, and whoever started it with 
             if engine.container_id in ours or engine.leader is Leader.ENGINE:
                 continue  # named with its container, or with the main process that it belongs to
             problems.append(self._engine(facts, engine))
-        problems += [self._port(use) for use in facts.ports if use.port in self.ports and not _explained(facts, use)]
         problems += [Problem(Level.WARN, zombie) for zombie in facts.zombies]
         if facts.docker_error:
             reason = f"docker can't be asked for its containers: {facts.docker_error}"
@@ -160,14 +158,6 @@ A `vllm serve` is never ended: it leads its engine, and whoever started it with 
         fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
         return Problem(Level.BLOCK, f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
 
-    def _port(self, use: PortUse) -> Problem:
-        where = f"port {use.port} on {use.address} is held by"
-        if use.pid is None:
-            return Problem(Level.BLOCK, f"{where} an unknown process", f"look at: ss -ltnp sport = :{use.port}")
-        inside = f" in container {use.container_id[:12]}" if use.container_id else ""
-        reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-        return Problem(Level.BLOCK, reason, "stop it, or give the engine another port")
-
 
 def _stuck_container(inside: list[Engine], reason: str) -> Problem:
     asleep = [one for engine in inside for one in engine.members if one.state == "D"]
@@ -198,13 +188,6 @@ def _words(facts: StrayFacts, engine: Engine) -> str:
 def _ports_of(facts: StrayFacts, engine: Engine) -> set[int]:
     pids = {member.pid for member in engine.members}
     return {use.port for use in facts.ports if use.pid in pids}
-
-
-def _explained(facts: StrayFacts, use: PortUse) -> bool:
-    """Whether who holds the port is named already, as an engine or by its container."""
-    if any(one.ours and one.id == use.container_id for one in facts.containers):
-        return True
-    return any(member.pid == use.pid for engine in facts.engines for member in engine.members)
 
 
 def _how_to_stop(facts: StrayFacts, engine: Engine) -> str:

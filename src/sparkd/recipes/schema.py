@@ -132,6 +132,16 @@ class Model(Section):
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
 
 
+class Lines(Section):
+    """Lines of a file in the image that match a pattern: one, where nothing else is said."""
+
+    file: t.AbsolutePath = Field(description="Path in the container.")
+    pattern: Annotated[Text, t.matching(r"[^\n]+", "a pattern of grep's, on one line")] = Field(
+        description="Basic regular expression, as grep has it."
+    )
+    times: int = Field(1, ge=0, le=10_000, description="How many lines match.")
+
+
 class Image(Section):
     """The container image that the engine runs in."""
 
@@ -139,11 +149,11 @@ class Image(Section):
     entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
-    asserts: Words = Field(
+    asserts: Annotated[tuple[Text | Lines, ...], Strict(False)] = Field(
         (),
         alias="assert",
-        description="Shell commands that must succeed in the container before the engine starts, such as a grep for a "
-        "patch that the image must carry.",
+        description="What must be so in the container before the engine starts: shell commands that must succeed, or "
+        "how many lines of a file match a pattern, which tells a patch that is applied twice.",
     )
 
 

@@ -26,7 +26,7 @@ from sparkd.preflight.shm_size import ShmSize
 from sparkd.preflight.strays import StrayWorkers
 from sparkd.preflight.swap import SwapOff
 from sparkd.preflight.tenants import OtherTenants
-from sparkd.roles import fabric_checks
+from sparkd.roles import engine_checks, fabric_checks
 
 if TYPE_CHECKING:
     from sparkd.preflight.check import AnyCheck
@@ -51,7 +51,9 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
         KernelLog(uses_gpu),
         KernelSettings(plan.sysctls),
         Gpu(uses_gpu),
-        StrayWorkers(_ports(node)),
+        *engine_checks.of_docker(node),
+        StrayWorkers(),
+        *engine_checks.of_others(node),
         SharedMemory(),
         ShmSize(host_ipc, plan.container.shm_bytes, node.is_head, plan.node.cluster_size),
         RemoveIpc(plan.image, host_ipc),
@@ -64,11 +66,3 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
         SwapOff(uses_gpu),
         *fabric_checks.build(node),
     )
-
-
-def _ports(node: NodeContext) -> tuple[int, ...]:
-    """That the rank will listen on. A worker serves no API, and comes to the head's master port."""
-    plan = node.plan
-    if not node.is_head:
-        return ()
-    return (plan.api_port, plan.master_port) if plan.node.cluster_size > 1 else (plan.api_port,)

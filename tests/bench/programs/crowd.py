@@ -41,22 +41,26 @@ def scan(runs: int) -> NoReturn:
 def timed(runs: int) -> dict[str, list[float] | int]:
     from sparkd.host import Host
     from sparkd.preflight.check import Level
+    from sparkd.preflight.ports import Ports, Wanted
     from sparkd.preflight.strays import StrayWorkers
 
-    check, host = StrayWorkers((PORT,)), Host()
-    check.look(host)  # imports, and names of users, once
+    strays, ports, host = StrayWorkers(), Ports((Wanted(PORT, "", "the API", "args.port"),)), Host()
+    strays.look(host)  # imports, and names of users, once
+    ports.look(host)
     free, held = [], []
     scanned = 0
     for _ in range(runs):
         began = time.perf_counter()
-        facts, verdict = check.look(host)
+        facts, verdict = strays.look(host)
+        no_holder = ports.look(host)[1]
         free.append(time.perf_counter() - began)
-        assert verdict.level is Level.OK, verdict.reason
+        assert verdict.level is no_holder.level is Level.OK, f"{verdict.reason}; {no_holder.reason}"
         scanned = facts.scanned
     with socket.create_server(("", PORT)):
         for _ in range(runs):
             began = time.perf_counter()
-            facts, verdict = check.look(host)
+            strays.look(host)
+            verdict = ports.look(host)[1]
             held.append(time.perf_counter() - began)
             assert verdict.level is Level.BLOCK and f"pid {os.getpid()}" in verdict.reason, verdict.reason
     return {"scanned": scanned, "free": free, "held": held}

@@ -5,8 +5,174 @@ from __future__ import annotations
 from tests.machines.illness import Illness
 from tests.tree import Tree
 
+from sparkd.preflight.check import Level
 
-def healthy(tree: Tree, rank: int) -> None: ...
+IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest"
+IMAGE_ID = "7d1c" * 16
+OTHER_IMAGE_ID = "30ab" * 16
+CACHES = f"/var/lib/sparkd/cache/{IMAGE_ID}"
+HOOK = "/usr/bin/nvidia-container-runtime-hook"
+THEIRS = "c0ffee" * 10 + "cafe"
+OURS = "5ea1" * 16
+UNIT = """\
+[Unit]
+Description=DeepSeek V4 Flash (vLLM head, throughput profile)
+After=docker.service network-online.target
+Requires=docker.service
+[Service]
+Type=simple
+User=root
+ExecStartPre=/usr/bin/docker start vllm_ds4
+ExecStartPre=/bin/sleep 5
+ExecStart=/usr/bin/docker exec vllm_ds4 bash /workspace/vllm-head.sh
+Restart=on-failure
+[Install]
+WantedBy=multi-user.target
+"""
+"""DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot."""
+RUNTIMES = ("io.containerd.runc.v2", "nvidia", "runc")
 
 
-ILLNESSES: tuple[Illness, ...] = ()
+def healthy(tree: Tree, rank: int) -> None:
+    tree.dockerd()
+    tree.file("/usr/lib/systemd/system/docker.service", "[Service]\nExecStart=/usr/bin/dockerd -H fd://\n")
+    tree.link("/etc/systemd/system/multi-user.target.wants/docker.service", "/usr/lib/systemd/system/docker.service")
+    tree.docker("/version", {"Version": "29.2.1", "ApiVersion": "1.53", "Os": "linux", "Arch": "arm64"})
+    info(tree, *RUNTIMES)
+    tree.file(HOOK, mode=0o755)
+    tree.docker("/containers/json", [])
+    image(tree)
+    for name in ("vllm", "flashinfer"):
+        tree.sparse(f"{CACHES}/{name}/kernels.bin", 2 << 30)
+    tree.sparse(f"/var/lib/sparkd/cache/{OTHER_IMAGE_ID}/vllm/kernels.bin", 3 << 30)
+
+
+def info(tree: Tree, *runtimes: str) -> None:
+    names = {name: {"path": name} for name in runtimes}
+    tree.docker("/info", {"Runtimes": names, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"], "LiveRestoreEnabled": False})
+
+
+def image(tree: Tree, architecture: str = "arm64") -> None:
+    tree.docker(
+        f"/images/{IMAGE}/json",
+        {
+            "Id": f"sha256:{IMAGE_ID}",
+            "RepoDigests": [f"{IMAGE.rpartition(':')[0]}@sha256:{'9e' * 32}"],
+            "Created": "2026-05-20T03:11:52.123456789Z",
+            "Architecture": architecture,
+            "Os": "linux",
+            "Size": 21_474_836_480,
+            "Config": {
+                "Env": ["PATH=/usr/local/cuda/bin:/usr/bin:/bin"],
+                "Entrypoint": ["/opt/nvidia/nvidia_entrypoint.sh"],
+                "Labels": {
+                    "org.opencontainers.image.revision": "4c1f9e02b7",
+                    "org.opencontainers.image.source": "https://github.com/eugr/spark-vllm-docker",
+                    "org.opencontainers.image.version": "24.04",
+                },
+            },
+            "RootFS": {"Type": "layers", "Layers": ["sha256:" + "11" * 32]},
+        },
+    )
+
+
+def container(tree: Tree, full_id: str, name: str, *, policy: str, labels: dict[str, str], image: str = IMAGE) -> None:
+    """One that is stopped."""
+    tree.docker("/containers/json", [{"Id": full_id}])
+    tree.docker(
+        f"/containers/{full_id}/json",
+        {
+            "Id": full_id,
+            "Name": f"/{name}",
+            "Path": "sleep",
+            "Args": ["infinity"],
+            "Image": f"sha256:{IMAGE_ID}",
+            "Config": {"Labels": labels, "Image": image},
+            "State": {"Running": False, "Pid": 0},
+            "HostConfig": {"RestartPolicy": {"Name": policy}},
+        },
+    )
+
+
+def _away(tree: Tree) -> None:
+    (tree.root / "run/docker.pid").unlink()
+
+
+def _does_not_answer(tree: Tree) -> None:
+    tree.docker("/info", "busy")
+
+
+def _no_way_to_the_gpu(tree: Tree) -> None:
+    info(tree, "io.containerd.runc.v2", "runc")
+    (tree.root / HOOK.lstrip("/")).unlink()
+
+
+def _image_gone(tree: Tree) -> None:
+    (tree.root / f".sparkd/docker/images/{IMAGE}/json.json").unlink()
+
+
+def _image_of_another_machine(tree: Tree) -> None:
+    image(tree, architecture="amd64")
+
+
+def _cache_wiped(tree: Tree) -> None:
+    from sparkd.host import Host, boots, docker
+
+    for name in ("vllm", "flashinfer"):
+        (tree.root / f"{CACHES}/{name}/kernels.bin".lstrip("/")).unlink()
+    host = Host(tree.root)
+    identity = docker.image_identity(docker.reader(host), IMAGE)
+    good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
+    tree.file(boots.PATH, boots.dump(boots.Boots(good=good)))
+
+
+def _cache_in_the_way(tree: Tree) -> None:
+    (tree.root / f"{CACHES}/flashinfer/kernels.bin".lstrip("/")).unlink()
+    (tree.root / f"{CACHES}/flashinfer".lstrip("/")).rmdir()
+    tree.file(f"{CACHES}/flashinfer")
+
+
+def _port_held(tree: Tree) -> None:
+    tree.process(50, "open-webui", opened=("socket:[50]",))
+    tree.listening((8000, 50))
+
+
+def _observed_by_another(tree: Tree) -> None:
+    tree.process(51, "node_exporter", opened=("socket:[51]",))
+    tree.listening((29511, 51))
+
+
+def _name_taken(tree: Tree) -> None:
+    container(tree, THEIRS, "sparkd-rank0", policy="no", labels={"maintainer": "NVIDIA CORPORATION"})
+
+
+def _copy_restarts(tree: Tree) -> None:
+    """A container made by hand of what `docker commit` made of a rank: the labels have come with the image."""
+    container(tree, OURS, "serve", policy="unless-stopped", labels={"io.sparkd.role": "head"}, image="mine:1")
+
+
+def _unit_of_before(tree: Tree) -> None:
+    tree.file("/etc/systemd/system/vllm-ds4-head.service", UNIT)
+    wants = "/etc/systemd/system/multi-user.target.wants/vllm-ds4-head.service"
+    tree.link(wants, "/etc/systemd/system/vllm-ds4-head.service")
+
+
+def _container_of_before(tree: Tree) -> None:
+    container(tree, THEIRS, "vllm_ds4", policy="unless-stopped", labels={})
+
+
+ILLNESSES = (
+    Illness("docker-away", _away, Level.WARN, "docker", says="systemctl start docker"),
+    Illness("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes", also=("image",)),
+    Illness("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
+    Illness("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
+    Illness("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
+    Illness("cache-wiped", _cache_wiped, Level.WARN, "compile-cache", says="36 to 40 minutes"),
+    Illness("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
+    Illness("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
+    Illness("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),
+    Illness("rank-name-taken", _name_taken, Level.BLOCK, "stale-container", says="docker rename sparkd-rank0"),
+    Illness("labelled-copy-restarts", _copy_restarts, Level.WARN, "stale-container", says="--restart=no serve"),
+    Illness("unit-of-before", _unit_of_before, Level.WARN, "foreign-units", says="disable vllm-ds4-head.service"),
+    Illness("container-of-before", _container_of_before, Level.WARN, "foreign-units", says="--restart=no vllm_ds4"),
+)

@@ -1,0 +1,95 @@
+"""Compile caches of images: what lies in their folders, counted up to a bound."""
+
+# os, not pathlib: a compile cache has tens of thousands of files.
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+
+from sparkd.host.files import Files, Kind
+
+ROOT = "/var/lib/sparkd/cache"
+MOST_ENTRIES = 20_000
+"""Looked at in one folder; what lies beyond is not counted."""
+
+_IMAGE = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A cache as it is."""
+
+    path: str
+    kind: str
+    """"folder", "missing", or what is in its place."""
+    files: int = 0
+    bytes: int = 0
+    whole: bool = True
+    """Whether all of it was counted."""
+    uid: int = 0
+    writable_by_others: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the recipe calls the cache."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def empty(self) -> bool:
+        return self.kind == "folder" and self.whole and not self.files
+
+
+def path(image_id: str, name: str) -> str:
+    return f"{ROOT}/{image_id.removeprefix('sha256:')}/{name}"
+
+
+def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
+    """Raises OSError where it can't be read."""
+    try:
+        facts = files.stat(path)
+    except FileNotFoundError:
+        return Folder(path, "missing")
+    except NotADirectoryError:
+        return Folder(path, "something else")
+    if facts.kind is not Kind.FOLDER:
+        return Folder(path, facts.kind.value)
+    count, size, whole = _walked(files.real(path), most)
+    return Folder(path, "folder", count, size, whole, facts.uid, bool(facts.permissions & 0o002))
+
+
+def others(files: Files, image_id: str, most: int = MOST_ENTRIES) -> tuple[Folder, ...]:
+    """The caches of other images."""
+    try:
+        names = files.names(ROOT)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+    own = image_id.removeprefix("sha256:")
+    found = []
+    for name in names:
+        if _IMAGE.fullmatch(name) and name != own:
+            one = folder(files, f"{ROOT}/{name}", most)
+            most = max(0, most - one.files)
+            found.append(one)
+    return tuple(found)
+
+
+def _walked(top: str, most: int) -> tuple[int, int, bool]:
+    """Files, bytes, and whether that is all. Links are not followed; what goes away meanwhile is left out."""
+    todo, count, size, entries = [top], 0, 0, 0
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as found:
+                for entry in found:
+                    entries += 1
+                    if entries > most:
+                        return count, size, False
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                        continue
+                    count += 1
+                    size += entry.stat(follow_symlinks=False).st_size
+        except FileNotFoundError:
+            continue
+    return count, size, True

@@ -1,0 +1,71 @@
+"""The docker engine itself: its version, and the ways in which it gives a container the GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sparkd.host.docker import Asks, DockerUnreadableError, ask
+from sparkd.host.harmless import harmless
+
+if TYPE_CHECKING:
+    from sparkd.host.files import Files
+
+HOOK = "nvidia-container-runtime-hook"
+HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CDI_KIND = "nvidia.com/gpu"
+SPEC_LIMIT_BYTES = 64 << 10
+"""The kind stands in the first lines of a specification that names every file of the driver."""
+
+
+@dataclass(frozen=True)
+class Engine:
+    version: str
+    architecture: str
+    """As images name it: arm64, amd64."""
+    runtimes: tuple[str, ...]
+    cdi_folders: tuple[str, ...]
+    """Where it looks for specifications of devices; empty where it does not use them."""
+
+
+def read(http: Asks) -> Engine:
+    """Raises DockerUnreadableError."""
+    match ask(http, "/version"), ask(http, "/info"):
+        case {"Version": str(version), "Arch": str(architecture)}, {"Runtimes": dict(runtimes), **rest}:
+            return Engine(
+                harmless(version, 40),
+                harmless(architecture, 20),
+                tuple(sorted(harmless(str(name), 40) for name in runtimes)),
+                _cdi_folders(rest.get("CDISpecDirs")),
+            )
+        case _:
+            raise DockerUnreadableError("docker does not say its version and its runtimes")
+
+
+def _cdi_folders(said: object) -> tuple[str, ...]:
+    """A docker that does not say looks where all of them look."""
+    match said:
+        case [*folders]:
+            return tuple(str(one) for one in folders)
+        case _:
+            return CDI_FOLDERS
+
+
+def gpu_ways(files: Files, engine: Engine) -> tuple[str, ...]:
+    """Every way to the GPU that is installed. One is enough."""
+    found = ["the runtime nvidia"] if "nvidia" in engine.runtimes else []
+    found += [f"{folder}/{HOOK}" for folder in HOOK_FOLDERS if files.exists(f"{folder}/{HOOK}")][:1]
+    return (*found, *_specifications(files, engine.cdi_folders)[:1])
+
+
+def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
+    found = []
+    for folder in folders:
+        try:
+            names = files.names(folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        paths = (f"{folder}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml")))
+        found += [path for path in paths if CDI_KIND.encode() in files.head(path, SPEC_LIMIT_BYTES)]
+    return found

@@ -1,0 +1,63 @@
+"""An image, as docker describes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from sparkd.host.docker import Asks, DockerUnreadableError, ask
+from sparkd.host.harmless import harmless
+
+LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
+"""How labels begin that tell what an image was built from."""
+MOST_LABELS = 24
+
+
+@dataclass(frozen=True)
+class Image:
+    id: str
+    architecture: str
+    os: str
+    created: str
+    size_bytes: int
+    user: str
+    """Whom it runs as, perhaps with a group; empty is root."""
+    entrypoint: tuple[str, ...]
+    digests: tuple[str, ...]
+    """What registries call it; none for one that was built or imported here."""
+    labels: tuple[tuple[str, str], ...]
+
+
+def read(http: Asks, ref: str) -> Image | None:
+    """None where there is no such image. Raises DockerUnreadableError."""
+    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
+        case None:
+            return None
+        case {"Id": str(full_id), "Architecture": str(architecture), "Os": str(os), "Config": dict() | None as config,
+              **rest}:  # fmt: skip
+            config = config or {}
+            size = rest.get("Size")
+            return Image(
+                full_id,
+                harmless(architecture, 20),
+                harmless(os, 20),
+                harmless(str(rest.get("Created") or ""), 40),
+                size if isinstance(size, int) else 0,
+                harmless(str(config.get("User") or ""), 64),
+                _words(config.get("Entrypoint")),
+                _words(rest.get("RepoDigests")),
+                _labels(config.get("Labels")),
+            )
+        case _:
+            raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
+
+
+def _words(said: object) -> tuple[str, ...]:
+    return tuple(harmless(str(one)) for one in said[:16]) if isinstance(said, list) else ()
+
+
+def _labels(said: object) -> tuple[tuple[str, str], ...]:
+    """Those of a build, sorted. Others can be anything, such as the text of a licence."""
+    pairs = sorted((str(key), str(value)) for key, value in said.items()) if isinstance(said, dict) else []
+    wanted = [(harmless(key, 80), harmless(value)) for key, value in pairs if key.startswith(LABELS)]
+    return tuple(wanted[:MOST_LABELS])

@@ -1,0 +1,96 @@
+"""Containers that would meet the rank's: somebody else's of its name, and ones that docker starts by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkd.host.docker_facts import LABEL
+from sparkd.host.harmless import harmless
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.problems import Problem, verdict
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A container with sparkd's label, or with the name that the rank's will have."""
+
+    id: str
+    name: str
+    ours: bool
+    """Whether sparkd made it: label and name say so."""
+    running: bool
+    restart_policy: str
+
+
+@dataclass(frozen=True)
+class ContainersFacts:
+    docker: str
+    """"known", "away", or why a living docker could not be asked."""
+    containers: tuple[Seen, ...]
+
+
+@dataclass(frozen=True)
+class StaleContainer(Check[ContainersFacts]):
+    """The name of the rank's container is free, and docker starts none of sparkd's by itself."""
+
+    name: str
+    """Of the container to come."""
+    id: str = "stale-container"
+    about: ClassVar[About] = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="docker's containers: names, labels, restart policies",
+        source="MiaAI-Lab/DeepSeek-V4-Flash-DSpark-2x issue 72 (docker had restored the ranks, and the start failed); "
+        "eugr/spark-vllm-docker issue 257 (a policy of unless-stopped restarted some 35 times, each leaking memory)",
+        page="""\
+sparkd starts each rank in a new container named sparkd-rank0, sparkd-rank1 and so on, under docker's restart policy
+`no`: restarting is systemd's job, and two who restart one engine are worse than none. A rank that docker restores at
+boot knows no rendezvous, holds the memory, and comes back each time it is stopped.
+
+  block    a container that sparkd did not make has the name of this node's rank: docker would refuse the new one. It is
+           never removed, running or not, since it is somebody's. Rename it, or remove it if nobody needs it:
+
+             docker rename sparkd-rank0 old-rank0      or      docker rm sparkd-rank0
+
+  warn     a container with sparkd's label has a restart policy other than `no`: made by hand from a rank's image or
+           command, or changed by `docker update`. docker update --restart=no NAME
+  unknown  docker lives and can't be asked.
+
+A container that sparkd made and whose agent is gone is no concern of this check: stray-workers removes it. Where
+docker is away nothing can be told, and the launch waits for docker and looks again.""",
+    )
+
+    def probe(self, host: Host) -> ContainersFacts:
+        docker = host.docker()
+        found = [one for one in docker.containers if one.label(f"{LABEL}role") or one.name == self.name]
+        return ContainersFacts(
+            harmless(docker.error) or ("known" if docker.running else "away"),
+            tuple(
+                Seen(one.id, harmless(one.name), one.ours, one.running, harmless(one.restart_policy, 40))
+                for one in found
+            ),
+        )
+
+    def judge(self, facts: ContainersFacts) -> Verdict:
+        if facts.docker == "away":
+            return Verdict(Level.OK, "docker is away, so containers were not looked at")
+        if facts.docker != "known":
+            reason = f"docker can't be asked for its containers: {facts.docker}"
+            return Verdict(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker")
+        problems = [_foreign(one) for one in facts.containers if one.name == self.name and not one.ours]
+        problems += [_restarted(one) for one in facts.containers if one.restart_policy not in ("", "no")]
+        return verdict(problems, f"the name {self.name} is free for a new container")
+
+
+def _foreign(one: Seen) -> Problem:
+    state = "running" if one.running else "stopped"
+    reason = f"a container that sparkd did not make has the name {one.name} ({one.id[:12]}, {state})"
+    return Problem(Level.BLOCK, reason, f"rename it: docker rename {one.name} old-{one.name}")
+
+
+def _restarted(one: Seen) -> Problem:
+    reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: {one.restart_policy}"
+    return Problem(Level.WARN, reason, f"docker update --restart=no {one.name}")

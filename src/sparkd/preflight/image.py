@@ -1,0 +1,97 @@
+"""The image that the engine runs in: on this node, for this machine, and what it says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from sparkd.host import docker, docker_engine, docker_image
+from sparkd.host.harmless import harmless
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.sizes import size
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.host.docker import Asks
+    from sparkd.host.docker_image import Image
+
+REVISION = "org.opencontainers.image.revision"
+VERSION = "org.opencontainers.image.version"
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    ref: str
+    asserts: tuple[str, ...]
+    """What the launch script asks of the image, in the container, before the engine starts."""
+    docker: str
+    """"known", "away", or why a living docker could not be asked."""
+    machine: str = ""
+    """Architecture of this machine."""
+    image: Image | None = None
+
+
+@dataclass(frozen=True)
+class EngineImage(Check[ImageFacts]):
+    """The plan's image is here, and for this machine. Nothing is pulled: an image that changes by itself is drift."""
+
+    ref: str
+    asserts: tuple[str, ...] = ()
+    id: str = "image"
+    about: ClassVar[About] = About(
+        levels=(Level.BLOCK, Level.UNKNOWN),
+        reads="docker's description of the image; the architecture of docker",
+        source="Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX "
+        "Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)",
+        page="""\
+The plan names an image: engine.image of the settings, else image.ref of the recipe. sparkd starts a container of the
+image that this node has under that name, and pulls nothing at a start, so that a tag that moves changes no node by
+itself. That all nodes have the same one is looked at when they meet.
+
+  ok       it is here: id, size, when it was built, and its labels of a build, such as
+           org.opencontainers.image.revision, are among the facts. Its entrypoint is shown and not used: the container
+           begins with the launch script.
+  block    it is not here (docker pull REF, or docker save on another node and docker load here), or it was built for
+           another architecture than this machine's, such as amd64 on a GB10, which is arm64. It would end with
+           "exec format error". docker pull --platform linux/arm64 REF
+  unknown  docker lives and can't be asked.
+
+What is inside the image can't be seen without running it. The entries of image.assert in the recipe are asked in the
+new container, before the engine starts: commands that must succeed, or how many lines of a file match a pattern,
+which tells a patch that is missing from one that is applied twice. They are listed among the facts; one that fails
+ends the launch with its own line. Where docker is away, the image is looked at again once it has come.""",
+    )
+
+    def probe(self, host: Host) -> ImageFacts:
+        def look(http: Asks) -> tuple[str, Image | None]:
+            return docker_engine.read(http).architecture, docker_image.read(http, self.ref)
+
+        try:
+            found = docker.asked(host, look)
+        except docker.DockerUnreadableError as error:
+            return ImageFacts(self.ref, self.asserts, harmless(str(error)))
+        if found is None:
+            return ImageFacts(self.ref, self.asserts, "away")
+        return ImageFacts(self.ref, self.asserts, "known", *found)
+
+    def judge(self, facts: ImageFacts) -> Verdict:
+        image = facts.image
+        if facts.docker == "away":
+            return Verdict(Level.OK, "docker is away, so the image was not looked at")
+        if facts.docker != "known":
+            reason = f"docker can't be asked for the image: {facts.docker}"
+            return Verdict(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker")
+        if image is None:
+            return Verdict(Level.BLOCK, f"image {facts.ref} is not on this node", f"docker pull {facts.ref}")
+        if facts.machine and image.architecture and image.architecture != facts.machine:
+            reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
+            return Verdict(Level.BLOCK, reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
+        return Verdict(Level.OK, f"{facts.ref}: {_described(image)}")
+
+
+def _described(image: Image) -> str:
+    labels = dict(image.labels)
+    built = f"built {image.created[:10]}" if image.created else ""
+    version, revision = labels.get(VERSION, ""), labels.get(REVISION, "")[:12]
+    parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision)
+    return ", ".join(part for part in parts if part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -11,7 +12,7 @@ from tests.tree import Tree
 
 from sparkd import cli
 from sparkd.commands import tune
-from sparkd.errors import ConfigError, ExitCode
+from sparkd.errors import ConfigError, ExitCode, UsageError
 from sparkd.hands.tune import HEADER, PATH, STATE, Change, Tuning
 from sparkd.host import sysctl
 from sparkd.recipes.schema import Recipe
@@ -140,10 +141,23 @@ def test_where_nothing_can_be_remembered_nothing_is_set(node: Tree) -> None:
     (node.root / "var/lib/sparkd").rmdir()
     (node.root / "var/lib").rmdir()
     node.file("/var/lib")
-    with pytest.raises(ConfigError, match=STATE):
+    with pytest.raises(UsageError, match="/var/lib/sparkd"):
         apply(node, *BOTH)
     assert values(node) == BEFORE
     assert not (node.root / PATH[1:]).exists()
+
+
+def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree) -> None:
+    folder = os.open(node.root / "var/lib/sparkd", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    before = files(node)
+    with pytest.raises(UsageError, match="another `sparkd tune` is under way"):
+        apply(node, *BOTH)
+    with pytest.raises(UsageError, match="another `sparkd tune` is under way"):
+        Tuning(node.root).revert()
+    assert files(node) == before
+    os.close(folder)
+    assert apply(node, *BOTH)
 
 
 def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree) -> None:

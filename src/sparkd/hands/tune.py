@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +77,10 @@ class Tuning:
 
         What the values were is written down first: whatever interrupts this, `revert` finds the way back.
         """
+        with self._alone():
+            return self._apply(wanted, text)
+
+    def _apply(self, wanted: Mapping[str, str], text: str) -> tuple[Change, ...]:
         found, known = self.in_file(), self.remembered()
         before = {name: self._existing(name) for name in wanted} | known
         if before != known:
@@ -88,6 +95,10 @@ class Tuning:
 
     def revert(self) -> tuple[Change, ...]:
         """Remove the file, and give each setting the value that it had. Nothing else is touched."""
+        with self._alone():
+            return self._revert()
+
+    def _revert(self) -> tuple[Change, ...]:
         found, before = self.in_file(), self.remembered()
         # A setting that this kernel no longer has needs no way back.
         changes = self._set({name: value for name, value in before.items() if self.now(name) is not None})
@@ -96,6 +107,23 @@ class Tuning:
         if before:
             self._remove(STATE)
         return changes
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Two at once would remember each other's values as those of before."""
+        folder = (self._root / STATE.lstrip("/")).parent
+        try:
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise UsageError(f"{folder} can't be written to: {error.strerror}", "run it as root") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise UsageError("another `sparkd tune` is under way", "wait for it") from None
+        finally:
+            os.close(fd)
 
     def _existing(self, name: str) -> str:
         value = self.now(name)
@@ -119,7 +147,7 @@ class Tuning:
             after = self.now(name) or ""
             changes.append(Change(name, before, after))
             if after != value:
-                raise ConfigError(f"{name}: the kernel made {after} of {value}", "sparkd tune revert takes it back")
+                raise ConfigError(f"{name}: the kernel made {after or 'nothing'} of {value}", f"look at: sysctl {name}")
         return tuple(changes)
 
     def _remember(self, before: Mapping[str, str]) -> None:

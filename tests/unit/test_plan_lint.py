@@ -122,6 +122,7 @@ def test_forked_workers_block() -> None:
     (one,) = rules.issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}))
     assert (one.rule, one.blocks, one.at) == ("fork", True, "env.VLLM_WORKER_MULTIPROC_METHOD")
     assert rules.issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"})) == ()
+    assert rules.issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, gpu=False)) == ()
 
 
 def test_a_length_beyond_the_models_own_blocks_and_warns_where_it_is_allowed() -> None:

@@ -42,7 +42,7 @@ BLOCKS, WARNS = True, False
 ECHO = "'DeepSeek V4 Flash on Dual DGX Spark', Echo, 27 May 2026"
 RULES = (
     Rule("fork", BLOCKS, sights.forks,
-         what="VLLM_WORKER_MULTIPROC_METHOD=fork",
+         what="VLLM_WORKER_MULTIPROC_METHOD=fork on a GPU",
          hint="take VLLM_WORKER_MULTIPROC_METHOD out",
          source=f"{ECHO}: the engine died at its start"),
     Rule("json", BLOCKS, sights.broken_json,
@@ -60,11 +60,11 @@ RULES = (
     Rule("unchunked-prefill", BLOCKS, sights.unchunked,
          what="max-num-batched-tokens below max-model-len without chunked prefill",
          hint="take enable-chunked-prefill: false out",
-         source="vLLM, SchedulerConfig: it refuses to start"),
+         source="measured on vLLM 0.32: it ends with status 1"),
     Rule("batch", BLOCKS, sights.batch_below_sequences,
          what="max-num-batched-tokens is below max-num-seqs",
          hint="raise max-num-batched-tokens",
-         source="vLLM, SchedulerConfig: it refuses to start"),
+         source="measured on vLLM 0.32: it ends with status 1"),
     Rule("memory-share", BLOCKS, sights.too_much_memory,
          what=f"gpu-memory-utilization is above {sights.TOO_HIGH_SHARE}",
          hint="lower gpu-memory-utilization",

@@ -85,8 +85,8 @@ def test_it_comes_before_the_kernel_at_every_pace(spark: SparkdNode) -> None:
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps({"schema": 1, "floor_mib": FLOOR_MIB, "paces": table}, indent=1) + "\n")
     print(json.dumps(table))
-    for pace, row in table.items():
-        assert row["runs"] == row["caught"] == RUNS, (pace, row)
+    for at, row in table.items():
+        assert row["runs"] == row["caught"] == RUNS, (at, row)
 
 
 _FELL = re.compile(r"it fell by ([\d,]+) MiB/s")

@@ -24,6 +24,7 @@ F1 = Hca("rocep1s0f1", ("enp1s0f1np1",), "0000:01:00.1", ACTIVE)
 TWIN_F0 = Hca("roceP2p1s0f0", ("enP2p1s0f0np0",), "0002:01:00.0", ACTIVE)
 TWIN_F1 = Hca("roceP2p1s0f1", ("enP2p1s0f1np1",), "0002:01:00.1", ACTIVE)
 ALL = (TWIN_F0, TWIN_F1, F0, F1)
+SOFT = Hca("rxe0", ("eth0",), "", ACTIVE)
 DARK = (replace(F0, ports=DOWN), replace(F1, ports=DOWN))
 ONE_CABLE = (TWIN_F0, replace(TWIN_F1, ports=DOWN), F0, replace(F1, ports=DOWN))
 
@@ -91,6 +92,8 @@ PAIR = "rocep1s0f0,roceP2p1s0f0"
         pytest.param(
             rdma("rocep1s0f1"), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN; enp1s0f1np1"
         ),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN"),
+        pytest.param(rdma("rxe0,roce"), (SOFT, *ONE_CABLE), Level.OK, "rxe0 (eth0), roceP2p1s0f0", id="in software"),
         pytest.param(rdma(), DARK, Level.WARN, "rocep1s0f0 (enp1s0f0np0): port 1 is DOWN; rocep1s0f1", id="no cable"),
         pytest.param(rdma(PAIR, verbs=False), ONE_CABLE, Level.WARN, "no /dev/infiniband", id="the container"),
     ],
@@ -99,6 +102,11 @@ def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, .
     verdict = check.judge(RdmaFacts(hcas, no_carrier=("enp1s0f1np1", "enP2p1s0f1np1")))
     assert verdict.level is level
     assert words in verdict.reason
+
+
+def test_a_twin_is_the_same_port_on_the_other_domain() -> None:
+    said = rdma("rocep1s0f0").judge(RdmaFacts((SOFT, *ALL), ())).reason
+    assert said == "rocep1s0f0 (enp1s0f0np0): ACTIVE; not used on the same cable: roceP2p1s0f0 (fabric.hcas)"
 
 
 def test_one_cable_is_named_as_the_pair_to_use() -> None:
@@ -194,6 +202,7 @@ def test_every_device_has_an_index_of_its_own(tree: Tree) -> None:
 
 def test_gids_are_those_in_use(tree: Tree) -> None:
     machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/6", "RoCE v2\n")
     found = infiniband.gids(Files(str(tree.root)), "rocep1s0f0", 1)
     assert [(one.index, one.kind, one.address) for one in found] == [
         (0, "IB/RoCE v1", "fe80::4ebb:47ff:fe00:1"),
@@ -208,6 +217,12 @@ def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None
     tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
     with pytest.raises(ValueError, match=r"what\?"):
         gid("3").probe(Host(tree.root))
+
+
+def test_ports_of_infiniband_have_no_such_index(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/link_layer", "InfiniBand\n")
+    assert [table.hca for table in gid("3").probe(Host(tree.root)).tables] == ["roceP2p1s0f0"]
 
 
 def test_ports_that_nccl_leaves_out_are_not_asked(tree: Tree) -> None:

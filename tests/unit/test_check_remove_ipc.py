@@ -42,7 +42,8 @@ def machine(tree: Tree, user: object) -> Host:
     tree.file("/usr/lib/systemd/systemd-logind")
     tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nspark:x:1000:1000::/home/spark:/bin/bash\n")
     tree.dockerd()
-    tree.docker("/images/x/vllm:1/json", {"Config": {"User": user}} if user is not None else {"Config": {}})
+    config = {} if user is None else {"User": user}
+    tree.docker("/images/x/vllm:1/json", {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": config})
     return Host(tree.root)
 
 
@@ -52,15 +53,11 @@ def machine(tree: Tree, user: object) -> Host:
         ("1000:1000", RemoveIpcFacts(True, "1000", "spark")),
         ("1001", RemoveIpcFacts(True, "1001")),
         ("vllm", RemoveIpcFacts(True, "vllm")),
-        ("\x1b[31mred", RemoveIpcFacts(True, "red")),
         (None, RemoveIpcFacts(True, "")),
-        (7, RemoveIpcFacts(True, "")),
     ],
 )
 def test_probe_asks_docker_for_the_images_user(tree: Tree, user: object, facts: RemoveIpcFacts) -> None:
-    found = CHECK.probe(machine(tree, user))
-    assert (found.removes, found.login) == (True, facts.login)
-    assert (found.image_user or "").endswith(facts.image_user or "")
+    assert CHECK.probe(machine(tree, user)) == facts
 
 
 def test_who_lingers_is_logged_in_for_good(tree: Tree) -> None:

@@ -200,22 +200,6 @@ def image_identity(http: Asks, ref: str) -> str | None:
             raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
 
 
-def image_user(http: Asks, ref: str) -> str | None:
-    """Whom an image runs as, without the group: empty is root. None where there is no such image.
-
-    Raises DockerUnreadableError.
-    """
-    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
-        case None:
-            return None
-        case {"Config": {"User": str(user)}}:
-            return user.partition(":")[0]
-        case {"Config": dict() | None}:
-            return ""
-        case _:
-            raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
-
-
 def version(http: Asks) -> str:
     """Of dockerd. Raises DockerUnreadableError."""
     match ask(http, "/version"):

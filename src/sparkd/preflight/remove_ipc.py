@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host import docker, logind, users
-from sparkd.host.harmless import harmless
+from sparkd.host import docker, docker_image, logind, users
 from sparkd.preflight.check import About, Check, Level, Verdict
 
 if TYPE_CHECKING:
@@ -101,13 +100,7 @@ It never blocks: as long as nobody logs out, all is well.""",
 
 def _image_user(host: Host, image: str) -> str | None:
     try:
-        if not docker.running(host):
-            return None
-        http = docker.reader(host)
-        try:
-            user = docker.image_user(http, image)
-            return None if user is None else harmless(user, 64)
-        finally:
-            http.close()
+        found = docker.asked(host, lambda http: docker_image.read(http, image))
     except docker.DockerUnreadableError:
         return None
+    return None if found is None else found.user.partition(":")[0]

@@ -34,7 +34,7 @@ def oom_kills(spark: SparkdNode) -> int:
 
 
 def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_itself(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + f'[memory]\nfloor_mib = {FLOOR_MIB}\n[preflight]\nskip=["disk"]\n')
+    spark.configure(CONFIGURATION + f"[memory]\nfloor_mib = {FLOOR_MIB}\n")
     spark.start()
     cursor, before, old = spark.cursor(), oom_kills(spark), spark.main_pid()
     assert "guard.memory.watched" in spark.node.journal(spark.unit), "not locked, or not there"
@@ -52,7 +52,7 @@ def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_its
     (end,) = spark.ends_since(cursor)
     assert end.startswith("code=16 "), end
     assert re.search(r"memory ran out: \d+ MiB available, below the floor of 512 MiB; the engine was killed", end), end
-    assert re.search(r"[\d,]+ MiB 1\.0 s before", end), end
+    assert re.search(r"[\d,]+ MiB \d\.\d s before", end), end
     assert "gpu_memory_utilization" in end
     assert oom_kills(spark) == before, "the kernel has killed first"
     report = spark.report()

@@ -14,12 +14,13 @@ from sparkd.log import Events
 
 LOOK_SECONDS = 30.0
 LASTING_SECONDS = 30.0
+ID = "gpu-clocks"
 GB10 = "GB10"
 BUSY_PERCENT = 90
 STUCK_MHZ = 850
 """GB10 was seen stuck at 500 to 850 MHz and 14 to 30 W under load; in health it runs above 2 GHz at 45 W and more."""
 STUCK_WATTS = 30.0
-HINT = "shut the node down, unplug it for 60 s; if that does not last, its power supply or the node needs replacing"
+HINT = "shut the node down, unplug it for 60 s, start it again; where it comes back, the node needs replacing"
 
 Clocks = tuple[GpuClocks, ...]
 
@@ -82,7 +83,7 @@ class GpuWatch:
         self._look_at = float("-inf")
 
     def look(self) -> str:
-        """What is wrong, and what to do; empty where nothing is known to be."""
+        """What is wrong; empty where nothing is known to be."""
         now = self._clock()
         if self._asked is not None and self._asked.done():
             self._remember(decide(self._slow, self._asked.result(), now))
@@ -90,7 +91,7 @@ class GpuWatch:
         if self._asked is None and now >= self._look_at:
             self._look_at = now + LOOK_SECONDS
             self._asked = self._starts.start(self._read)
-        return f"{self._slow.warning}: {HINT}" if self._slow.warning else ""
+        return self._slow.warning
 
     def _remember(self, slow: Slow) -> None:
         before, self._slow = self._slow.warning, slow

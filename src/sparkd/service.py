@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from sparkd import daemon, readiness, supervise
+from sparkd import daemon, gpu_watch, readiness, supervise
 from sparkd.agent import Agent
 from sparkd.daemon import Daemon
 from sparkd.ending import engine_dead, engine_ended
@@ -19,7 +19,7 @@ from sparkd.host.http import Unanswered
 from sparkd.launch import ledger
 from sparkd.launch.start import Running
 from sparkd.readiness import Gate
-from sparkd.report.node_report import Phase
+from sparkd.report.node_report import FindingReport, Phase
 from sparkd.watch import Watcher
 
 COUNTERS_SECONDS = 1.0
@@ -73,7 +73,7 @@ def watch(agent: Agent, running: Running) -> NoReturn:
 
     def tell(trouble: str) -> None:
         degraded = trouble or agent.together.trouble
-        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, _and(degraded or served, gpu))
+        agent.phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
         service.goes_on()
 
     limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
@@ -114,7 +114,8 @@ def accompany(agent: Agent, running: Running) -> NoReturn:
                 running.ready = True
                 running.note_segments(agent.host, agent.pulse)
                 service = Service(agent)
-            agent.phase(phase, _and(f"rank {agent.context.rank} of the engine that {head.name} serves", gpu))
+            served = f"rank {agent.context.rank} of the engine that {head.name} serves"
+            agent.phase(phase, with_gpu(agent, served, gpu))
             service.goes_on()
         alarmed = ours.takes_ranks_along and running.log.broken_off_at is not None
         if agent.pulse.wait(DOCKER_AWAY_SECONDS if alarmed else ACCOMPANY_SECONDS, running.rank.pidfd):
@@ -136,10 +137,13 @@ def _gpu_watch(agent: Agent) -> GpuWatch | None:
     return GpuWatch(agent.pulse, agent.events) if agent.plan.container.gpus == "all" else None
 
 
-def _and(message: str, gpu: GpuWatch | None) -> str:
-    """A GPU that is slow serves all the same: it is no phase of its own, and said in each."""
-    warning = gpu.look() if gpu is not None else ""
-    return f"{message}; {warning}" if warning else message
+def with_gpu(agent: Agent, message: str, gpu: GpuWatch | None) -> str:
+    """A GPU that is slow serves all the same: it is no phase of its own, but a finding, and said in each."""
+    slow = gpu.look() if gpu is not None else ""
+    found = (FindingReport(gpu_watch.ID, "warn", slow, gpu_watch.HINT),) if slow else ()
+    before = agent.reporter.report.findings
+    agent.reporter.update(findings=(*(one for one in before if one.id != gpu_watch.ID), *found))
+    return f"{message}; {slow}: {gpu_watch.HINT}" if slow else message
 
 
 class Service:

@@ -11,10 +11,13 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import Told
+from tests.unit.cluster_nodes import Life, Told, addresses, free_port, life, running
+from tests.unit.cluster_nodes import settings as cluster_settings
 from tests.unit.nodes import until
 
 from sparkd import gpu_watch, load_guard
+from sparkd import load as agent_load
+from sparkd.agent import Agent
 from sparkd.engine.story import Story, read
 from sparkd.gpu_watch import Clocks, GpuWatch, Slow, decide
 from sparkd.hands import page_cache, readahead
@@ -23,6 +26,10 @@ from sparkd.host import readahead as host_readahead
 from sparkd.host.gpu_clocks import GpuClocks
 from sparkd.host.shards import Shard
 from sparkd.load_guard import LoadGuard, Watch, finished
+from sparkd.report.node_report import FindingReport, Phase
+from sparkd.service import with_gpu
+from sparkd.settings import Engine, Settings
+from sparkd.settings.model import Memory
 
 BUILDING = "(Worker pid=9) INFO 01-01 00:00:00 [p.py:1] rank 1 in world size 2 is assigned as DP rank 0, PP rank 0"
 LOADING = "(Worker pid=9) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/m..."
@@ -310,6 +317,50 @@ def test_a_memory_that_says_nothing_sensible_changes_nothing(disk: Tree, tmp_pat
     assert read_ahead(disk) == "128"
 
 
+# -- the agent
+
+
+def settings(load_readahead_kib: int = 0) -> Settings:
+    base = cluster_settings(addresses(2), free_port())
+    return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
+
+
+@pytest.fixture
+def lowering(tree: Tree) -> Iterator[Life]:
+    with life(tree, 1, settings(8)) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(tree: Tree) -> Iterator[Agent]:
+    with life(tree, 1, settings()) as made:
+        yield made.agent
+
+
+def test_a_readahead_that_cannot_be_set_is_told_and_ends_no_launch(lowering: Life) -> None:
+    agent_load.prepare(lowering.agent)
+    (line,) = lowering.told.lines
+    assert line.startswith("load.readahead.kept reason=[Errno 2] No such file")
+
+
+def test_a_readahead_that_is_not_to_be_set_is_not_looked_for(agent: Agent) -> None:
+    agent_load.prepare(agent)
+    assert isinstance(agent.events, Told)
+    assert agent.events.lines == []
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_guard_runs_beside_the_agent_where_it_is_wanted(tree: Tree, guarded: bool) -> None:
+    configured = settings().model_copy(update={"memory": Memory(load_guard=guarded)})
+    with life(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
+        agent_load.accompany(made.agent, rank)
+        if guarded:
+            until(lambda: any(line.startswith("load.guard.ended reason=[Errno 2]") for line in made.told.lines))
+        else:
+            passes()
+            assert made.told.lines == []
+
+
 # -- throttle watch
 
 
@@ -393,8 +444,7 @@ def test_a_slow_gpu_is_told_once_and_again_when_it_is_well() -> None:
     told, answers = Told(), [SLOW, SLOW, SLOW, IDLE, FAST, FAST]
     watch = GpuWatch(Now(), told, lambda: answers.pop(0), Clock())
     said = [watch.look() for _ in range(6)]
-    stuck = f"{SAID}: {gpu_watch.HINT}"
-    assert said == ["", "", stuck, stuck, stuck, ""]
+    assert said == ["", "", SAID, SAID, SAID, ""]
     assert [line.split()[0] for line in told.lines] == ["gpu.clocks.stuck", "gpu.clocks.recovered"]
 
 
@@ -416,6 +466,21 @@ def test_a_driver_that_hangs_is_asked_once_and_nothing_waits_for_it() -> None:
     watch = GpuWatch(never, Told(), lambda: FAST, Clock())
     assert [watch.look() for _ in range(5)] == [""] * 5
     assert never.asked == 1
+
+
+def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Agent) -> None:
+    preflight = FindingReport("page-cache", "warn", "4 GiB", "")
+    agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
+    answers = [SLOW, SLOW, FAST]
+    watch = GpuWatch(Now(), Told(), lambda: answers.pop(0), Clock())
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {gpu_watch.HINT}"
+    slow = FindingReport("gpu-clocks", "warn", SAID, gpu_watch.HINT)
+    assert list(agent.reporter.report.findings) == [preflight, slow]
+    assert with_gpu(agent, "m on port 8000", GpuWatch(Now(), Told(), lambda: FAST, Clock())) == "m on port 8000"
+    assert list(agent.reporter.report.findings) == [preflight]
+    assert agent.reporter.report.phase is Phase.SERVING
 
 
 def test_a_machine_without_a_driver_has_no_clocks() -> None:

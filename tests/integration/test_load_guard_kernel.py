@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -219,7 +219,11 @@ def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) 
         os.fsync(file.fileno())
     shard = shards.of_model(Host().files, str(tmp_path))[0]
     asked: list[bool] = []
-    once: Callable[[], bool] = lambda: asked.append(True) or len(asked) == 1  # noqa: E731
+
+    def once() -> bool:
+        asked.append(True)
+        return len(asked) == 1
+
     assert page_cache.give_back(shard, once) == SHARD_BYTES
     assert cached(path) == SHARD_BYTES
 

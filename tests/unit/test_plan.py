@@ -248,6 +248,7 @@ SHARED: list[dict[str, object]] = [
     {"image": {"ref": "i:2"}},
     {"image": {"ref": "i:1", "entrypoint": ["sh"]}},
     {"image": {"ref": "i:1", "assert": ["true"]}},
+    {"image": {"ref": "i:1", "assert": [{"file": "/a", "pattern": "b"}]}},
     {"model": {"path": "n"}},
     {"model": {"path": "m", "served_name": "o"}},
     {"container": {"privileged": True}},

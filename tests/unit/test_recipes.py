@@ -186,6 +186,32 @@ def test_a_field_of_a_flag_that_sparkd_does_not_own_is_good(tmp_path: Path) -> N
     assert args == {"compilation-config.cudagraph_mode": "FULL", "config-format": "x"}
 
 
+ASSERTS = HEAD.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
+
+
+def test_an_image_is_asked_by_a_command_or_by_a_count_of_lines(tmp_path: Path) -> None:
+    found = recipe(tmp_path, f"{ASSERTS}  - test -e /x\n  - {{file: /a, pattern: 'x y'}}\n").image.asserts
+    assert found == ("test -e /x", schema.Lines(file="/a", pattern="x y", times=1))
+
+
+@pytest.mark.parametrize(
+    ("entry", "needle"),
+    [
+        ("7", "image.assert.[0] = 7: must be"),
+        ("{file: a, pattern: x}", 'image.assert.[0].file = "a": it must be an absolute path'),
+        ("{file: /a}", "image.assert.[0].pattern is missing"),
+        ("{file: /a, pattern: x, times: -1}", "image.assert.[0].times = -1: must be"),
+        ("{file: /a, pattern: x, time: 1}", "image.assert.[0].time: there is no such key"),
+        ('{file: /a, pattern: ""}', "must be a pattern of grep's"),
+    ],
+)
+def test_an_assertion_that_is_none_is_named(tmp_path: Path, entry: str, needle: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        recipe(tmp_path, f"{ASSERTS}  - {entry}\n")
+    assert needle in caught.value.reason
+    assert len(caught.value.reason.splitlines()) == 1
+
+
 def test_all_faults_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         recipe(tmp_path, f"{HEAD}arg: 1\nargs: {{headless: true}}\nnodes: {{min: 0}}\n")

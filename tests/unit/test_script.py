@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sparkd import flags
 from sparkd.launch import command_line, script
-from sparkd.launch.plan import Secret
+from sparkd.launch.plan import LineCount, Secret
 
 RECORD = """\
 import json, os, sys
@@ -125,6 +125,39 @@ def test_an_image_that_fails_its_assert_is_not_launched(command: str, code: int)
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert ("the image is not what the recipe needs: " + command in done.stderr) == (code == 64)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "times", "found"),
+    [
+        ("empty_cache()", 1, None),
+        ("empty_cache()", 2, "1"),
+        ("^del w", 2, None),
+        ("^del w", 1, "2"),
+        ("nowhere", 0, None),
+        ("nowhere", 1, "0"),
+        ("-e it's $HOME", 1, None),
+    ],
+)
+def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_is_not_launched(
+    tmp_path: Path, pattern: str, times: int, found: str | None
+) -> None:
+    file = tmp_path / "a file's"
+    file.write_text("del w13, w2\nempty_cache()\ndel w13, w2\n-e it's $HOME\n")
+    text = script.render("t", ["sh", "-c", "exit 7"], [], [], asserts=[LineCount(str(file), pattern, times)])
+    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    said = (
+        f"the image is not what the recipe needs: lines of {file} that match {pattern}: {found}, and {times} needed\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == ((7, "", "") if found is None else (64, "", said))
+
+
+def test_a_file_that_the_image_has_not_is_not_counted_as_none(tmp_path: Path) -> None:
+    text = script.render("t", ["true"], [], [], asserts=[LineCount(str(tmp_path / "gone"), "x", 0)])
+    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    assert done.returncode == 64
+    assert "No such file" in done.stderr
+    assert "match x: unread, and 0 needed" in done.stderr
 
 
 def test_a_program_that_is_not_there_ends_with_127(tmp_path: Path) -> None:

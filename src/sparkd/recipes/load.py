@@ -14,7 +14,7 @@ from sparkd.errors import ConfigError
 from sparkd.nearest import did_you_mean
 from sparkd.recipes import lookup
 from sparkd.recipes.document import Document, Key, YamlError, parse
-from sparkd.recipes.schema import Recipe
+from sparkd.recipes.schema import COMMAND, LINES, Recipe
 from sparkd.settings.kinds import Section
 
 HINT = "`sparkd recipe schema` describes the format"
@@ -165,7 +165,11 @@ def _merge_section(merged: _Merged, written: _Written, section: str, table: Mapp
 def _lines(errors: list[ErrorDetails], merged: _Merged, recipe: _Written) -> Iterator[str]:
     for error in errors:
         context = error.get("ctx", {})
-        key = tuple(context["at"].split(".")) if "at" in context else tuple(_step(one) for one in error["loc"])
+        key = (
+            tuple(context["at"].split("."))
+            if "at" in context
+            else tuple(_step(one) for one in error["loc"] if one not in (COMMAND, LINES))
+        )
         where = merged.at(key, recipe)
         if error["type"] == "extra_forbidden":
             dotted = ".".join(key)

@@ -6,7 +6,16 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, JsonValue, Strict, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    JsonValue,
+    Strict,
+    Tag,
+    model_validator,
+)
 
 from sparkd import flags
 from sparkd.settings import kinds as t
@@ -142,6 +151,14 @@ class Lines(Section):
     times: int = Field(1, ge=0, le=10_000, description="How many lines match.")
 
 
+COMMAND, LINES = "<command>", "<lines>"
+"""Pydantic's names for the two forms of an assertion: no part of a key that a person has written."""
+Assertion = Annotated[
+    Annotated[Text, Tag(COMMAND)] | Annotated[Lines, Tag(LINES)],
+    Discriminator(lambda said: LINES if isinstance(said, Mapping | Lines) else COMMAND),
+]
+
+
 class Image(Section):
     """The container image that the engine runs in."""
 
@@ -149,7 +166,7 @@ class Image(Section):
     entrypoint: Annotated[Words, AfterValidator(_program)] = Field(
         ("vllm", "serve"), description="Program that takes the model and the flags, with its first arguments."
     )
-    asserts: Annotated[tuple[Text | Lines, ...], Strict(False)] = Field(
+    asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(
         (),
         alias="assert",
         description="What must be so in the container before the engine starts: shell commands that must succeed, or "

@@ -1,0 +1,201 @@
+"""Docker itself, its containers by name, and the plan's image."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host, docker_image
+from sparkd.host.docker import Asks, DockerUnreadableError, reader
+from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
+from sparkd.preflight.check import Level
+from sparkd.preflight.containers import ContainersFacts, Seen, StaleContainer
+from sparkd.preflight.docker_engine import Docker, DockerEngineFacts
+from sparkd.preflight.examine import examine
+from sparkd.preflight.image import EngineImage, ImageFacts
+
+ID = "0123456789abcdef" * 4
+REF = "ghcr.io/x/vllm:1"
+GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), ("the runtime nvidia",))
+IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "linux", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "uses_gpu", "level", "says"),
+    [
+        (GOOD, True, Level.OK, "docker 29.2.1; to the GPU by the runtime nvidia"),
+        (replace(GOOD, gpu_ways=()), True, Level.BLOCK, "no way to the GPU"),
+        (replace(GOOD, gpu_ways=()), False, Level.OK, "the plan uses no GPU"),
+        (DockerEngineFacts(False, True), True, Level.WARN, "docker is away"),
+        (DockerEngineFacts(True, True, "no answer in 10 s"), False, Level.UNKNOWN, "no answer in 10 s"),
+    ],
+)
+def test_docker(facts: DockerEngineFacts, uses_gpu: bool, level: Level, says: str) -> None:
+    verdict = Docker(uses_gpu).judge(facts)
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+def test_a_docker_that_does_not_answer_is_waited_for_and_one_that_is_away_holds_nobody_up() -> None:
+    assert Docker(False).judge(DockerEngineFacts(True, True, "x")).awaits == "docker"
+    assert not Docker(False).judge(DockerEngineFacts(False, True)).level.blocks
+
+
+@pytest.mark.parametrize(("installed", "hint"), [(True, "systemctl start docker"), (False, "install docker")])
+def test_a_docker_that_is_not_there_can_not_be_started(installed: bool, hint: str) -> None:
+    assert Docker(False).judge(DockerEngineFacts(False, installed)).hint.startswith(hint)
+
+
+def engine(tree: Tree, **info: object) -> Tree:
+    tree.dockerd()
+    tree.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+    tree.docker("/info", {"Runtimes": {"runc": {}}, **info})
+    return tree
+
+
+def ways(tree: Tree) -> tuple[str, ...]:
+    return Docker(uses_gpu=True).probe(Host(tree.root)).gpu_ways
+
+
+def test_the_runtime_is_a_way_to_the_gpu(tree: Tree) -> None:
+    engine(tree, Runtimes={"nvidia": {}, "runc": {}})
+    assert ways(tree) == ("the runtime nvidia",)
+
+
+def test_the_hook_is_a_way_to_the_gpu(tree: Tree) -> None:
+    engine(tree)
+    tree.file("/usr/bin/nvidia-container-runtime-hook", mode=0o755)
+    assert ways(tree) == ("/usr/bin/nvidia-container-runtime-hook",)
+
+
+@pytest.mark.parametrize("said", [{}, {"CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}], ids=["older", "28"])
+@pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
+def test_a_cdi_specification_of_the_gpu_is_a_way(tree: Tree, said: dict[str, object], folder: str) -> None:
+    engine(tree, **said)
+    tree.file(f"{folder}/nvidia.yaml", "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
+    assert ways(tree) == (f"{folder}/nvidia.yaml",)
+
+
+def test_a_specification_that_docker_does_not_read_or_of_something_else_is_no_way(tree: Tree) -> None:
+    engine(tree, CDISpecDirs=[])
+    tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
+    assert ways(tree) == ()
+    tree.docker("/info", {"Runtimes": {}, "CDISpecDirs": ["/etc/cdi"]})
+    assert ways(tree) == ("/etc/cdi/nvidia.yaml",)
+    tree.file("/etc/cdi/nvidia.yaml", "kind: vendor.com/nic\n")
+    assert ways(tree) == ()
+
+
+@pytest.mark.parametrize("answer", [None, [], "busy", {"Runtimes": []}, {}])
+def test_what_is_not_dockers_api_is_unknown(tree: Tree, answer: object) -> None:
+    engine(tree)
+    tree.docker("/info", answer)
+    facts = Docker(uses_gpu=True).probe(Host(tree.root))
+    assert facts.error
+    assert Docker(uses_gpu=True).judge(facts).level is Level.UNKNOWN
+
+
+def seen(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no") -> ContainersFacts:
+    return ContainersFacts("known", (Seen(ID, name, ours, running=False, restart_policy=policy),))
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "hint"),
+    [
+        (ContainersFacts("known", ()), Level.OK, ""),
+        (ContainersFacts("away", ()), Level.OK, ""),
+        (ContainersFacts("HTTP 500", ()), Level.UNKNOWN, "systemctl status docker"),
+        (seen(), Level.BLOCK, "docker rename sparkd-rank0 old-sparkd-rank0"),
+        (seen(ours=True), Level.OK, ""),
+        (seen(ours=True, policy="always"), Level.WARN, "docker update --restart=no sparkd-rank0"),
+        (seen("serve", policy="unless-stopped"), Level.WARN, "docker update --restart=no serve"),
+        (seen("serve"), Level.OK, ""),
+        (seen(policy="always"), Level.BLOCK, "docker rename sparkd-rank0 old-sparkd-rank0"),
+    ],
+)
+def test_stale_container(facts: ContainersFacts, level: Level, hint: str) -> None:
+    verdict = StaleContainer("sparkd-rank0").judge(facts)
+    assert (verdict.level, verdict.fixes) == (level, ())
+    assert hint in verdict.hint
+
+
+def container(name: str, *labels: tuple[str, str], policy: str = "no") -> ContainerFacts:
+    return ContainerFacts(ID, name, labels, False, 0, "sha256:1", policy)
+
+
+def test_containers_of_the_ranks_name_or_label_are_looked_at_and_no_others(tree: Tree) -> None:
+    found = (
+        container("sparkd-rank0"),
+        container("sparkd-rank1"),
+        container("postgres", policy="always"),
+        container("copy", ("io.sparkd.role", "head")),
+    )
+    facts = StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: DockerFacts(True, found)))
+    assert [one.name for one in facts.containers] == ["sparkd-rank0", "copy"]
+    assert StaleContainer("sparkd-rank0").probe(Host(tree.root, docker=lambda: AWAY)).docker == "away"
+
+
+def test_checks_of_one_look_ask_docker_once(tree: Tree) -> None:
+    asked = []
+
+    def docker() -> DockerFacts:
+        asked.append(1)
+        raise DockerUnreadableError("no answer in 10 s")
+
+    host = Host(tree.root, docker=docker)
+    findings = examine([StaleContainer("sparkd-rank0"), StaleContainer("sparkd-rank1")], host)
+    assert [one.verdict.level for one in findings] == [Level.UNKNOWN] * 2
+    assert len(asked) == 1
+    examine([StaleContainer("sparkd-rank0")], host)
+    assert len(asked) == 2, "each look looks anew"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        (ImageFacts(REF, (), "known", "arm64", IMAGE), Level.OK, "0123456789ab, 3.0 GiB, built 2026-05-20"),
+        (ImageFacts(REF, (), "known", "arm64", None), Level.BLOCK, f"image {REF} is not on this node"),
+        (ImageFacts(REF, (), "known", "amd64", IMAGE), Level.BLOCK, "is for arm64, and this machine is amd64"),
+        (ImageFacts(REF, (), "known", "arm64", replace(IMAGE, architecture="")), Level.OK, "3.0 GiB"),
+        (ImageFacts(REF, (), "away"), Level.OK, "docker is away"),
+        (ImageFacts(REF, (), "HTTP 500"), Level.UNKNOWN, "HTTP 500"),
+    ],
+)
+def test_image(facts: ImageFacts, level: Level, says: str) -> None:
+    verdict = EngineImage(REF).judge(facts)
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+def test_a_missing_image_is_pulled_by_a_person() -> None:
+    verdict = EngineImage(REF).judge(ImageFacts(REF, (), "known", "arm64", None))
+    assert (verdict.hint, verdict.fixes) == (f"docker pull {REF}", ())
+
+
+def asks(tree: Tree, answer: object) -> Asks:
+    tree.docker(f"/images/{REF}/json", answer)
+    return reader(Host(tree.root))
+
+
+def test_of_an_images_labels_those_of_its_build_are_kept(tree: Tree) -> None:
+    labels = {"org.opencontainers.image.revision": "4c1f", "api-key": "hidden", "com.nvidia.x": "a\nb" * 500}
+    answer = {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {"Labels": labels, "User": None}}
+    image = docker_image.read(asks(tree, answer), REF)
+    assert image is not None
+    assert [key for key, _ in image.labels] == ["com.nvidia.x", "org.opencontainers.image.revision"]
+    assert len(image.labels[0][1]) <= 200
+    assert (image.user, image.size_bytes, image.created) == ("", 0, "")
+
+
+@pytest.mark.parametrize("answer", [[], "x", {}, {"Id": 1}, {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux"}])
+def test_a_description_that_is_not_dockers_is_no_image(tree: Tree, answer: object) -> None:
+    with pytest.raises(DockerUnreadableError, match=REF):
+        docker_image.read(asks(tree, answer), REF)
+
+
+def test_probe_carries_what_the_script_will_ask_of_the_image(tree: Tree) -> None:
+    engine(tree)
+    facts = EngineImage(REF, ("1 line(s) of /a match b",)).probe(Host(tree.root))
+    assert facts == ImageFacts(REF, ("1 line(s) of /a match b",), "known", "arm64", None)

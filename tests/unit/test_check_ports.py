@@ -1,0 +1,160 @@
+"""Whether the ports that a node needs are free: each test is a machine, and what is said of it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.host.docker_facts import ContainerFacts, DockerFacts
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.port_use import PortUse
+from sparkd.preflight.ports import Held, Ports, PortsFacts, Wanted
+
+ID = "0123456789abcdef" * 4
+CGROUP = f"0::/system.slice/docker-{ID}.scope"
+API = Wanted(8000, "", "the API", "args.port")
+MEET = Wanted(29501, "", "the rendezvous", "cluster.master_port")
+REPORT = Wanted(29510, "10.0.0.1", "the node's report", "cluster.report_port", agents=True)
+OBSERVE = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
+CHECK = Ports((API, MEET, REPORT, OBSERVE))
+AGENT = 40
+
+
+def held(wanted: Wanted, pid: int | None = 50, *, strays: bool = False) -> PortsFacts:
+    use = PortUse(wanted.port, "0.0.0.0", pid, "nginx", "root")
+    return PortsFacts((Held(wanted, use, "", strays),), AGENT)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "says"),
+    [
+        (PortsFacts((), None), Level.OK, "8000, 29501, 29510, 29511 free"),
+        (held(API), Level.BLOCK, "port 8000 of the API is held on 0.0.0.0 by pid 50 (nginx) of root"),
+        (held(MEET, None), Level.BLOCK, "port 29501 of the rendezvous is held on 0.0.0.0 by an unknown process"),
+        (held(REPORT), Level.BLOCK, "port 29510"),
+        (held(REPORT, AGENT), Level.OK, "the agent's own, pid 40"),
+        (held(OBSERVE), Level.WARN, "port 29511"),
+        (held(OBSERVE, AGENT), Level.OK, "the agent's own, pid 40"),
+        (held(API, AGENT), Level.BLOCK, "pid 40"),
+        (held(MEET, strays=True), Level.OK, "port 29501: an engine's, see stray-workers"),
+    ],
+)
+def test_a_port_that_is_needed_and_held_blocks(facts: PortsFacts, level: Level, says: str) -> None:
+    verdict = CHECK.judge(facts)
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+def test_no_owner_is_no_holder() -> None:
+    """A socket whose holder can't be found is not the agent's because nobody is the agent."""
+    unknown = PortUse(29510, "10.0.0.1", None)
+    assert CHECK.judge(PortsFacts((Held(REPORT, unknown, "", told_by_strays=False),), None)).level is Level.BLOCK
+
+
+def test_nobody_is_ended_for_a_port() -> None:
+    verdict = CHECK.judge(held(API))
+    assert (verdict.fixes, verdict.clears) == ((), False)
+    assert verdict.hint == "stop it if it may go: kill 50; or change args.port"
+
+
+def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:
+    if not (tree.root / "proc/1").exists():
+        tree.process(1, "systemd", parent=0)
+    found = docker or DockerFacts(True, ())
+    return CHECK.look(Host(tree.root, docker=lambda: found))[1]
+
+
+def on(tree: Tree, address: str, port: int, inode: int) -> None:
+    """Somebody listens on one IPv4 address."""
+    words = "".join(f"{int(part):02X}" for part in reversed(address.split(".")))
+    rest = f"00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 {inode} 1 0"
+    tree.file("/proc/net/tcp", f"head\n   0: {words}:{port:04X} {rest}\n")
+
+
+def owned(tree: Tree) -> None:
+    text = f'{{"pid": {AGENT}, "command": "sparkd run --role head", "invocation": "x"}}'
+    found = tree.file("/run/sparkd/hands.lock", text).stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    tree.file("/proc/locks", f"1: FLOCK  ADVISORY  WRITE {AGENT} {device}:{found.st_ino} 0 EOF\n")
+
+
+def test_a_container_that_publishes_the_port_is_named(tree: Tree) -> None:
+    tree.process(50, "docker-proxy", opened=("socket:[5]",), cgroup=CGROUP)
+    tree.listening((8000, 5))
+    theirs = DockerFacts(True, (ContainerFacts(ID, "open-webui", (), True, 50, "sha256:1", "always"),))
+    verdict = judged(tree, theirs)
+    assert verdict.level is Level.BLOCK
+    assert verdict.reason.endswith("pid 50 (docker-proxy) of uid 0 in container open-webui")
+    assert "docker stop open-webui" in verdict.hint
+
+
+def test_of_processes_that_share_a_socket_the_oldest_is_named(tree: Tree) -> None:
+    tree.process(60, "nginx", start_time=300, opened=("socket:[5]",))
+    tree.process(70, "master", start_time=200, opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    assert "pid 70 (master)" in judged(tree).reason
+
+
+def test_a_holder_that_stray_workers_names_is_told_there(tree: Tree) -> None:
+    tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
+    tree.listening((29501, 5))
+    assert judged(tree).level is Level.OK
+
+
+def test_a_port_in_a_container_of_sparkds_is_told_by_stray_workers(tree: Tree) -> None:
+    tree.process(50, "python3", opened=("socket:[5]",), cgroup=CGROUP)
+    tree.listening((8000, 5))
+    labels = (("io.sparkd.role", "head"),)
+    ours = DockerFacts(True, (ContainerFacts(ID, "sparkd-rank0", labels, True, 50, "sha256:1", "no"),))
+    assert judged(tree, ours).level is Level.OK
+
+
+def test_the_agents_own_ports_are_no_trouble_of_its_own(tree: Tree) -> None:
+    owned(tree)
+    tree.process(AGENT, "sparkd", opened=("socket:[5]", "socket:[6]"))
+    tree.listening((29510, 5), (29511, 6))
+    verdict = judged(tree)
+    assert verdict.level is Level.OK
+    assert "the node's report, port 29510: the agent's own, pid 40" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("address", "port", "level"),
+    [
+        ("10.0.0.1", 29510, Level.BLOCK),
+        ("0.0.0.0", 29510, Level.BLOCK),
+        ("127.0.0.1", 29510, Level.OK),
+        ("127.0.0.1", 29501, Level.BLOCK),
+        ("10.0.0.1", 29511, Level.OK),
+        ("127.0.0.1", 22, Level.OK),
+    ],
+)
+def test_what_listens_on_another_address_is_not_in_the_way(tree: Tree, address: str, port: int, level: Level) -> None:
+    tree.process(50, "other", opened=("socket:[5]",))
+    on(tree, address, port, 5)
+    assert judged(tree).level is level
+
+
+@pytest.mark.parametrize(
+    ("words", "level"),
+    [
+        pytest.param("0" * 32, Level.BLOCK, id="::"),
+        pytest.param("0000000000000000FFFF00000100000A", Level.BLOCK, id="::ffff:10.0.0.1"),
+        pytest.param("00000000000000000000000001000000", Level.OK, id="::1"),
+    ],
+)
+def test_ipv6_is_in_the_way_where_it_is_the_same_address(tree: Tree, words: str, level: Level) -> None:
+    tree.process(50, "other", opened=("socket:[5]",))
+    tree.listening()
+    rest = f"{'0' * 32}:0000 0A 00000000:00000000 00:00000000 00000000     0        0 5 1 0"
+    tree.file("/proc/net/tcp6", f"head\n   0: {words}:{29510:04X} {rest}\n")
+    assert judged(tree).level is level
+
+
+def test_no_process_is_looked_at_where_all_ports_are_free(tree: Tree) -> None:
+    tree.listening((22, 5))
+    (tree.root / "proc/1").write_text("no folder, and no process")
+    assert CHECK.look(Host(tree.root))[1].level is Level.OK

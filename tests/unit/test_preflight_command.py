@@ -39,7 +39,7 @@ def audited(tmp_path: Path, *arguments: str) -> Run:
 
 def healthy(tree: Tree) -> Tree:
     """A node on which `tiny-cpu` may start."""
-    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\n')
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\nargs.host = "127.0.0.1"\n')
     tree.file("/usr/lib/systemd/system/sparkd-head.service", "[Service]\nExecStart=/usr/bin/sparkd run --role head\n")
     tree.file("/usr/bin/sparkd", "#!/usr/bin/python3\n", mode=0o755)
     tree.file("/srv/models/tiny/config.json", "{}")

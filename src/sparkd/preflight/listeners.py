@@ -41,9 +41,9 @@ class Listeners(Check[ListenersFacts]):
         reads="the plan; /proc/net/tcp, /proc/net/tcp6",
         source="measured on vLLM 0.32: its ports, and what answers without the key",
         page="""\
-The container shares the node's network, so what the engine listens on, the node listens on. The head opens two ports:
-the API (args.host and args.port), and the port where ranks meet (cluster.master_port), which torch opens on every
-address, without any password, whatever is configured.
+The container shares the node's network, so what the engine listens on, the node listens on. The head opens the
+API (args.host and args.port) and, with several nodes, the port where ranks meet (cluster.master_port), which torch
+opens on every address, without any password, whatever is configured.
 
   warn     the API listens on all addresses (args.host is 0.0.0.0, :: or unset) and no key is set: whoever reaches this
            node may use it. Give args.host the one address to serve on, or set a key: under [engine.secrets],
@@ -71,8 +71,6 @@ decide, for cluster.master_port too. Ports of other programs that listen on all 
         return ListenersFacts(tuple(sorted(ports))[:SHOWN])
 
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
-        if self.nodes == 1:
-            return Verdict(Level.OK, "one node")
         if not self.serves:
             return Verdict(Level.OK, "this rank serves no API")
         open_to_all = _all_addresses(self.host)
@@ -81,7 +79,8 @@ decide, for cluster.master_port too. Ports of other programs that listen on all 
             hint = f'set {API_KEY} = "/etc/sparkd/api.key" under [engine.secrets], or args.host to one address'
             return Verdict(Level.WARN, reason, hint)
         where = "all addresses, with a key" if open_to_all else self.host
-        return Verdict(Level.OK, f"the API on {where}: port {self.api_port}; ranks meet on port {self.master_port}")
+        ranks = f"; ranks meet on port {self.master_port}" if self.nodes > 1 else ""
+        return Verdict(Level.OK, f"the API on {where}: port {self.api_port}{ranks}")
 
 
 def _all_addresses(host: str) -> bool:

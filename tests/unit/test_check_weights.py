@@ -41,6 +41,8 @@ GOOD = WeightsFacts(
     flaws=(),
     partial=(),
     leads_out="",
+    closed="",
+    image_user=None,
 )
 
 
@@ -53,6 +55,9 @@ GOOD = WeightsFacts(
         pytest.param(replace(GOOD, there=False, format=""), Level.OK, "script-paths", id="script-paths' to say"),
         pytest.param(replace(GOOD, indexed_bytes=7 << 30), Level.WARN, "index counts 7.0 GiB", id="another revision"),
         pytest.param(replace(GOOD, partial=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
+        pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm chmod", id="closed"),
+        pytest.param(replace(GOOD, closed="a", image_user=""), Level.OK, "", id="root reads all"),
+        pytest.param(replace(GOOD, closed="a"), Level.OK, "", id="without docker nobody knows"),
         pytest.param(replace(GOOD, tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),
         pytest.param(replace(GOOD, config=False), Level.BLOCK, "no config.json", id="no config"),
         pytest.param(replace(GOOD, format="", shards=0, size_bytes=0), Level.BLOCK, "no weights", id="no weights"),
@@ -342,3 +347,21 @@ def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> 
     took = time.process_time() - began
     assert (facts.shards, facts.flaws) == (46, ())
     assert took < 0.2, f"{took:.3f} s of CPU"
+
+
+@pytest.mark.parametrize("closed", ["", A, "config.json"])
+def test_what_only_its_owner_may_read_is_held_against_the_images_user(tree: Tree, closed: str) -> None:
+    model(tree, A, B)
+    at(tree, closed).chmod(0o750)
+    tree.file("/run/docker.pid", "7")
+    tree.process(7, "dockerd", opened=("socket:[5]",))
+    tree.file("/proc/7/comm", "dockerd\n")
+    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
+              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    image = {"Id": "sha256:0", "Architecture": "arm64", "Os": "linux", "Config": {"User": "vllm:vllm"}}
+    tree.docker("/images/img/json", image)
+    facts, verdict = look(tree, replace(CHECK, image="img"))
+    assert (facts.closed, facts.image_user) == (f"{FOLDER}/{closed}".rstrip("/"), "vllm")
+    assert verdict.level is Level.WARN
+    at(tree, closed).chmod(0o755)
+    assert look(tree, replace(CHECK, image="img"))[0].image_user is None, "docker is not asked for nothing"

@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkd.host import mounts
 from sparkd.host.recorded import FOLDER
 
 if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.files import Files
 
-MOUNTS = ("/proc/1/mounts", "/proc/self/mounts")
-"""The machine's own first: in the sandbox of sparkd's unit all but a few folders are read-only, for sparkd alone."""
+WHOSE = ("1", "self")
+"""Process whose mounts are looked at: in the sandbox of sparkd's own unit nearly all is read-only, for sparkd alone."""
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 DOCKER_ROOT = "/var/lib/docker"
-
-_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
@@ -51,14 +49,16 @@ class _Counts:
 
 def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     """In the paths' order; a tree of files leaves out what it has no record of. Raises OSError, ValueError."""
-    mounts = _mounts(host.files)
+    read_only = _mounts(host.files)
     record = None if host.live else _record(host.files)
     found = []
     for path in paths:
         counts = _living(path) if record is None else _nearest(record, path)
         if counts is not None:
-            mount = _nearest_key(mounts, _real(host.files, path)) or "/"
-            one = Room(path, mount, counts.total_bytes, counts.free_bytes, counts.free_inodes, mounts.get(mount, False))
+            mount = _nearest_key(read_only, _real(host.files, path)) or "/"
+            one = Room(
+                path, mount, counts.total_bytes, counts.free_bytes, counts.free_inodes, read_only.get(mount, False)
+            )
             found.append(one)
     return tuple(found)
 
@@ -106,14 +106,11 @@ def _counts(said: object) -> _Counts:
 
 
 def _mounts(files: Files) -> dict[str, bool]:
-    """By mount point, whether it is read-only; the last mount on a point hides those before it."""
-    text = ""
-    for path in MOUNTS:
+    """By mount point, whether it is read-only."""
+    for process in WHOSE:
         with suppress(FileNotFoundError, PermissionError):
-            text = files.text(path)
-            break
-    rows = [row for line in text.splitlines() if len(row := line.split()) > 3]
-    return {_ESCAPE.sub(lambda match: chr(int(match[1], 8)), row[1]): "ro" in row[3].split(",") for row in rows}
+            return {one.target: "ro" in one.options for one in mounts.table(files, process)}
+    return {}
 
 
 def _nearest(record: Mapping[str, _Counts], path: str) -> _Counts | None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sparkd.host.docker import Asks, DockerUnreadableError, ask
+from sparkd.host.docker import Asks, DockerUnreadableError, ask, asked
 from sparkd.host.harmless import harmless
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
 
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """How labels begin that tell what an image was built from."""
@@ -50,6 +54,15 @@ def read(http: Asks, ref: str) -> Image | None:
             )
         case _:
             raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
+
+
+def user(host: Host, ref: str) -> str | None:
+    """Whom an image of this node runs as, without the group; empty is root. None where that can't be told."""
+    try:
+        found = asked(host, lambda http: read(http, ref))
+    except DockerUnreadableError:
+        return None
+    return None if found is None else found.user.partition(":")[0]
 
 
 def _words(said: object) -> tuple[str, ...]:

@@ -94,6 +94,17 @@ def look(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
     return replace(found, opened=opened, flaws=_grouped((*(one for one in small if one), *found.flaws)))
 
 
+def closed(files: Files, folder: str, found: ModelFolder) -> str:
+    """The first of folder and files that not everybody may read; empty where all are open."""
+    for path in (folder, *(f"{folder}/{name}" for name in found.opened)):
+        with suppress(OSError):
+            facts = files.stat(path)
+            wanted = 0o005 if facts.kind is Kind.FOLDER else 0o004
+            if facts.permissions & wanted != wanted:
+                return _shown(path)
+    return ""
+
+
 class _Look:
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files

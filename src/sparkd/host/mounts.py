@@ -1,4 +1,4 @@
-"""/proc/self/mounts: what is mounted where."""
+"""/proc/PID/mounts: what is mounted where."""
 
 from __future__ import annotations
 
@@ -30,15 +30,20 @@ class Mount:
         return memory_bytes // 2
 
 
+def table(files: Files, process: str) -> tuple[Mount, ...]:
+    """As a process sees them (`self`, `1`), in their order: a later one on the same target hides those before it."""
+    rows = (line.split(" ") for line in files.text(f"/proc/{process}/mounts", limit=LIMIT_BYTES).splitlines())
+    return tuple(
+        Mount(_OCTAL.sub(lambda match: chr(int(match[1], 8)), row[1]), row[2], tuple(row[3].split(",")))
+        for row in rows
+        if len(row) > 3
+    )
+
+
 def at(files: Files, target: str) -> Mount | None:
     """The mount that is seen at `target`: the last one there. None also for a tree of files that has no table."""
-    found = None
     try:
-        lines = files.text("/proc/self/mounts", limit=LIMIT_BYTES).splitlines()
+        mounts = table(files, "self")
     except FileNotFoundError:
         return None
-    for line in lines:
-        words = line.split(" ")
-        if len(words) > 3 and _OCTAL.sub(lambda match: chr(int(match[1], 8)), words[1]) == target:
-            found = Mount(target, words[2], tuple(words[3].split(",")))
-    return found
+    return next((one for one in reversed(mounts) if one.target == target), None)

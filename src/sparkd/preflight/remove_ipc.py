@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host import docker, docker_image, logind, users
+from sparkd.host import docker_image, logind, users
 from sparkd.preflight.check import About, Check, Level, Verdict
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ It never blocks: as long as nobody logs out, all is well.""",
     def probe(self, host: Host) -> RemoveIpcFacts:
         if not self.host_ipc or not logind.removes_ipc(host.files):
             return RemoveIpcFacts(removes=False)
-        user = _image_user(host, self.image)
+        user = docker_image.user(host, self.image)
         if user is None or not user.isdecimal():
             return RemoveIpcFacts(removes=True, image_user=user)
         login = users.name(host.files, int(user))
@@ -96,11 +96,3 @@ It never blocks: as long as nobody logs out, all is well.""",
             return Verdict(Level.OK, f"the image runs as {uid}, {facts.login}, who lingers")
         reason = f"the image runs as {uid}, {facts.login} here: logind removes its segments when {facts.login} logs out"
         return Verdict(Level.WARN, reason, f"loginctl enable-linger {facts.login}")
-
-
-def _image_user(host: Host, image: str) -> str | None:
-    try:
-        found = docker.asked(host, lambda http: docker_image.read(http, image))
-    except docker.DockerUnreadableError:
-        return None
-    return None if found is None else found.user.partition(":")[0]

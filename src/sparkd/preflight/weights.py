@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host import container_paths, model_folder
+from sparkd.host import container_paths, docker_image, model_folder
 from sparkd.host.container_paths import Bind
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
@@ -37,6 +37,10 @@ class WeightsFacts:
     partial: tuple[str, ...]
     leads_out: str
     """Where the container would look for a file of the model, and has no mount."""
+    closed: str
+    """What not everybody on the node may read."""
+    image_user: str | None
+    """Whom the engine runs as, asked for where that matters; empty is root, None unknown."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,14 @@ class ModelWeights(Check[WeightsFacts]):
     seen_as: str = ""
     """The folder in the container; empty where that does not matter."""
     binds: tuple[Bind, ...] = ()
+    image: str = ""
     load_format: str = ""
     needs_tokenizer: bool = True
     id: str = "weights"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="names and sizes in the model's folder; its index; 4 KiB of each shard; config.json; symlinks",
+        reads="names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "
+        "docker: the image's user",
         source="safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`",
         page="""\
 A shard that is missing or cut off ends the load after minutes, with an error of the loader's that names no cause. This
@@ -72,12 +78,14 @@ that is missing or empty is for script-paths to say.
   block    the loader would fail. Finish the download (hf download REPO --local-dir FOLDER), or copy the folder from
            another node (rsync -a).
   warn     nothing is missing, but a download into the folder is under way or was broken off, no tokenizer is to be
-           seen, or the index counts more bytes than the shards have.
+           seen, the index counts more bytes than the shards have, or the image runs as a user who may not be allowed
+           to read the files (most images run as root, who reads them all).
   unknown  a file can't be read: a file server that keeps root out (root_squash), or a failing disk.""",
     )
 
     def probe(self, host: Host) -> WeightsFacts:
         found = model_folder.look(host.files, self.folder, shards=self.load_format in FORMATS)
+        closed = model_folder.closed(host.files, self.folder, found)
         return WeightsFacts(
             folder=self.folder,
             there=found.there,
@@ -91,6 +99,8 @@ that is missing or empty is for script-paths to say.
             flaws=found.flaws[:MOST_SHOWN],
             partial=found.partial[:MOST_SHOWN],
             leads_out=self._leads_out(host, found),
+            closed=closed,
+            image_user=docker_image.user(host, self.image) if closed else None,
         )
 
     def _leads_out(self, host: Host, found: ModelFolder) -> str:
@@ -147,6 +157,9 @@ that is missing or empty is for script-paths to say.
         if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:
             reason = f"the shards have {size(facts.size_bytes)}, the index counts {size(facts.indexed_bytes)}"
             problems.append(Problem(Level.WARN, reason, "index and shards may be of different revisions"))
+        if facts.closed and facts.image_user not in (None, "", "0", "root"):
+            reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
+            problems.append(Problem(Level.WARN, reason, f"chmod -R a+rX {facts.folder}"))
         return problems
 
 
@@ -157,6 +170,7 @@ def of_plan(plan: LaunchPlan) -> ModelWeights:
         folder=plan.model_path,
         seen_as=_seen_as(plan.model_path, binds),
         binds=binds,
+        image=plan.image,
         load_format=said.get("args.load-format", ""),
         needs_tokenizer=not {"args.tokenizer", "args.skip-tokenizer-init"} & said.keys(),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 FASTEST_BYTES_PER_SECOND = 5 << 30
 """How fast memory may go: twice what was seen on GB10, where 7.4 GiB went in 3 s."""
 SHORTEST_SECONDS = 0.02
-"""At the fastest 100 MiB between two looks: a fifth of the floor's default. A look takes 0.1 ms."""
+"""At the fastest 100 MiB between two looks: a fifth of the floor's default. A look takes 10 to 20 µs."""
 LONGEST_SECONDS = 1.0
 PRESSED_PERCENT = 30.0
 """Of the last ten seconds in which all work stood still for memory: then twice the floor is too little."""

@@ -69,6 +69,29 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
     assert "port 29501" in found["reason"]
 
 
+def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() -> None:
+    found = run("""
+        import socket
+        from pathlib import Path
+        from sparkd.hands.lock import Owner, take
+        from sparkd.host.owner import LOCK
+        from sparkd.preflight.ports import Ports, Wanted
+
+        v4 = socket.create_server(("127.0.0.1", 29511))
+        v6 = socket.create_server(("::", 29510), family=socket.AF_INET6)
+        report = Wanted(29510, "127.0.0.1", "the node's report", "cluster.report_port", agents=True)
+        observers = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
+        elsewhere = Wanted(29511, "10.0.0.1", "the API", "args.port")
+        answers = [said(Ports((one,))) for one in (report, observers, elsewhere)]
+        lock = take(Path(LOCK), Owner(os.getpid(), "a test", "0" * 32))
+        print(json.dumps([*answers, said(Ports((report, observers)))]))
+    """)
+    assert isinstance(found, list)
+    assert [one["level"] for one in found] == ["block", "warn", "ok", "ok"]
+    assert "is held on :: by pid 1 (python" in found[0]["reason"]
+    assert "the observers, port 29511: the agent's own, pid 1" in found[3]["reason"]
+
+
 @pytest.mark.parametrize("more", ["", "'stubborn'"])
 def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(more: str) -> None:
     found = run(f"""

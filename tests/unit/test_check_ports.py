@@ -38,6 +38,7 @@ def held(wanted: Wanted, pid: int | None = 50, *, strays: bool = False) -> Ports
         (held(REPORT, AGENT), Level.OK, "the agent's own, pid 40"),
         (held(OBSERVE), Level.WARN, "port 29511"),
         (held(OBSERVE, AGENT), Level.OK, "the agent's own, pid 40"),
+        (held(OBSERVE, None), Level.OK, "the agent's own, pid 40"),
         (held(API, AGENT), Level.BLOCK, "pid 40"),
         (held(MEET, strays=True), Level.OK, "port 29501: an engine's, see stray-workers"),
     ],

@@ -104,15 +104,20 @@ nowhere in /proc, and neither does one that an outgoing connection has: those ar
         return PortsFacts(tuple(held), owner_pid)
 
     def judge(self, facts: PortsFacts) -> Verdict:
-        mine = [one for one in facts.held if one.wanted.agents and one.use.pid == facts.owner_pid is not None]
+        mine = [one for one in facts.held if _is_owners(one, facts.owner_pid)]
         engines_own = [one for one in facts.held if one.told_by_strays and one not in mine]
         problems = [_problem(one) for one in facts.held if one not in mine and one not in engines_own]
-        said = [f"{one.wanted.what}, port {one.wanted.port}: the agent's own, pid {one.use.pid}" for one in mine]
+        said = [f"{one.wanted.what}, port {one.wanted.port}: the agent's own, pid {facts.owner_pid}" for one in mine]
         said += [f"{one.wanted.what}, port {one.wanted.port}: an engine's, see stray-workers" for one in engines_own]
         held = {one.wanted.port for one in facts.held}
         free = [str(one.port) for one in self.wanted if one.port not in held]
         said = [f"{', '.join(free)} free", *said] if free else said
         return verdict(problems, "; ".join(said) or "this node listens on none")
+
+
+def _is_owners(held: Held, owner_pid: int | None) -> bool:
+    """Who is not root can't see who has a socket open, and sees who owns the node: its ports are open, then."""
+    return held.wanted.agents and owner_pid is not None and held.use.pid in (owner_pid, None)
 
 
 def _in_the_way(one: Listener, wanted: Wanted) -> bool:

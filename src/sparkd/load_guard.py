@@ -23,7 +23,7 @@ LEAST_BYTES = 1 << 30
 LOADING = ("building process groups", "loading weights")
 """Steps of the story. Not every rank's log says when its load begins; the first shard is mapped in the earlier one."""
 
-GiveBack = Callable[[Shard, Callable[[], bool]], int | None]
+GiveBack = Callable[[Shard, Callable[[], bool]], int]
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,6 @@ def finished(watch: Watch, used: frozenset[int]) -> tuple[Watch, tuple[int, ...]
 class Tally:
     shards: int = 0
     bytes: int = 0
-    measured: bool = True
 
 
 @dataclass
@@ -124,14 +123,12 @@ class LoadGuard:
             if shard.identity not in elsewhere and self._loading():
                 self._count(self.give_back(shard, self._loading))
 
-    def _count(self, size_bytes: int | None) -> None:
-        if size_bytes != 0:
+    def _count(self, size_bytes: int) -> None:
+        if size_bytes:
             self._tally.shards += 1
-            self._tally.bytes += size_bytes or 0
-            self._tally.measured = self._tally.measured and size_bytes is not None
+            self._tally.bytes += size_bytes
 
     def _tell(self) -> None:
         tally, self._tally = self._tally, Tally()
         if tally.shards:
-            size = tally.bytes if tally.measured else None
-            self.events.info("load.cache.returned", shards=tally.shards, of=len(self._shards), bytes=size)
+            self.events.info("load.cache.returned", shards=tally.shards, of=len(self._shards), bytes=tally.bytes)

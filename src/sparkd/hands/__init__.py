@@ -132,9 +132,9 @@ class Hands:
         """Remove caches of images not used for longest; gives what was removed. Takes minutes. Raises OSError."""
         return files.prune_caches(image_id)
 
-    def give_back(self, shard: Shard, still: Callable[[], bool]) -> int | None:
-        """Drop a shard's page cache for as long as `still`; gives how much, None if unknown. Raises OSError."""
-        return page_cache.give_back(shard, still)
+    def give_back(self, shard: Shard, still: Callable[[], bool]) -> int:
+        """Drop a shard's page cache for as long as `still`; gives how much. Raises OSError, ValueError."""
+        return page_cache.give_back(self._host, shard, still)
 
     def lower_readahead(self, folder: str, kib: int) -> readahead.Change | None:
         """Of the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""

@@ -27,24 +27,29 @@ def drop(host: Host) -> Applied:
     return Applied("applied", f"{max(0, gained) / (1 << 30):.1f} GiB freed")
 
 
-def give_back(shard: Shard, still: Callable[[], bool]) -> int | None:
+def give_back(host: Host, shard: Shard, still: Callable[[], bool]) -> int:
     """Drop the clean, unmapped pages of this one file, for as long as `still`. Raises OSError.
 
-    Gives how many bytes came back, 0 where it is another file by now, None where the kernel does not say.
+    Gives how many bytes came back; 0 where it is another file by now.
     """
     fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         found = os.fstat(fd)
         if (found.st_dev, found.st_ino) != shard.identity:
             return 0
-        before = page_cache.cached_bytes(fd)
+        before = _cached_bytes(host, fd)
         if before == 0:
             return 0
         for offset in range(0, found.st_size, PIECE_BYTES):
             if not still():
                 break
             os.posix_fadvise(fd, offset, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
-        after = page_cache.cached_bytes(fd)
-        return None if before is None or after is None else max(0, before - after)
+        return max(0, before - _cached_bytes(host, fd))
     finally:
         os.close(fd)
+
+
+def _cached_bytes(host: Host, fd: int) -> int:
+    """Of the file; of all files where that can't be told, which others change too, but not much in milliseconds."""
+    exact = page_cache.cached_bytes(fd)
+    return host.meminfo().cached_bytes if exact is None else exact

@@ -158,9 +158,9 @@ def test_the_recipes_limit_goes_before_dockers_and_that_before_containerds(tree:
     ulimits = '{"default-ulimits": {"memlock": {"Name": "memlock", "Soft": 4096, "Hard": -1}}}'
     tree.file("/etc/docker/daemon.json", ulimits)
     assert Memlock(plan()).probe(host).limit_bytes == 4096
-    own = plan(ulimits={"memlock": -1, "stack": 67108864})
-    assert own.container.ulimits[0] == Ulimit("memlock", -1, -1)
-    assert Memlock(own).probe(host).limit_bytes == -1
+    own = plan(ulimits={"memlock": {"soft": 8192, "hard": -1}, "stack": 67108864})
+    assert own.container.ulimits[0] == Ulimit("memlock", 8192, -1)
+    assert Memlock(own).probe(host).limit_bytes == 8192
 
 
 @pytest.mark.parametrize("row", ["", "Max locked memory", "Max locked memory   much  more bytes"])

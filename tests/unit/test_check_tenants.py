@@ -56,7 +56,7 @@ def test_processes_are_taken_together_by_what_they_belong_to(tree: Tree) -> None
     for pid, (comm, cgroup) in enumerate(
         [
             ("ollama", "0::/system.slice/ollama.service"),
-            ("runner", "0::/system.slice/ollama.service/payload"),
+            ("runner", "0::/system.slice/ollama.service/inner.scope"),
             ("python", f"0::/system.slice/docker-{CONTAINER}.scope"),
             ("python", f"12:memory:/docker/{CONTAINER}\n1:name=systemd:/docker/{CONTAINER}"),
             ("firefox", f"0::{user}/app.slice/app-firefox.scope"),

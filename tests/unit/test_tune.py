@@ -78,6 +78,11 @@ def test_revert_leaves_the_machine_as_it_was(node: Tree) -> None:
     assert Tuning(node.root).revert() == ()
 
 
+def test_a_node_without_the_folder_has_nothing_to_take_back(node: Tree) -> None:
+    (node.root / "etc/sysctl.d").rmdir()
+    assert Tuning(node.root).revert() == ()
+
+
 def test_what_is_no_longer_wanted_is_taken_back(node: Tree) -> None:
     apply(node, *BOTH)
     assert apply(node, SWAPPINESS) == (Change("net.ipv4.tcp_rmem", RMEM.value, BEFORE["net.ipv4.tcp_rmem"]),)

@@ -203,15 +203,18 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
 def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spark: SparkdNode) -> None:
     if spark.node.init is None:
         spark.node.boot()
+    spark.configure()
     spark.stop()
     spark.forget_failures()
     spark.node.run("systemctl", "enable", HEAD)
     try:
-        spark.node.run("sync")  # that the unit is enabled is not sparkd's to keep
+        spark.node.run("sync")  # what was configured and enabled is not sparkd's to keep
         spark.start_soon()
         for _ in range(3):
             wait_for(lambda: spark.status_text().startswith("loading"), 120, "the load to begin")
-            spark.node.powercut(lose_unsynced=True)
+            spark.node.powercut(lose_unsynced=True, stay_off=True)
+            spark.node.power_on()
+            spark.node.wait_booted()
         wait_for(lambda: spark.show("ActiveState") == "failed", 60, "sparkd to give up")
         assert (spark.exit_status(), spark.show("NRestarts")) == (17, "0")
         told = [line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("life.failed")]

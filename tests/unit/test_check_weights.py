@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.tree import Tree
 
 from sparkd.host import Host, container_paths, safetensors
@@ -131,7 +134,7 @@ def _linked(tree: Tree) -> None:
         pytest.param(lambda tree: at(tree, B).unlink(), f"{B} is missing", id="missing"),
         pytest.param(_linked, f"{B} is a link to nothing", id="dangling"),
         pytest.param(lambda tree: os.truncate(at(tree, B), 0), f"{B} is empty", id="empty"),
-        pytest.param(lambda tree: os.truncate(at(tree, B), 5), f"{B} is not in the safetensors", id="no length"),
+        pytest.param(lambda tree: os.truncate(at(tree, B), 5), f"{B} is cut off in its header", id="half a length"),
         pytest.param(lambda tree: os.truncate(at(tree, B), 20), f"{B} is cut off in its header", id="half a header"),
         pytest.param(
             lambda tree: os.truncate(at(tree, B), at(tree, B).stat().st_size - 1), f"{B} is cut off:", id="cut"
@@ -140,6 +143,7 @@ def _linked(tree: Tree) -> None:
             lambda tree: os.truncate(at(tree, B), at(tree, B).stat().st_size + 1), "its header says", id="too long"
         ),
         pytest.param(lambda tree: os.truncate(tree.file(f"{FOLDER}/{B}"), 99), "not in the safetensors", id="zeros"),
+        pytest.param(lambda tree: os.truncate(tree.file(f"{FOLDER}/{B}"), 8), "not in the safetensors", id="8 zeros"),
         pytest.param(lambda tree: tree.file(f"{FOLDER}/{B}", "<html>no</html>"), "not in the safetensors", id="a page"),
         pytest.param(
             lambda tree: tree.file(f"{FOLDER}/{A}", "version https://git-lfs.github.com/spec/v1\n"),
@@ -326,6 +330,14 @@ def test_the_order_of_tensors_in_a_header_does_not_matter(tree: Tree) -> None:
     assert safetensors.look(Files(str(tree.root)), "/x.safetensors").wrong == ""
     os.truncate(real, real.stat().st_size - 1)
     assert "cut off" in safetensors.look(Files(str(tree.root)), "/x.safetensors").wrong
+
+
+@given(st.binary(max_size=64) | st.integers(0, 70).map(lambda size: size.to_bytes(8, "little") + b'{"a":1}'))
+def test_whatever_a_file_holds_it_is_whole_or_something_is_wrong(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "x").write_bytes(content)
+        wrong = safetensors.look(Files(folder), "/x").wrong
+    assert wrong or json.loads(content[8:]) == {"a": 1}
 
 
 def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> None:

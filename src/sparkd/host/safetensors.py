@@ -52,7 +52,7 @@ def _wrong(fd: int, size: int) -> str:
     if first == LFS_POINTER:
         return POINTER
     header_bytes = int.from_bytes(first[:_LENGTH_BYTES], "little")
-    if size < _LENGTH_BYTES or header_bytes > HEADER_LIMIT_BYTES or first[_LENGTH_BYTES:][:1] not in (b"{", b""):
+    if not 2 <= header_bytes <= HEADER_LIMIT_BYTES or first[_LENGTH_BYTES:][:1] not in (b"{", b""):
         return "is not in the safetensors format"
     data_bytes = size - _LENGTH_BYTES - header_bytes
     if data_bytes < 0:

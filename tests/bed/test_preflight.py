@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.bed import engine_image
 from tests.bed.conftest import MakeNode
 from tests.bed.images import BUSYBOX
 from tests.bed.processes import wait_for
@@ -119,6 +120,32 @@ def test_a_living_engine_of_somebody_else_blocks_and_is_left_alone(installed: Sp
         assert installed.show("ActiveState", "yesterdays") == "active"
     finally:
         installed.node.run("systemctl", "stop", "yesterdays")
+
+
+def test_a_container_of_somebody_else_that_has_the_ranks_name_blocks_and_survives(installed: SparkdNode) -> None:
+    installed.node.run("docker", "run", "--detach", "--name", "sparkd-rank0", BUSYBOX, "sleep", "3600")
+    code, checks = preflight(installed)
+    assert code == 10
+    assert checks["stale-container"]["level"] == "block"
+    assert checks["stray-workers"]["level"] == "ok"
+    assert "docker rename sparkd-rank0" in str(checks["stale-container"]["hint"])
+    assert installed.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split() == ["sparkd-rank0"]
+
+
+def test_what_docker_starts_by_itself_is_warned_of_and_the_hint_mends_it(installed: SparkdNode) -> None:
+    create = ("docker", "create", "--name", "theirs", "--restart", "unless-stopped", "--label", "io.sparkd.role=head")
+    installed.node.run(*create, engine_image.NAME, "vllm", "serve", "/models/x")
+    code, checks = preflight(installed)
+    assert code == 0
+    assert {checks[one]["level"] for one in ("docker", "image", "ports")} == {"ok"}
+    said = installed.node.run("docker", "image", "inspect", "--format", "{{.Id}}", engine_image.NAME).stdout.strip()
+    assert said in json.dumps(checks["image"]["facts"])
+    for one in ("stale-container", "foreign-units"):
+        assert checks[one]["level"] == "warn"
+        assert str(checks[one]["hint"]).endswith("docker update --restart=no theirs")
+    installed.node.run("docker", "update", "--restart=no", "theirs")
+    after = preflight(installed)[1]
+    assert {after[one]["level"] for one in ("stale-container", "foreign-units")} == {"ok"}
 
 
 def test_a_dry_run_starts_no_docker(installed: SparkdNode) -> None:

@@ -22,8 +22,6 @@ SPEC_LIMIT_BYTES = 64 << 10
 @dataclass(frozen=True)
 class Engine:
     version: str
-    architecture: str
-    """As images name it: arm64, amd64."""
     runtimes: tuple[str, ...]
     cdi_folders: tuple[str, ...]
     """Where it looks for specifications of devices; empty where it does not use them."""
@@ -32,15 +30,23 @@ class Engine:
 def read(http: Asks) -> Engine:
     """Raises DockerUnreadableError."""
     match ask(http, "/version"), ask(http, "/info"):
-        case {"Version": str(version), "Arch": str(architecture)}, {"Runtimes": dict(runtimes), **rest}:
+        case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
             return Engine(
                 harmless(version, 40),
-                harmless(architecture, 20),
                 tuple(sorted(harmless(str(name), 40) for name in runtimes)),
                 _cdi_folders(rest.get("CDISpecDirs")),
             )
         case _:
             raise DockerUnreadableError("docker does not say its version and its runtimes")
+
+
+def architecture(http: Asks) -> str:
+    """Of this machine, as images name it: arm64, amd64. Raises DockerUnreadableError."""
+    match ask(http, "/version"):
+        case {"Arch": str(said)}:
+            return harmless(said, 20)
+        case _:
+            raise DockerUnreadableError("docker does not say what machine it is for")
 
 
 def _cdi_folders(said: object) -> tuple[str, ...]:

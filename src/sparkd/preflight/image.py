@@ -64,7 +64,7 @@ ends the launch with its own line. Where docker is away, the image is looked at 
 
     def probe(self, host: Host) -> ImageFacts:
         def look(http: Asks) -> tuple[str, Image | None]:
-            return docker_engine.read(http).architecture, docker_image.read(http, self.ref)
+            return docker_engine.architecture(http), docker_image.read(http, self.ref)
 
         try:
             found = docker.asked(host, look)

@@ -163,7 +163,7 @@ def _container_of_before(tree: Tree) -> None:
 
 ILLNESSES = (
     Illness("docker-away", _away, Level.WARN, "docker", says="systemctl start docker"),
-    Illness("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes", also=("image",)),
+    Illness("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
     Illness("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
     Illness("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
     Illness("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.bed.command import BedError
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
@@ -37,7 +38,10 @@ def refused(spark: SparkdNode, code: int) -> str:
     cursor = spark.cursor()
     started = spark.node.run("systemctl", "start", HEAD, check=False, timeout=60)
     assert started.returncode != 0
-    wait_for(lambda: spark.exit_status() == code, 20, f"exit code {code}")
+    try:
+        wait_for(lambda: spark.exit_status() == code, 20, f"exit code {code}")
+    except BedError:
+        raise AssertionError(spark.journal_since(cursor)) from None
     said = [
         line for line in spark.journal_since(cursor).splitlines() if line.startswith(("life.failed", "life.refused"))
     ]
@@ -135,7 +139,8 @@ def test_an_image_that_is_not_there_blocks_and_is_named_with_how_to_get_it(spark
 
 
 def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n")
+    unseen = '[preflight]\nskip = ["plan-lint"]\n'
+    spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n" + unseen)
     said = refused(spark, 13)
     assert "User-specified max_model_len (100000) is greater than the derived max_model_len" in said
 
@@ -161,12 +166,12 @@ def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_
 
 
 def test_the_cause_of_the_last_end_is_told_by_the_next_life(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n")
-    refused(spark, 13)
+    spark.configure(CONFIGURATION + "[readiness]\ntimeout_seconds = 10\n")
+    refused(spark, 12)
 
     def told() -> bool:
-        cause = json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"]
-        return "User-specified max_model_len" in cause and cause.endswith("(exit 13)")
+        cause: str = json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"]
+        return cause.startswith("not ready within 10 s") and cause.endswith("(exit 12)")
 
     wait_for(told, 20, "the next life")
-    assert "cooling" in spark.node.run("sparkd", "status", check=False).stdout
+    wait_for(lambda: "cooling" in spark.node.run("sparkd", "status", check=False).stdout, 5, "it to cool")

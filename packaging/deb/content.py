@@ -59,9 +59,12 @@ def _system(tree: Tree, source: Source) -> None:
 
 
 def _documentation(tree: Tree, source: Source) -> None:
-    for page in sorted((source.root / "docs").glob("*.[1-9].md")):
+    pages = set((source.root / "docs").glob("*.[1-9].md"))
+    for page in sorted(pages):
         name, section = page.name.removesuffix(".md").rsplit(".", 1)
         tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
+    for paper in sorted({*(source.root / "docs").glob("*.md")} - pages):
+        tree.add(f"{DOC}/{paper.name}", paper.read_bytes())
     for example in sorted((source.root / "config").glob("*.toml")):
         tree.add(f"{DOC}/examples/{example.name}", example.read_bytes())
     text = changelog.debian(source.text("CHANGELOG.md"), source.version, source.epoch)

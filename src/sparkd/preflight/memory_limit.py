@@ -35,21 +35,22 @@ class MemoryLimit(Check[MemoryLimitFacts]):
         source='Blackwellboy/minefield issue 57, "MemoryMax is blind to CUDA allocations", and issue 134, "earlyoom at '
         '2 GiB kills a valid configuration"',
         page="""\
-On GB10 the GPU takes its memory from the machine's own, and no control group counts it: a memory limit on the container
-holds back what the engine's processes allocate on the CPU, and nothing of what CUDA takes. Where all memory is gone, the
-machine freezes until its plug is pulled. What stands before that is sparkd's memory guard: it watches MemAvailable, and
-kills the engine when less than `memory.floor_mib` is left.
+On GB10 the GPU takes its memory from the machine's own, and no control group counts it: a memory limit on the
+container holds back what the engine's processes allocate on the CPU, and nothing of what CUDA takes. Where all memory
+is gone, the machine freezes until its plug is pulled. What stands before that is sparkd's memory guard: it watches
+MemAvailable, and kills the engine when less than memory.floor_mib is left.
 
-  ok    no limit that pretends to help, and a floor below what the plan leaves over (`memory.headroom_gib`). The reason
-        names the floor, or says that the guard is off (`memory.floor_mib = 0`).
-  warn  the recipe sets `container.memory_limit_bytes`, and the plan uses the GPU. It can end the engine while the machine
-        has memory left (page cache of the model's files counts in it), and does not keep the machine from freezing. Take
-        it out, and bound the engine by `gpu_memory_utilization`.
-  warn  `memory.floor_mib` is more than `memory.headroom_gib`: an engine that takes just what preflight admits would be
-        killed for it. Lower the one or raise the other.""",
+  warn     the recipe sets container.memory_limit_bytes, and the plan uses the GPU. It can end the engine while the
+           machine has memory left (page cache of the model's files counts in it), and does not keep the machine from
+           freezing. Take it out, and bound the engine by gpu_memory_utilization.
+  warn     memory.floor_mib is more than memory.headroom_gib: an engine that takes just what preflight admits would be
+           killed for it. Lower the one or raise the other.
+
+A plan that is ok has no limit that pretends to help, and a floor below what it leaves over (memory.headroom_gib). The
+reason names the floor, or says that the guard is off (memory.floor_mib = 0).""",
     )
 
-    def probe(self, host: Host) -> MemoryLimitFacts:
+    def probe(self, host: Host) -> MemoryLimitFacts:  # noqa: ARG002  # nothing of the machine matters
         return MemoryLimitFacts(self.container_limit_bytes, self.floor_bytes, self.headroom_bytes)
 
     def judge(self, facts: MemoryLimitFacts) -> Verdict:
@@ -69,8 +70,8 @@ kills the engine when less than `memory.floor_mib` is left.
             problems.append(
                 Problem(
                     Level.WARN,
-                    f"the memory guard kills the engine below {size(facts.floor_bytes)} available, and preflight admits "
-                    f"it with {size(facts.headroom_bytes)} to spare",
+                    f"the memory guard kills the engine below {size(facts.floor_bytes)} available, and preflight "
+                    f"admits it with {size(facts.headroom_bytes)} to spare",
                     "lower memory.floor_mib, or raise memory.headroom_gib",
                 )
             )

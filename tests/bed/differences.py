@@ -44,8 +44,12 @@ with open(path, "wb") as file:
 """
 
 
+def _no_shard(one: SparkdNode) -> None:
+    one.node.run("mv", SHARD, "/root/kept.safetensors")
+
+
 def _other_shard(one: SparkdNode) -> None:
-    """As whole as before, and eight bytes longer: one that is missing, or cut off, ends in the preflight."""
+    """As whole as before, and eight bytes longer: preflight sees nothing wrong with it."""
     one.node.run("cp", "-p", SHARD, "/root/kept.safetensors")
     one.node.run("python3", "-c", LONGER_HEADER, SHARD)
 
@@ -84,6 +88,7 @@ def _same_key(one: SparkdNode) -> None:
 
 
 ALL = (
+    Difference("a shard removed", _no_shard, _same_shard, "model-00003-of-00008.safetensors"),
     Difference("another shard", _other_shard, _same_shard, "model-00003-of-00008.safetensors", "model-00003"),
     Difference("another image", _other_image, _same_image, "differs: image", "image"),
     Difference(

@@ -130,7 +130,7 @@ class Memory(Section):
         512,
         ge=0,
         le=65536,
-        description="MiB available below which the engine is killed: out of memory, the machine would freeze. 0: never.",
+        description="MiB available below which the engine is killed, for the machine would freeze. 0: never.",
     )
     load_guard: bool = Field(
         True,

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import pytest
 from tests.tree import Tree
@@ -13,9 +13,10 @@ from sparkd.host import Host
 from sparkd.preflight import CHECKS, IDS, render
 from sparkd.preflight.check import About, Check, Finding, Level, Verdict
 from sparkd.preflight.examine import chosen, downgraded, evidence, examine, fixes_to_apply, overall
-from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
+from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 from sparkd.preflight.problems import Problem, verdict
 from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, FixState, Shown, as_json, as_text
+from sparkd.settings.model import ALL_FIXES
 
 END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
 REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
@@ -247,3 +248,11 @@ def test_the_table_shows_both_looks_where_something_was_changed() -> None:
     text = as_text(shown(GOOD, fixes=(FixState(DROP, "failed", "EROFS"),), before=(CACHE,)))
     assert text.index("before:") < text.index("page-cache") < text.index("after:") < text.index("script-paths")
     assert "failed: drop-page-cache page cache (EROFS)" in text
+
+
+def test_what_may_change_a_machine_is_a_closed_list() -> None:
+    kinds = [next(one.default for one in fields(fix) if one.name == "kind") for fix in get_args(Fix)]
+    assert get_args(Fix) == ORDER, "every kind has its place among the others"
+    assert tuple(kinds) == ALL_FIXES, "and can be forbidden in the settings"
+    asked_for = {kind for check in CHECKS for kind in check.about.fixes}
+    assert asked_for == set(kinds), "and is named in the manual by whoever asks for it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -9,6 +10,7 @@ from pydantic import ValidationError
 from tests.tree import Tree
 
 from sparkd.host import Host, sysctl
+from sparkd.host.files import Files
 from sparkd.preflight.check import Level
 from sparkd.preflight.kernel_settings import KernelFacts, KernelSettings, Setting
 from sparkd.recipes.schema import Recipe
@@ -67,6 +69,13 @@ def test_probe_reads_what_the_recipe_names_and_what_may_harm(tree: Tree) -> None
         pid_max=8192,
         huge_pages_bytes=2 * GIB,
     )
+
+
+def test_what_can_only_be_written_is_no_setting() -> None:
+    """Of the real kernel: not even root may read it."""
+    name = "vm.compact_memory"
+    assert os.stat(sysctl.path(name)).st_mode & 0o777 == 0o200
+    assert sysctl.read(Files(), name) is None
 
 
 def test_a_setting_that_is_no_number_can_not_be_looked_at(tree: Tree) -> None:

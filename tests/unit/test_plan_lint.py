@@ -255,6 +255,8 @@ BY_ROLE = f"if [ $RANK = 0 ]; then exec {SERVE} 0\nelse exec {SERVE} 1 --headles
         (f"exec {SERVE} $RANK --headless", WORKER, []),
         ("MORE=(--headless)\nexec vllm serve /m ${MORE[@]}", WORKER, []),
         (". /etc/vllm.conf\nexec vllm serve /m $MORE", WORKER, []),
+        ("exec vllm serve /m --served-model-name a#b --headless", WORKER, []),
+        ('if [ $# -gt 0 ]; then exec "$@"; fi\nexec vllm serve /m', WORKER, []),
         (BY_ROLE, HEAD, []),
         (BY_ROLE, WORKER, []),
         (f'. /etc/env\n{SERVE} 5 "$@"', WORKER, []),
@@ -306,6 +308,7 @@ HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
         """(vllm serve /m --a 'x\ny' --b) && true""",
         """vllm serve --a=''  --b "" -tp 2 || exit 1""",
         """echo "it's" 'so'; vllm serve --a it\\'s""",
+        """vllm serve --a x#y --b '#' --c \\#z --d "a #b" --e "#"# --f;# --not-this""",
     ],
 )
 def test_bash_gives_an_engine_the_words_that_are_read_here(tmp_path: Path, text: str) -> None:
@@ -390,6 +393,12 @@ def test_what_the_own_script_starts_counts(tree: Tree, text: str, level: Level, 
     verdict = judged(tree, OWN)
     assert verdict.level is level
     assert says in verdict.reason
+
+
+def test_a_variable_of_the_plan_may_hold_headless(tree: Tree) -> None:
+    tree.file("/root/s.sh", "exec vllm serve /m --gpu-memory-utilization 0.9 $MORE")
+    assert judged(tree, OWN).level is Level.BLOCK
+    assert judged(tree, replace(OWN, env=(("MORE", "--headless --enforce-eager"),))).level is Level.OK
 
 
 def test_a_script_that_is_missing_or_no_file_is_told_elsewhere(tree: Tree) -> None:

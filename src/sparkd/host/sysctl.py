@@ -8,6 +8,7 @@ from sparkd.host.files import Files
 
 FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 """In this order: a file hides those of its name in later folders. sysctl.d(5)."""
+READABLE = 0o444
 
 
 def path(name: str) -> str:
@@ -15,10 +16,17 @@ def path(name: str) -> str:
 
 
 def read(files: Files, name: str) -> str | None:
-    """The value now, its words one blank apart; None where this kernel has no such setting. Raises OSError."""
+    """The value now, its words one blank apart; None where this kernel has no such setting. Raises OSError.
+
+    What can only be written, such as vm.compact_memory, has no value: it is a command, not a setting.
+    """
     try:
         return plain(files.text(path(name), limit=65536))
     except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        if files.stat(path(name)).permissions & READABLE:
+            raise
         return None
 
 

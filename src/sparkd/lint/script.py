@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from sparkd.lint.rules import Issue
@@ -13,6 +13,7 @@ from sparkd.lint.words import Flags, flags
 
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 _PUNCTUATION = frozenset("();<>|&")
+_INNER_HASH = re.compile(r"(?<=[^\s();<>|&])#")
 _TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")
 """Commands that name an engine and start none."""
 _MOST_JOINED = 20
@@ -42,6 +43,10 @@ class Script:
     """Whether it hands on the words that sparkd gives it, which are the whole command."""
     may_be_headless: bool
     """It says --headless somewhere, or reads another file that may."""
+
+    def told_by(self, env: Mapping[str, str]) -> Script:
+        """With variables that are there before it begins: one of them may hold --headless."""
+        return replace(self, may_be_headless=self.may_be_headless or any("--headless" in one for one in env.values()))
 
 
 def read(text: str) -> Script:
@@ -133,9 +138,10 @@ def _words(line: str) -> list[str]:
 
 
 def _split(line: str) -> list[str]:
-    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    """Within a word, as in $# and x#y, a # begins no comment: shlex would see one there."""
+    lexer = shlex.shlex(_INNER_HASH.sub("\0", line), posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
-    return list(lexer)
+    return [word.replace("\0", "#") for word in lexer]
 
 
 def _after_serve(words: list[str]) -> int:

@@ -60,7 +60,7 @@ Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"
     )
 
     def probe(self, host: Host) -> PlanFacts:
-        script = _script(host.files, self.plan.user_script)
+        script = _script(host.files, self.plan)
         own = script is not None and bool(script.serves) and not script.passes_on
         return PlanFacts(
             flags=len(_launch(self.plan, script if own else None).flags),
@@ -112,12 +112,12 @@ def _misplaced(plan: LaunchPlan, script: scripts.Script | None) -> tuple[rules.I
     )
 
 
-def _script(files: Files, path: str) -> scripts.Script | None:
+def _script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
     """None where there is none to read: that it is missing is told elsewhere."""
-    if not path:
+    if not plan.user_script:
         return None
     try:
-        return scripts.read(files.text(path, SCRIPT_LIMIT_BYTES))
+        return scripts.read(files.text(plan.user_script, SCRIPT_LIMIT_BYTES)).told_by(dict(plan.env))
     except OSError as error:
         if error.errno in NO_SCRIPT:
             return None

@@ -178,7 +178,7 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
-    agent.remember(launches.failed(agent.plan.digest) if counted else launches.closed())
+    agent.remember(launches.failed(agent.plan.digest, int(error.code)) if counted else launches.closed())
     handed_over = error.code is ExitCode.NEEDS_PERSON
     agent.record(lambda boots: boots.forgiven() if handed_over else boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))

@@ -40,16 +40,7 @@ def cause(state: Path) -> str:
             case {"schema": 1, "code": None, "reason": str(reason)}:
                 return reason
             case {"schema": 1, "code": int(code), "reason": str(reason)} if code != ExitCode.GOOD:
-                return f"{reason}{_exit(code)}"
+                return f"{reason} (exit {code})"
     except (OSError, ValueError, RecursionError):
         pass
     return ""
-
-
-def names(told: str, code: ExitCode) -> bool:
-    """Whether a cause, as it was told, is of this exit code."""
-    return told.endswith(_exit(code))
-
-
-def _exit(code: int) -> str:
-    return f" (exit {code:d})"

@@ -9,6 +9,9 @@ from sparkd.agent import Agent
 from sparkd.launch.start import Running
 from sparkd.load_guard import LoadGuard
 
+LOOK_SECONDS = 10.0
+"""For the folder of the model, which may lie on a file server."""
+
 
 def prepare(agent: Agent) -> None:
     """Before the container starts: the kernel tells a file how far to read ahead when it is opened."""
@@ -16,7 +19,8 @@ def prepare(agent: Agent) -> None:
     if not kib:
         return
     try:
-        change = agent.hands.lower_readahead(agent.plan.model_path, kib)
+        lower = partial(agent.hands.lower_readahead, agent.plan.model_path, kib)
+        change = agent.pulse.beside(lower, LOOK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
     except (OSError, ValueError) as error:
         hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
         agent.events.warning("load.readahead.kept", reason=str(error), hint=hint)
@@ -36,7 +40,8 @@ def accompany(agent: Agent, running: Running) -> None:
         pid=running.rank.pid,
         pidfd=os.dup(running.rank.pidfd),  # the rank's own may be closed while it is waited for
         story=lambda: running.log.story,
-        over=lambda: running.ready,
+        # Once docker has gone away, the log may hide that the weights are loaded.
+        over=lambda: running.ready or running.log.broken_off_at is not None,
         give_back=agent.hands.give_back if guarded else None,
         loaded=partial(restore, agent),
         events=agent.events,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from sparkd import hooks, last_exit, load
+from sparkd import hooks, load
 from sparkd.admission import Policy, Ways, admit
 from sparkd.agent import Agent
 from sparkd.engine.forward import Forwarder
@@ -14,6 +14,7 @@ from sparkd.guard.guard import HINT as MEMORY_HINT
 from sparkd.guard.guard import Guard
 from sparkd.host import docker, oom, versions
 from sparkd.launch import ledger
+from sparkd.launch.ledger import Ledger
 from sparkd.launch.start import Running, start
 from sparkd.launch.survey import survey as look_at_shared
 from sparkd.preflight import hook_list
@@ -98,7 +99,7 @@ def cool(agent: Agent) -> bool:
         raise NeedsPersonError(
             f"{failed} launches of this plan in a row ended within {ledger.PROVEN_SECONDS / 60:.0f} minutes of service"
             + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
-            f"{_remedy(agent)}, then: systemctl start sparkd-{agent.context.role}",
+            f"{_remedy(agent, launches)}, then: systemctl start sparkd-{agent.context.role}",
         )
     if seconds:
         agent.phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
@@ -108,9 +109,10 @@ def cool(agent: Agent) -> bool:
     return seconds > 0
 
 
-def _remedy(agent: Agent) -> str:
+def _remedy(agent: Agent, launches: Ledger) -> str:
     """What a person may do about launches that fail again and again."""
-    ran_out = last_exit.names(agent.reporter.report.last_cause, ExitCode.MEMORY_GUARD)
+    # Not the last life's cause: after a kill, preflight may have ended lives that launched nothing.
+    ran_out = launches.codes.get(agent.plan.digest) == ExitCode.MEMORY_GUARD
     return MEMORY_HINT if ran_out else "mend the cause"
 
 
@@ -132,9 +134,7 @@ def launch(agent: Agent) -> Running:
         agent.hands, agent.plan, epoch, agent.host, forwarder, agent.journal.put, agent.events, agent.pulse.ring
     )
     rank = running.rank
-    if floor_mib := agent.settings.memory.floor_mib:
-        running.guard = Guard(floor_mib << 20, rank.pidfd, agent.events, agent.pulse.ring)
-        running.guard.stand()
+    guard_memory(agent, running)
     load.accompany(agent, running)
     running.oom_kills = oom.kills(agent.host.files)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
@@ -143,3 +143,23 @@ def launch(agent: Agent) -> Running:
         "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
     return running
+
+
+def guard_memory(agent: Agent, running: Running) -> None:
+    """Watch memory from now on. What the guard says ends the life at once, ahead of what the other nodes say.
+
+    The rank's own end may take its driver seconds: in that time another node's end would be held for the cause.
+    """
+    floor_mib = agent.settings.memory.floor_mib
+    if not floor_mib:
+        return
+    running.guard = guard = Guard(floor_mib << 20, running.rank.pidfd, agent.events, agent.pulse.ring)
+    before = agent.pulse.guard
+
+    def look() -> None:
+        if (error := guard.killed) is not None:
+            raise error
+        before()
+
+    agent.pulse.guard = look
+    guard.stand()

@@ -54,6 +54,18 @@ def test_old_plans_are_forgotten() -> None:
 def test_what_was_written_is_read() -> None:
     ledger = failed(3).opened(PLAN, "boot")
     assert parse(dump(ledger)) == ledger
+    assert parse(dump(ledger.failed(PLAN, 16))).codes == {PLAN: 16}
+
+
+def test_a_ledger_without_codes_is_read_as_one_with_none() -> None:
+    text = '{"schema": 1, "failures": {"d1": 2}, "open": null}'
+    assert parse(text) == Ledger({PLAN: 2})
+
+
+def test_the_code_is_that_of_the_last_failure() -> None:
+    assert failed(1).failed(PLAN, 16).failed(PLAN, 13).codes == {PLAN: 13}
+    assert failed(1).failed(PLAN, 16).opened(PLAN, "boot").settle("boot").codes == {}
+    assert failed(1).failed(PLAN, 16).forgiven(PLAN).codes == {}
 
 
 @given(

@@ -362,6 +362,21 @@ def test_the_guard_runs_beside_the_agent_where_it_is_wanted(tree: Tree, guarded:
             assert made.told.lines == []
 
 
+def besides() -> int:
+    return sum(thread.name == "beside" for thread in threading.enumerate())
+
+
+def test_the_guard_ends_where_the_log_is_broken_off_for_it_may_hide_that_the_load_is_over(tree: Tree) -> None:
+    with life(tree, 1, settings()) as made, running(made.agent, LOADING, docker_goes=True) as (rank, _):
+        below = Tree(Path(made.agent.host.files.root))
+        below.sparse(f"{made.agent.plan.model_path}/m-0.safetensors", 1 << 30)
+        until(lambda: rank.log.broken_off_at is not None)
+        before = besides()
+        agent_load.accompany(made.agent, rank)
+        until(lambda: besides() == before, 3)
+        assert not any(line.startswith("load.") for line in made.told.lines)
+
+
 # -- throttle watch
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, MemoryHands, addresses, free_port, life, running, settings
 
-from sparkd import last_exit
 from sparkd.ending import engine_ended, mourn
-from sparkd.errors import ExitCode, MemoryGuardError, NeedsPersonError
+from sparkd.errors import MemoryGuardError, NeedsPersonError, PeerLostError
 from sparkd.guard.guard import Guard
 from sparkd.host import Host, oom
 from sparkd.launch import ledger
 from sparkd.launch.ledger import COOLING_SECONDS, Ledger
 from sparkd.report.node_report import Phase
-from sparkd.steps import cool
-
-RAN_OUT = "memory ran out: 400 MiB available, below the floor of 512 MiB; the engine was killed"
+from sparkd.settings.model import Memory
+from sparkd.steps import cool, guard_memory
 
 
 @pytest.fixture
@@ -46,6 +48,7 @@ def test_a_rank_that_the_guard_has_killed_ends_the_life_with_16_and_counts(worke
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
     assert ledger.parse(worker_wrote(worker)).failures == {agent.plan.digest: 1}
+    assert ledger.parse(worker_wrote(worker)).codes == {agent.plan.digest: 16}
 
 
 def worker_wrote(worker: Life) -> str:
@@ -86,30 +89,58 @@ def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("last_cause", "hint"),
+    ("codes", "hint"),
     [
-        (f"{RAN_OUT} (exit {ExitCode.MEMORY_GUARD:d})", "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
-        ("the engine ended (exit 13)", "mend the cause, then: systemctl start sparkd-worker"),
-        ("", "mend the cause"),
+        ((16,), "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
+        ((13, 16), "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
+        ((16, 13), "mend the cause, then: systemctl start sparkd-worker"),
+        ((16, None), "mend the cause"),
+        ((), "mend the cause"),
     ],
 )
 def test_a_plan_that_is_given_up_after_memory_ran_out_is_told_with_the_knobs(
-    worker: Life, last_cause: str, hint: str
+    worker: Life, codes: tuple[int | None, ...], hint: str
 ) -> None:
     agent = worker.agent
-    failed = Ledger({agent.plan.digest: len(COOLING_SECONDS)})
-    files(worker).file("/var/lib/sparkd/launches.json", ledger.dump(failed))
-    agent.reporter.update(last_cause=last_cause)
+    failures = Ledger({agent.plan.digest: len(COOLING_SECONDS)})
+    for code in codes:
+        failures = failures.failed(agent.plan.digest, code)
+    files(worker).file("/var/lib/sparkd/launches.json", ledger.dump(failures))
+    blocked = "40.0 GiB available, 96.0 GiB needed (exit 10)"  # by the preflight after it, which launches nothing
+    agent.reporter.update(last_cause=blocked)
     with pytest.raises(NeedsPersonError) as raised:
         cool(agent)
     assert hint in raised.value.hint
     assert raised.value.hint.endswith("systemctl start sparkd-worker")
-    assert last_cause in raised.value.reason
+    assert blocked in raised.value.reason
 
 
-def test_the_exit_code_of_a_cause_is_read_as_it_was_told(tmp_path: Path) -> None:
-    text = last_exit.failed(MemoryGuardError(RAN_OUT), Phase.SERVING, str)
-    (tmp_path / last_exit.FILE).write_text(text)
-    told = last_exit.cause(tmp_path)
-    assert last_exit.names(told, ExitCode.MEMORY_GUARD)
-    assert not last_exit.names(told, ExitCode.ENGINE_ENDED)
+def test_a_kill_ends_the_life_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree) -> None:
+    floor = Memory.model_construct(floor_mib=1 << 30)  # that no machine is above
+    configured = settings(addresses(2), free_port()).model_copy(update={"memory": floor})
+
+    def other_node() -> None:
+        raise PeerLostError("rank 0 has ended", "")
+
+    with (
+        life(tree, 1, configured) as made,
+        running(made.agent) as (rank, process),
+        subprocess.Popen(["sleep", "60"]) as victim,
+    ):
+        agent, alive = made.agent, rank.rank
+        agent.pulse.guard = other_node
+        rank.rank = replace(alive, pidfd=os.pidfd_open(victim.pid))
+        guard_memory(agent, rank)
+        assert victim.wait(10) == -signal.SIGKILL
+        agent.pulse.linger(10, lambda: rank.guard is not None and rank.guard.over)
+        with pytest.raises(MemoryGuardError, match="memory ran out"):
+            agent.pulse.wait(10, alive.pidfd)
+        assert process.poll() is None
+        os.close(rank.rank.pidfd)
+
+
+def test_a_floor_of_0_watches_nothing(tree: Tree) -> None:
+    configured = settings(addresses(2), free_port()).model_copy(update={"memory": Memory(floor_mib=0)})
+    with life(tree, 1, configured) as made, running(made.agent) as (rank, _):
+        guard_memory(made.agent, rank)
+        assert rank.guard is None

@@ -30,6 +30,8 @@ class Ledger:
 
     failures: dict[str, int] = field(default_factory=dict)
     open: Open | None = None
+    codes: dict[str, int] = field(default_factory=dict)
+    """Exit code of the last of them, where it was told."""
 
     def settle(self, boot_id: str) -> Ledger:
         """Count the launch that a dead agent of this boot left open."""
@@ -46,21 +48,23 @@ class Ledger:
     def opened(self, digest: str, boot_id: str) -> Ledger:
         return replace(self, open=Open(digest, boot_id))
 
-    def failed(self, digest: str) -> Ledger:
-        return replace(self, failures=self._with(digest, self.failures.get(digest, 0) + 1), open=None)
+    def failed(self, digest: str, code: int | None = None) -> Ledger:
+        """`code` is None for a launch whose agent was killed."""
+        return self._with(digest, self.failures.get(digest, 0) + 1, code)
 
     def forgiven(self, digest: str) -> Ledger:
         """Proven in service, or handed to a person: the next launch begins at zero."""
-        return replace(self, failures=self._with(digest, 0), open=None)
+        return self._with(digest, 0, None)
 
     def closed(self) -> Ledger:
         """Ended on request, or for a reason that never counts."""
         return replace(self, open=None)
 
-    def _with(self, digest: str, count: int) -> dict[str, int]:
+    def _with(self, digest: str, count: int, code: int | None) -> Ledger:
         others = {key: value for key, value in self.failures.items() if key != digest}
-        latest = {**others, digest: count} if count else others
-        return dict(list(latest.items())[-PLANS_KEPT:])
+        latest = dict(list({**others, digest: count}.items())[-PLANS_KEPT:]) if count else others
+        codes = {key: value for key, value in self.codes.items() if key in latest and key != digest}
+        return Ledger(latest, None, codes if code is None else {**codes, digest: code})
 
 
 def dump(ledger: Ledger) -> str:
@@ -76,8 +80,13 @@ def parse(text: str) -> Ledger:
     match data:
         case {"schema": 1, "failures": dict(failures), "open": opened}:
             counts = {str(k): v for k, v in failures.items() if isinstance(v, int) and v > 0}
+            match data.get("codes"):
+                case dict(told):
+                    codes = {str(k): v for k, v in told.items() if isinstance(v, int)}
+                case _:
+                    codes = {}
             match opened:
                 case {"digest": str(digest), "boot_id": str(boot_id)}:
-                    return Ledger(counts, Open(digest, boot_id))
-            return Ledger(counts)
+                    return Ledger(counts, Open(digest, boot_id), codes)
+            return Ledger(counts, None, codes)
     return Ledger()

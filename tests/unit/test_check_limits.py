@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
+from sparkd.host import Host, docker_defaults
+from sparkd.host.docker_defaults import DockerDefaults
 from sparkd.launch.plan import LaunchPlan, Node, Ulimit
 from sparkd.launch.planner import make_plan
 from sparkd.preflight.check import Level
@@ -82,7 +83,10 @@ def test_what_lies_there_is_not_free(tree: Tree) -> None:
     [
         pytest.param(None, 64 * MIB, id="no file"),
         pytest.param("", 64 * MIB, id="an empty one"),
+        pytest.param(" \n", 64 * MIB, id="blanks"),
         pytest.param("{}", 64 * MIB, id="says nothing"),
+        pytest.param('\ufeff{"default-shm-size": "1G"}', GIB, id="a byte order mark"),
+        pytest.param('{"default-shm-size": "1.5 GB"}', 3 * GIB // 2, id="1.5 GB"),
         pytest.param('{"default-shm-size": "2G"}', 2 * GIB, id="2G"),
         pytest.param('{"default-shm-size": "256MiB"}', 256 * MIB, id="256MiB"),
         pytest.param('{"default-shm-size": 1048576}', MIB, id="bytes"),
@@ -94,6 +98,24 @@ def test_a_containers_own_is_as_docker_makes_it(tree: Tree, daemon_json: str | N
     private = replace(HEAD_OF_TWO, host_ipc=False)
     assert private.probe(Host(tree.root)) == ShmSizeFacts(total, total, "docker's default")
     assert replace(private, shm_bytes=GIB).probe(Host(tree.root)).total_bytes == GIB
+
+
+@pytest.mark.parametrize(
+    ("words", "total", "memlock"),
+    [
+        pytest.param(("--default-shm-size=1g", "--default-ulimit=memlock=-1:-1"), GIB, -1, id="joined"),
+        pytest.param(("--default-shm-size", "1g", "--default-ulimit", "memlock=4096"), GIB, 4096, id="apart"),
+        pytest.param(("--default-ulimit", "nofile=1:2", "--debug"), 64 * MIB, None, id="others"),
+        pytest.param(("--config-file=/etc/own.json",), 2 * GIB, None, id="another file"),
+    ],
+)
+def test_dockerd_may_be_told_by_its_arguments(
+    tree: Tree, words: tuple[str, ...], total: int, memlock: int | None
+) -> None:
+    tree.file("/etc/own.json", '{"default-shm-size": "2g"}')
+    tree.dockerd()
+    tree.process(700, "dockerd", argv=("/usr/bin/dockerd", "-H", "fd://", *words))
+    assert docker_defaults.read(Host(tree.root)) == DockerDefaults(total, memlock)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"default-shm-size": "much"}', "[" * 100_000])
@@ -123,6 +145,7 @@ def plan(size: int = 2, env: dict[str, str] | None = None, **container: object) 
         (plan(gpus="none"), "no GPU"),
         (plan(privileged=True), "privileged"),
         (plan(env={"NCCL_IB_DISABLE": "1"}), "NCCL_IB_DISABLE"),
+        (plan(env={"NCCL_NET": "Socket"}), "NCCL_NET"),
         (plan(devices=[]), "no RDMA device"),
     ],
 )

@@ -51,10 +51,21 @@ def test_nccl_selects_devices(text: str, taken: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "is_"), [(None, False), ("", False), ("0", False), ("1", True), (" 1", True), ("true", False)]
+    ("env", "why"),
+    [
+        ({}, ""),
+        ({"NCCL_IB_DISABLE": ""}, ""),
+        ({"NCCL_IB_DISABLE": "0"}, ""),
+        ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_DISABLE"),
+        ({"NCCL_IB_DISABLE": " 1"}, "NCCL_IB_DISABLE"),
+        ({"NCCL_IB_DISABLE": "true"}, ""),
+        ({"NCCL_NET": "Socket"}, "NCCL_NET"),
+        ({"NCCL_NET": "socket"}, "NCCL_NET"),
+        ({"NCCL_NET": "IB"}, ""),
+    ],
 )
-def test_rdma_is_disabled_as_nccl_reads_numbers(value: str | None, is_: bool) -> None:
-    assert nccl_hcas.disabled({} if value is None else {"NCCL_IB_DISABLE": value}) is is_
+def test_what_sends_nccl_by_tcp_is_read_as_nccl_does(env: dict[str, str], why: str) -> None:
+    assert nccl_hcas.by_tcp(env).partition(" ")[0] == why
 
 
 def rdma(hcas: str = "", *, wanted: tuple[str, ...] = (), verbs: bool = True, **env: str) -> Rdma:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host import docker_defaults, limits
 from sparkd.host.processes import GONE
+from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.sizes import GIB, size
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 ENOUGH_BYTES = 16 * GIB
 UNLIMITED = limits.UNLIMITED
-RDMA_DEVICES = "/dev/infiniband"
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Memlock(Check[MemlockFacts]):
     id: str = "memlock"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.UNKNOWN),
-        reads="the plan; /etc/docker/daemon.json; /proc/PID/limits of containerd",
+        reads="the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/PID/limits of containerd",
         source='"DeepSeek v4 Flash (Aiden Recipe from Reddit) - 1M token session operational", NVIDIA developer forum: '
         '"ibv_reg_mr_iova2 failed with error Cannot allocate memory"',
         page="""\
@@ -47,10 +47,11 @@ defaults a process may lock 8 MiB; the engine then ends while its ranks meet, wi
   Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
 
 What counts is the limit in the container: `container.ulimits.memlock` of the recipe, else default-ulimits of
-/etc/docker/daemon.json, else what containerd itself runs with. A privileged container of root's may lock without limit.
+/etc/docker/daemon.json (or --default-ulimit of dockerd), else what containerd itself runs with. A privileged container
+of root's may lock without limit.
 
-  ok       unlimited, or 16 GiB and more; or it does not matter: one node, no GPU, RDMA off by NCCL_IB_DISABLE=1, or no
-           RDMA device in the container.
+  ok       unlimited, or 16 GiB and more; or it does not matter: one node, no GPU, NCCL told to go by TCP
+           (NCCL_IB_DISABLE=1, NCCL_NET=Socket), or no RDMA device in the container.
   warn     less. Put into the recipe:
 
              container:
@@ -66,9 +67,9 @@ What counts is the limit in the container: `container.ulimits.memlock` of the re
         for limit in self.plan.container.ulimits:
             if limit.name == "memlock":
                 return MemlockFacts("", limit.soft, "container.ulimits of the recipe")
-        default = docker_defaults.read(host.files).memlock_bytes
+        default = docker_defaults.read(host).memlock_bytes
         if default is not None:
-            return MemlockFacts("", default, docker_defaults.PATH)
+            return MemlockFacts("", default, "docker's default-ulimits")
         for process in host.processes():
             if process.comm == "containerd":
                 try:
@@ -99,8 +100,8 @@ def _needless(plan: LaunchPlan) -> str:
         return "the plan uses no GPU"
     if spec.privileged:
         return "the container is privileged"
-    if dict(plan.env).get("NCCL_IB_DISABLE", "0") not in ("", "0"):
-        return "NCCL_IB_DISABLE turns RDMA off"
-    if not any(device.startswith(RDMA_DEVICES) for device in spec.devices):
+    if by_tcp := nccl_hcas.by_tcp(dict(plan.env)):
+        return by_tcp
+    if not any(device.startswith(nccl_hcas.VERBS) for device in spec.devices):
         return "the container has no RDMA device"
     return ""

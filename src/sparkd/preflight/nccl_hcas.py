@@ -9,14 +9,17 @@ from dataclasses import dataclass
 from sparkd.host.infiniband import Hca, Port
 
 NAMES = "NCCL_IB_HCA"
+VERBS = "/dev/infiniband"
 _NUMBER = re.compile(r"\s*[+-]?[0-9]{1,18}")
 """As strtoll reads: `true` is 0."""
 
 
-def disabled(env: Mapping[str, str]) -> bool:
-    """Whether NCCL is told to go by TCP."""
+def by_tcp(env: Mapping[str, str]) -> str:
+    """What tells NCCL to go by TCP; empty where nothing does."""
     number = _NUMBER.match(env.get("NCCL_IB_DISABLE", ""))
-    return number is not None and int(number[0]) != 0
+    if number is not None and int(number[0]):
+        return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
+    return "NCCL_NET is Socket, so NCCL goes by TCP" if env.get("NCCL_NET", "").lower() == "socket" else ""
 
 
 @dataclass(frozen=True)

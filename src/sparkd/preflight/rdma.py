@@ -11,7 +11,7 @@ from sparkd.host.harmless import harmless
 from sparkd.host.infiniband import Hca, Port
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
-from sparkd.preflight.nccl_hcas import Selection
+from sparkd.preflight.nccl_hcas import VERBS, Selection
 from sparkd.preflight.problems import Problem, verdict
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 ACTIVE = "ACTIVE"
-VERBS = "/dev/infiniband"
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,8 @@ all others), each with its port's state and its interface, as sysfs tells them.
 
 Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
 the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
-ports on one domain, and share four lanes. NCCL_IB_DISABLE=1, a plan without GPUs and a node alone need no RDMA.""",
+ports on one domain, and share four lanes. NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need
+no RDMA.""",
     )
 
     def probe(self, host: Host) -> RdmaFacts:

@@ -39,7 +39,8 @@ class ShmSize(Check[ShmSizeFacts]):
     id: str = "shm-size"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="the plan; /etc/docker/daemon.json; /proc/self/mounts and the files in /dev/shm where ipc is host",
+        reads="the plan; /etc/docker/daemon.json and the arguments of dockerd; "
+        "/proc/self/mounts and the files in /dev/shm where ipc is host",
         source="measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s",
         page="""\
 vLLM hands work to its ranks through segments in /dev/shm: 160 MiB for the queue to the workers and 24 MiB for each
@@ -51,7 +52,7 @@ Beside them NCCL and PyTorch put buffers there. One that no longer fits ends a r
 
 Where the recipe says `container.ipc: host`, it is the machine's /dev/shm: half of the memory by itself, unless somebody
 mounted it smaller, and less what lies there already. Else it is the container's own, as large as `container.shm_bytes`,
-or docker's default: 64 MiB, or default-shm-size of /etc/docker/daemon.json.
+or docker's default: 64 MiB, or default-shm-size of /etc/docker/daemon.json or of dockerd's own arguments.
 
   block    a head of several nodes has less than 184 MiB in all. Put `container.ipc: host` or
            `container.shm_bytes: 1073741824` into the recipe; for the machine's own: mount -o remount,size=50% /dev/shm,
@@ -67,7 +68,7 @@ The size is a bound, not a reservation: what is not used takes no memory.""",
         if not self.host_ipc:
             if self.shm_bytes is not None:
                 return ShmSizeFacts(self.shm_bytes, self.shm_bytes, "container.shm_bytes of the recipe")
-            total = docker_defaults.read(host.files).shm_bytes
+            total = docker_defaults.read(host).shm_bytes
             return ShmSizeFacts(total, total, "docker's default")
         memory = host.meminfo().total_bytes
         mount = mounts.at(host.files, "/dev/shm")  # noqa: S108 - looked at

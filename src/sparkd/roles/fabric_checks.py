@@ -10,7 +10,7 @@ from sparkd.preflight.fabric_link import FabricLink
 from sparkd.preflight.gid import GidIndex
 from sparkd.preflight.listeners import Listeners
 from sparkd.preflight.peer_clock import PeerClocks
-from sparkd.preflight.rdma import VERBS, Rdma
+from sparkd.preflight.rdma import Rdma
 from sparkd.preflight.resolver import Resolver
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def build(node: NodeContext) -> tuple[AnyCheck, ...]:
     plan, settings = node.plan, node.settings
     here, spec, env = plan.node, plan.container, dict(plan.env)
     peers = tuple(peer.address for peer in node.peers)
-    reaches_verbs = spec.privileged or any(device.startswith(VERBS) for device in spec.devices)
+    reaches_verbs = spec.privileged or any(device.startswith(nccl_hcas.VERBS) for device in spec.devices)
     no_rdma = _no_rdma(plan)
     return (
         FabricAddress(here.address, here.cluster_size, settings.fabric.interface),
@@ -42,4 +42,4 @@ def _no_rdma(plan: LaunchPlan) -> str:
         return "one node"
     if plan.container.gpus != "all":
         return "the plan uses no GPU"
-    return "NCCL_IB_DISABLE is set, so NCCL goes by TCP" if nccl_hcas.disabled(dict(plan.env)) else ""
+    return nccl_hcas.by_tcp(dict(plan.env))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -118,3 +119,17 @@ def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
     assert not some.whole
     assert some.files <= 10
     assert not some.empty
+
+
+def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None:
+    """Here one whose path is longer than the kernel takes; who is not root meets folders that are closed."""
+    machine.file(f"{caches.path(ID, 'vllm')}/b", "1")
+    at = os.open(machine.root / caches.path(ID, "vllm").lstrip("/"), os.O_DIRECTORY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=at)
+        below = os.open("d" * 250, os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    found = caches.folder(Host(machine.root).files, caches.path(ID, "vllm"))
+    assert (found.files, found.bytes, found.whole) == (1, 1, False)

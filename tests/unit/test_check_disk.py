@@ -104,6 +104,15 @@ def test_links_and_blanks_in_names_of_mounts(tree: Tree) -> None:
     assert places(tree)["/var/lib/sparkd"].read_only
 
 
+@pytest.mark.parametrize("said", ["ro,relatime", "rw,errors=remount-ro,emergency_ro", "rw,relatime,shutdown"])
+def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tree, said: str) -> None:
+    record(tree, **{"/": COUNTS})
+    tree.file("/proc/1/mounts", f"a / ext4 {said} 0 0\n")
+    assert places(tree)["/var/lib/sparkd"].read_only
+    tree.file("/proc/1/mounts", "a / ext4 rw,errors=remount-ro 0 0\n")
+    assert not places(tree)["/var/lib/sparkd"].read_only
+
+
 @pytest.mark.parametrize(
     ("text", "root"),
     [

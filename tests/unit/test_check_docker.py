@@ -88,6 +88,17 @@ def test_a_specification_that_docker_does_not_read_or_of_something_else_is_no_wa
     assert ways(tree) == ()
 
 
+def test_a_specification_that_can_not_be_read_takes_no_way_away(tree: Tree) -> None:
+    """A link to nothing, a folder, and a file where a folder is looked for: what a half removed toolkit leaves."""
+    engine(tree, Runtimes={"nvidia": {}}, CDISpecDirs=["/etc/cdi", "/var/run/cdi"])
+    tree.link("/etc/cdi/a.yaml", "/nowhere")
+    tree.file("/etc/cdi/b.json/x")
+    tree.file("/var/run/cdi")
+    assert ways(tree) == ("the runtime nvidia",)
+    tree.file("/etc/cdi/c.yaml", "kind: nvidia.com/gpu\n")
+    assert ways(tree) == ("the runtime nvidia", "/etc/cdi/c.yaml")
+
+
 @pytest.mark.parametrize("answer", [None, [], "busy", {"Runtimes": []}, {}])
 def test_what_is_not_dockers_api_is_unknown(tree: Tree, answer: object) -> None:
     engine(tree)
@@ -171,7 +182,8 @@ def test_image(facts: ImageFacts, level: Level, says: str) -> None:
 
 def test_a_missing_image_is_pulled_by_a_person() -> None:
     verdict = EngineImage(REF).judge(ImageFacts(REF, (), "known", "arm64", None))
-    assert (verdict.hint, verdict.fixes) == (f"docker pull {REF}", ())
+    hint = f"docker pull {REF}; one that no registry has: docker save {REF} on a node that has it, docker load here"
+    assert (verdict.hint, verdict.fixes) == (hint, ())
 
 
 def asks(tree: Tree, answer: object) -> Asks:

@@ -137,9 +137,13 @@ def test_the_module_says_whether_it_is_the_open_one(tree: Tree, text: str, versi
     assert kernel.nvidia_module(Host(tree.root).files) == (version, is_open)
 
 
-def test_a_module_that_names_no_version_is_unknown(tree: Tree) -> None:
-    host = recorded(tree, {"names": ["NVIDIA GB10"]}, module="\0\n")
-    assert examine([Gpu()], host)[0].verdict.level is Level.UNKNOWN
+@pytest.mark.parametrize("text", ["", "\0\n", "NVRM version: none\n"])
+def test_a_module_that_names_no_version_is_no_reason_against_a_gpu_that_answers(tree: Tree, text: str) -> None:
+    answers = recorded(tree, {"names": ["NVIDIA GB10"], "driver": "580.142"}, module=text)
+    assert examine([Gpu()], answers)[0].verdict.level is Level.OK
+    silent = examine([Gpu()], recorded(tree, {"names": []}, module=text))[0].verdict
+    assert (silent.level, silent.needs_person) == (Level.BLOCK, False)
+    assert "no GPU is seen by the kernel module" in silent.reason
 
 
 def test_every_known_bad_version_says_what_to_do_and_who_says_so() -> None:

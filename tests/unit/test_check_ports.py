@@ -82,14 +82,31 @@ def owned(tree: Tree) -> None:
     tree.file("/proc/locks", f"1: FLOCK  ADVISORY  WRITE {AGENT} {device}:{found.st_ino} 0 EOF\n")
 
 
-def test_a_container_that_publishes_the_port_is_named(tree: Tree) -> None:
-    tree.process(50, "docker-proxy", opened=("socket:[5]",), cgroup=CGROUP)
+def test_a_container_that_shares_the_nodes_network_is_named(tree: Tree) -> None:
+    tree.process(50, "python3", opened=("socket:[5]",), cgroup=CGROUP)
     tree.listening((8000, 5))
     theirs = DockerFacts(True, (ContainerFacts(ID, "open-webui", (), True, 50, "sha256:1", "always"),))
     verdict = judged(tree, theirs)
     assert verdict.level is Level.BLOCK
-    assert verdict.reason.endswith("pid 50 (docker-proxy) of uid 0 in container open-webui")
+    assert verdict.reason.endswith("pid 50 (python3) of uid 0 in container open-webui")
     assert "docker stop open-webui" in verdict.hint
+
+
+@pytest.mark.parametrize(
+    ("pid", "comm", "cgroup", "words"),
+    [
+        (50, "docker-proxy", "/system.slice/docker.service", "docker ps --filter publish=8000"),
+        (1, "systemd", "/init.scope", "systemctl list-sockets"),
+    ],
+)
+def test_who_holds_a_port_for_somebody_else_is_not_to_be_killed(
+    tree: Tree, pid: int, comm: str, cgroup: str, words: str
+) -> None:
+    """docker's proxy of a published port is in docker's own cgroup; a socket unit's port is open in systemd itself."""
+    tree.process(pid, comm, parent=0, opened=("socket:[5]",), cgroup=f"0::{cgroup}")
+    tree.listening((8000, 5))
+    verdict = judged(tree)
+    assert (verdict.level, words in verdict.hint, "kill" in verdict.hint) == (Level.BLOCK, True, False)
 
 
 def test_of_processes_that_share_a_socket_the_oldest_is_named(tree: Tree) -> None:

@@ -377,3 +377,28 @@ def test_what_only_its_owner_may_read_is_held_against_the_images_user(tree: Tree
     assert verdict.level is Level.WARN
     at(tree, closed).chmod(0o755)
     assert look(tree, replace(CHECK, image="img"))[0].image_user is None, "docker is not asked for nothing"
+
+
+def test_an_index_that_the_loader_does_not_heed_is_none_of_its_shards(tree: Tree) -> None:
+    model(tree, "model.safetensors")
+    tree.file(f"{FOLDER}/text_encoder.safetensors.index.json", '{"weight_map": {"a": "gone.safetensors"}}')
+    facts, verdict = look(tree)
+    assert (verdict.level, facts.shards) == (Level.OK, 1)
+    tree.file(f"{FOLDER}/consolidated.safetensors.index.json", '{"weight_map": {"a": "gone.safetensors"}}')
+    assert look(tree)[1].level is Level.OK, "Mistral's own format is not all that the folder has"
+    at(tree, "model.safetensors").unlink()
+    assert look(tree)[1].level is Level.BLOCK
+
+
+@pytest.mark.parametrize("revision", ["", "gone"])
+def test_a_download_cache_without_a_download_says_what_the_path_lacks(tree: Tree, revision: str) -> None:
+    tree.file(f"{FOLDER}/refs/main", revision)
+    at(tree, "snapshots").mkdir()
+    verdict = look(tree)[1]
+    assert (verdict.level, verdict.hint) == (Level.BLOCK, f"model.path must go on: {FOLDER}/snapshots/REVISION")
+
+
+def test_a_configuration_from_elsewhere_is_not_looked_for() -> None:
+    settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "args": {"hf-config-path": "/models/x"}}})
+    check = weights.of_plan(make_plan(load("tiny-cpu", folders(Path("/"))).recipe, settings, of_rank(settings, 0)))
+    assert check.judge(replace(GOOD, config=False)).level is Level.OK

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from sparkd.engine.lines import LineSplitter
 from sparkd.engine.story import BURST_SECONDS, Story, read
+from sparkd.launch import script
+from sparkd.launch.plan import Assertion, LineCount
 
 LOGS = Path(__file__).parent / "engine-logs"
 
@@ -130,3 +133,14 @@ def test_what_a_request_says_is_no_step() -> None:
         now=0.0,
     )
     assert story == replace(Story(), step="starting")
+
+
+@pytest.mark.parametrize("wanted", ["test -e /nowhere", LineCount("/nowhere", "a patch", 1)], ids=["command", "lines"])
+def test_an_image_that_is_not_as_needed_names_the_cause(wanted: Assertion) -> None:
+    text = script.render("t", ["true"], [], [], asserts=[wanted])
+    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    story = Story()
+    for line in done.stderr.splitlines():
+        story = read(story, line, now=0.0)
+    assert story.blame(now=0.0).startswith("the image is not what the recipe needs: ")
+    assert "/nowhere" in story.blame(now=0.0)

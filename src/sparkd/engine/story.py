@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from sparkd.launch.script import NOT_AS_NEEDED
+
 _PREFIX = re.compile(r"^\(\S[^()]* pid=\d+\) ?")
 _STAMP = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
 
@@ -39,6 +41,7 @@ _ERROR = re.compile(
     r"|^Worker proc \S+ died unexpectedly \(exit code: (?!0\))"
     r"|^vllm(?: serve)?: error: "
     r"|^\S*(?:launch\.sh|user-script): line \d+: "
+    rf"|^{NOT_AS_NEEDED}: "
 )
 _WORKER_DIED = re.compile(r"^Worker proc \S+ died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(

@@ -77,7 +77,7 @@ def others(files: Files, image_id: str, most: int = MOST_ENTRIES) -> tuple[Folde
 
 def _walked(top: str, most: int) -> tuple[int, int, bool]:
     """Files, bytes, and whether that is all. Links are not followed; what goes away meanwhile is left out."""
-    todo, count, size, entries = [top], 0, 0, 0
+    todo, count, size, entries, whole = [top], 0, 0, 0, True
     while todo:
         try:
             with os.scandir(todo.pop()) as found:
@@ -92,4 +92,6 @@ def _walked(top: str, most: int) -> tuple[int, int, bool]:
                     size += entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
-    return count, size, True
+        except OSError:  # its own folder, as of who is not root: a cache is no reason to hold anybody up
+            whole = False
+    return count, size, whole

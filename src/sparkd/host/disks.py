@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WHOSE = ("1", "self")
 """Process whose mounts are looked at: in the sandbox of sparkd's own unit nearly all is read-only, for sparkd alone."""
+READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
+"""ext4 stays `rw` after an error since Linux 6.15, and says one of the others."""
 DOCKER_CONFIG = "/etc/docker/daemon.json"
 DOCKER_ROOT = "/var/lib/docker"
 
@@ -109,7 +111,7 @@ def _mounts(files: Files) -> dict[str, bool]:
     """By mount point, whether it is read-only."""
     for process in WHOSE:
         with suppress(FileNotFoundError, PermissionError):
-            return {one.target: "ro" in one.options for one in mounts.table(files, process)}
+            return {one.target: not READ_ONLY.isdisjoint(one.options) for one in mounts.table(files, process)}
     return {}
 
 

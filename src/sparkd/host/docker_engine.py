@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -66,12 +67,16 @@ def gpu_ways(files: Files, engine: Engine) -> tuple[str, ...]:
 
 
 def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
+    """What can't be read (a link to nothing, a file that is being replaced) is no way, and takes none away."""
     found = []
     for folder in folders:
-        try:
-            names = files.names(folder)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        paths = (f"{folder}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml")))
-        found += [path for path in paths if CDI_KIND.encode() in files.head(path, SPEC_LIMIT_BYTES)]
+        with suppress(OSError):
+            paths = [f"{folder}/{name}" for name in files.names(folder) if name.endswith((".json", ".yaml", ".yml"))]
+            found += [path for path in paths if _is_of_the_gpu(files, path)]
     return found
+
+
+def _is_of_the_gpu(files: Files, path: str) -> bool:
+    with suppress(OSError):
+        return CDI_KIND.encode() in files.head(path, SPEC_LIMIT_BYTES)
+    return False

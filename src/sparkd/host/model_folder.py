@@ -19,6 +19,8 @@ SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
 """Hugging Face's and Mistral's."""
 CONFIG_LIMIT_BYTES = 4 << 20
+INDICES = (f"model{SAFETENSORS}{INDEX}", f"consolidated{SAFETENSORS}{INDEX}")
+"""The same. vLLM heeds no index of another name, and without one it loads every file."""
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
 DOWNLOADS = ".cache/huggingface/download"
@@ -138,11 +140,9 @@ class _Look:
 
     def weights(self, found: ModelFolder) -> ModelFolder:
         """The first set of shards that is good; else what is wrong with the first of all."""
-        indices = [name for name in self._names if name.endswith(SAFETENSORS + INDEX)]
         loose = {name for name in self._names if name.endswith(SAFETENSORS)}
-        indices.sort(key=lambda name: not name.startswith("model."))
-        looks = [partial(self._indexed, found, name) for name in indices]
-        if not indices and loose:
+        looks = [partial(self._indexed, found, name) for name in INDICES if name in self._names]
+        if loose and INDICES[0] not in self._names:
             looks.append(partial(self._shards, found, loose | _numbered(loose)))
         elif mistral := {name for name in loose if name.startswith("consolidated")}:
             looks.append(partial(self._shards, found, mistral))
@@ -213,11 +213,11 @@ class _Look:
             return ""
         with suppress(OSError):
             revision = self._files.text(f"{self._folder}/refs/main", limit=200).strip()
-            if self._files.exists(f"{self._folder}/snapshots/{revision}"):
+            if revision and self._files.exists(f"{self._folder}/snapshots/{revision}"):
                 return f"snapshots/{_shown(revision)}"
-        with suppress(OSError):
+        with suppress(OSError, IndexError):
             return f"snapshots/{_shown(self._files.names(f'{self._folder}/snapshots')[-1])}"
-        return "snapshots"
+        return "snapshots/REVISION"
 
 
 def _is_tokenizer(name: str) -> bool:

@@ -13,11 +13,12 @@ SECRETS_TARGET = "/run/sparkd-secrets"
 ASSERT_FAILED = 64
 """Exit code of a script whose image is not what the recipe needs."""
 
-_NOT_AS_NEEDED = "the image is not what the recipe needs"
+NOT_AS_NEEDED = "the image is not what the recipe needs"
+"""How the line begins that tells of it."""
 _COUNT = (
     # grep ends with 1 where it finds nothing, and with 2 where it can't look.
     'found=$(grep -c -e "$1" -- "$2") || test $? = 1 || found=unread; test "$found" = "$3" || '
-    f'{{ echo "{_NOT_AS_NEEDED}: lines of $2 that match $1: $found, and $3 needed" >&2; exit 1; }}'
+    f'{{ echo "{NOT_AS_NEEDED}: lines of $2 that match $1: $found, and $3 needed" >&2; exit 1; }}'
 )
 """Program for bash: $1 is the pattern, $2 the file, $3 how often."""
 
@@ -56,7 +57,7 @@ def _asserted(wanted: Assertion) -> str:
     if isinstance(wanted, LineCount):
         words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
         return f"  bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
-    said = quote(f"{_NOT_AS_NEEDED}: {wanted}")
+    said = quote(f"{NOT_AS_NEEDED}: {wanted}")
     return f"  bash -c -- {quote(wanted)} >/dev/null || {{ echo {said} >&2; exit {ASSERT_FAILED}; }}"
 
 

@@ -82,11 +82,15 @@ ends the launch with its own line. Where docker is away, the image is looked at 
             reason = f"docker can't be asked for the image: {facts.docker}"
             return Verdict(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker")
         if image is None:
-            return Verdict(Level.BLOCK, f"image {facts.ref} is not on this node", f"docker pull {facts.ref}")
+            return Verdict(Level.BLOCK, f"image {facts.ref} is not on this node", _fetch(facts.ref))
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             return Verdict(Level.BLOCK, reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
         return Verdict(Level.OK, f"{facts.ref}: {_described(image)}")
+
+
+def _fetch(ref: str) -> str:
+    return f"docker pull {ref}; one that no registry has: docker save {ref} on a node that has it, docker load here"
 
 
 def _described(image: Image) -> str:

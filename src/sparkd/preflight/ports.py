@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sparkd.host.sockets import Listener
 
 EVERY = ("", "0.0.0.0", "::", "*")  # noqa: S104  # compared, not bound
+PROXY = "docker-proxy"
+"""Has the published ports of containers open, and is in none: without it the container goes on, and is cut off."""
 
 
 @dataclass(frozen=True)
@@ -146,5 +148,15 @@ def _problem(held: Held) -> Problem:
         return Problem(level, f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    stop = f"docker stop {held.container}" if held.container else f"kill {use.pid}"
-    return Problem(level, reason, f"stop it if it may go: {stop}; {choose}")
+    return Problem(level, reason, f"stop it if it may go: {_stop(held)}; {choose}")
+
+
+def _stop(held: Held) -> str:
+    use = held.use
+    if held.container:
+        return f"docker stop {held.container}"
+    if use.comm == PROXY:
+        return f"docker stop what this names: docker ps --filter publish={use.port}"
+    if use.pid == 1:
+        return "systemctl stop the socket that this names: systemctl list-sockets"
+    return f"kill {use.pid}"

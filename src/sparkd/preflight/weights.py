@@ -54,6 +54,7 @@ class ModelWeights(Check[WeightsFacts]):
     image: str = ""
     load_format: str = ""
     needs_tokenizer: bool = True
+    needs_config: bool = True
     id: str = "weights"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
@@ -70,7 +71,8 @@ check looks at the model's folder as the loader will, and reads no tensor:
   - no file is empty, a git-lfs pointer, or a link to nothing. In Hugging Face's cache (models--ORG--NAME) the model
     is snapshots/REVISION, whose files are links into blobs.
   - the links lead to where the container has them too: it sees its mounts and nothing else of the node.
-  - config.json (or Mistral's params.json) is a JSON object, and there is a tokenizer, unless the recipe gives another.
+  - config.json (or Mistral's params.json) is a JSON object, and there is a tokenizer, unless the recipe gives another
+    (hf-config-path, tokenizer).
 
 Weights in other formats (gguf, bin), and load formats that read other files, are judged by presence alone. A folder
 that is missing or empty is for script-paths to say.
@@ -130,7 +132,7 @@ that is missing or empty is for script-paths to say.
             reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
             problems.append(Problem(Level.BLOCK, reason, hint))
-        if not facts.config and facts.format != ".gguf":
+        if self.needs_config and not facts.config and facts.format != ".gguf":
             problems.append(Problem(Level.BLOCK, f"{facts.folder} has no config.json", _anew(facts)))
         if not facts.format and self.load_format in FORMATS:
             problems.append(Problem(Level.BLOCK, f"{facts.folder} has no weights", _anew(facts)))
@@ -173,6 +175,7 @@ def of_plan(plan: LaunchPlan) -> ModelWeights:
         image=plan.image,
         load_format=said.get("args.load-format", ""),
         needs_tokenizer=not {"args.tokenizer", "args.skip-tokenizer-init"} & said.keys(),
+        needs_config="args.hf-config-path" not in said,
     )
 
 

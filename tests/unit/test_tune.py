@@ -78,6 +78,18 @@ def test_revert_leaves_the_machine_as_it_was(node: Tree) -> None:
     assert Tuning(node.root).revert() == ()
 
 
+def test_what_the_kernel_does_not_take_back_holds_up_nothing_else(node: Tree) -> None:
+    """As vm.dirty_bytes, which refuses its own 0. What reads back as another text stands for it."""
+    apply(node, *BOTH)
+    refused = f"{BEFORE['net.ipv4.tcp_rmem']} "
+    node.file(STATE, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": refused}}))
+    with pytest.raises(ConfigError, match=r"^net\.ipv4\.tcp_rmem: the kernel made [^;]*$"):
+        Tuning(node.root).revert()
+    assert values(node)["vm.swappiness"] == "60"
+    assert not (node.root / PATH[1:]).exists()
+    assert Tuning(node.root).remembered() == {"net.ipv4.tcp_rmem": refused}
+
+
 def test_a_node_without_the_folder_has_nothing_to_take_back(node: Tree) -> None:
     (node.root / "etc/sysctl.d").rmdir()
     assert Tuning(node.root).revert() == ()

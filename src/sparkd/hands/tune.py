@@ -100,13 +100,24 @@ class Tuning:
 
     def _revert(self) -> tuple[Change, ...]:
         found, before = self.in_file(), self.remembered()
-        # A setting that this kernel no longer has needs no way back.
-        changes = self._set({name: value for name, value in before.items() if self.now(name) is not None})
+        changes: list[Change] = []
+        stuck: dict[str, str] = {}
+        for name, value in before.items():
+            # A setting that this kernel no longer has needs no way back.
+            if self.now(name) is not None:
+                try:
+                    changes += self._set({name: value})
+                except ConfigError as error:
+                    stuck[name] = error.reason
         if found is not None:
             self._remove(PATH)
+        if stuck:
+            # vm.dirty_bytes takes every value but the 0 that it had at boot.
+            self._remember({name: before[name] for name in stuck})
+            raise ConfigError("; ".join(stuck.values()), f"all else is taken back, {PATH} too: reboot gives these back")
         if before:
             self._remove(STATE)
-        return changes
+        return tuple(changes)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

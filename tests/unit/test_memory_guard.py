@@ -202,6 +202,7 @@ def test_a_rank_dies_where_less_is_available_than_the_floor_and_the_line_has_the
     assert error.code == 16
     assert re.match(r"memory ran out: [\d,]+ MiB available, below the floor of 1,073,741,824 MiB; ", error.reason)
     assert "gpu_memory_utilization" in error.hint
+    assert "other work" in error.hint, "somebody else may have taken it"
     assert "memory.floor_mib" in error.hint
     assert rank.rung
 

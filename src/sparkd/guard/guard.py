@@ -16,7 +16,7 @@ from sparkd.guard import KILLED, LOCKED, UNLOCKED, trace
 from sparkd.log import Events
 
 AGAIN_SECONDS = 1.0
-HINT = "lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
+HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 _FOLDER = str(Path(sparkd.__file__).parents[1])
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from sparkd.guard.helper import main; sys.exit(main())"
 

@@ -108,6 +108,6 @@ class Tree:
         os.truncate(real, 8 + len(header) + data_bytes)
         return real
 
-    def docker(self, path: str, answer: object) -> None:
+    def docker(self, path: str, answer: object, *, fails: bool = False) -> None:
         """What docker answers to GET of a path, without its query."""
-        self.file(f"/.sparkd/docker{path}.json", json.dumps(answer))
+        self.file(f"/.sparkd/docker{path}.{'500.' if fails else ''}json", json.dumps(answer))

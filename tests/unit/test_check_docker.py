@@ -15,6 +15,7 @@ from sparkd.preflight.containers import ContainersFacts, Seen, StaleContainer
 from sparkd.preflight.docker_engine import Docker, DockerEngineFacts
 from sparkd.preflight.examine import examine
 from sparkd.preflight.image import EngineImage, ImageFacts
+from sparkd.preflight.strays import StrayWorkers
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
@@ -161,6 +162,29 @@ def test_checks_of_one_look_ask_docker_once(tree: Tree) -> None:
     assert len(asked) == 1
     examine([StaleContainer("sparkd-rank0")], host)
     assert len(asked) == 2, "each look looks anew"
+
+
+def listed(tree: Tree, state: str) -> Host:
+    """A machine whose docker lists a rank of sparkd's, and fails when it is asked for more of it."""
+    engine(tree)
+    labels = {"io.sparkd.role": "head", "io.sparkd.invocation": "of before"}
+    entry = {"Id": ID, "Names": ["/sparkd-rank0"], "ImageID": "sha256:1", "Labels": labels, "State": state}
+    tree.docker("/containers/json", [entry])
+    message = f"RWLayer of container {ID} is unexpectedly nil"
+    tree.docker(f"/containers/{ID}/json", {"message": message}, fails=True)
+    return Host(tree.root)
+
+
+@pytest.mark.parametrize("state", ["created", "exited", "dead"])
+def test_a_container_that_a_power_cut_has_left_without_its_layer_holds_nobody_up(tree: Tree, state: str) -> None:
+    host = listed(tree, state)
+    assert [(one.name, one.ours, one.running) for one in host.docker().containers] == [("sparkd-rank0", True, False)]
+    assert StaleContainer("sparkd-rank0").look(host)[1].level is Level.OK, "it is removed: see stray-workers"
+    assert StrayWorkers().look(host)[1].clears
+
+
+def test_a_container_that_runs_and_can_not_be_described_may_be_anything(tree: Tree) -> None:
+    assert listed(tree, "running").docker().error == f"GET /containers/{ID}/json: HTTP 500"
 
 
 @pytest.mark.parametrize(

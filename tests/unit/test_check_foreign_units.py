@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import pytest
 from tests.tree import Tree
 
@@ -103,6 +104,15 @@ def test_a_script_that_the_command_names_is_looked_into(tree: Tree, path: str, t
     tree.file(path, text)
     enabled(tree, f"ExecStart=/usr/bin/docker compose -f {path} up" if path.endswith("yaml") else f"ExecStart={path}")
     assert bool(looked(tree)[0].units) is found
+
+
+@pytest.mark.parametrize("word", ["docker ", "python -x "])
+def test_one_endless_line_takes_no_endless_time(tree: Tree, word: str) -> None:
+    tree.file("/home/milo/start.sh", word * 9000)
+    enabled(tree, "ExecStart=/home/milo/start.sh")
+    began = time.process_time()
+    assert not looked(tree)[0].units
+    assert time.process_time() - began < 1.0, "seconds, where the patterns see all of it"
 
 
 def test_a_unit_that_cannot_be_read_is_named(tree: Tree) -> None:

@@ -117,7 +117,8 @@ class Containers:
     def remove(self, container_id: str) -> None:
         """Remove, killing it if it still runs; gone is fine."""
         try:
-            self._docker.containers.get(container_id).remove(force=True)
+            # Not by way of containers.get: docker can't describe each container that it can remove.
+            self._docker.api.remove_container(container_id, force=True)
         except NotFound:
             return
         except FAILED as error:

@@ -18,7 +18,8 @@ GRACE_SECONDS = 1
 def end(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
     """SIGTERM, grace, SIGKILL, removed. Raises LaunchError where docker fails at it."""
     left = segments.mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
-    containers.stop(orphan.id, GRACE_SECONDS)
+    if orphan.running:
+        containers.stop(orphan.id, GRACE_SECONDS)
     containers.remove(orphan.id)
     for segment in left:
         segments.unlink(segment, host)

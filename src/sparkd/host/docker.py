@@ -40,6 +40,10 @@ class DockerUnreadableError(Exception):
     """dockerd lives but did not answer, or answered what is not docker's API."""
 
 
+class DockerFailedError(DockerUnreadableError):
+    """dockerd answered that it failed: HTTP 500."""
+
+
 class Reply(Protocol):
     @property
     def status(self) -> int: ...
@@ -133,6 +137,8 @@ def ask(http: Asks, path: str, params: dict[str, str] | None = None) -> object:
         answer = http.get(path, TIMEOUT_SECONDS, params)
         if answer.status == 404:
             return None
+        if answer.status == 500:
+            raise DockerFailedError(f"GET {path}: HTTP 500")
         if answer.status != 200:
             raise DockerUnreadableError(f"GET {path}: HTTP {answer.status}")
         found: object = json.loads(answer.body)
@@ -151,9 +157,15 @@ def _container(http: Asks, entry: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
     match entry:
         case {"Id": str(full_id)}:
-            detail = ask(http, _path(full_id, "json"))
+            pass
         case _:
             raise DockerUnreadableError("an entry of the container list has no id")
+    try:
+        detail = ask(http, _path(full_id, "json"))
+    except DockerFailedError:
+        if (listed := _as_listed(entry)) is None:
+            raise
+        return listed
     match detail:
         case None:
             return None
@@ -171,6 +183,26 @@ def _container(http: Asks, entry: object) -> ContainerFacts | None:
             )
         case _:
             raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
+
+
+def _as_listed(entry: object) -> ContainerFacts | None:
+    """A container that does not run, by the list alone; None where the list does not say that.
+
+    Since Docker 29.4 one that a power cut has left without its layer stays in the list, and can be removed; asked for
+    its description, docker says "RWLayer of container ... is unexpectedly nil", each time.
+    """
+    match entry:
+        case {
+            "Id": str(full_id),
+            "Names": [str(name), *_],
+            "ImageID": str(image_id),
+            "Labels": dict() | None as labels,
+            "State": "created" | "exited" | "dead",
+        }:
+            pairs = sorted((str(key), str(value)) for key, value in (labels or {}).items())
+            return ContainerFacts(full_id, name.removeprefix("/"), tuple(pairs), False, 0, image_id, "no")
+        case _:
+            return None
 
 
 def _started_from(detail: object) -> tuple[str, tuple[str, ...]]:

@@ -1,6 +1,7 @@
 """What a tree of files carries of a machine beside its files: answers of docker, of the GPU's driver, of the network.
 
-`/.sparkd/docker/PATH.json` is the body of docker's answer to GET PATH, without its query; `/.sparkd/nvml.json` is what
+`/.sparkd/docker/PATH.json` is the body of docker's answer to GET PATH, without its query, and PATH.500.json that of one
+with which docker failed; `/.sparkd/nvml.json` is what
 the driver says. They are read by the same code that reads the living ones. `/.sparkd/path_mtu.json` and
 `/.sparkd/resolver.json` say of other machines' addresses what the network answered.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 from sparkd.host.files import Files
@@ -43,9 +45,9 @@ class RecordedDocker:
         self._files = files
 
     def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply:  # noqa: ARG002
-        try:
-            return Reply(200, self._files.bytes(f"{FOLDER}/docker{path}.json"))
-        except (FileNotFoundError, NotADirectoryError):
-            return Reply(404, b"")
+        for status, end in ((200, "json"), (500, "500.json")):
+            with suppress(FileNotFoundError, NotADirectoryError):
+                return Reply(status, self._files.bytes(f"{FOLDER}/docker{path}.{end}"))
+        return Reply(404, b"")
 
     def close(self) -> None: ...

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 RESTARTED = ("always", "unless-stopped", "on-failure")
 SCRIPT_LIMIT_BYTES = 64 << 10
+COMMAND_LENGTH = 8192
+"""Looked at of one command: the patterns take the square of it."""
 SCRIPTS = (".sh", ".bash", ".yml", ".yaml")
 DOCKER_STARTS = re.compile(
     r"(?:^|[\s/])(?:docker|podman|nerdctl|docker-compose)\s(?:.*\s)?(?:run|start|exec|up|restart)\s"
@@ -139,7 +141,7 @@ def _starts_vllm(files: Files, unit: Unit) -> tuple[str, str] | None:
 
 
 def _launches(words: Sequence[str]) -> bool:
-    text = " ".join(words)
+    text = " ".join(words)[:COMMAND_LENGTH]
     if engines.is_serve(tuple(words)) or LAUNCHES.search(text):
         return True
     return bool(DOCKER_STARTS.search(f"{text} ") and VLLM.search(text))

@@ -1,7 +1,8 @@
 """YAML as text, read into plain data with the line that each value stands on. Knows nothing of recipes.
 
 The values are built here and not by the YAML library: a number that Python would write otherwise (0.90, 012, 1_000)
-stays the text that a person wrote, wherever the text itself is what a program gets.
+stays the text that a person wrote, wherever the text itself is what a program gets. Files of other tools are read as
+those read them, by YAML 1.1: there `yes` is true, 012 is 10, and 0.90 is 0.9.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ Key = tuple[str, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_OLD_FLOAT = re.compile(r"[-+]?(?=[0-9._:]*\.)[0-9._:]*(?:[eE][-+][0-9]+)?\Z|[-+]?\.(?:inf|nan)\Z", re.IGNORECASE)
+"""YAML 1.1 wants a dot, and a sign in the exponent: 1e5 is text."""
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 
@@ -38,13 +41,24 @@ class Document:
 
 def parse(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     """The mapping that `text` is. Below a path that `keeps_text` names, odd numbers stay text. Raises YamlError."""
+    return _read(text, _Builder(keeps_text), None)
+
+
+def parse_as_pyyaml(text: str) -> Document:
+    """The mapping that `text` is to programs that read it with PyYAML; a date stays text. Raises YamlError."""
+    return _read(text, _OldBuilder(lambda _: False), (1, 1))
+
+
+def _read(text: str, builder: _Builder, version: tuple[int, int] | None) -> Document:
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
     from ruamel.yaml.error import YAMLError as AnyYamlError
     from ruamel.yaml.nodes import MappingNode
 
     try:
-        root = YAML(typ="safe", pure=True).compose(text)
+        reader = YAML(typ="safe", pure=True)
+        reader.version = version
+        root = reader.compose(text)
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         reason = " ".join(str(part) for part in (error.context, error.problem) if part)
@@ -55,7 +69,6 @@ def parse(text: str, keeps_text: Callable[[Key], bool]) -> Document:
         raise YamlError(1, "is nested too deep") from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
-    builder = _Builder(keeps_text)
     return Document(builder.mapping(root, ()), builder.lines)
 
 
@@ -120,6 +133,37 @@ class _Builder:
         if tag == "timestamp":
             raise YamlError(line, f"{raw} would be a date: put it in quotes")
         raise YamlError(line, f"the tag {node.tag} is not known")
+
+
+class _OldBuilder(_Builder):
+    """YAML 1.1 as PyYAML has it."""
+
+    def _scalar(self, node: ScalarNode, path: Key, line: int) -> object:
+        raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
+        if tag == "timestamp":
+            return raw
+        if tag == "bool":
+            return raw if raw.lower() in ("y", "n") else raw.lower() in ("true", "yes", "on")
+        if tag == "float" and not _OLD_FLOAT.match(raw):
+            return raw
+        if tag in ("int", "float") and len(raw) <= _LONGEST_NUMBER:
+            return _old_number(raw.replace("_", ""), tag)
+        return super()._scalar(node, path, line)
+
+
+def _old_number(raw: str, tag: str) -> object:
+    sign, digits = (-1, raw[1:]) if raw.startswith("-") else (1, raw.removeprefix("+"))
+    try:
+        if ":" in digits:  # 1:30 is 90: base 60
+            number: float = 0
+            for part in digits.split(":"):
+                number = number * 60 + (int(part) if tag == "int" else float(part))
+            return sign * number
+        if tag == "float":
+            return sign * float(digits.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        return sign * (int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0))
+    except ValueError:
+        return raw
 
 
 def _number(raw: str, tag: str, keeps_text: bool) -> object:

@@ -225,6 +225,15 @@ def test_of_an_images_labels_those_of_its_build_are_kept(tree: Tree) -> None:
     assert (image.user, image.size_bytes, image.created) == ("", 0, "")
 
 
+@pytest.mark.parametrize(
+    ("said", "level"), [("arm64", Level.OK), ("aarch64", Level.OK), ("", Level.OK), ("x86_64", Level.BLOCK)]
+)
+def test_an_architecture_has_more_than_one_name(tree: Tree, said: str, level: Level) -> None:
+    engine(tree)
+    asks(tree, {"Id": "sha256:1", "Architecture": said, "Os": "linux", "Config": None})
+    assert EngineImage(REF).look(Host(tree.root))[1].level is level
+
+
 @pytest.mark.parametrize("answer", [[], "x", {}, {"Id": 1}, {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux"}])
 def test_a_description_that_is_not_dockers_is_no_image(tree: Tree, answer: object) -> None:
     with pytest.raises(DockerUnreadableError, match=REF):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
 """How labels begin that tell what an image was built from."""
 MOST_LABELS = 24
+SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
+"""As images of some tools say it, and docker takes it for the same."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ def read(http: Asks, ref: str) -> Image | None:
             size = rest.get("Size")
             return Image(
                 full_id,
-                harmless(architecture, 20),
+                harmless(SPELLINGS.get(architecture, architecture), 20),
                 harmless(os, 20),
                 harmless(str(rest.get("Created") or ""), 40),
                 size if isinstance(size, int) else 0,

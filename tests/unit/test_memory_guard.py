@@ -271,6 +271,23 @@ def test_a_machine_whose_memory_cannot_be_read_is_told_once_and_keeps_its_rank(t
         assert rank.process.wait(10) == -signal.SIGKILL
 
 
+@pytest.mark.parametrize("seconds", [0, 0.001, 0.003])
+def test_a_guard_that_is_closed_while_its_process_starts_is_over(seconds: float) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        guard = Guard(1, pidfd, Told(), lambda: None)
+        guard.stand()
+        try:
+            time.sleep(seconds)
+            guard.close()
+            soon(lambda: guard.over, 3)
+            assert process.poll() is None
+        finally:
+            os.close(pidfd)
+            process.kill()
+    assert not helpers()
+
+
 def test_its_process_ends_with_the_agent() -> None:
     code = (
         "import os\n"

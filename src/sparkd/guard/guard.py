@@ -59,11 +59,15 @@ class Guard:
     def close(self) -> None:
         """Its process ends by the end of its input."""
         self._closing.set()
-        process = self._process
-        if process is not None and process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+        if self._process is not None:
+            self._release(self._process)
         self._thread.join(AGAIN_SECONDS)
+
+    @staticmethod
+    def _release(process: subprocess.Popen[str]) -> None:
+        with suppress(OSError):
+            if process.stdin is not None:
+                process.stdin.close()
 
     def _run(self) -> None:
         try:
@@ -91,6 +95,8 @@ class Guard:
             self._complain(str(error))
             return False
         self._process = process
+        if self._closing.is_set():  # `close` may have been here before there was a process to see
+            self._release(process)
         said = ""
         assert process.stdout is not None
         with process:

@@ -73,8 +73,8 @@ only pulling the plug helps. With the unit enabled the next boot does the same a
 before its container starts, that it serves, and that it ended, in /var/lib/sparkd/boots.json. A launch that a later
 boot finds open was ended with its machine: by such a load, or by a power cut.
 
-  warn   the boot before this one ended without a shutdown, while the engine was loading or serving. The warning goes
-         with the next good start. Power cuts while serving never block.
+  warn   the last boot in which a launch was made ended without a shutdown, while the engine was loading or serving. The
+         warning goes with the next good start. Power cuts while serving never block.
   block  the last three boots in which a launch was made all ended so while this plan was loading, with no good start
          in between. sparkd exits 17, so that the machine stays up and can be looked at, and says what has changed since
          the last good start: versions, image, values of the plan.
@@ -104,8 +104,8 @@ A start by hand then begins at zero: systemctl start sparkd-head.""",
         in_a_row = len(tuple(takewhile(_ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
-            reason = f"the boot before this one ended without a shutdown while the engine was {last.phase}{times}"
-            return Verdict(Level.WARN, reason, "a power cut? else look at: journalctl -b -1 -e")
+            reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}{times}"
+            return Verdict(Level.WARN, reason, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
         return Verdict(
             Level.BLOCK,
             f"the last {in_a_row} boots ended without a shutdown while this plan was loading; {_told(facts)}",

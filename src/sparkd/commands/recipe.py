@@ -3,44 +3,80 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkd.commands import recipe_import
 from sparkd.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
+    from sparkd import settings
     from sparkd.lint.launch import Launch
     from sparkd.recipes.load import Loaded
     from sparkd.recipes.schema import Recipe
-
-HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "FROM")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     actions.add_parser("list", help="name every recipe")
-    show = actions.add_parser("show", help="print a recipe with its bases, each value with its file and line")
-    show.add_argument("--json", action="store_true", help="print one JSON object")
+    show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
+    show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
     show.add_argument("recipe", help="name or file")
+    diff = actions.add_parser("diff", help="print where two recipes mean something else")
+    diff.add_argument("left", metavar="recipe", help="name or file")
+    diff.add_argument("right", metavar="other", help="name or file")
     check = actions.add_parser("check", help="say what is wrong with recipes")
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
+    recipe_import.arguments(actions)
     actions.add_parser("schema", help="print the JSON Schema of recipe files")
 
 
 def run(args: argparse.Namespace) -> int:
     if args.action == "list":
-        print(_table(list(_rows())))
+        from sparkd.commands.recipe_tables import listed
+
+        print(listed())
     elif args.action == "show":
-        loaded = _load(args.recipe)
-        print(loaded.recipe.model_dump_json(by_alias=True, indent=2) if args.json else _shown(loaded))
+        print(_load(args.recipe).recipe.model_dump_json(by_alias=True, indent=2) if args.json else _shown(args.recipe))
+    elif args.action == "diff":
+        print(_diff(args.left, args.right))
     elif args.action == "check":
         _check(args.recipes)
+    elif args.action == "import":
+        return recipe_import.run(args)
     else:
         from sparkd.recipes.schema import json_schema
 
         print(json_schema())
     return ExitCode.GOOD
+
+
+def _shown(word: str) -> str:
+    from sparkd.commands.recipe_tables import shown
+    from sparkd.recipes.told import told
+
+    return shown(told(_load(word), _settings()))
+
+
+def _settings() -> settings.Loaded | None:
+    """None where they are wrong, which is said, and hides no recipe."""
+    from sparkd import settings
+
+    try:
+        return settings.load_with_origins(None, os.environ)
+    except ConfigError as error:
+        print(f"settings are left out: {error.reason}", file=sys.stderr)
+        return None
+
+
+def _diff(left: str, right: str) -> str:
+    from sparkd.commands.recipe_tables import compared
+    from sparkd.recipes.meaning import differences
+
+    one, other = _load(left).recipe, _load(right).recipe
+    return compared(left, right, differences(one, other))
 
 
 def _load(word: str) -> Loaded:
@@ -80,7 +116,8 @@ def _linted(loaded: Loaded) -> tuple[list[str], list[str]]:
     errors: list[str] = []
     warnings: list[str] = []
     for issue in rules.issues(_launch(loaded.recipe)):
-        where = loaded.origins.get(issue.at) or str(loaded.files[0])
+        positive = issue.at.replace("args.no-", "args.", 1)
+        where = loaded.origins.get(issue.at) or loaded.origins.get(positive) or str(loaded.files[0])
         (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
     return errors, warnings
 
@@ -88,11 +125,12 @@ def _linted(loaded: Loaded) -> tuple[list[str], list[str]]:
 def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine, wherever it will run: what a placeholder stands for is not known."""
     from sparkd.launch import command_line, placeholders
-    from sparkd.lint import words
+    from sparkd.lint import flag_words, words
     from sparkd.lint.launch import Launch
     from sparkd.recipes.schema import KV_CACHE_TOKENS
 
-    flags = words.flags(command_line.words(recipe.args))
+    said = command_line.words(recipe.args)
+    flags = words.flags(said)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     writable = (volume.target for volume in recipe.container.volumes if not volume.read_only)
     return Launch(
@@ -101,45 +139,6 @@ def _launch(recipe: Recipe) -> Launch:
         gpu=recipe.container.gpus == "all",
         kept=(*recipe.caches.values(), *writable),
         pool_tokens=tokens if isinstance(tokens, int) else None,
+        given=flag_words.given([*recipe.image.entrypoint, *said], placeholders.named),
+        extra=recipe.flags.extra,
     )
-
-
-def _rows() -> Iterator[tuple[str, ...]]:
-    from sparkd.recipes import lookup
-
-    for place in lookup.places(lookup.folders()):
-        try:
-            recipe = _load(place.name).recipe
-        except ConfigError:
-            yield place.name, "broken: `sparkd recipe check` says why", "", "", "", str(place.path)
-            continue
-        nodes = recipe.nodes
-        yield (
-            place.name,
-            recipe.model.path,
-            str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}",
-            str(recipe.args.get("max-model-len") or "-"),
-            str(recipe.args.get("max-num-seqs") or "-"),
-            str(place.path),
-        )
-
-
-def _table(rows: list[tuple[str, ...]]) -> str:
-    lines = [HEADINGS, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(HEADINGS))]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)
-
-
-def _shown(loaded: Loaded) -> str:
-    import json
-
-    lines: list[tuple[str, str]] = []
-    for name, value in loaded.recipe.model_dump(mode="json", by_alias=True, exclude_none=False).items():
-        entries = value.items() if isinstance(value, dict) and name != "expect" else [("", value)]
-        for key, one in entries:
-            dotted = f"{name}.{key}" if key else name
-            origin = loaded.origins.get(dotted)
-            if origin:
-                lines.append((f"{dotted}: {json.dumps(one, ensure_ascii=False)}", origin))
-    return "\n".join(f"{text:<60} # {origin}" for text, origin in lines)

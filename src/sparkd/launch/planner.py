@@ -121,7 +121,10 @@ def _fits(recipe: Recipe, node: Node) -> None:
             "choose another engine.recipe: `sparkd recipe list` shows them all",
         )
     if recipe.executor != "mp":
-        raise ConfigError(f"recipe {recipe.name} wants the executor {recipe.executor}, which this version cannot start")
+        raise ConfigError(
+            f"recipe {recipe.name} wants the executor {recipe.executor}, which this version cannot start",
+            f"write a recipe with extends: {recipe.name} and executor: mp, and name it under engine.recipe",
+        )
 
 
 def _engine(recipe: Recipe, settings: Settings) -> _Engine:

@@ -1,0 +1,160 @@
+"""The shipped recipes: each is whole, renders for every rank, and is what its report ran, flag for flag.
+
+`SPARKD_UPDATE_GOLDEN=1` writes the scripts anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.unit import reported
+
+from sparkd import share
+from sparkd.commands import recipe as command
+from sparkd.errors import ConfigError
+from sparkd.launch.plan import LaunchPlan, Node
+from sparkd.launch.planner import READY_TIMEOUT, make_plan
+from sparkd.lint import launch, words
+from sparkd.recipes import load, lookup
+from sparkd.recipes.schema import Recipe
+from sparkd.settings import Settings
+
+GOLDEN = Path(__file__).parent / "golden-recipes"
+NAMES = [place.name for place in lookup.places([share.recipes()])]
+ALONE = Node(0, "127.0.0.1", "127.0.0.1", 1)
+HEAD = Node(0, "10.0.0.1", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))
+WORKER = Node(1, "10.0.0.2", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))
+OWNED = {"nnodes", "node-rank", "master-addr", "master-port", "headless", "distributed-executor-backend"}
+"""Flags that sparkd sets: cluster.nodes, cluster.master_port and the recipe's executor decide them."""
+
+
+def shipped(name: str) -> Recipe:
+    return load.load(name, [share.recipes()]).recipe
+
+
+def nodes(recipe: Recipe) -> tuple[Node, ...]:
+    return (ALONE,) if recipe.nodes.max == 1 else (HEAD, WORKER)
+
+
+def plan(recipe: Recipe, node: Node) -> LaunchPlan:
+    """Of a recipe that wants Ray: what it is without."""
+    return make_plan(recipe.model_copy(update={"executor": "mp"}), Settings(), node)
+
+
+def flags(argv: Iterable[str]) -> dict[str, object]:
+    """What vLLM makes of the words: JSON by its meaning, dotted flags as the mapping that they fill."""
+    found: dict[str, object] = {}
+    for flag, text in words.flags(argv).items():
+        name, dot, field = flag.partition(".")
+        value = True if text is None else launch.parsed(text)
+        value = text if value is None else value
+        if dot:
+            table = found.setdefault(name, {})
+            assert isinstance(table, dict)
+            table[field] = value
+        elif name not in OWNED:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_passes_the_rules_of_a_launch(name: str) -> None:
+    errors, warnings = command._linted(load.load(name, [share.recipes()]))
+    assert (errors, warnings) == ([], [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_renders_for_every_rank(name: str) -> None:
+    recipe = shipped(name)
+    for node in nodes(recipe):
+        made = plan(recipe, node)
+        golden = GOLDEN / f"{name}.{made.role}.sh"
+        if os.environ.get("SPARKD_UPDATE_GOLDEN"):
+            golden.write_text(made.script)
+        assert made.script == golden.read_text()
+
+
+def test_no_script_is_left_of_a_recipe_that_is_gone() -> None:
+    assert {path.name.partition(".")[0] for path in GOLDEN.iterdir()} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("tiny-")])
+def test_every_recipe_tells_its_report_and_what_to_expect(name: str) -> None:
+    loaded = load.load(name, [share.recipes()])
+    recipe, text = loaded.recipe, loaded.files[0].read_text()
+    assert recipe.source.count(";") >= 2, "title; author; section"
+    assert recipe.source.partition(";")[0] in text.replace(f'source: "{recipe.source}"', "").replace("\n# ", " ")
+    rates = recipe.expect["decode_tokens_per_second"]
+    assert isinstance(rates, dict)
+    assert max(int(count) for count in rates) <= int(str(recipe.args["max-num-seqs"]))
+
+
+def test_the_reports_are_those_of_the_recipes() -> None:
+    assert {report.recipe for report in reported.REPORTS} == {name for name in NAMES if not name.startswith("tiny-")}
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_flags_are_what_is_launched(report: reported.Report) -> None:
+    recipe = shipped(report.recipe)
+    read = {**flags(shlex.split(report.line)), **report.corrected}
+    said = {flag: value for flag, value in read.items() if value is not None}
+    for node in nodes(recipe):
+        made = plan(recipe, node)
+        assert made.argv[: len(recipe.image.entrypoint)] == recipe.image.entrypoint
+        launched = flags(made.argv[len(recipe.image.entrypoint) + 1 :])
+        for flag, reason in report.added.items():
+            assert reason
+            launched.pop(flag)
+        assert launched == said
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_environment_is_what_the_engine_gets(report: reported.Report) -> None:
+    for node in nodes(shipped(report.recipe)):
+        env = dict(plan(shipped(report.recipe), node).env)
+        del env[READY_TIMEOUT]
+        for name in reported.OF_THE_NODE & env.keys():
+            assert env.pop(name) in (node.address, node.interface, ",".join(node.hcas))
+        assert env == report.env
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_container_is_what_is_made(report: reported.Report) -> None:
+    recipe = shipped(report.recipe)
+    spec = plan(recipe, nodes(recipe)[0]).container
+    assert (spec.gpus, spec.ipc, spec.network) == ("all", "host", "host")
+    assert (spec.privileged, spec.shm_bytes, spec.devices) == (report.privileged, report.shm_bytes, report.devices)
+    assert [mount.target for mount in spec.mounts] == ["/models", *report.mounts]
+
+
+def test_a_recipe_for_ray_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="wants the executor ray, which this version cannot start") as caught:
+        make_plan(shipped("deepseek-v4-flash-ray"), Settings(), HEAD)
+    assert "executor: mp" in caught.value.hint
+
+
+def test_the_conservative_recipe_advises_the_reports_settings_of_the_kernel() -> None:
+    made = plan(shipped("deepseek-v4-flash-conservative"), HEAD)
+    assert made.sysctls == (("vm.min_free_kbytes", "1572864"), ("vm.overcommit_memory", "0"))
+
+
+def test_the_launch_of_an_image_with_a_python_of_its_own_is_one_program_with_the_flags_as_its_words() -> None:
+    made = plan(shipped("dspark-nvfp4-1m"), HEAD)
+    assert made.argv[:2] == ("bash", "-lc")
+    assert made.argv[2].endswith('exec /opt/env/bin/vllm serve "$@"')
+    assert made.argv[3:5] == ("vllm", "/models/DeepSeek-V4-Flash-DSpark")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_recipe_expects_is_json_with_numbers(name: str) -> None:
+    def numbers(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(numbers(one) for one in value.values())
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+    assert numbers(json.loads(json.dumps(dict(shipped(name).expect))))

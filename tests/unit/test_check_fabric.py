@@ -115,7 +115,10 @@ def test_probes_read_the_machine(tree: Tree) -> None:
     machine.healthy(tree, 0)
     host = Host(tree.root)
     assert ADDRESS.probe(host) == ON_UP
-    assert replace(ADDRESS, interface="enp9").probe(host).interfaces[0] == "enP2p1s0f0np0"
+    tree.file("/sys/class/net/bonding_masters", "bond0\n")
+    named = replace(ADDRESS, interface="enp9").probe(host).interfaces
+    assert named[0] == "enP2p1s0f0np0"
+    assert "bonding_masters" not in named
     check = FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9000)
     assert check.probe(host) == FabricLinkFacts((UP,), (Path("10.0.0.2", True),))
 

@@ -13,6 +13,8 @@ FOLDER = "/sys/class/net"
 LIMIT_BYTES = 4096
 IFF_UP, IFF_LOOPBACK = 0x1, 0x8
 """linux/if.h."""
+BONDS = "bonding_masters"
+"""A file among the interfaces, once bonding is loaded."""
 MAX_LOWER = 16
 """A bond of a DGX Spark has four members at most; what is wider is no fabric of ours."""
 
@@ -76,7 +78,7 @@ def with_lower(files: Files, name: str) -> tuple[Link, ...]:
 
 def names(files: Files) -> tuple[str, ...]:
     try:
-        return files.names(FOLDER)
+        return tuple(name for name in files.names(FOLDER) if name != BONDS)
     except FileNotFoundError:
         return ()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host, disks
+from sparkd.host import Host, disks, docker_defaults
 from sparkd.host.disks import Room
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.disk import CACHES, LOGS, STATE, DiskFacts, DiskRoom, Place, PlaceFacts
@@ -117,10 +117,10 @@ def test_what_an_error_has_closed_is_read_only_whatever_it_calls_itself(tree: Tr
     ("text", "root"),
     [
         ('{"data-root": "/data/docker"}', "/data/docker"),
-        ('{"data-root": 3}', disks.DOCKER_ROOT),
-        ("{", disks.DOCKER_ROOT),
-        ("[" * 9999, disks.DOCKER_ROOT),
-        ("[]", disks.DOCKER_ROOT),
+        ('{"data-root": 3}', docker_defaults.ROOT),
+        ("{", docker_defaults.ROOT),
+        ("[" * 9999, docker_defaults.ROOT),
+        ("[]", docker_defaults.ROOT),
     ],
 )
 def test_docker_keeps_its_images_where_its_configuration_says(tree: Tree, text: str, root: str) -> None:
@@ -128,6 +128,19 @@ def test_docker_keeps_its_images_where_its_configuration_says(tree: Tree, text: 
     tree.folder(root)
     record(tree, **{"/": COUNTS})
     assert root in places(tree)
+
+
+@pytest.mark.parametrize("said", ["--data-root=/data/docker", "--data-root\0/data/docker", "--config-file=/etc/d.json"])
+def test_docker_keeps_its_images_where_its_arguments_say(tree: Tree, said: str) -> None:
+    """An old /var/lib/docker beside it, on a disk that is full, is none of docker's."""
+    tree.dockerd()
+    tree.file("/proc/700/cmdline", f"/usr/bin/dockerd\0{said}\0-H\0fd://\0")
+    tree.file("/etc/d.json", '{"data-root": "/data/docker"}')
+    tree.folder("/data/docker")
+    tree.folder(docker_defaults.ROOT)
+    record(tree, **{"/": COUNTS})
+    assert "/data/docker" in places(tree)
+    assert docker_defaults.ROOT not in places(tree)
 
 
 def test_a_tree_that_says_nothing_of_its_disks_is_good(tree: Tree) -> None:

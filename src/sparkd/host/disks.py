@@ -24,8 +24,6 @@ WHOSE = ("1", "self")
 """Process whose mounts are looked at: in the sandbox of sparkd's own unit nearly all is read-only, for sparkd alone."""
 READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 """ext4 stays `rw` after an error since Linux 6.15, and says one of the others."""
-DOCKER_CONFIG = "/etc/docker/daemon.json"
-DOCKER_ROOT = "/var/lib/docker"
 
 
 @dataclass(frozen=True)
@@ -63,19 +61,6 @@ def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
             )
             found.append(one)
     return tuple(found)
-
-
-def docker_root(files: Files) -> str:
-    """Where dockerd keeps containers and images."""
-    try:
-        said = json.loads(files.text(DOCKER_CONFIG))
-    except (OSError, ValueError, RecursionError):  # none, or one that dockerd would not start with
-        return DOCKER_ROOT
-    match said:
-        case {"data-root": str(path)} if path.startswith("/"):
-            return path
-        case _:
-            return DOCKER_ROOT
 
 
 def _living(path: str) -> _Counts:

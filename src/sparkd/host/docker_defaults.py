@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkd.host.files import Files
 
 PATH = "/etc/docker/daemon.json"
+ROOT = "/var/lib/docker"
 SHM_BYTES = 64 << 20
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgtp]?)i?b?", re.IGNORECASE | re.ASCII)
@@ -34,15 +35,29 @@ class DockerDefaults:
     """The soft limit, -1 unlimited. None: what containerd itself runs with."""
 
 
+def root(host: Host) -> str:
+    """Where dockerd keeps containers and images. A file that it would not start with says nothing."""
+    words = _words(host)
+    said: Mapping[str, object] = {}
+    with suppress(OSError, ValueError):
+        said = _table(host.files, _config(words))
+    path = next(iter(_values(words, "--data-root")), said.get("data-root"))
+    return path if isinstance(path, str) and path.startswith("/") else ROOT
+
+
 def read(host: Host) -> DockerDefaults:
     """Raises OSError, and ValueError for what dockerd would refuse too. It takes nothing from flag and file at once."""
     words = _words(host)
-    path = next(iter(_values(words, "--config-file")), PATH)
+    path = _config(words)
     said = _table(host.files, path)
     shm = next(iter(_values(words, "--default-shm-size")), said.get("default-shm-size"))
     limits = (_MEMLOCK.fullmatch(value) for value in _values(words, "--default-ulimit"))
     memlock = next((int(limit[1]) for limit in limits if limit), _memlock(said.get("default-ulimits")))
     return DockerDefaults(_shm(shm, path), memlock)
+
+
+def _config(words: tuple[str, ...]) -> str:
+    return next(iter(_values(words, "--config-file")), PATH)
 
 
 def _words(host: Host) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host import disks
+from sparkd.host import disks, docker_defaults
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import ORDER, Problem, verdict
 from sparkd.preflight.sizes import GIB, MIB, size
@@ -58,7 +58,8 @@ class DiskRoom(Check[DiskFacts]):
     id: str = "disk"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json",
+        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "
+        "and dockerd's arguments",
         source="statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB",
         page="""\
 A disk that is full, or that the kernel has made read-only after an error, is found late: the container can't be made,
@@ -67,7 +68,7 @@ the engine fails while it compiles, or the count of failed launches can't be kep
   /var/lib/sparkd        block below 64 MiB, warn below 256 MiB: state that must survive a power cut
   /var/lib/sparkd/cache  warn below 10 GiB, where the recipe has compile caches; they are kept for three images
   docker's folders       block below 256 MiB, warn below 5 GiB: the container's own layer, its log, new images.
-                         data-root of /etc/docker/daemon.json, else /var/lib/docker; and /var/lib/containerd
+                         data-root of dockerd, else /var/lib/docker; and /var/lib/containerd
   /var/log               warn below 512 MiB: the journal forgets what happened
 
 and for file systems that are mounted writable. The model's disk is only read: its room does not matter. What a file
@@ -79,9 +80,7 @@ system keeps back for root counts as free, for sparkd and docker are root. Out o
     )
 
     def probe(self, host: Host) -> DiskFacts:
-        docker = Place(
-            disks.docker_root(host.files), "docker's containers and images", 256 * MIB, 5 * GIB, optional=True
-        )
+        docker = Place(docker_defaults.root(host), "docker's containers and images", 256 * MIB, 5 * GIB, optional=True)
         all_places = (STATE, *((CACHES,) if self.caches else ()), docker, CONTAINERD, LOGS)
         places = {one.path: one for one in all_places if not one.optional or host.files.exists(one.path)}
         return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.rooms(host, places)))

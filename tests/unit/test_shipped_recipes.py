@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -143,11 +144,21 @@ def test_the_conservative_recipe_advises_the_reports_settings_of_the_kernel() ->
     assert made.sysctls == (("vm.min_free_kbytes", "1572864"), ("vm.overcommit_memory", "0"))
 
 
-def test_the_launch_of_an_image_with_a_python_of_its_own_is_one_program_with_the_flags_as_its_words() -> None:
-    made = plan(shipped("dspark-nvfp4-1m"), HEAD)
-    assert made.argv[:2] == ("bash", "-lc")
-    assert made.argv[2].endswith('exec /opt/env/bin/vllm serve "$@"')
-    assert made.argv[3:5] == ("vllm", "/models/DeepSeek-V4-Flash-DSpark")
+def test_the_wrapper_around_vllm_passes_every_flag_on_as_it_is(tmp_path: Path) -> None:
+    vllm = tmp_path / "vllm"
+    vllm.write_text('#!/bin/sh\nprintf \'%s\\0\' "$@" "$CUDA_HOME"\n')
+    vllm.chmod(0o755)
+    argv = plan(shipped("dspark-nvfp4-1m"), HEAD).argv
+    ran = subprocess.run(
+        [word.replace("/opt/env/bin/vllm", str(vllm)) for word in argv],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    passed_on = argv[argv.index("/models/DeepSeek-V4-Flash-DSpark") :]
+    assert ran.stdout.split("\0")[:-1] == ["serve", *passed_on, "/opt/env/targets/sbsa-linux"]
 
 
 @pytest.mark.parametrize("name", NAMES)

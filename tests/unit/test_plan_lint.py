@@ -136,6 +136,11 @@ def test_a_length_beyond_the_models_own_blocks_and_warns_where_it_is_allowed() -
     assert seen(replace(short, flags={**GOOD, "hf-overrides.max_position_embeddings": "131072"})) == []
 
 
+def test_a_pool_that_was_measured_at_another_length_warns_alone() -> None:
+    (one,) = rules.issues(replace(LAUNCH, flags={**GOOD, "max-model-len": "700000", "max-num-seqs": "1"}))
+    assert (one.rule, one.blocks) == ("pool-length", False)
+
+
 def test_mtp_is_deepseeks_only_where_the_model_is() -> None:
     assert seen(replace(LAUNCH, model=ModelLimits("qwen3_next")), speculative_config=DRAFTS % ("mtp", 3)) == []
 

@@ -107,6 +107,8 @@ def _may_be_longer(launch: Launch) -> bool:
 
 
 def longer_than_pool(launch: Launch) -> Sights:
+    # vLLM tells its pool as concurrency x max-model-len: with layers that keep a window alone, the number grows with
+    # that length, and what is longer than it may still fit.
     wanted, pool = launch.amount("max-model-len"), launch.pool_tokens
     if wanted and pool and wanted > pool:
         yield "args.max-model-len", f"--max-model-len {wanted}, and the recipe expects a KV cache of {pool} tokens"

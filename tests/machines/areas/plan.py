@@ -72,7 +72,7 @@ def _compiled_anew(tree: Tree) -> None:
 ILLNESSES = (
     Illness("forked-workers", _forked_workers, Level.BLOCK, "plan-lint", says="ShmRingBuffer"),
     Illness("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
-    Illness("context-beyond-the-cache", _context_beyond_the_cache, Level.BLOCK, "plan-lint", says="612341 tokens"),
+    Illness("context-beyond-the-cache", _context_beyond_the_cache, Level.WARN, "plan-lint", says="612341 tokens"),
     Illness(
         "context-beyond-the-model",
         lambda tree: config(tree, longest=65536),

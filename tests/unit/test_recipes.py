@@ -289,8 +289,8 @@ def test_the_json_schema_knows_every_key() -> None:
     assert published["additionalProperties"] is False
     assert published["required"] == ["schema", "name"]
     assert set(published["properties"]) == {
-        *("schema", "name", "description", "source", "extends", "model", "image", "nodes", "executor", "args", "env"),
-        *("secrets", "container", "host", "caches", "memory_bytes", "expect"),
+        *("schema", "name", "description", "source", "extends", "model", "image", "nodes", "executor", "args", "flags"),
+        *("env", "secrets", "container", "host", "caches", "memory_bytes", "expect"),
     }
     assert "assert" in published["$defs"]["Image"]["properties"]
 

@@ -126,3 +126,5 @@ class LaunchPlan:
     """Size of the KV cache that the recipe expects; None where it says none, or where settings make it another."""
     asserts: tuple[Assertion, ...] = ()
     """What the launch script asks of the image before the engine starts. The script holds them already."""
+    extra_flags: tuple[str, ...] = ()
+    """Flags of a fork, which the table of vLLM's own says nothing of."""

@@ -105,6 +105,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),
         asserts=asserts,
+        extra_flags=recipe.flags.extra,
     )
 
 

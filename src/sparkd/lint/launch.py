@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sparkd.flags import JsonValue
+from sparkd.lint.flag_words import Given
 from sparkd.lint.model import UNKNOWN_MODEL, ModelLimits
 from sparkd.lint.words import Flags
 
@@ -30,6 +31,10 @@ class Launch:
     pool_tokens: int | None = None
     """Size of the KV cache, where the recipe knows it."""
     model: ModelLimits = UNKNOWN_MODEL
+    given: tuple[Given, ...] = ()
+    """Each flag with all its values, where vLLM's own parser gets them."""
+    extra: tuple[str, ...] = ()
+    """Flags of a fork, as the recipe names them."""
 
     def amount(self, flag: str) -> int | None:
         """None where there is none, or none that is known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from sparkd.lint import sights
+from sparkd.lint import flag_rules, sights
 from sparkd.lint.launch import Launch
 from sparkd.lint.sights import Sights
 
@@ -49,6 +49,14 @@ RULES = (
          what="a flag that vLLM parses as JSON is given text that is no JSON object",
          hint="write it as a mapping in the recipe: sparkd makes the JSON",
          source="measured on vLLM 0.32: it ends with status 2"),
+    Rule("flag-value", BLOCKS, flag_rules.mistaken,
+         what="a flag is given a value of another type than vLLM's parser reads, none, or too many",
+         hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe",
+         source="the parser of vLLM 0.32 (`make flags`): it ends with status 2"),
+    Rule("flag-misprint", BLOCKS, flag_rules.misprinted,
+         what="a flag that vLLM does not know, one letter from one that it does",
+         hint="correct it; where a fork has this flag, name it under flags.extra of the recipe",
+         source="the parser of vLLM 0.32 (`make flags`): it ends with status 2"),
     Rule("model-length", BLOCKS, sights.longer_than_model,
          what="max-model-len is above what config.json of the model allows",
          hint="lower max-model-len",
@@ -81,6 +89,14 @@ RULES = (
          what="a flag that recipes in public have, and vLLM 0.32 does not know",
          hint="take it out, or use the right name: vLLM ends with status 2",
          source="measured on vLLM 0.32; its pull requests 17452, 21739, 28006 and 29326"),
+    Rule("flag-unknown", WARNS, flag_rules.unknown,
+         what="a flag that vLLM 0.32 does not know, and flags.extra of the recipe does not name",
+         hint="correct it, or name it under flags.extra where a fork has it: upstream ends with status 2",
+         source="the parser of vLLM 0.32 (`make flags`)"),
+    Rule("flag-choice", WARNS, flag_rules.unlisted,
+         what="a value that is none of the flag's choices in vLLM 0.32; a fork may have more",
+         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2",
+         source="the parser of vLLM 0.32 (`make flags`)"),
     Rule("long-by-will", WARNS, sights.longer_than_model_by_will,
          what="as model-length, but VLLM_ALLOW_LONG_MAX_MODEL_LEN is set",
          hint="lower max-model-len: positions beyond the model's own may give NaN",

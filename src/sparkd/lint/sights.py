@@ -19,6 +19,8 @@ JSON_FLAGS = (
 """Flags that vLLM parses as a JSON object."""
 JSON_OR_TEXT = ("additional-config", "hf-overrides", "model-loader-extra-config")
 """Flags that it takes as mere text where there are no braces around it."""
+NOTHING = ("", "None")
+"""What stands for no value at most flags; where not, the table of flags knows."""
 TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019"
 RENAMED = {
     "cuda-graph-sizes": "it is --cudagraph-capture-sizes",
@@ -59,7 +61,7 @@ def forks(launch: Launch) -> Sights:
 def broken_json(launch: Launch) -> Sights:
     for flag in (*JSON_FLAGS, *JSON_OR_TEXT):
         text = (launch.flags.get(flag) or "").strip()
-        if text and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _no_object(text, flag)):
+        if text not in NOTHING and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _no_object(text, flag)):
             yield f"args.{flag}", f"--{flag} {wrong}"
 
 

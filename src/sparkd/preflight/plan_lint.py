@@ -8,7 +8,7 @@ from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host import model_config
-from sparkd.lint import rules, words
+from sparkd.lint import flag_words, rules, words
 from sparkd.lint import script as scripts
 from sparkd.lint.launch import Launch
 from sparkd.lint.model import ModelLimits, limits
@@ -90,10 +90,12 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
         gpu=plan.container.gpus == "all",
         kept=kept,
         pool_tokens=plan.kv_cache_tokens,
+        given=flag_words.given(plan.argv),
+        extra=plan.extra_flags,
     )
     if script is None:
         return launch
-    return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None)
+    return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=())
 
 
 def _common(commands: Sequence[words.Flags]) -> words.Flags:

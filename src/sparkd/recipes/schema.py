@@ -208,6 +208,14 @@ class Container(Section):
     ] = Field((), description="Further files and folders: SOURCE:TARGET:ro or SOURCE:TARGET:rw.")
 
 
+class ForkFlags(Section):
+    """What the image's engine knows that vLLM's own does not."""
+
+    extra: Annotated[tuple[Annotated[str, AfterValidator(flags.flag_name)], ...], Strict(False)] = Field(
+        (), description="Flags that are not held against the table of vLLM's own: neither name nor value."
+    )
+
+
 class Host(Section):
     """What the source ran with on the node itself. It is compared, and set by `sparkd tune apply` alone."""
 
@@ -235,6 +243,7 @@ class Recipe(Section):
         description="Flags of vLLM: true is a bare flag, false its --no- form, null leaves it out, a list is several "
         "values, a mapping is one JSON value.",
     )
+    flags: ForkFlags = Field(ForkFlags(), description="Flags of a fork of vLLM.")
     env: t.Variables = Field(default_factory=dict, description="Environment of the engine. null leaves a name out.")
     secrets: t.SecretFiles = Field(
         default_factory=dict, description="Secrets by the name of the variable that the engine gets: NAME: its file."

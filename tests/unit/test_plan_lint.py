@@ -264,6 +264,7 @@ BY_ROLE = f"if [ $RANK = 0 ]; then exec {SERVE} 0\nelse exec {SERVE} 1 --headles
         ('if [ $# -gt 0 ]; then exec "$@"; fi\nexec vllm serve /m', WORKER, []),
         (BY_ROLE, HEAD, []),
         (BY_ROLE, WORKER, []),
+        ("if [ $RANK = 0 ]; then vllm serve /m; else exec ray start --address $HEAD --block; fi", WORKER, []),
         (f'. /etc/env\n{SERVE} 5 "$@"', WORKER, []),
         ('exec "${@:1}"', WORKER, []),
         ('echo vllm serve; exec "$@"', WORKER, []),

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
+from itertools import pairwise
 
 from sparkd.lint.rules import Issue
 from sparkd.lint.words import Flags, flags
@@ -42,7 +43,7 @@ class Script:
     passes_on: bool
     """Whether it hands on the words that sparkd gives it, which are the whole command."""
     may_be_headless: bool
-    """It says --headless somewhere, or reads another file that may."""
+    """It says --headless somewhere, reads another file that may, or starts Ray, whose workers start no vLLM."""
 
     def told_by(self, env: Mapping[str, str]) -> Script:
         """With variables that are there before it begins: one of them may hold --headless."""
@@ -56,6 +57,7 @@ def read(text: str) -> Script:
     for words in _commands(text):
         passes_on |= any(_PASSED_ON.search(word) for word in words)
         may_be_headless |= words[:1] in (["."], ["source"]) or any("--headless" in word for word in words)
+        may_be_headless |= ("ray", "start") in pairwise(words)
         env |= _exported(words)
         start = _after_serve(words)
         if start:

@@ -19,14 +19,21 @@ from sparkd.preflight.strays import StrayWorkers
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
-GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), ("the runtime nvidia",))
+HOOK = "/usr/bin/nvidia-container-runtime-hook"
+GOOD = DockerEngineFacts(True, True, "", "29.2.1", ("runc",), (HOOK,))
 IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "linux", "2026-05-20T03:11:52Z", 3 << 30, "", (), (), ())
 
 
 @pytest.mark.parametrize(
     ("facts", "uses_gpu", "level", "says"),
     [
-        (GOOD, True, Level.OK, "docker 29.2.1; to the GPU by the runtime nvidia"),
+        (GOOD, True, Level.OK, f"docker 29.2.1; to the GPU by {HOOK}"),
+        (replace(GOOD, version="28.5.2"), True, Level.OK, HOOK),
+        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",)), True, Level.OK, "to the GPU by /etc/cdi/nvidia.yaml"),
+        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",), version="29.1.5"), True, Level.WARN, "may refuse --gpus"),
+        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",), version="dev"), True, Level.OK, "docker dev"),
+        (replace(GOOD, gpu_ways=("the runtime nvidia",)), True, Level.WARN, "may refuse --gpus"),
+        (replace(GOOD, gpu_ways=("the runtime nvidia",)), False, Level.OK, "no GPU"),
         (replace(GOOD, gpu_ways=()), True, Level.BLOCK, "no way to the GPU"),
         (replace(GOOD, gpu_ways=()), False, Level.OK, "the plan uses no GPU"),
         (DockerEngineFacts(False, True), True, Level.WARN, "docker is away"),

@@ -12,6 +12,7 @@ from sparkd.host.harmless import harmless
 if TYPE_CHECKING:
     from sparkd.host.files import Files
 
+RUNTIME = "the runtime nvidia"
 HOOK = "nvidia-container-runtime-hook"
 HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
@@ -61,7 +62,7 @@ def _cdi_folders(said: object) -> tuple[str, ...]:
 
 def gpu_ways(files: Files, engine: Engine) -> tuple[str, ...]:
     """Every way to the GPU that is installed. One is enough."""
-    found = ["the runtime nvidia"] if "nvidia" in engine.runtimes else []
+    found = [RUNTIME] if "nvidia" in engine.runtimes else []
     found += [f"{folder}/{HOOK}" for folder in HOOK_FOLDERS if files.exists(f"{folder}/{HOOK}")][:1]
     return (*found, *_specifications(files, engine.cdi_folders)[:1])
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import foreign_recipes as foreign
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit import foreign_recipes as foreign
 
 from sparkd import cli
 from sparkd.errors import ConfigError
@@ -91,6 +91,17 @@ def test_the_recipe_of_sparkrun(tmp_path: Path) -> None:
 def test_a_number_is_what_pyyaml_makes_of_it(tmp_path: Path, written: str, value: str) -> None:
     recipe, _ = taken(tmp_path, f"{V1}defaults: {{x: {written}}}\ncommand: vllm serve m --flag {{x}}\n")
     assert str(recipe.args["flag"]) == value
+
+
+def test_on_one_node_eugrs_tool_asks_for_one_rank(tmp_path: Path) -> None:
+    text = f"{V1}solo_only: true\ndefaults: {{tensor_parallel: 2}}\ncommand: vllm serve m -tp {{tensor_parallel}}\n"
+    recipe, notes = taken(tmp_path, text)
+    assert (recipe.args, recipe.nodes.max) == ({"tensor-parallel-size": 1}, 1)
+    assert "line 5: defaults.tensor_parallel: 1 is taken" in notes[0]
+
+
+def test_of_a_key_that_is_given_twice_the_last_one_counts_as_to_pyyaml(tmp_path: Path) -> None:
+    assert taken(tmp_path, f"{V1}container: j\ncommand: vllm serve m\n")[0].image.ref == "j"
 
 
 def test_each_format_reads_braces_by_its_own_rule(tmp_path: Path) -> None:
@@ -184,12 +195,13 @@ def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pyt
     (tmp_path / "out").mkdir()
     (tmp_path / "in/.hidden.yaml").write_text("[")
     (tmp_path / "in/Good One.yaml").write_text(f"{V2}command: vllm serve m\n")
+    (tmp_path / "in/deep/good-one.yaml").write_text(f"{V2}command: vllm serve m\n")
     (tmp_path / "in/a.yaml").write_text("[")
     (tmp_path / "in/deep/b.yml").write_text("a: b\n")
     words = ["recipe", "import", str(tmp_path / "in"), "--write", str(tmp_path / "out")]
     assert cli.main(words) == 78
     said = capsys.readouterr()
-    assert said.out == f"{tmp_path}/out/good-one.yaml\n"
+    assert said.out == f"{tmp_path}/out/good-one.yaml\n{tmp_path}/out/deep-good-one.yaml\n"
     assert [line.split(": ")[1] for line in said.err.splitlines() if line.startswith("sparkd: ")] == [
         f"{tmp_path}/in/a.yaml",
         f"{tmp_path}/in/deep/b.yml",

@@ -25,20 +25,18 @@ def run(args: argparse.Namespace) -> int:
 
     given = overrides.parse(args.overrides)
     faults: list[str] = []
-    written: dict[str, Path] = {}
+    taken: set[str] = set()
     for path in files.found(args.path):
         try:
-            result = files.imported(path, given)
-            if result.name in written:
-                raise ConfigError(f"{path}: line 1: {result.name} is the name of {written[result.name]} as well")
+            result = files.imported(path, given, taken)
             if args.write:
                 print(_write(args.write, result.name, result.text, args.force))
             else:
-                print(f"{'---' if written else ''}\n{result.text}".lstrip("\n"), end="")
+                print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
         except ConfigError as error:
             faults.append(str(error))
             continue
-        written[result.name] = path
+        taken.add(result.name)
         for note in result.notes:
             print(note, file=sys.stderr)
     if faults:

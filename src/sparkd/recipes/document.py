@@ -46,7 +46,7 @@ def parse(text: str, keeps_text: Callable[[Key], bool]) -> Document:
 
 def parse_as_pyyaml(text: str) -> Document:
     """The mapping that `text` is to programs that read it with PyYAML; a date stays text. Raises YamlError."""
-    return _read(text, _OldBuilder(lambda _: False), (1, 1))
+    return _read(text, _OldBuilder(lambda _: False, last_wins=True), (1, 1))
 
 
 def _read(text: str, builder: _Builder, version: tuple[int, int] | None) -> Document:
@@ -80,13 +80,15 @@ def _line_of(text: str, error: Exception) -> int:
 @dataclass
 class _Builder:
     keeps_text: Callable[[Key], bool]
+    last_wins: bool = False
+    """Whether a key may be given twice."""
     lines: dict[Key, int] = field(default_factory=dict)
     seen: set[int] = field(default_factory=set)
 
     def mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
         found: dict[str, object] = {}
         for name, value_node, line in self._entries(node):
-            if name in found:
+            if name in found and not self.last_wins:
                 raise YamlError(line, f"{'.'.join((*path, name))} is given twice")
             self.lines[(*path, name)] = line
             found[name] = self.value(value_node, (*path, name))

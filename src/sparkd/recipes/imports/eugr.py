@@ -21,7 +21,7 @@ def read(source: Source, given: Overrides) -> Foreign:
     source.needed_text("name")
     image = source.needed_text("container")
     template = source.needed_text("command")
-    values = Values({**source.mapping("defaults"), **{name: _override(name, text) for name, text in given.items()}})
+    values = Values({**_defaults(source), **{name: _override(name, text) for name, text in given.items()}})
     try:
         command = formatted(template, values)
     except TemplateError as error:
@@ -40,6 +40,17 @@ def read(source: Source, given: Overrides) -> Foreign:
         container={"privileged": True, "ipc": "host"},
         nodes=(2 if source.has("cluster_only") else 1, 1 if source.has("solo_only") else None),
     )
+
+
+def _defaults(source: Source) -> Mapping[str, object]:
+    said = source.mapping("defaults")
+    if not source.has("solo_only"):
+        return said
+    if said.get("tensor_parallel", 1) != 1:
+        source.note(
+            ("defaults", "tensor_parallel"), "defaults.tensor_parallel: 1 is taken, as its tool does on one node"
+        )
+    return {**said, "tensor_parallel": 1}
 
 
 def _override(name: str, text: str) -> object:

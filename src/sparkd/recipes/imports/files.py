@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,8 +48,8 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in files if name.endswith(SUFFIXES) and not name.startswith("."))
 
 
-def imported(path: Path, given: Overrides) -> Result:
-    """Raises ConfigError."""
+def imported(path: Path, given: Overrides, taken: Collection[str] = ()) -> Result:
+    """The recipe, by a name that is not taken. Raises ConfigError."""
     try:
         text = text_file.read(path)
         document = parse_as_pyyaml(text)
@@ -58,7 +58,7 @@ def imported(path: Path, given: Overrides) -> Result:
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
     try:
-        result: Imported = convert(document, _name(path), given)
+        result: Imported = convert(document, _name(path, taken), given)
     except Unusable as fault:
         key = fault.key
         while key and key not in document.lines:
@@ -68,6 +68,14 @@ def imported(path: Path, given: Overrides) -> Result:
     return Result(result.recipe.name, render(result, path.name), notes)
 
 
-def _name(path: Path) -> str:
-    """The file's, in letters that a recipe's name may have."""
-    return _NOT_IN_A_NAME.sub("-", path.stem.lower()).strip("-._") or "imported"
+def _name(path: Path, taken: Collection[str]) -> str:
+    """The file's, in letters that a recipe's name may have; with its folder's before it where that is taken."""
+    names = [_slug(path.stem), _slug(f"{path.parent.name}-{path.stem}")]
+    free = [name for name in names if name not in taken]
+    if not free:
+        raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))
+    return free[0]
+
+
+def _slug(text: str) -> str:
+    return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"

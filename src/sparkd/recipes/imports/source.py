@@ -63,9 +63,7 @@ class Source:
         return text
 
     def mapping(self, key: str) -> Mapping[str, object]:
-        value = self.document.data.get(key)
-        if value is None:
-            return {}
+        value = self.document.data.get(key) or {}
         if not isinstance(value, dict):
             raise self.fault((key,), value, "must be a mapping")
         return value

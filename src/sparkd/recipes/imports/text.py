@@ -20,23 +20,22 @@ def render(imported: Imported, file: str) -> str:
     if imported.notes:
         lines += ["#", "# What is not below, or is for you to do:"]
         lines += [f"#   line {note.line}: {_line(note.text)}" for note in imported.notes]
-    lines += ["schema: 1", f"name: {scalar(recipe.name)}"]
+    lines += ["schema: 1", f"name: {_text(recipe.name)}"]
     if recipe.description:
-        lines.append(f"description: {scalar(recipe.description)}")
-    lines += [f"source: {scalar(recipe.source)}", ""]
+        lines.append(f"description: {_text(recipe.description)}")
+    lines += [f"source: {_text(recipe.source)}", ""]
     lines += [
         "model:",
-        f"  path: {scalar(recipe.model.path)}",
-        f"  served_name: {scalar(recipe.model.served_name)}",
+        f"  path: {_text(recipe.model.path)}",
+        f"  served_name: {_text(recipe.model.served_name)}",
         "",
     ]
-    lines += ["image:", f"  ref: {scalar(recipe.image.ref)}"]
+    lines += ["image:", f"  ref: {_text(recipe.image.ref)}"]
     if recipe.image.entrypoint != Image().entrypoint:
         lines.append(f"  entrypoint: {_flow(recipe.image.entrypoint)}")
     lines += ["", *_section("nodes", recipe.nodes.model_dump(exclude_unset=True))]
     lines += _section("args", recipe.args)
-    # A variable is text, also where it looks like a number.
-    lines += _section("env", recipe.env, quoted=True)
+    lines += _section("env", recipe.env)
     lines += _section("container", recipe.container.model_dump(exclude_unset=True))
     lines += _section("caches", recipe.caches)
     return "\n".join(lines).rstrip() + "\n"
@@ -46,12 +45,12 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _section(name: str, entries: Mapping[str, object], quoted: bool = False) -> Iterator[str]:
+def _section(name: str, entries: Mapping[str, object]) -> Iterator[str]:
     if entries:
         yield f"{name}:"
-        for key, value in entries.items():
-            text = quoted_text(value) if quoted and isinstance(value, str) and not _PLAIN.fullmatch(value) else None
-            yield f"  {scalar(key)}: {text or _flow(value)}"
+        # A variable is text, also where it looks like a number.
+        write = _text if name == "env" else _flow
+        yield from (f"  {_text(key)}: {write(value)}" for key, value in entries.items())
         yield ""
 
 
@@ -64,13 +63,17 @@ def _flow(value: object) -> str:
 
 
 def scalar(value: object) -> str:
+    """A value of which a flag gets the text: numbers may look like numbers."""
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
+    return str(value) if _NUMBER.fullmatch(str(value)) else _text(value)
+
+
+def _text(value: object) -> str:
     text = str(value)
-    is_plain = _PLAIN.fullmatch(text) and text.lower() not in _WORDS_OF_YAML
-    return text if is_plain or _NUMBER.fullmatch(text) else quoted_text(text)
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS_OF_YAML else quoted_text(text)
 
 
 def quoted_text(text: str) -> str:

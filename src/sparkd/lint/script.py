@@ -19,6 +19,8 @@ _TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")
 """Commands that name an engine and start none."""
 _MOST_JOINED = 20
 """Lines that one open quote may join: a stray one must not swallow the rest."""
+_READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
+"""Commands that bring words from elsewhere."""
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
@@ -43,7 +45,7 @@ class Script:
     passes_on: bool
     """Whether it hands on the words that sparkd gives it, which are the whole command."""
     may_be_headless: bool
-    """It says --headless somewhere, reads another file that may, or starts Ray, whose workers start no vLLM."""
+    """It says --headless somewhere, reads words that may, or starts Ray, whose workers start no vLLM."""
 
     def told_by(self, env: Mapping[str, str]) -> Script:
         """With variables that are there before it begins: one of them may hold --headless."""
@@ -56,12 +58,14 @@ def read(text: str) -> Script:
     passes_on = may_be_headless = False
     for words in _commands(text):
         passes_on |= any(_PASSED_ON.search(word) for word in words)
-        may_be_headless |= words[:1] in (["."], ["source"]) or any("--headless" in word for word in words)
-        may_be_headless |= ("ray", "start") in pairwise(words)
+        may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
+        may_be_headless |= ("ray", "start") in pairwise(words) or any("--headless" in word for word in words)
         env |= _exported(words)
         start = _after_serve(words)
-        if start:
-            serves.append({flag: _known(value) for flag, value in flags(words[start:]).items()})
+        said = {flag: _known(value) for flag, value in flags(words[start:]).items()} if start else {}
+        if start and "help" not in said:
+            serves.append(said)
+            may_be_headless |= "config" in said
     return Script(tuple(serves), env, passes_on, may_be_headless)
 
 

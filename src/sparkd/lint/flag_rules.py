@@ -22,59 +22,66 @@ NAMES = (*_POSITIVE, *_NEGATIVE)
 
 
 def mistaken(launch: Launch) -> Sights:
-    for one, flag in _known(launch):
-        reasons = (_miscounted(one, flag), *(_mistyped(flag, text) for text in _texts(one)))
-        if reason := next(filter(None, reasons), ""):
+    for one, head in _judged(launch):
+        if head in NAMES and (reason := _wrong(one, _flag(head))):
             yield f"args.{one.name}", f"--{one.name} {reason}"
 
 
 def unlisted(launch: Launch) -> Sights:
-    for one, flag in _known(launch):
-        if "." in one.name or _miscounted(one, flag):
-            continue
-        for text in _texts(one):
-            if not _mistyped(flag, text) and (reason := flag.unlisted(text)):
-                yield f"args.{one.name}", f"--{one.name} {reason}"
+    for one, head in _judged(launch):
+        if head in NAMES and (reason := _elsewhere(one, _flag(head))):
+            yield f"args.{one.name}", f"--{one.name} {reason}"
 
 
 def misprinted(launch: Launch) -> Sights:
-    for name in _unknown(launch):
-        if right := _slip(name):
-            yield f"args.{name}", f"--{name} is no flag of vLLM {VERSION}: --{right} is"
+    for one, head in _judged(launch):
+        if right := _slip(head):
+            yield f"args.{one.name}", f"--{one.name} is no flag of vLLM {VERSION}: --{right} is"
 
 
 def unknown(launch: Launch) -> Sights:
-    for name in _unknown(launch):
-        if not _slip(name):
-            near = did_you_mean(name.partition(".")[0], NAMES)
-            yield f"args.{name}", f"--{name} is no flag of vLLM {VERSION}{near}"
+    for one, head in _judged(launch):
+        if head in NAMES or _slip(head):
+            continue
+        whole = _completed(head)
+        if not whole:
+            yield f"args.{one.name}", f"--{one.name} is no flag of vLLM {VERSION}{did_you_mean(head, NAMES)}"
+        elif reason := _wrong(one, _flag(whole)) or _elsewhere(one, _flag(whole)):
+            yield f"args.{one.name}", f"--{one.name} is read as --{whole}, and {reason}"
 
 
-def named(name: str) -> Flag | None:
-    """The flag that a name means; a beginning that only one flag has is enough for vLLM."""
-    if name not in NAMES:
-        alike = [one for one in NAMES if one.startswith(name)]
-        name = alike[0] if len(alike) == 1 else ""
-    return _POSITIVE.get(name) or _NEGATIVE.get(name)
-
-
-def _known(launch: Launch) -> Iterator[tuple[Given, Flag]]:
+def _judged(launch: Launch) -> Iterator[tuple[Given, str]]:
+    """Each flag with its name, but for fields behind a dot; what the recipe or another rule speaks of is left out."""
     for one in launch.given:
         head = one.name.partition(".")[0]
-        flag = named(head)
-        if flag and not _is_extra(head, launch):
-            yield one, flag
+        if head not in RENAMED and not _is_extra(head, launch):
+            yield one, head
 
 
-def _unknown(launch: Launch) -> Iterator[str]:
-    for one in launch.given:
-        head = one.name.partition(".")[0]
-        if head not in RENAMED and named(head) is None and not _is_extra(head, launch):
-            yield one.name
+def _flag(name: str) -> Flag:
+    return _POSITIVE.get(name) or _NEGATIVE[name]
+
+
+def _completed(name: str) -> str:
+    """The flag that vLLM takes the beginning of a name for: the only one that begins so."""
+    alike = [one for one in NAMES if one.startswith(name)]
+    return alike[0] if len(alike) == 1 else ""
 
 
 def _is_extra(name: str, launch: Launch) -> bool:
     return name in launch.extra or name.removeprefix("no-") in launch.extra
+
+
+def _wrong(one: Given, flag: Flag) -> str:
+    """Why vLLM can't read it, whatever its choices are."""
+    reasons = (_miscounted(one, flag), *(_mistyped(flag, text) for text in _texts(one)))
+    return next(filter(None, reasons), "")
+
+
+def _elsewhere(one: Given, flag: Flag) -> str:
+    if "." in one.name or _wrong(one, flag):
+        return ""
+    return next(filter(None, (flag.unlisted(text) for text in _texts(one))), "")
 
 
 def _miscounted(one: Given, flag: Flag) -> str:
@@ -98,10 +105,9 @@ def _mistyped(flag: Flag, text: str) -> str:
 
 def _slip(name: str) -> str:
     """The flag whose name differs in one letter: wrong, left out, too many, or in its neighbour's place."""
-    head = name.partition(".")[0]
-    if len(head) < SHORTEST_MISPRINT:
+    if name in NAMES or _completed(name) or len(name) < SHORTEST_MISPRINT:
         return ""
-    return next((known for known in NAMES if _one_off(head, known)), "")
+    return next((known for known in NAMES if _one_off(name, known)), "")
 
 
 def _one_off(said: str, known: str) -> bool:

@@ -1,0 +1,150 @@
+"""vLLM's flags, and what a launch's own are held to; tests/bed/test_flags.py compares both with the real parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparkd.errors import ConfigError
+from sparkd.lint import flag_rules, rules, words
+from sparkd.lint.flag_table_vllm import FLAGS
+from sparkd.lint.flag_words import Given, given
+from sparkd.lint.launch import Launch
+from sparkd.recipes import load
+
+SERVE = ("vllm", "serve", "/models/m")
+
+
+def seen(*said: str, extra: tuple[str, ...] = ()) -> list[tuple[str, bool]]:
+    flags = {"gpu-memory-utilization": "0.9", **words.flags(said)}
+    launch = Launch(flags=flags, gpu=False, given=given((*SERVE, *said)), extra=extra)
+    return [(one.rule, one.blocks) for one in rules.issues(launch)]
+
+
+VALUE, MISPRINT = ("flag-value", True), ("flag-misprint", True)
+UNKNOWN, CHOICE = ("flag-unknown", False), ("flag-choice", False)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("--max-model-len 131072 --max_num_seqs=8 --enable-prefix-caching --no-enforce-eager", []),
+        ("--max-model-len auto --max-num-batched-tokens 8k --kv-cache-memory-bytes None", []),
+        ("--cudagraph-capture-sizes 1 2 4 --lora-modules a=/a b=/b", []),
+        ("--compilation-config.cudagraph_mode NONE --compilation-config.custom_ops+ all", []),
+        ("--moe-backend FlashInfer-CUTLASS --max-lora-rank 016", []),
+        ("--gpu-memory-util 0.9", []),  # vLLM takes the beginning of a name
+        ("--max-model-len long", [VALUE]),
+        ("--max-model-len 1.5K", [VALUE]),
+        ("--max-num-seqs 8k", [VALUE]),
+        ("--max-num-seqs", [VALUE]),
+        ("--max-num-seqs 4 8", [VALUE]),
+        ("--gpu-memory-utilization 90%", [VALUE]),
+        ("--cudagraph-capture-sizes 1,2,4", [VALUE]),
+        ("--cudagraph-capture-sizes", [VALUE]),
+        ("--enable-prefix-caching true", [VALUE]),
+        ("--enable-prefix-caching=", [VALUE]),
+        ("--no-enable-prefix-caching 0", [VALUE]),
+        ("--limit-mm-per-prompt {image:1}", [VALUE]),
+        ("--compilation-config=", [VALUE]),
+        ("--compilation-config {", [("json", True)]),
+        ("--max-num-seqs.x 4", [VALUE]),
+        ("--compilation-config.use_inductor", [VALUE]),
+        ("--gpu-mem-util 0.9", [UNKNOWN]),
+        ("--max-num-seq 8", []),
+        ("--max-num-seqqs 8", [MISPRINT]),
+        ("--max-nmu-seqs 8", [MISPRINT]),
+        ("--max-num-sets 8", [MISPRINT]),
+        ("--max-numseqs 8", [MISPRINT]),
+        ("--no-enable-prefix-chaching", [MISPRINT]),
+        ("--no-enable-prefix-chachin", [UNKNOWN]),  # two letters
+        ("--moe", [UNKNOWN]),  # of a fork, or the beginning of --moe-backend
+        ("--moe auto", []),
+        ("--enable-log", [UNKNOWN]),  # may be several
+        ("--prots 8000", [UNKNOWN]),  # too short to be sure
+        ("--use-fp65-gumbel", [UNKNOWN]),  # another number is another flag
+        ("--prefix-caching", [("misnamed-flag", False)]),
+        ("--fork-of-mine 1", [UNKNOWN]),
+        ("--dtype nvfp4", [CHOICE]),
+        ("--max-lora-rank 17", [CHOICE]),
+    ],
+)
+def test_flags(said: str, expected: list[tuple[str, bool]]) -> None:
+    assert seen(*said.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "said", ["--fork-of-mine 1 2", "--max-num-seqqs x", "--dtype nvfp4", "--max-num-seqs auto", "--no-fork-of-mine"]
+)
+def test_what_a_recipe_names_as_a_forks_is_not_judged(said: str) -> None:
+    assert seen(*said.split()) != []
+    assert seen(*said.split(), extra=("fork-of-mine", "max-num-seqqs", "dtype", "max-num-seqs")) == []
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ("--max-num-seqs 8k", "--max-num-seqs needs a whole number, and '8k' is none"),
+        ("--moe", "--moe is read as --moe-backend, and needs a value"),
+        ("--max-num-sets 8", "--max-num-sets is no flag of vLLM 0.32.0: --max-num-seqs is"),
+        ("--max-model-length 8", "--max-model-length is no flag of vLLM 0.32.0; did you mean max-model-len?"),
+        ("--dtype float17", "--dtype has no choice 'float17' in vLLM's own; did you mean float16?"),
+        ("--max-num-seqs 1 2", "--max-num-seqs takes one value, and 2 are given"),
+        (
+            "--enable-eplb yes",
+            "--enable-eplb is a switch and takes no value: bare it is on, and --no- before its name is off",
+        ),
+    ],
+)
+def test_reasons_say_what_was_found_and_what_is_right(said: str, reason: str) -> None:
+    found = rules.issues(Launch(flags={"gpu-memory-utilization": "0.9"}, given=given((*SERVE, *said.split()))))
+    assert [one.reason for one in found] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("argv", "judged"),
+    [
+        ("/opt/env/bin/vllm serve /m --a 1", True),
+        ("bash /run/sparkd-user-script vllm serve /m --a 1", True),
+        ("python3 -m vllm.entrypoints.openai.api_server --a 1", True),
+        ("/usr/local/bin/wraps-vllm-here serve /m --a 1", True),
+        ("/opt/start --a 1", False),
+        ("ray start --a 1", False),
+        ("vllm bench --a 1", False),
+        ("", False),
+    ],
+)
+def test_only_what_vllms_parser_reads_is_judged(argv: str, judged: bool) -> None:
+    assert given(argv.split()) == ((Given("a", ("1",)),) if judged else ())
+
+
+def test_a_script_in_the_command_that_passes_its_words_on_is_vllms_too() -> None:
+    argv = ("bash", "-lc", 'export A=b; exec vllm serve "$@"', "vllm", "/m", "--a_b=1")
+    assert given(argv) == (Given("a-b", ("1",), joined=True),)
+
+
+def test_what_is_filled_in_later_is_not_judged() -> None:
+    said = given((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
+    assert said == (Given("max-num-seqs", (None,)),)
+    assert not list(flag_rules.mistaken(Launch(flags={}, given=said)))
+
+
+def test_no_two_flags_have_one_name() -> None:
+    assert len(set(flag_rules.NAMES)) == len(flag_rules.NAMES)
+    assert len(FLAGS) > 300
+
+
+HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+
+
+def test_a_recipe_names_flags_of_a_fork_as_args_does(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"{HEAD}flags: {{extra: [fork_of_mine]}}\n")
+    assert load.load("x", [tmp_path]).recipe.flags.extra == ("fork-of-mine",)
+    file.write_text(f"{HEAD}flags: {{extra: [nnodes]}}\n")
+    with pytest.raises(ConfigError, match="belongs to sparkd"):
+        load.load("x", [tmp_path])
+    file.write_text(f"{HEAD}flags: {{extras: []}}\n")
+    with pytest.raises(ConfigError, match=r"did you mean flags\.extra"):
+        load.load("x", [tmp_path])

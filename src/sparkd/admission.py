@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
-from sparkd import preflight
 from sparkd.errors import BlockedError, NeedsPersonError, SparkdError
+from sparkd.preflight.catalogue import IDS
 from sparkd.preflight.check import AnyCheck, Finding, Level
 from sparkd.preflight.examine import blocking, chosen, downgraded, examine, fixes_to_apply, uncleared
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
@@ -144,8 +144,8 @@ def _look_beside(look: Callable[[], tuple[Finding, ...]], ways: Ways) -> tuple[F
 
 def _look(build_checks: BuildChecks, host: Host, policy: Policy, seen: _Seen) -> tuple[Finding, ...]:
     seen.memory = _sampled(host, seen.memory)
-    checks = chosen(build_checks(seen.memory), policy.skip, preflight.IDS)
-    return downgraded(examine([_knowing(one, seen) for one in checks], host), policy.downgrade, preflight.IDS)
+    checks = chosen(build_checks(seen.memory), policy.skip, IDS)
+    return downgraded(examine([_knowing(one, seen) for one in checks], host), policy.downgrade, IDS)
 
 
 def _wait(findings: tuple[Finding, ...], policy: Policy, seen: _Seen, ways: Ways) -> bool:

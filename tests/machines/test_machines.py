@@ -14,7 +14,8 @@ from tests.machines.areas import ILLNESSES, healthy
 from tests.machines.illness import Illness
 from tests.tree import Tree
 
-from sparkd import cli, preflight
+from sparkd import cli
+from sparkd.preflight.catalogue import CHECKS, IDS
 from sparkd.preflight.check import Level
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,7 +63,7 @@ def tree(tmp_path: Path) -> Tree:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_healthy_machine_is_good(tree: Tree, rank: int, capsys: pytest.CaptureFixture[str]) -> None:
     shown = looked(healthy(tree, rank), capsys)
-    assert {name: one["level"] for name, one in findings(shown).items()} == dict.fromkeys(preflight.IDS, "ok")
+    assert {name: one["level"] for name, one in findings(shown).items()} == dict.fromkeys(IDS, "ok")
     for name, one in findings(shown).items():
         compared(f"healthy-{shown['role']}/{name}", one)
 
@@ -77,12 +78,12 @@ def test_an_illness_is_seen(tree: Tree, illness: Illness, capsys: pytest.Capture
     assert illness.says in f"{seen['reason']} {seen['hint']}"
     others = {name: one["level"] for name, one in found.items() if name not in illness.also}
     assert others == dict.fromkeys(others, "ok"), "a check that has nothing to do with it"
-    (judging,) = (check for check in preflight.CHECKS if check.id == illness.check)
+    (judging,) = (check for check in CHECKS if check.id == illness.check)
     assert illness.level is Level.UNKNOWN or illness.level in judging.about.levels, "docs/checks.md says otherwise"
     compared(illness.name, {**shown, "checks": [seen, *(one for one in found.values() if one["level"] != "ok")]})
 
 
 def test_every_golden_answer_is_of_a_machine() -> None:
-    names = {f"healthy-{role}/{check_id}" for role in ("head", "worker") for check_id in preflight.IDS}
+    names = {f"healthy-{role}/{check_id}" for role in ("head", "worker") for check_id in IDS}
     names |= {illness.name for illness in ILLNESSES}
     assert {str(path.relative_to(GOLDEN).with_suffix("")) for path in GOLDEN.rglob("*.json")} == names

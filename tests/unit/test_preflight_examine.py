@@ -10,7 +10,8 @@ from tests.tree import Tree
 
 from sparkd.errors import ConfigError
 from sparkd.host import Host
-from sparkd.preflight import CHECKS, IDS, render
+from sparkd.preflight import render
+from sparkd.preflight.catalogue import CHECKS, IDS
 from sparkd.preflight.check import About, Check, Finding, Level, Verdict
 from sparkd.preflight.examine import chosen, downgraded, evidence, examine, fixes_to_apply, overall
 from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
@@ -38,7 +39,7 @@ class Sick(Check[Facts]):
 
     at: str
     id: str = "sick"
-    about: ClassVar[About] = About((), "nothing", "nowhere", "")
+    about: ClassVar[About] = About((Level.BLOCK,), "nothing", "nowhere", "")
 
     def probe(self, host: Host) -> Facts:
         if self.at == "probe":
@@ -49,6 +50,11 @@ class Sick(Check[Facts]):
         if self.at == "judge":
             raise ZeroDivisionError("a bug")
         return Verdict(Level.OK, "well")
+
+
+@dataclass(frozen=True)
+class Harmless(Sick):
+    about: ClassVar[About] = About((Level.WARN,), "nothing", "nowhere", "")
 
 
 def finding(check_id: str, level: Level, *fixes: Fix, clears: bool = False, shortage: int = 0) -> Finding:
@@ -70,7 +76,8 @@ def short(shortage: int) -> Finding:
 
 @pytest.mark.parametrize("at", ["probe", "judge"])
 def test_a_check_that_fails_to_look_is_unknown_and_the_others_run_all_the_same(tree: Tree, at: str) -> None:
-    first, second = examine((Sick(at), Sick("never")), Host(tree.root))
+    first, second, third = examine((Sick(at), Sick("never"), Harmless(at)), Host(tree.root))
+    assert third.verdict.level is Level.WARN, "it would not block for what it sees, nor for not seeing it"
     assert first.verdict.level is Level.UNKNOWN
     assert "could not look: " in first.verdict.reason
     assert second.verdict == Verdict(Level.OK, "well")

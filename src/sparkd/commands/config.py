@@ -38,8 +38,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _check() -> str:
     """All that would end a start with 78, less what only a look at the node tells. Raises ConfigError with it all."""
-    from sparkd import preflight, roles
+    from sparkd import roles
     from sparkd.host import Host, cluster_key
+    from sparkd.preflight.catalogue import IDS
     from sparkd.preflight.examine import chosen, downgraded
     from sparkd.recipes import load, lookup
     from sparkd.settings import load_with_origins
@@ -51,8 +52,8 @@ def _check() -> str:
     key = (partial(cluster_key.read, host.files, path),) if several and not os.geteuid() else ()
     recipe = partial(load.load, loaded.settings.engine.recipe, lookup.folders())
     _raise_all(
-        *(partial(chosen, (), (one,), preflight.IDS) for one in wanted.skip),
-        *(partial(downgraded, (), (one,), preflight.IDS) for one in wanted.downgrade),
+        *(partial(chosen, (), (one,), IDS) for one in wanted.skip),
+        *(partial(downgraded, (), (one,), IDS) for one in wanted.downgrade),
         recipe,
         partial(roles.context, loaded.settings, None, host),
         *key,

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _page(check_id: str) -> str:
     from sparkd.nearest import did_you_mean
-    from sparkd.preflight import CHECKS, IDS
+    from sparkd.preflight.catalogue import CHECKS, IDS
 
     for check in CHECKS:
         if check.id == check_id:
@@ -58,15 +58,15 @@ def _page(check_id: str) -> str:
 
 def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """No `Hands`, and nothing that could start a program, is so much as imported here."""
-    from sparkd import preflight
     from sparkd.preflight import hook_list
+    from sparkd.preflight.catalogue import IDS
     from sparkd.preflight.examine import chosen, downgraded, examine
     from sparkd.preflight.render import Shown, intended
 
     wanted = config.preflight
-    checks = chosen(node.checks(), wanted.skip, preflight.IDS)
+    checks = chosen(node.checks(), wanted.skip, IDS)
     programs = hook_list.listed(host.files)
-    findings = downgraded(examine(checks, host), wanted.downgrade, preflight.IDS)
+    findings = downgraded(examine(checks, host), wanted.downgrade, IDS)
     findings += tuple(hook.refusal for hook in programs if hook.problem)
     return Shown(
         node=host.name(),

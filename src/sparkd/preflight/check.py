@@ -20,7 +20,8 @@ F = TypeVar("F")
 class About:
     """A check's row in docs/checks.md, and its page: what `sparkd preflight --explain` prints.
 
-    Every check may also be `ok`, or `unknown` where it could not look at all: `levels` are those that it judges.
+    Every check may also be `ok`. One that could not look at all is `unknown`, or warns where `levels` has none that
+    blocks.
     """
 
     levels: tuple[Level, ...]
@@ -88,6 +89,8 @@ class Check(Protocol[F]):
 
 class AnyCheck(Protocol):
     """A check of whatever facts, for a list of several."""
+
+    about: ClassVar[About]
 
     @property
     def id(self) -> str: ...

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
-    """Run every check. One that fails to look is UNKNOWN, with what failed."""
+    """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
     seen = host.for_one_look()
     return tuple(_examine(check, seen) for check in checks)
 
@@ -32,8 +32,13 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         facts, verdict = check.look(host)
     except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
-        verdict = Verdict(Level.UNKNOWN, " ".join(reason.split()), "run as root; if it stays, report it")
+        verdict = Verdict(_unseen(check), " ".join(reason.split()), "run as root; if it stays, report it")
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))
+
+
+def _unseen(check: AnyCheck) -> Level:
+    """Where a check could not look. One that never blocks, whatever it sees, does not block for not seeing it."""
+    return Level.UNKNOWN if any(level.blocks for level in check.about.levels) else Level.WARN
 
 
 def chosen(checks: Sequence[AnyCheck], skip: Sequence[str], known: Sequence[str]) -> tuple[AnyCheck, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sparkd.preflight import CHECKS
+from sparkd.preflight.catalogue import CHECKS
 
 if TYPE_CHECKING:
     from sparkd.preflight.check import About
@@ -14,7 +14,7 @@ HEAD = """\
 # Checks of `sparkd preflight`
 
 They run in this order before every launch. `preflight.skip` and `preflight.downgrade` name them by id, and ids never
-change. Every check may also be `unknown`, which blocks, where it could not look at all.
+change. A check that could not look at all is `unknown`, which blocks; one that only ever warns, warns then.
 
 """
 COLUMNS = ("id", "levels", "reads", "may fix", "known from")

@@ -1,13 +1,14 @@
 """Recipes as eugr and sparkrun users publish them, made by chance, and what those tools would have run.
 
-The templating here shares nothing with sparkd's: eugr's is Python's own `str.format`, sparkrun's walks over the text,
-and the words are those that bash itself makes.
+The templating here shares nothing with sparkd's: eugr's is Python's own `str.format`, sparkrun's is its regular
+expression, and the words are those that bash itself makes.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ def sparkrun(seed: int) -> Made:
     known: dict[str, object] = {"model": model, **defaults, **overrides}
     if chance.random() < 0.15:
         return Made(_yaml(chance, keys, defaults, ""), _without_command(model, defaults), model)
-    rendered = _filled(command.strip(), known).replace("\\  \n", "\\\n")
+    rendered = filled(command.strip(), known).replace("\\  \n", "\\\n")
     if "served_model_name" in defaults and "--served-model-name" not in rendered:
         rendered += f" --served-model-name {defaults['served_model_name']}"
     return Made(_yaml(chance, keys, defaults, command), rendered, model, overrides)
@@ -177,23 +178,13 @@ def _yaml(chance: random.Random, keys: Mapping[str, object], defaults: Mapping[s
     return "# A recipe\n" + "\n".join(parts)
 
 
-def _filled(text: str, known: Mapping[str, object]) -> str:
-    """`{name}` by its value where it has one; a brace that is opened reaches to the next one that closes."""
-    while True:
-        done, rest = "", text
-        while True:
-            start = rest.find("{")
-            end = rest.find("}", start)
-            if start < 0 or end < 0:
-                break
-            name = rest[start + 1 : end].lstrip("{")
-            value = known.get(name) if "\n" not in name else None
-            done += rest[:start] + (rest[start : end + 1] if value is None else str(value))
-            rest = rest[end + 1 :]
-        done += rest
-        if done == text:
-            return text
-        text = done
+def filled(text: str, known: Mapping[str, object]) -> str:
+    def value(match: re.Match[str]) -> str:
+        found = known.get(match.group().strip("}{"))
+        return match.group() if found is None else str(found)
+
+    done = re.sub(r"\{(.*?)\}", value, text)
+    return done if done == text else filled(done, known)
 
 
 def _without_command(model: str, defaults: Mapping[str, object]) -> str:

@@ -16,6 +16,7 @@ from sparkd.launch.plan import Node
 from sparkd.launch.planner import make_plan
 from sparkd.recipes import load
 from sparkd.recipes.imports import files
+from sparkd.recipes.imports.templates import Values, substituted
 from sparkd.recipes.imports.text import scalar
 from sparkd.recipes.schema import Recipe
 from sparkd.settings import Settings
@@ -258,6 +259,13 @@ def test_whatever_the_file_holds_it_is_a_recipe_or_a_fault_with_its_line(tmp_pat
     except ConfigError as error:
         assert str(error).startswith(f"{folder}/given.yaml: ")
         assert str(error).isprintable()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("{}ab\n ", max_size=30))
+def test_sparkruns_placeholders_are_those_of_its_regular_expression(text: str) -> None:
+    known = {"a": "1", "b": 2, "ab": None}
+    assert substituted(text, Values(known)) == foreign.filled(text, known)
 
 
 @settings(max_examples=200, deadline=None)

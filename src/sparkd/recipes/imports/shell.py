@@ -9,7 +9,6 @@ import re
 from dataclasses import dataclass, field
 
 _EXPANDS = re.compile(r"\$[A-Za-z0-9_{(@*#?!$\-]")
-_BRACE_LIST = re.compile(r"\{.*(?:,|\.\.).*\}", re.DOTALL)
 _SEPARATORS = ("&&", "||", ";", "\n")
 _QUOTED = "\0"
 _IN_DOUBLE_QUOTES = '$`"\\\n'
@@ -122,7 +121,7 @@ class _Reader:
         word, bare = "".join(self.word), "".join(self.bare)
         if re.search(r"[*?]", bare) or bare.startswith("~"):
             self._unclear(f"{word[:60]} may stand for names of files: put it in quotes")
-        elif _BRACE_LIST.search(bare):
+        elif _is_brace_list(bare):
             self._unclear(f"bash makes several words of {word[:60]}: put it in quotes")
         self.found[-1].words.append(word)
         self.word = None
@@ -132,3 +131,8 @@ class _Reader:
 
     def _near(self) -> str:
         return self.text[self.at : self.at + 40].split("\n")[0]
+
+
+def _is_brace_list(bare: str) -> bool:
+    inner = bare[bare.find("{") + 1 : bare.rfind("}")] if "{" in bare else ""
+    return "," in inner or ".." in inner

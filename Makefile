@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: check test integration packaging booted bed demo deb bench generate lock venv clean
+.PHONY: check test integration packaging booted bed demo deb bench generate flags lock venv clean
 
 check: venv  ## format, lint, types, layers, unit tests
 	$(VENV)/bin/ruff format --check
@@ -54,6 +54,9 @@ bench: deb  ## figures: build/bench.json and a table
 
 generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md, docs/checks.md
 	$(PYTHON) -m sparkd.generate
+
+flags: venv  ## src/sparkd/lint/flag_table_vllm.py, from the parser of the engine in the bed (as root)
+	$(PYTHON) -m tests.bed flags
 
 lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more
 	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }

@@ -5,13 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 
-from sparkd.errors import ConfigError
+from sparkd import cli
+from sparkd.errors import ConfigError, ExitCode
+from sparkd.host import Host
+from sparkd.launch.plan import Node
+from sparkd.launch.planner import make_plan
 from sparkd.lint import flag_rules, rules, words
 from sparkd.lint.flag_table_vllm import FLAGS
 from sparkd.lint.flag_words import Given, given
 from sparkd.lint.launch import Launch
+from sparkd.preflight.check import Level
+from sparkd.preflight.plan_lint import PlanLint
 from sparkd.recipes import load
+from sparkd.settings import Settings
 
 SERVE = ("vllm", "serve", "/models/m")
 
@@ -148,3 +156,39 @@ def test_a_recipe_names_flags_of_a_fork_as_args_does(tmp_path: Path) -> None:
     file.write_text(f"{HEAD}flags: {{extras: []}}\n")
     with pytest.raises(ConfigError, match=r"did you mean flags\.extra"):
         load.load("x", [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("args", "level", "says"),
+    [
+        ({}, Level.OK, "is known to fail"),
+        ({"max-num-seqs": "8k"}, Level.BLOCK, "--max-num-seqs needs a whole number, and '8k' is none"),
+        ({"max-num-seqqs": 8}, Level.BLOCK, "--max-num-seqs is"),
+        ({"max-num-sequences": 8}, Level.WARN, "did you mean max-num-seqs?"),
+        ({"fork-of-mine": 8}, Level.OK, "is known to fail"),
+    ],
+)
+def test_flags_of_the_settings_are_judged_as_a_recipes(
+    tree: Tree, tmp_path: Path, args: dict[str, object], level: Level, says: str
+) -> None:
+    (tmp_path / "x.yaml").write_text(
+        f"{HEAD}nodes: {{max: 1}}\ncontainer: {{gpus: none}}\nflags: {{extra: [fork-of-mine]}}\n"
+    )
+    recipe = load.load("x", [tmp_path]).recipe
+    settings = Settings.model_validate({"engine": {"recipe": "x", "args": args}})
+    plan = make_plan(recipe, settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
+    verdict = PlanLint(plan).look(Host(tree.root))[1]
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+def test_recipe_check_says_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        f"{HEAD}args:\n  gpu-memory-utilization: 0.9\n  seed: one\n  max-num-sequences: 8\n  grpcs: false\n"
+    )
+    assert cli.main(["recipe", "check", str(file)]) == ExitCode.CONFIG
+    said = capsys.readouterr()
+    assert f"{file}: line 7: --seed needs a whole number, and 'one' is none" in said.err
+    assert f"{file}: line 8: --max-num-sequences is no flag of vLLM" in said.out
+    assert f"{file}: line 9: --no-grpcs is no flag of vLLM" in said.out

@@ -1,4 +1,4 @@
-"""What the agent costs a node that serves: memory and processor."""
+"""What the agent costs a node that serves, with its memory guard: memory and processor."""
 
 from __future__ import annotations
 
@@ -30,24 +30,39 @@ def measure(bench: BenchNode) -> tuple[Figure, ...]:
         raise BedError(f"of {completions['asked']:g} completions only {completions['succeeded']:g} came")
     cpu = Limit(CPU_PERCENT)
     return (
-        Figure("agent.pss", "memory of the serving agent (PSS)", "MiB", _pss(bench), Limit(PSS_MIB), load=load()),
+        Figure(
+            "agent.pss",
+            "memory of the serving agent and its guard (PSS)",
+            "MiB",
+            _pss(bench),
+            Limit(PSS_MIB),
+            load=load(),
+        ),
         Figure("agent.cpu-idle", "its CPU, no requests, over 60 s", "% of a core", idle, cpu, load=load()),
         Figure("agent.cpu-loaded", "its CPU, a request a second", "% of a core", loaded, cpu, load=load()),
     )
 
 
+def _processes(bench: BenchNode) -> tuple[int, int]:
+    """The agent and its guard."""
+    return bench.spark.main_pid(), bench.spark.pid("^sparkd-guard$")
+
+
 def _pss(bench: BenchNode) -> Spread:
-    found = _PSS.search(bench.spark.node.read(f"/proc/{bench.spark.main_pid()}/smaps_rollup"))
-    if found is None:
-        raise BedError("this kernel says no Pss in smaps_rollup")
-    return Spread((round(int(found[1]) / 1024, 1),))
+    kib = 0
+    for pid in _processes(bench):
+        found = _PSS.search(bench.spark.node.read(f"/proc/{pid}/smaps_rollup"))
+        if found is None:
+            raise BedError("this kernel says no Pss in smaps_rollup")
+        kib += int(found[1])
+    return Spread((round(kib / 1024, 1),))
 
 
 def _cpu_percent(bench: BenchNode, seconds: float) -> Spread:
-    pid = bench.spark.main_pid()
-    began, before = time.monotonic(), _cpu_seconds(bench, pid)
+    pids = _processes(bench)
+    began, before = time.monotonic(), sum(_cpu_seconds(bench, pid) for pid in pids)
     time.sleep(seconds)
-    used, took = _cpu_seconds(bench, pid) - before, time.monotonic() - began
+    used, took = sum(_cpu_seconds(bench, pid) for pid in pids) - before, time.monotonic() - began
     return Spread((round(100 * used / took, 3),))
 
 

@@ -20,6 +20,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("sweep", "stop the container of an agent that is gone"),
     ("units", "render, install, check or remove what systemd runs"),
     ("recipe", "list, show and check recipes"),
+    ("model", "say whether a model's files are whole"),
     ("config", "show or check the configuration"),
     ("tune", "show, apply or take back settings of the kernel"),
     ("init", "make the key that the nodes of a cluster sign with"),

@@ -117,7 +117,7 @@ def on(side: str) -> list[Fault]:
         ),
         Fault(
             "power", "reboot", side, partial(acts.reboot, side), elsewhere, LEAVES,
-            stop_seconds=STOP_SECONDS, mend=partial(acts.wait_up, side), in_ci=True,
+            stop_seconds=STOP_SECONDS, mend=partial(acts.wait_up, side), in_ci=head,
         ),
         Fault(
             "power", "power cut", side, partial(acts.cut_power, side), elsewhere, SILENT,

@@ -200,6 +200,7 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         serving.node.run("systemctl", "disable", HEAD)
 
 
+@pytest.mark.whole
 def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spark: SparkdNode) -> None:
     if spark.node.init is None:
         spark.node.boot()

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host, docker_image
+from sparkd.hands.container import device_requests
+from sparkd.host import Host, docker_image, gpu_ways
 from sparkd.host.docker import Asks, DockerUnreadableError, reader
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
 from sparkd.preflight.check import Level
@@ -30,9 +31,8 @@ IMAGE = docker_image.Image(f"sha256:{ID}", "arm64", "linux", "2026-05-20T03:11:5
         (GOOD, True, Level.OK, f"docker 29.2.1; to the GPU by {HOOK}"),
         (replace(GOOD, version="28.5.2"), True, Level.OK, HOOK),
         (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",)), True, Level.OK, "to the GPU by /etc/cdi/nvidia.yaml"),
-        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",), version="29.1.5"), True, Level.WARN, "may refuse --gpus"),
-        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",), version="dev"), True, Level.OK, "docker dev"),
-        (replace(GOOD, gpu_ways=("the runtime nvidia",)), True, Level.WARN, "may refuse --gpus"),
+        (replace(GOOD, gpu_ways=("/etc/cdi/nvidia.yaml",), version="28.3.0"), True, Level.OK, "/etc/cdi/nvidia.yaml"),
+        (replace(GOOD, gpu_ways=("the runtime nvidia",)), True, Level.OK, "to the GPU by the runtime nvidia"),
         (replace(GOOD, gpu_ways=("the runtime nvidia",)), False, Level.OK, "no GPU"),
         (replace(GOOD, gpu_ways=()), True, Level.BLOCK, "no way to the GPU"),
         (replace(GOOD, gpu_ways=()), False, Level.OK, "the plan uses no GPU"),
@@ -78,17 +78,78 @@ def test_the_hook_is_a_way_to_the_gpu(tree: Tree) -> None:
     assert ways(tree) == ("/usr/bin/nvidia-container-runtime-hook",)
 
 
-@pytest.mark.parametrize("said", [{}, {"CDISpecDirs": ["/etc/cdi", "/var/run/cdi"]}], ids=["older", "28"])
+@pytest.mark.parametrize("mode", ["cdi", "csv", "jit-cdi"])
+def test_a_hook_that_is_set_to_refuse_is_no_way(tree: Tree, mode: str) -> None:
+    """As `nvidia-ctk config --set nvidia-container-runtime.mode=cdi` has it: --gpus ends with the hook's refusal."""
+    engine(tree, Runtimes={"nvidia": {}})
+    tree.file(HOOK, mode=0o755)
+    tree.file(gpu_ways.TOOLKIT, f'#mode = "auto"\n[nvidia-container-runtime]\nmode = "{mode}"\n')
+    assert ways(tree) == ("the runtime nvidia",)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[nvidia-container-runtime]\nmode = 'auto'\n",
+        "[nvidia-container-runtime]\nmode = 3\n",
+        "mode = [",
+        "[" * 9999,
+    ],
+)
+def test_a_hook_counts_where_nothing_says_that_it_refuses(tree: Tree, text: str) -> None:
+    engine(tree)
+    tree.file(HOOK, mode=0o755)
+    tree.file(gpu_ways.TOOLKIT, text)
+    assert ways(tree) == (HOOK,)
+
+
+@pytest.mark.parametrize(
+    ("ways", "asked"),
+    [
+        ((HOOK,), gpu_ways.Request.GPUS),
+        (("the runtime nvidia", HOOK, "/etc/cdi/nvidia.yaml"), gpu_ways.Request.GPUS),
+        (("/var/run/cdi/nvidia.yaml",), gpu_ways.Request.DEVICE),
+        (("the runtime nvidia", "/etc/cdi/nvidia.yaml"), gpu_ways.Request.DEVICE),
+        (("the runtime nvidia",), gpu_ways.Request.RUNTIME),
+        ((), gpu_ways.Request.GPUS),
+    ],
+)
+def test_a_container_asks_for_the_gpu_by_what_is_there(ways: tuple[str, ...], asked: gpu_ways.Request) -> None:
+    assert gpu_ways.request(ways) is asked
+
+
+def test_docker_is_asked_for_its_ways_anew_at_a_launch(tree: Tree) -> None:
+    assert gpu_ways.of(Host(tree.root)) is gpu_ways.Request.GPUS, "docker is away"
+    engine(tree, CDISpecDirs=["/etc/cdi"])
+    tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
+    assert gpu_ways.of(Host(tree.root)) is gpu_ways.Request.DEVICE
+    tree.docker("/info", "busy")
+    with pytest.raises(DockerUnreadableError):
+        gpu_ways.of(Host(tree.root))
+
+
+def test_what_docker_is_sent_for_each_way_to_the_gpu() -> None:
+    """As `docker run` sends it: a request of driver cdi may have no count (moby, daemon/cdi.go)."""
+    (gpus,) = device_requests(gpu_ways.Request.GPUS)
+    assert (gpus["Driver"], gpus["Count"], gpus["Capabilities"]) == ("", -1, [["gpu"]])
+    (device,) = device_requests(gpu_ways.Request.DEVICE)
+    assert (device["Driver"], device["Count"], device["DeviceIDs"]) == ("cdi", 0, ["nvidia.com/gpu=all"])
+    assert device_requests(gpu_ways.Request.RUNTIME) == device_requests(None) == []
+
+
 @pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
-def test_a_cdi_specification_of_the_gpu_is_a_way(tree: Tree, said: dict[str, object], folder: str) -> None:
-    engine(tree, **said)
+def test_a_cdi_specification_of_the_gpu_is_a_way(tree: Tree, folder: str) -> None:
+    engine(tree, CDISpecDirs=["/etc/cdi", "/var/run/cdi"])
     tree.file(f"{folder}/nvidia.yaml", "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
     assert ways(tree) == (f"{folder}/nvidia.yaml",)
 
 
 def test_a_specification_that_docker_does_not_read_or_of_something_else_is_no_way(tree: Tree) -> None:
-    engine(tree, CDISpecDirs=[])
     tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
+    engine(tree)
+    assert ways(tree) == (), "a docker before 25 knows no CDI"
+    tree.docker("/info", {"Runtimes": {}, "CDISpecDirs": []})
     assert ways(tree) == ()
     tree.docker("/info", {"Runtimes": {}, "CDISpecDirs": ["/etc/cdi"]})
     assert ways(tree) == ("/etc/cdi/nvidia.yaml",)

@@ -17,7 +17,7 @@ from sparkd.hands import segments as shm_segments
 from sparkd.hands.applied import Applied
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
-from sparkd.host import docker
+from sparkd.host import docker, gpu_ways
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 
 if TYPE_CHECKING:
@@ -108,7 +108,9 @@ class Hands:
 
     def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], containers: Containers) -> Rank:
         image_id = containers.image_id(plan.image)
-        started = containers.start(plan, image_id, script, labels)
+        started = containers.start(
+            plan, image_id, script, labels, self._gpu() if plan.container.gpus == "all" else None
+        )
         try:
             pidfd = os.pidfd_open(started.pid) if started.pid > 1 else -1
         except ProcessLookupError:
@@ -121,6 +123,12 @@ class Hands:
             containers.remove(started.container_id)
             raise LaunchError(f"container {started.name} ended as soon as it was started{said}")
         return Rank(started.container_id, started.name, image_id, started.pid, pidfd)
+
+    def _gpu(self) -> gpu_ways.Request:
+        try:
+            return gpu_ways.of(self._host)
+        except docker.DockerUnreadableError as error:
+            raise LaunchError(f"docker can't be asked for its way to the GPU: {error}") from None
 
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""

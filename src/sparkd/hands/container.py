@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
@@ -13,6 +13,7 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from sparkd.errors import LaunchError
 from sparkd.hands.files import cache_folder
 from sparkd.host.docker import SOCKET
+from sparkd.host.gpu_ways import CDI_KIND, Request
 from sparkd.host.harmless import harmless
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
@@ -52,7 +53,9 @@ class Containers:
         except FAILED as error:
             raise LaunchError(f"image {ref} can't be looked up: {_reason(error)}") from None
 
-    def start(self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str]) -> Started:
+    def start(
+        self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: Request | None
+    ) -> Started:
         """Create and start the rank's container, under docker's default restart policy `no`. Raises LaunchError."""
         name = f"sparkd-rank{plan.node.rank}"
         try:
@@ -70,9 +73,9 @@ class Containers:
                 mem_limit=plan.container.memory_limit_bytes,
                 ulimits=[Ulimit(name=u.name, soft=u.soft, hard=u.hard) for u in plan.container.ulimits],
                 devices=[f"{path}:{path}:rwm" for path in plan.container.devices],
-                device_requests=[DeviceRequest(count=-1, capabilities=[["gpu"]])]
-                if plan.container.gpus == "all"
-                else [],
+                device_requests=device_requests(gpu),
+                runtime="nvidia" if gpu is Request.RUNTIME else None,
+                environment={"NVIDIA_VISIBLE_DEVICES": "all"} if gpu is Request.RUNTIME else None,
                 mounts=_mounts(plan, image_id, script),
                 log_config=LogConfig(type="local", config=LOG_LIMITS),
                 # Proxies of root's docker configuration would be in the container and not in the plan.
@@ -124,6 +127,18 @@ class Containers:
         except FAILED as error:
             if not (isinstance(error, APIError) and error.status_code == 409):  # another removal is under way
                 raise LaunchError(f"container {container_id[:12]} can't be removed: {_reason(error)}") from None
+
+
+def device_requests(gpu: Request | None) -> list[DeviceRequest]:
+    match gpu:
+        case Request.GPUS:
+            return [DeviceRequest(count=-1, capabilities=[["gpu"]])]
+        case Request.DEVICE:
+            return [DeviceRequest(driver="cdi", device_ids=[f"{CDI_KIND}=all"])]
+        case Request.RUNTIME | None:
+            return []
+        case _:
+            assert_never(gpu)
 
 
 def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> list[Mount]:

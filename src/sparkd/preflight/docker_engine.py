@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from sparkd.host import docker, docker_engine
+from sparkd.host import docker, docker_engine, gpu_ways
 from sparkd.host.harmless import harmless
 from sparkd.preflight.check import About, Check, Level, Verdict
 
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 UNIT = "docker.service"
-GPUS_BY_CDI = (29, 2)
-"""The first Docker whose --gpus takes a CDI specification (moby pull request 50228). A version that is none is new."""
 
 
 @dataclass(frozen=True)
@@ -40,24 +37,24 @@ class Docker(Check[DockerEngineFacts]):
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; "
-        "/etc/cdi, /var/run/cdi",
+        "/etc/cdi, /var/run/cdi; the toolkit's config.toml",
         source="NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); "
-        "eugr/spark-vllm-docker issue 129 (CDI); moby pull request 50228",
+        "eugr/spark-vllm-docker issue 129 (mode cdi); moby, daemon/cdi.go",
         page="""\
-A rank is a container of dockerd's at /run/docker.sock, made as `docker run --gpus all` makes one. docker can give it
-the GPU in three ways, and where any one is there nothing is blocked:
+A rank is a container of dockerd's at /run/docker.sock. docker can give it the GPU in three ways. Any one is enough, and
+the container asks by the first of these that is there:
 
-  - the runtime `nvidia`, which `docker info` lists
-  - nvidia-container-runtime-hook, which docker itself calls for --gpus. DGX OS has been seen with it alone
-  - a specification of nvidia.com/gpu in a folder where docker looks for CDI: /etc/cdi or /var/run/cdi
+  - nvidia-container-runtime-hook, which docker itself calls: --gpus all. DGX OS has been seen with it alone. In the
+    toolkit's mode cdi (/etc/nvidia-container-runtime/config.toml) it refuses, and does not count
+  - a specification of nvidia.com/gpu in a folder where docker looks for CDI, /etc/cdi or /var/run/cdi:
+    --device nvidia.com/gpu=all. docker looks there from 28.3 on, and from 25 on where its feature cdi is set
+  - the runtime `nvidia`, which `docker info` lists: --runtime nvidia
 
-Where none is there, docker refuses the container: could not select device driver "" with capabilities: [[gpu]].
+Nodes of one cluster may differ in it: it is no part of the plan's digest.
 
   ok       docker answers; a GPU plan has a way to the GPU, which is named.
   warn     docker is away. The launch waits for it in phase awaiting-docker, for as long as it takes, and starts neither
            docker nor its socket: whoever stopped docker may be in the middle of an upgrade. systemctl start docker
-         Or the hook was not seen, and --gpus may need it: docker takes a specification for it from 29.2 on, and the
-         runtime never.
   block    the plan uses the GPU, and docker has no way to it. Install nvidia-container-toolkit, then
 
              nvidia-ctk runtime configure --runtime=docker && systemctl restart docker
@@ -77,7 +74,7 @@ That the way works can't be told without a container: this check reads, and star
             return DockerEngineFacts(True, installed, harmless(str(error)))
         if found is None:
             return DockerEngineFacts(False, installed)
-        ways = docker_engine.gpu_ways(host.files, found) if self.uses_gpu else ()
+        ways = gpu_ways.read(host.files, found) if self.uses_gpu else ()
         return DockerEngineFacts(True, installed, "", found.version, found.runtimes, ways)
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
@@ -95,21 +92,4 @@ That the way works can't be told without a container: this check reads, and star
             hint = "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker"
             return Verdict(Level.BLOCK, reason, f"{hint} && systemctl restart docker")
         ways = ", ".join(facts.gpu_ways)
-        if not _by_gpus(facts):
-            reason = (
-                f"{said} may refuse --gpus: it has a way to the GPU by {ways}, and no {docker_engine.HOOK} was seen"
-            )
-            return Verdict(Level.WARN, reason, "install nvidia-container-toolkit, then: systemctl restart docker")
         return Verdict(Level.OK, f"{said}; to the GPU by {ways}")
-
-
-def _by_gpus(facts: DockerEngineFacts) -> bool:
-    """Whether --gpus works, as far as can be told: a hook may lie where only dockerd looks."""
-    if any(way.endswith(docker_engine.HOOK) for way in facts.gpu_ways):
-        return True
-    return any(way != docker_engine.RUNTIME for way in facts.gpu_ways) and _numbers(facts.version) >= GPUS_BY_CDI
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"(\d{1,6})\.(\d{1,6})", version)
-    return (int(found[1]), int(found[2])) if found else GPUS_BY_CDI

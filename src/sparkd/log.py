@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, MutableMapping
-from functools import lru_cache
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from sparkd.printable import printable
-
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
 
 _SECRET_WORDS = re.compile(
     r"(?i)((?:api[-_]?key|token|password|authorization)['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)([^\s'\",}]{4,})"
@@ -50,31 +47,45 @@ def _hide(found: re.Match[str]) -> str:
 
 def events(put: Callable[[int, str], None], redact: Redactor) -> Events:
     """Events rendered as `area.thing.happened key=value ...` and handed to `put(priority, line)`."""
-    import structlog
+    return _Lines(put, redact)
 
-    render = structlog.processors.LogfmtRenderer(key_order=["event"], bool_as_flag=False)
 
-    def line(_logger: object, method: str, fields: MutableMapping[str, Any]) -> str:
+class _Lines:
+    def __init__(self, put: Callable[[int, str], None], redact: Redactor) -> None:
+        self._put = put
+        self._redact = redact
+
+    def info(self, event: str, **fields: object) -> None:
+        self._tell(6, event, fields)
+
+    def warning(self, event: str, **fields: object) -> None:
+        self._tell(4, event, fields)
+
+    def error(self, event: str, **fields: object) -> None:
+        self._tell(3, event, fields)
+
+    def _tell(self, priority: int, event: str, fields: dict[str, object]) -> None:
         # Redacted before it is rendered: quoting would hide a secret that holds a quote.
-        shown = {key: _flat(value, redact) for key, value in fields.items() if value is not None and value != ""}
-        put(PRIORITIES[method], redact(printable(str(render(None, method, shown)).removeprefix("event="))))
-        raise structlog.DropEvent
+        shown = {key: self._flat(value) for key, value in fields.items() if value is not None and value != ""}
+        line = " ".join((event, *(f"{key}={_quoted(value)}" for key, value in shown.items())))
+        self._put(priority, self._redact(printable(line)))
 
-    logger: Events = structlog.wrap_logger(None, processors=[line], wrapper_class=_bound_logger())
-    return logger
+    def _flat(self, value: object) -> str:
+        """One line for each event, and nothing that a terminal acts on, whatever a field holds."""
+        match value:
+            case bool():
+                return "true" if value else "false"
+            case float():
+                return str(round(value, 3))
+            case str():
+                return printable(" ".join(self._redact(value).split()))
+            case _:
+                return str(value)
 
 
-@lru_cache
-def _bound_logger() -> type[Any]:
-    import structlog
-
-    return structlog.make_filtering_bound_logger("info")
-
-
-def _flat(value: object, redact: Redactor) -> object:
-    """One line for each event, and nothing that a terminal acts on, whatever a field holds."""
-    if isinstance(value, float):
-        return round(value, 3)
-    if isinstance(value, str):
-        return printable(" ".join(redact(value).split()))
-    return value
+def _quoted(value: str) -> str:
+    """As logfmt has it: in quotation marks where it would not be one word."""
+    if any(mark in value for mark in ' ="'):
+        value = value.replace("\\", "\\\\").replace('"', '\\"')
+        value = f'"{value}"'
+    return value.replace("\n", "\\n")

@@ -25,6 +25,7 @@ class Kind(Enum):
     FILE = "file"
     FOLDER = "folder"
     DEVICE = "device"
+    LINK = "symlink"
     SOCKET = "socket"
     OTHER = "something else"
 
@@ -127,6 +128,21 @@ class Files:
         parent, _, name = path.rpartition("/")
         return os.readlink(f"{self.real(parent or '/')}/{name}")
 
+    def kind(self, path: str) -> Kind:
+        """Of what `path` names: a symlink there is a symlink."""
+        parent, _, name = path.rpartition("/")
+        return _kind(os.lstat(f"{self.real(parent or '/')}/{name}").st_mode)
+
+    def attribute(self, path: str, name: str) -> bytes:
+        """An extended attribute of what `path` names; empty where it has none."""
+        parent, _, last = path.rpartition("/")
+        try:
+            return os.getxattr(f"{self.real(parent or '/')}/{last}", name, follow_symlinks=False)
+        except OSError as error:
+            if error.errno in (errno.ENODATA, errno.ENOTSUP):
+                return b""
+            raise
+
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and text of each symlink in a folder. One that goes away meanwhile is left out."""
         folder = self.real(path)
@@ -198,4 +214,6 @@ def _kind(mode: int) -> Kind:
         return Kind.FOLDER
     if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
         return Kind.DEVICE
+    if stat.S_ISLNK(mode):
+        return Kind.LINK
     return Kind.SOCKET if stat.S_ISSOCK(mode) else Kind.OTHER

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkd.preflight import image_inside
 from sparkd.preflight.compile_cache import CompileCache
 from sparkd.preflight.containers import StaleContainer
 from sparkd.preflight.docker_engine import Docker
@@ -21,7 +22,7 @@ def of_docker(node: NodeContext) -> tuple[AnyCheck, ...]:
     plan = node.plan
     return (
         Docker(plan.container.gpus == "all"),
-        EngineImage(plan.image, tuple(str(one) for one in plan.asserts)),
+        EngineImage(plan.image, tuple(str(one) for one in plan.asserts), image_inside.launched(plan)),
         CompileCache(plan.image, plan.caches, compiles="--enforce-eager" not in plan.argv),
     )
 

@@ -30,6 +30,15 @@ Restart=on-failure
 WantedBy=multi-user.target
 """
 """DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot."""
+METADATA = """\
+build_date: 2026-05-27T21:40:38Z
+vllm_commit: 48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23
+build_args:
+  vllm_ref: main
+  vllm_prs: "41834"
+"""
+"""DeepSeek V4 Flash on Dual DGX Spark: what was read in the image after a rebuild had been advised in vain."""
+UPPER, LOWER = "/var/lib/docker/overlay2/5e/diff", "/var/lib/docker/overlay2/5d/diff"
 RUNTIMES = ("io.containerd.runc.v2", "nvidia", "runc")
 
 
@@ -42,6 +51,7 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file(HOOK, mode=0o755)
     tree.docker("/containers/json", [])
     image(tree)
+    layers(tree)
     for name in ("vllm", "flashinfer"):
         tree.sparse(f"{CACHES}/{name}/kernels.bin", 2 << 30)
     tree.sparse(f"/var/lib/sparkd/cache/{OTHER_IMAGE_ID}/vllm/kernels.bin", 3 << 30)
@@ -50,6 +60,15 @@ def healthy(tree: Tree, rank: int) -> None:
 def info(tree: Tree, *runtimes: str) -> None:
     names = {name: {"path": name} for name in runtimes}
     tree.docker("/info", {"Runtimes": names, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"], "LiveRestoreEnabled": False})
+
+
+def layers(tree: Tree) -> None:
+    """As spark-vllm-docker makes its image: its own programs over those of CUDA's."""
+    tree.file(f"{LOWER}/usr/bin/bash", mode=0o755)
+    tree.link(f"{LOWER}/bin", "usr/bin")
+    for program in ("/usr/local/bin/vllm", "/usr/local/bin/dsv4-vllm-entrypoint"):
+        tree.file(f"{UPPER}{program}", mode=0o755)
+    tree.file(f"{UPPER}/workspace/build-metadata.yaml", METADATA)
 
 
 def image(tree: Tree, architecture: str = "arm64") -> None:
@@ -63,7 +82,7 @@ def image(tree: Tree, architecture: str = "arm64") -> None:
             "Os": "linux",
             "Size": 21_474_836_480,
             "Config": {
-                "Env": ["PATH=/usr/local/cuda/bin:/usr/bin:/bin"],
+                "Env": ["PATH=/usr/local/cuda/bin:/usr/local/bin:/usr/bin:/bin"],
                 "Entrypoint": ["/opt/nvidia/nvidia_entrypoint.sh"],
                 "Labels": {
                     "org.opencontainers.image.revision": "4c1f9e02b7",
@@ -72,6 +91,7 @@ def image(tree: Tree, architecture: str = "arm64") -> None:
                 },
             },
             "RootFS": {"Type": "layers", "Layers": ["sha256:" + "11" * 32]},
+            "GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": UPPER, "LowerDir": LOWER}},
         },
     )
 
@@ -109,6 +129,11 @@ def _no_way_to_the_gpu(tree: Tree) -> None:
 
 def _image_gone(tree: Tree) -> None:
     (tree.root / f".sparkd/docker/images/{IMAGE}/json.json").unlink()
+
+
+def _image_without_vllm(tree: Tree) -> None:
+    """As NVIDIA's CUDA image is, which the one of the recipe is made from."""
+    (tree.root / f"{UPPER}/usr/local/bin/vllm".lstrip("/")).unlink()
 
 
 def _image_of_another_machine(tree: Tree) -> None:
@@ -166,6 +191,7 @@ ILLNESSES = (
     Illness("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
     Illness("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
     Illness("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
+    Illness("image-without-vllm", _image_without_vllm, Level.BLOCK, "image", says="has no vllm in /usr/local/cuda/bin"),
     Illness("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
     Illness("cache-wiped", _cache_wiped, Level.WARN, "compile-cache", says="36 to 40 minutes"),
     Illness("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),

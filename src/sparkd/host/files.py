@@ -133,14 +133,14 @@ class Files:
         parent, _, name = path.rpartition("/")
         return _kind(os.lstat(f"{self.real(parent or '/')}/{name}").st_mode)
 
-    def attribute(self, path: str, name: str) -> bytes:
+    def attribute(self, path: str, name: str) -> str:
         """An extended attribute of what `path` names; empty where it has none."""
         parent, _, last = path.rpartition("/")
         try:
-            return os.getxattr(f"{self.real(parent or '/')}/{last}", name, follow_symlinks=False)
+            return os.getxattr(f"{self.real(parent or '/')}/{last}", name, follow_symlinks=False).decode("latin-1")
         except OSError as error:
             if error.errno in (errno.ENODATA, errno.ENOTSUP):
-                return b""
+                return ""
             raise
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:

@@ -100,6 +100,6 @@ def _look_up(files: Files, among: Iterable[str]) -> tuple[Kind | None, list[str]
         if any(files.attribute(path, one) for one in REDIRECT):
             raise OSError(errno.EXDEV, "a folder that was renamed in its layer", path)
         folders.append(path)
-        if any(files.attribute(path, one) == b"y" for one in OPAQUE):
+        if any(files.attribute(path, one) == "y" for one in OPAQUE):
             break
     return (Kind.FOLDER, folders) if folders else (None, [])

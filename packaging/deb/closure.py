@@ -15,6 +15,10 @@ from deb.errors import BuildError
 from deb.lock import Lock, Pin
 from deb.targets import ARCHITECTURES
 
+LEFT_OUT = frozenset({"hf-xet"})
+"""Required by name, and never imported: huggingface_hub downloads by HTTP without it, which resumes a file that was cut
+off. 11 MB, and on arm64 no release of it is for glibc 2.17."""
+
 
 def fetch(dependencies: Iterable[str], lock: Lock, folder: Path) -> tuple[Pin, ...]:
     """Walk the dependencies level by level; in the end all their files are in `folder`."""
@@ -37,10 +41,14 @@ def _needed(texts: Iterable[str]) -> list[Requirement]:
     environments = [one for architecture in ARCHITECTURES for one in architecture.environments()]
     needed = []
     for requirement in map(Requirement, texts):
+        marker = requirement.marker
+        if canonicalize_name(requirement.name) in LEFT_OUT:
+            continue
+        if marker is not None and not any(marker.evaluate(one) for one in environments):
+            continue
         if requirement.extras:
             raise BuildError(f"{requirement}: extras are not followed")
-        if requirement.marker is None or any(requirement.marker.evaluate(one) for one in environments):
-            needed.append(requirement)
+        needed.append(requirement)
     return needed
 
 

@@ -14,7 +14,7 @@ from deb.errors import BuildError
 from deb.lock import Pin
 from deb.targets import ARCHITECTURES, PYTHONS, Architecture
 
-NATIVE = frozenset({"pydantic-core"})
+NATIVE = frozenset({"pydantic-core", "pyyaml"})
 """Compiled: one wheel for each Python and architecture. pip fails where another one has no pure wheel."""
 SOURCES = frozenset({"sdnotify"})
 """Published as source alone: pure Python, taken as it is and never built."""

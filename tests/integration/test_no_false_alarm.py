@@ -1,0 +1,74 @@
+"""`sparkd preflight` on the machine that runs these tests: it is well, and no check says otherwise."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.preflight.catalogue import IDS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+CONFIGURATION = """\
+[engine]
+recipe = "{recipe}"
+models_dir = "{models}"
+[observe]
+listen = "127.0.0.1:{observers}"
+"""
+RECIPE = """\
+schema: 1
+name: small
+extends: tiny-cpu
+args: {{host: 127.0.0.1, port: {port}}}
+memory_bytes: 268435456
+"""
+PORT, OBSERVERS = 28417, 28418
+"""Of nobody else here."""
+
+
+TRUE = {
+    ("script-paths", "sparkd-head.service is not installed"),
+    ("docker", "docker is away: a launch waits for it"),
+    ("image", "image sparkd-test/vllm-cpu:0.32.0 is not on this node"),
+}
+"""What may be so on a machine that only tests."""
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A configuration whose model is there and whose recipe asks for little."""
+    made = Tree(tmp_path)
+    made.file("/models/tiny/config.json", '{"max_position_embeddings": 2048}')
+    made.file("/models/tiny/tokenizer.json", "{}")
+    made.safetensors("/models/tiny/model.safetensors")
+    recipe = made.file("/small.yaml", RECIPE.format(port=PORT))
+    text = CONFIGURATION.format(recipe=recipe, models=tmp_path / "models", observers=OBSERVERS)
+    return made.file("/sparkd.toml", text)
+
+
+def an_engine_runs() -> bool:
+    """In a bed beside these tests: worth an alarm."""
+    return subprocess.run(["pgrep", "--ignore-case", "^vllm"], capture_output=True).returncode == 0
+
+
+def test_what_is_not_right_here_is_told_and_nothing_else(plan: Path) -> None:
+    """What the machine really lacks: sparkd's package, and the docker or the image that nobody has put there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkd.cli", "preflight", "--dry-run", "--json"],
+        env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/src", "SPARKD_CONFIG": str(plan)},
+        capture_output=True,
+        text=True,
+    )
+    assert not done.stderr, done.stderr
+    checks = {one["id"]: one for one in json.loads(done.stdout)["checks"]}
+    assert tuple(checks) == IDS
+    told = {name: one["reason"] for name, one in checks.items() if one["level"] != "ok"}
+    if an_engine_runs():
+        told.pop("stray-workers", None)
+    assert set(told.items()) <= TRUE

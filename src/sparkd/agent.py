@@ -54,6 +54,8 @@ class Agent:
     """What the other nodes read; None where there are none."""
     agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
     """What all ranks must share, once it has been looked at."""
+    proven: bool = False
+    """Whether the plan has served for long enough in this life."""
 
     @property
     def plan(self) -> LaunchPlan:
@@ -150,6 +152,13 @@ class Agent:
             return False
         self.unkept.discard(name)
         return True
+
+    def forget(self, name: str) -> None:
+        """Remove a file of state."""
+        try:
+            self.hands.remove_state(name)
+        except OSError as error:
+            self.events.error("state.remove.failed", file=name, reason=str(error))
 
 
 def _describe(story: Story, engine: EngineReport, waiting_for: str) -> str:

@@ -16,6 +16,8 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("preflight", "examine this node, mend what may be mended, say what blocks"),
     ("run", "be the node's agent: what the units start"),
     ("plan", "show how this node's rank would be launched"),
+    ("diff", "show what differs from the last start that is known good"),
+    ("rollback", "go back to the last plan that is known good, until the configuration changes"),
     ("status", "show what the nodes are doing, from any of them"),
     ("sweep", "stop the container of an agent that is gone"),
     ("units", "render, install, check or remove what systemd runs"),

@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from sparkd import last_exit, load
+from sparkd import last_exit, load, proven
 from sparkd.agent import Agent
 from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.host import docker, oom
@@ -182,6 +182,8 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     handed_over = error.code is ExitCode.NEEDS_PERSON
     agent.record(lambda boots: boots.forgiven() if handed_over else boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))
+    if not agent.proven and error.code is not ExitCode.PEER_LOST:
+        proven.tell_what_differs(agent)  # last: the rank has ended by now, and so have its lines
     if agent.context.peers:
         agent.pulse.linger(told_at + LAST_REPORT_SECONDS - time.monotonic())
     return error.code

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from sparkd import last_exit, load, settings
+from sparkd import last_exit, load, proven, settings
 from sparkd.agent import Agent
 from sparkd.cluster import join, observe
 from sparkd.errors import AddressAwaitedError, ConfigError
@@ -80,6 +80,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     agent.record(lambda boots: boots.closed(boot_id))
     agent.keep(last_exit.FILE, last_exit.untold())
     load.restore(agent)
+    proven.settle_rollback(agent)
     agent.together.show = agent.meet
     pulse.guard = agent.together.look
     observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, log)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import NoReturn, assert_never
 
-from sparkd import daemon, gpu_watch, readiness, supervise
+from sparkd import daemon, gpu_watch, proven, readiness, supervise
 from sparkd.agent import Agent
 from sparkd.daemon import Daemon
 from sparkd.ending import engine_dead, engine_ended
@@ -16,7 +16,6 @@ from sparkd.errors import EngineEndedError, StalledError
 from sparkd.gpu_watch import GpuWatch
 from sparkd.host.endpoint import Endpoint
 from sparkd.host.http import Unanswered
-from sparkd.launch import ledger
 from sparkd.launch.start import Running
 from sparkd.readiness import Gate
 from sparkd.report.node_report import FindingReport, Phase
@@ -147,17 +146,19 @@ def with_gpu(agent: Agent, message: str, gpu: GpuWatch | None) -> str:
 
 
 class Service:
-    """A plan that has served for long enough has proven itself: its failed launches are forgiven."""
+    """A plan that has served for long enough has proven itself: its failures are forgiven, and it is known good."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._proven_at: float | None = time.monotonic() + ledger.PROVEN_SECONDS
+        self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
         agent.record(lambda boots: boots.served(agent.boot_id))
 
     def goes_on(self) -> None:
         if self._proven_at is not None and time.monotonic() >= self._proven_at:
             self._proven_at = None
+            self._agent.proven = True
             self._agent.remember(self._agent.launches().forgiven(self._agent.plan.digest))
+            proven.keep(self._agent)
 
 
 def _makes_token(agent: Agent, seconds: float) -> bool:

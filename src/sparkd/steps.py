@@ -40,8 +40,9 @@ def examine(agent: Agent) -> bool:
 
     def show(findings: tuple[Finding, ...]) -> None:
         reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
-        agent.reporter.update(findings=tuple(reports))
+        agent.reporter.update(findings=(*rolled_back, *reports))
 
+    rolled_back = () if context.rollback is None else (context.rollback.finding,)
     agent.phase(Phase.PREFLIGHT)
     policy = Policy(wanted.skip, wanted.downgrade, wanted.allow_fixes, wanted.wait_seconds)
     admit(
@@ -94,10 +95,10 @@ def cool(agent: Agent) -> bool:
     launches = agent.launches()
     seconds = launches.wait_seconds(agent.plan.digest)
     if seconds is None:
-        failed = len(ledger.COOLING_SECONDS)
+        failed, span = len(ledger.COOLING_SECONDS), _span(agent.settings.supervise.proven_seconds)
         agent.remember(launches.forgiven(agent.plan.digest))
         raise NeedsPersonError(
-            f"{failed} launches of this plan in a row ended within {ledger.PROVEN_SECONDS / 60:.0f} minutes of service"
+            f"{failed} launches of this plan in a row ended within {span} of service"
             + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
             f"{_remedy(agent, launches)}, then: systemctl start sparkd-{agent.context.role}",
         )
@@ -107,6 +108,10 @@ def cool(agent: Agent) -> bool:
         while (left := deadline - time.monotonic()) > 0:
             agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
     return seconds > 0
+
+
+def _span(seconds: int) -> str:
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} s"
 
 
 def _remedy(agent: Agent, launches: Ledger) -> str:

@@ -117,6 +117,9 @@ class MemoryHands(Hands):
     def write_state(self, name: str, text: str) -> None:
         self.written[name] = text
 
+    def remove_state(self, name: str) -> None:
+        self.written[name] = ""
+
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text
 

@@ -55,7 +55,7 @@ def _check() -> str:
         *(partial(chosen, (), (one,), IDS) for one in wanted.skip),
         *(partial(downgraded, (), (one,), IDS) for one in wanted.downgrade),
         recipe,
-        partial(roles.context, loaded.settings, None, host),
+        partial(roles.configured, loaded.settings, None, host),
         *key,
     )
     settings_from = ", ".join(str(path) for path in loaded.files) or "no file"

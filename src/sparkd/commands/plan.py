@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from sparkd.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from sparkd.known_good.rollback import Rollback
     from sparkd.launch.plan import LaunchPlan
+    from sparkd.roles import NodeContext
     from sparkd.settings import Settings
 
 
@@ -17,28 +19,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--script", action="store_true", help="print the launch script alone")
-    parser.add_argument("--rank", type=int, help="plan for this rank of cluster.nodes, instead of this node's own")
+    parser.add_argument("--rank", type=int, help="plan for this rank of cluster.nodes, as configured")
 
 
 def run(args: argparse.Namespace) -> int:
     from sparkd import settings
 
     configured = settings.load(None, os.environ)
-    plan = _own_plan(configured) if args.rank is None else _plan_of_rank(configured, args.rank)
+    node = _own(configured) if args.rank is None else None
+    plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
     if args.json:
         print(_as_json(plan))
     elif args.script:
         print(plan.script, end="")
     else:
-        print(_described(plan))
+        print(_described(plan, None if node is None else node.rollback))
     return ExitCode.GOOD
 
 
-def _own_plan(settings: Settings) -> LaunchPlan:
+def _own(settings: Settings) -> NodeContext:
     from sparkd.host import Host
     from sparkd.roles import context
 
-    return context(settings, None, Host()).plan
+    return context(settings, None, Host())
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
@@ -59,13 +62,14 @@ def _as_json(plan: LaunchPlan) -> str:
     return json.dumps({**asdict(plan), "env": dict(plan.env)}, indent=2, ensure_ascii=False)
 
 
-def _described(plan: LaunchPlan) -> str:
+def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:
     spec, node = plan.container, plan.node
     rows = [
+        *([("rollback", rollback.finding.reason), ("", rollback.finding.hint)] if rollback else []),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
-        ("image", plan.image),
+        ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
         ("model", f"{plan.model_path}, served as {plan.served_name}"),
         ("endpoint", f"{plan.api_host} port {plan.api_port}"),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {_yes(spec.privileged)}"),

@@ -41,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
     host = Host(args.root or "/")
     config = settings.load(None, os.environ if host.live else {}, Path(host.files.root))
     node = context(config, args.role, host)
+    if node.rollback is not None:
+        print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
     shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
     sys.stdout.write(render.as_json(shown) if args.json else render.as_text(shown))
     return _code(shown)

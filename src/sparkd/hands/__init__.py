@@ -107,7 +107,7 @@ class Hands:
         return self._pulse.beside(lambda: self._start(plan, script, labels, containers), LAUNCH_SECONDS, "docker")
 
     def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], containers: Containers) -> Rank:
-        image_id = containers.image_id(plan.image)
+        image_id = containers.image_id(plan.image_to_run)
         started = containers.start(
             plan, image_id, script, labels, self._gpu() if plan.container.gpus == "all" else None
         )
@@ -158,6 +158,10 @@ class Hands:
         self._pulse.beside(
             lambda: files.write(STATE / name, text, 0o644, durable=True), WRITE_SECONDS, f"writing {name}"
         )
+
+    def remove_state(self, name: str) -> None:
+        """The file is gone, also after a power cut. Raises OSError."""
+        self._pulse.beside(lambda: files.remove(STATE / name), WRITE_SECONDS, f"removing {name}")
 
     def write_run(self, name: str, text: str) -> None:
         """A file in /run/sparkd that anybody may read. Raises OSError."""

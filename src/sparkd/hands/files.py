@@ -41,6 +41,16 @@ def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True)
         sync_folder(path.parent)
 
 
+def remove(path: Path) -> bool:
+    """Whether there was one to remove; it does not come back after a power cut. Raises OSError."""
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    sync_folder(path.parent)
+    return True
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was renamed or removed in a folder outlive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

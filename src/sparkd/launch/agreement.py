@@ -111,7 +111,7 @@ def table(differences: Sequence[Difference], own_name: str, peer_name: str) -> t
         return ()
     rows = [("", _line(own_name, VALUE_WIDTH), _line(peer_name, VALUE_WIDTH))]
     for one in differences[:MOST_ROWS]:
-        own, theirs = _pair(one, VALUE_WIDTH)
+        own, theirs = pair(one, VALUE_WIDTH)
         rows.append((_line(one.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
     first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
     lines = [f"{name:<{first}}  {own:<{second}}  {theirs}" for name, own, theirs in rows]
@@ -122,7 +122,7 @@ def summary(differences: Sequence[Difference]) -> str:
     """A phrase for the line of an error; empty where nothing differs."""
     if not differences:
         return ""
-    own, theirs = _pair(differences[0], VALUE_WIDTH)
+    own, theirs = pair(differences[0], VALUE_WIDTH)
     first = f"{_line(differences[0].name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
     return "; and ".join((first, *_rest(len(differences) - 1, "")))
 
@@ -138,7 +138,7 @@ def _line(text: str, width: int) -> str:
     return line if len(line) <= width else f"{line[: width - half - 1]}…{line[-half:]}"
 
 
-def _pair(one: Difference, width: int) -> tuple[str, str]:
+def pair(one: Difference, width: int) -> tuple[str, str]:
     """Both values from shortly before the first character that differs."""
     own, theirs = harmless(one.own, _ESCAPED_LIMIT), harmless(one.theirs, _ESCAPED_LIMIT)
     same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))

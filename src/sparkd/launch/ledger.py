@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, field, replace
 
 COOLING_SECONDS = (0, 5, 15, 60, 300)
 """Wait before the launch after 0, 1, 2, 3, 4 launches that failed in a row. After five a person is needed."""
-PROVEN_SECONDS = 600.0
-"""Service this long makes a launch a good one."""
 PLANS_KEPT = 16
 
 

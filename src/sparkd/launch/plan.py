@@ -128,3 +128,10 @@ class LaunchPlan:
     """What the launch script asks of the image before the engine starts. The script holds them already."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork, which the table of vLLM's own says nothing of."""
+    image_id: str = ""
+    """Of the image that a rollback brings back, whatever `image` names by now; empty where that is the one to run."""
+
+    @property
+    def image_to_run(self) -> str:
+        """What docker is to be asked for."""
+        return self.image_id or self.image

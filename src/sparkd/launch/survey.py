@@ -18,7 +18,7 @@ def survey(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreem
     Waits for as long as a dead file server lets it, so it belongs beside the main loop. Raises LaunchError where the
     image cannot be looked at or is not there, BlockedError where the model's folder or the script cannot be read.
     """
-    seen = Seen(image_identity(plan.image), model(host, plan), script(host, plan), allow_image_difference)
+    seen = Seen(image_identity(plan.image_to_run), model(host, plan), script(host, plan), allow_image_difference)
     return agreement(plan, seen)
 
 

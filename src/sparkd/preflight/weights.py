@@ -172,7 +172,7 @@ def of_plan(plan: LaunchPlan) -> ModelWeights:
         folder=plan.model_path,
         seen_as=_seen_as(plan.model_path, binds),
         binds=binds,
-        image=plan.image,
+        image=plan.image_to_run,
         load_format=said.get("args.load-format", ""),
         needs_tokenizer=not {"args.tokenizer", "args.skip-tokenizer-init"} & said.keys(),
         needs_config="args.hf-config-path" not in said,

@@ -45,13 +45,13 @@ def meaning(recipe: Recipe) -> dict[str, str]:
     for section in ORDER:
         value = said[section]
         if section == "args":
-            value = _flags(recipe.args)
+            value = flags(recipe.args)
         for key, one in _flat(section, value):
             found[key] = json.dumps(one, sort_keys=True, ensure_ascii=False)
     return found
 
 
-def _flags(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+def flags(args: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
     """Switches by their positive name, in whatever form they are turned off."""
     return {
         name.removeprefix("no-") if isinstance(value, bool) else name: (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,8 +12,10 @@ from sparkd.launch.plan import LaunchPlan, Node
 
 if TYPE_CHECKING:
     from sparkd.host import Host
+    from sparkd.known_good.rollback import Rollback
     from sparkd.preflight.check import AnyCheck
     from sparkd.preflight.memory import MemorySample
+    from sparkd.recipes.schema import Recipe
     from sparkd.settings import Settings
 
 HEAD, WORKER = "head", "worker"
@@ -35,6 +37,11 @@ class NodeContext:
     rank: int
     plan: LaunchPlan
     settings: Settings
+    """In force: as configured, or with the engine of a rollback."""
+    recipe: Recipe
+    configured: Settings
+    rollback: Rollback | None = None
+    """The one that is in force."""
 
     @property
     def unit(self) -> str:
@@ -58,19 +65,78 @@ class NodeContext:
 
 
 def context(settings: Settings, role: str | None, host: Host) -> NodeContext:
-    """This node's place, plan and checks. Raises ConfigError (78) where `role` is another node's, and as `place`."""
+    """This node's place, plan and checks: as configured, or as a rollback has it that is in force.
+
+    Raises ConfigError (78) where `role` is another node's, and as `place`.
+    """
+    from sparkd.known_good import rollback
+
+    back = rollback.read(host.files)
+    if back is None or back.replaces != fingerprint(settings, host):
+        return configured(settings, role, host)
+    return rolled_back(back, settings, role, host)
+
+
+def configured(settings: Settings, role: str | None, host: Host) -> NodeContext:
+    """The same as the configuration alone says it."""
     from sparkd.launch.planner import make_plan
+
+    own_role, node = _role_and_place(settings, role, host)
+    try:
+        recipe = _recipe(settings, host)
+        plan = make_plan(recipe, settings, node)
+    except ConfigError as error:
+        raise _with_a_way_back(error, host) from None
+    return NodeContext(own_role, node.rank, plan, settings, recipe, settings)
+
+
+def _with_a_way_back(error: ConfigError, host: Host) -> ConfigError:
+    from sparkd.known_good import history
+
+    way = "back to the last good plan: sparkd rollback" if history.read(host.files) else ""
+    return ConfigError(error.reason, "; ".join(part for part in (error.hint, way) if part))
+
+
+def rolled_back(back: Rollback, settings: Settings, role: str | None, host: Host) -> NodeContext:
+    """The same with the engine of a rollback."""
+    from sparkd.known_good.rollback import HINT
+    from sparkd.launch.planner import make_plan
+
+    own_role, node = _role_and_place(settings, role, host)
+    in_force = back.over(settings)
+    try:
+        plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
+    except ConfigError as error:
+        raise ConfigError(f"{error.reason}: so says {back.words}, to which this node is rolled back", HINT) from None
+    return NodeContext(own_role, node.rank, plan, in_force, back.recipe, settings, back)
+
+
+def fingerprint(settings: Settings, host: Host) -> str:
+    """Of what is configured, and a rollback replaces."""
+    from sparkd.known_good import rollback
+
+    try:
+        recipe = _recipe(settings, host)
+    except ConfigError:
+        return rollback.fingerprint(settings.engine, None)
+    return rollback.fingerprint(settings.engine, recipe)
+
+
+def _recipe(settings: Settings, host: Host) -> Recipe:
     from sparkd.recipes.load import load
     from sparkd.recipes.lookup import folders
 
+    return load(settings.engine.recipe, folders(Path(host.files.root))).recipe
+
+
+def _role_and_place(settings: Settings, role: str | None, host: Host) -> tuple[str, Node]:
     node = place(settings, host)
     own_role = HEAD if node.rank == 0 else WORKER
     if role is not None and role != own_role:
         raise ConfigError(
             f"this node is rank {node.rank}, the {own_role}, not a {role}", f"systemctl start sparkd-{own_role}"
         )
-    recipe = load(settings.engine.recipe, folders(Path(host.files.root))).recipe
-    return NodeContext(own_role, node.rank, make_plan(recipe, settings, node), settings)
+    return own_role, node
 
 
 def place(settings: Settings, host: Host) -> Node:

@@ -40,7 +40,7 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
     need = MemoryNeed(plan.memory_bytes, plan.gpu_memory_utilization, round(settings.memory.headroom_gib * GIB))
     uses_gpu = plan.container.gpus == "all"
     host_ipc = plan.container.ipc == "host"
-    drop_in = next(one for one in units.dropins(settings) if one.role == node.role)
+    drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
     return (
         ScriptPaths(node.unit, needed.of_plan(plan), WantedDropIn(drop_in.path, drop_in.text, units.HEADER)),
         PlanLint(plan),
@@ -56,7 +56,7 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
         *engine_checks.of_others(node),
         SharedMemory(),
         ShmSize(host_ipc, plan.container.shm_bytes, node.is_head, plan.node.cluster_size),
-        RemoveIpc(plan.image, host_ipc),
+        RemoveIpc(plan.image_to_run, host_ipc),
         Memlock(plan),
         MemoryLimit(uses_gpu, plan.container.memory_limit_bytes, settings.memory.floor_mib << 20, need.headroom_bytes),
         PageCache(need),

@@ -22,8 +22,8 @@ def of_docker(node: NodeContext) -> tuple[AnyCheck, ...]:
     plan = node.plan
     return (
         Docker(plan.container.gpus == "all"),
-        EngineImage(plan.image, tuple(str(one) for one in plan.asserts), image_inside.launched(plan)),
-        CompileCache(plan.image, plan.caches, compiles="--enforce-eager" not in plan.argv),
+        EngineImage(plan.image_to_run, tuple(str(one) for one in plan.asserts), image_inside.launched(plan)),
+        CompileCache(plan.image_to_run, plan.caches, compiles="--enforce-eager" not in plan.argv),
     )
 
 

@@ -165,6 +165,13 @@ class Supervise(Section):
     peer_timeout_seconds: int = Field(
         20, ge=10, le=3600, description="Silence of another node that counts as lost, in seconds."
     )
+    proven_seconds: int = Field(
+        600,
+        ge=1,
+        le=86400,
+        description="A plan that has served for this long has proven itself: failed launches before it are forgiven, "
+        "and it is kept as the last known good one, for `sparkd diff` and `sparkd rollback`.",
+    )
 
 
 class Observe(Section):

@@ -54,8 +54,9 @@ def context(nodes: int, rank: int, key_file: str) -> NodeContext:
     cluster = plain.cluster.model_copy(update={"nodes": tuple(map(address, range(nodes))), "key_file": key_file})
     settings = plain.model_copy(update={"cluster": cluster})  # unlike the constructor, it does not check
     node = of_rank(settings, rank)
-    plan = make_plan(load("tiny-cpu-pair", RECIPES).recipe, plain, replace(node, cluster_size=2, interface="lo"))
-    return NodeContext(WORKER if rank else HEAD, rank, replace(plan, node=node), settings)
+    recipe = load("tiny-cpu-pair", RECIPES).recipe
+    plan = make_plan(recipe, plain, replace(node, cluster_size=2, interface="lo"))
+    return NodeContext(WORKER if rank else HEAD, rank, replace(plan, node=node), settings, recipe, settings)
 
 
 def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:

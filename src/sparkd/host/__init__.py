@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from sparkd.host import addresses, devices, meminfo, owner, processes, shm, sockets, unit_files, users
 from sparkd.host.docker_facts import DockerFacts
@@ -19,6 +19,9 @@ from sparkd.host.processes import Details, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
 from sparkd.host.unit_files import Unit
+
+if TYPE_CHECKING:
+    from sparkd.host.docker import Asks
 
 
 class Host:
@@ -35,12 +38,8 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
     ) -> None:
         self.files = Files(os.path.realpath(root))
-        self._docker = docker or self._own_docker
+        self.told_docker = docker
         self.gpu = gpu or self._gpu
-
-    def for_one_look(self) -> Host:
-        """The same machine, whose docker and GPU driver are asked once, however many checks want to know."""
-        return Host(self.files.root, functools.cache(self.docker), functools.cache(self.gpu))
 
     @property
     def live(self) -> bool:
@@ -115,12 +114,18 @@ class Host:
 
     def docker(self) -> DockerFacts:
         """What docker says; a living dockerd that does not answer is an `error` in it."""
-        from sparkd.host.docker import DockerUnreadableError
+        from sparkd.host.docker import DockerUnreadableError, read
 
         try:
-            return self._docker()
+            return self.told_docker() if self.told_docker else read(self)
         except DockerUnreadableError as error:
             return DockerFacts(running=True, containers=(), error=harmless(str(error)))
+
+    def docker_reader(self) -> Asks:
+        """Whom to ask about docker, for one thread. Ask only while one runs; close it."""
+        from sparkd.host.docker import reader
+
+        return reader(self)
 
     def gpu_present(self) -> bool:
         return devices.gpu_present(self.files)
@@ -129,11 +134,6 @@ class Host:
         """Who has the GPU's devices open, this process left out: asking the driver opens them too."""
         own = os.getpid() if self.live else 0
         return devices.gpu_users(self.files, (process for process in among if process.pid != own))
-
-    def _own_docker(self) -> DockerFacts:
-        from sparkd.host.docker import read
-
-        return read(self)
 
     def _gpu(self) -> GpuFacts:
         if self.live:

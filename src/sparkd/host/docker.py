@@ -107,7 +107,7 @@ def read(host: Host) -> DockerFacts:
     """All containers of this node, running or not. Raises DockerUnreadableError."""
     if not running(host):
         return AWAY
-    http = reader(host)
+    http = host.docker_reader()
     try:
         listed = ask(http, "/containers/json", {"all": "1"})
         if not isinstance(listed, list):
@@ -122,7 +122,7 @@ def asked(host: Host, question: Callable[[Asks], T]) -> T | None:
     """The answer to a question about this machine's docker; None where it is away. Raises DockerUnreadableError."""
     if not running(host):
         return None
-    http = reader(host)
+    http = host.docker_reader()
     try:
         return question(http)
     finally:

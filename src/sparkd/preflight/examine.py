@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from sparkd.errors import ConfigError
+from sparkd.host.one_look import OneLook
 from sparkd.nearest import did_you_mean
 from sparkd.preflight.check import AnyCheck, Finding, JsonValue, Level, Verdict
 from sparkd.preflight.fixes import ORDER, Fix
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
     """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
-    seen = host.for_one_look()
-    return tuple(_examine(check, seen) for check in checks)
+    with closing(OneLook(host)) as seen:
+        return tuple(_examine(check, seen) for check in checks)
 
 
 def _examine(check: AnyCheck, host: Host) -> Finding:

@@ -68,6 +68,9 @@ def judged(*said: tuple[float, str], uses_gpu: bool = True) -> Verdict:
          Level.OK, ""),
         (NO_MEMORY, Level.OK, "NV_ERR_NO_MEMORY once"),
         (f"python: Out of memory: {KILLED}", Level.OK, ""),
+        ("NVRM: Xid ([812]: segfault at 0 ip 0 sp 0 error 4 in x): 79, y[1000+1000]", Level.OK, ""),
+        ("NVRM: Xid ([812]: segfault at 0 ip 0 sp 0 error 4 in x): 154, to 0x2[1000+1000]", Level.OK, ""),
+        ("NVRM: Xid (812): 79 of somebody's program", Level.OK, ""),
     ],
 )  # fmt: skip
 def test_a_message_is_judged_by_what_it_means_for_an_engine(text: str, level: Level, words: str) -> None:

@@ -41,9 +41,11 @@ class Event:
     """As it was said last."""
 
 
+_GPU = r"\((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F]+)+(?:\.\d+)?)\)"
+"""An address and nothing else: any user's program that crashes has the kernel begin a line with its name."""
 _PATTERNS = (
-    (Kind.RECOVERY, re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): 154, .*\bto 0x([0-9a-fA-F]+)")),
-    (Kind.XID, re.compile(r"NVRM: Xid \((?:PCI:)?([^)]+)\): (\d+)\b")),
+    (Kind.RECOVERY, re.compile(rf"NVRM: Xid {_GPU}: 154, .*\bto 0x([0-9a-fA-F]+)")),
+    (Kind.XID, re.compile(rf"NVRM: Xid {_GPU}: (\d+)\b")),
     (Kind.DRIVER_LOADED, re.compile(r"NVRM: loading NVIDIA UNIX ()")),
     # Of the node, not of a container that reached its own limit: that begins with "Memory cgroup".
     (Kind.OUT_OF_MEMORY, re.compile(r"Out of memory[^:]*: Killed process \d+ \((.*?)\) total-vm")),

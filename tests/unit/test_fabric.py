@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.machines.areas import fabric as spark
 from tests.tree import Tree
 
 from sparkd.host import fabric
@@ -74,6 +75,40 @@ def test_hcas_are_those_of_the_interface_in_name_order(tree: Tree) -> None:
     tree.folder("/sys/class/net/bond0/lower_enp1s0f0np0")
     tree.folder("/sys/class/net/bond0/lower_enP2p1s0f0np0")
     assert fabric.hcas_of(files, "bond0") == ("a0", "roceP2p1s0f0", "rocep1s0f0")
+
+
+SECOND = "/sys/class/infiniband/roceP2p1s0f0"
+
+
+def test_one_cable_of_a_spark_is_two_hcas(tree: Tree) -> None:
+    spark.healthy(tree, 0)
+    files = Files(str(tree.root))
+    assert fabric.hcas_of(files, "enp1s0f0np0") == ("rocep1s0f0", "roceP2p1s0f0")
+    assert fabric.hcas_of(files, "enP2p1s0f0np0") == ("roceP2p1s0f0", "rocep1s0f0"), "the interface's own is the first"
+    assert fabric.hcas_of(files, "enp1s0f1np1") == ("rocep1s0f1",), "the port without a cable"
+    tree.folder("/sys/class/net/bond0/lower_enp1s0f0np0")
+    assert fabric.hcas_of(files, "bond0") == ("rocep1s0f0",), "a bond names its members"
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("sys_image_guid", "fc4c:ea03:00f9:9999\n"),
+        ("sys_image_guid", "0000:0000:0000:0000\n"),
+        ("ports/1/state", "1: DOWN\n"),
+        ("ports/1/gid_attrs/types/3", "IB/RoCE v1\n"),
+        ("ports/1/gids/3", "fe80:0000:0000:0000:4ebb:47ff:fe00:0001\n"),
+        ("ports/1/gids/3", "fd00:0000:0000:0000:0000:0000:0000:0001\n"),
+        ("ports/1/gids/3", "?"),
+    ],
+    ids=["another chip", "no chip", "down", "no RoCE v2", "no address", "another family", "nonsense"],
+)
+def test_a_device_that_is_not_proved_to_be_the_twin_or_can_not_be_used_is_left_out(
+    tree: Tree, path: str, text: str
+) -> None:
+    spark.healthy(tree, 0)
+    tree.file(f"{SECOND}/{path}", text)
+    assert fabric.hcas_of(Files(str(tree.root)), "enp1s0f0np0") == ("rocep1s0f0",)
 
 
 def test_a_machine_without_rdma_has_no_hcas(tree: Tree) -> None:

@@ -7,6 +7,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from sparkd.host import addresses, infiniband, links
 from sparkd.host.files import Files
+from sparkd.host.infiniband import Hca
 
 UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
 """RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
@@ -39,14 +40,46 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
 
 
 def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
-    """RDMA devices of an interface, by name: of a bond or a VLAN, those of the interfaces below it."""
+    """RDMA devices of an interface, by name: of a bond or a VLAN, those of the interfaces below it.
+
+    Each is followed by its twins. A port of a DGX Spark's ConnectX-7 is two devices, with four lanes of PCIe each, so
+    that one alone is half of the cable (98 Gb/s, and 161 with both: tonyd2wild (Vision), pull request 35).
+    """
     if not interface:
         return ()
     try:
         wanted = {interface, *(name for link in links.with_lower(files, interface) for name in link.lower)}
-        return tuple(hca for hca in infiniband.names(files) if wanted.intersection(infiniband.interfaces(files, hca)))
+        found = [hca for hca in infiniband.names(files) if wanted.intersection(infiniband.interfaces(files, hca))]
     except (OSError, ValueError):  # the check of the fabric says why
         return ()
+    alone = [hca for hca in found if interface in infiniband.interfaces(files, hca)]
+    return tuple(dict.fromkeys([*found, *(twin for hca in alone for twin in _twins(files, hca))]))
+
+
+def _twins(files: Files, name: str) -> tuple[str, ...]:
+    """Other devices of the same port: of one chip, and the same function of another slot.
+
+    Only those that are up and have addresses of their own on the fabric, or NCCL would fail on them.
+    """
+    try:
+        chip, known = infiniband.chip(files, name), infiniband.read(files)
+        (own,) = (hca for hca in known if hca.name == name)
+        if not chip or not own.pci:
+            return ()
+        alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
+        families = _families(files, own)
+        return tuple(
+            hca.name for hca in alike if infiniband.chip(files, hca.name) == chip if families & _families(files, hca)
+        )
+    except (OSError, ValueError):
+        return ()
+
+
+def _families(files: Files, hca: Hca) -> set[bool]:
+    """Whether IPv4, and whether not, among the addresses at which its ports that are up can be reached."""
+    up = (port.number for port in hca.ports if port.state == infiniband.ACTIVE)
+    gids = (gid for number in up for gid in infiniband.gids(files, hca.name, number))
+    return {gid.ipv4 for gid in gids if gid.kind == infiniband.ROCE_V2 and not gid.link_local}
 
 
 def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:

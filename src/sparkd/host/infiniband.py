@@ -15,6 +15,7 @@ LIMIT_BYTES = 4096
 MAX_HCAS, MAX_PORTS, MAX_GIDS = 64, 16, 1024
 """What is read of a machine at most; a ConnectX-7 has one port an HCA and 256 places for GIDs."""
 ROCE_V2 = "RoCE v2"
+ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,12 @@ def interfaces(files: Files, hca: str) -> tuple[str, ...]:
     with suppress(OSError):
         found = (*found, files.text(f"{FOLDER}/{hca}/parent", limit=LIMIT_BYTES).strip())
     return found
+
+
+def chip(files: Files, hca: str) -> str:
+    """The same for all devices of one chip, and for no others; empty where a device was given none."""
+    said = files.text(f"{FOLDER}/{hca}/sys_image_guid", limit=LIMIT_BYTES).strip()
+    return said if said.strip("0:") else ""
 
 
 def gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from sparkd.host import infiniband, links
 from sparkd.host.harmless import harmless
-from sparkd.host.infiniband import Hca, Port
+from sparkd.host.infiniband import ACTIVE, Hca, Port
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.nccl_hcas import VERBS, Selection
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from sparkd.host import Host
-
-ACTIVE = "ACTIVE"
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,11 @@ all others), each with its port's state and its interface, as sysfs tells them.
 
 Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
 the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
-ports on one domain, and share four lanes. NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need
-no RDMA.""",
+ports on one domain, and share four lanes. Where fabric.hcas is empty, sparkd takes the pair of the fabric's interface:
+devices of one chip (sys_image_guid), the same function of both domains, if the second is up and its interface has an
+address as the first's has: in a subnet of its own, and on every node or on none.
+
+NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA.""",
     )
 
     def probe(self, host: Host) -> RdmaFacts:

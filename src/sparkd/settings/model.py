@@ -90,7 +90,7 @@ class Fabric(Section):
     hcas: t.Hcas = Field(
         (),
         description="RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. Empty: those of the "
-        "fabric's interface.",
+        "fabric's interface, and their twins on the same cable that have addresses too.",
     )
     mtu: int = Field(
         9000,

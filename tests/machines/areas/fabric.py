@@ -35,6 +35,8 @@ UNPLUGGED = (
     Twin("roceP2p1s0f1", "enP2p1s0f1np1", "0002:01:00.1", cable=False),
 )
 TWINS = (FIRST, SECOND, *UNPLUGGED)
+CHIP = "fc4c:ea03:00f9:4230"
+"""As all four devices of a GB10 say it (geerlingguy/sbc-reviews issue 92, ibstat)."""
 CONFIG = "/etc/sparkd/conf.d/fabric.toml"
 HCAS = '[fabric]\nhcas = ["rocep1s0f0", "roceP2p1s0f0"]\n'
 KEY = '[engine.secrets]\nVLLM_API_KEY = "/etc/sparkd/api.key"\n'
@@ -105,6 +107,7 @@ def hca(tree: Tree, twin: Twin, ipv4: str) -> None:
     """Its first GIDs are link-local; those of an IPv4 address come third and fourth."""
     folder = f"/sys/class/infiniband/{twin.hca}"
     tree.link(f"{folder}/device", f"../../../..{twin.device}")
+    tree.file(f"{folder}/sys_image_guid", f"{CHIP}\n")
     tree.file(f"{folder}/ports/1/state", "4: ACTIVE\n" if twin.cable else "1: DOWN\n")
     tree.file(f"{folder}/ports/1/link_layer", "Ethernet\n")
     mapped = (

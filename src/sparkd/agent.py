@@ -48,6 +48,8 @@ class Agent:
     boot_id: str
     api_key: str | None
     """What the endpoint wants from who asks; None where it wants none."""
+    failed_in: Phase | None = None
+    """The phase that a failure has ended. It may be told to the other nodes before this one knows whose it is."""
     unkept: set[str] = field(default_factory=set)
     """Files of state that could not be written last time."""
     exchange: Exchange | None = None
@@ -68,10 +70,13 @@ class Agent:
 
     def phase(self, phase: Phase, message: str = "") -> None:
         """Enter a phase, or say something new of the one at hand."""
-        changed = phase is not self.reporter.report.phase
+        before = self.reporter.report.phase
+        ended = phase in (Phase.BLOCKED, Phase.FAILED)
+        if ended and self.failed_in is None:
+            self.failed_in = before
         self.reporter.update(phase=phase, message=message, memory=self._memory())
-        if changed:
-            ended = phase in (Phase.BLOCKED, Phase.FAILED)  # told once already, with its reason
+        if phase is not before:
+            # A failure is told once already, with its reason.
             self.events.info("life.phase.changed", phase=phase.value, message="" if ended else message)
 
     def _memory(self) -> MemoryReport | None:

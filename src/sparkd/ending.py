@@ -168,7 +168,7 @@ def stop(agent: Agent, running: Running | None) -> None:
 
 def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode:
     """Tell why the life ends, stop what still runs, and keep the cause for the next one."""
-    failed_in = agent.reporter.report.phase
+    failed_in = agent.failed_in or agent.reporter.report.phase
     agent.events.error("life.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint)
     agent.together.untie()
     agent.pulse.extending = True

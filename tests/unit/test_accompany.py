@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from collections.abc import Iterator
@@ -9,11 +10,11 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import Life, addresses, free_port, life, running, settings
+from tests.unit.cluster_nodes import Life, MemoryHands, addresses, free_port, life, running, settings
 from tests.unit.nodes import Node, node, report, until
 from tests.unit.test_rendezvous import come_together, walking
 
-from sparkd.ending import RELEASE_SECONDS, stop
+from sparkd.ending import RELEASE_SECONDS, mourn, stop
 from sparkd.errors import EngineEndedError, PeerLostError
 from sparkd.report.node_report import Phase
 from sparkd.service import accompany
@@ -174,6 +175,9 @@ def test_a_rank_whose_head_lives_on_has_ended_by_itself_whatever_its_words(worke
     assert isinstance(error, EngineEndedError)
     assert worker.report.phase is Phase.FAILED, "the others know before it is clear whether they had a part in it"
     assert CLOSED in error.reason
+    assert mourn(worker.agent, None, error) == 13
+    assert isinstance(worker.agent.hands, MemoryHands)
+    assert json.loads(worker.agent.hands.written["last-exit.json"])["phase"] == "loading", "and not that of its end"
 
 
 def test_a_rank_that_waited_in_vain_for_the_heads_is_no_failed_launch(worker: Life, head: Node) -> None:

@@ -12,9 +12,9 @@ from sparkd.engine.forward import Forwarder
 from sparkd.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.guard.guard import HINT as MEMORY_HINT
 from sparkd.guard.guard import Guard
-from sparkd.host import docker, oom, versions
-from sparkd.launch import ledger
-from sparkd.launch.ledger import Ledger
+from sparkd.host import cluster_key, docker, oom, versions
+from sparkd.launch import ledger, ray
+from sparkd.launch.ledger import Failure
 from sparkd.launch.start import Running, start
 from sparkd.launch.survey import survey as look_at_shared
 from sparkd.preflight import hook_list
@@ -94,13 +94,14 @@ def cool(agent: Agent) -> bool:
     """
     launches = agent.launches()
     seconds = launches.wait_seconds(agent.plan.digest)
+    last = launches.last.get(agent.plan.digest)
     if seconds is None:
         failed, span = len(ledger.COOLING_SECONDS), _span(agent.settings.supervise.proven_seconds)
         agent.remember(launches.forgiven(agent.plan.digest))
         raise NeedsPersonError(
             f"{failed} launches of this plan in a row ended within {span} of service"
-            + (f"; the last: {agent.reporter.report.last_cause}" if agent.reporter.report.last_cause else ""),
-            f"{_remedy(agent, launches)}, then: systemctl start sparkd-{agent.context.role}",
+            + (f"; the last: {last}" if last is not None else ""),
+            f"{_remedy(last)}, then: systemctl start sparkd-{agent.context.role}",
         )
     if seconds:
         agent.phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
@@ -114,11 +115,9 @@ def _span(seconds: int) -> str:
     return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds} s"
 
 
-def _remedy(agent: Agent, launches: Ledger) -> str:
+def _remedy(last: Failure | None) -> str:
     """What a person may do about launches that fail again and again."""
-    # Not the last life's cause: after a kill, preflight may have ended lives that launched nothing.
-    ran_out = launches.codes.get(agent.plan.digest) == ExitCode.MEMORY_GUARD
-    return MEMORY_HINT if ran_out else "mend the cause"
+    return MEMORY_HINT if last is not None and last.code == ExitCode.MEMORY_GUARD else "mend the cause"
 
 
 def launch(agent: Agent) -> Running:
@@ -136,7 +135,15 @@ def launch(agent: Agent) -> Running:
     forwarder = Forwarder(agent.redact, agent.plan.api_host)
     epoch = agent.reporter.report.epoch
     running = start(
-        agent.hands, agent.plan, epoch, agent.host, forwarder, agent.journal.put, agent.events, agent.pulse.ring
+        agent.hands,
+        agent.plan,
+        epoch,
+        agent.host,
+        forwarder,
+        agent.journal.put,
+        agent.events,
+        agent.pulse.ring,
+        _ray_token(agent, epoch),
     )
     rank = running.rank
     guard_memory(agent, running)
@@ -148,6 +155,13 @@ def launch(agent: Agent) -> Running:
         "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
     return running
+
+
+def _ray_token(agent: Agent, epoch: str) -> str:
+    """Empty where Ray joins no nodes. Raises ConfigError (exit 78) for a bad key file."""
+    if not agent.plan.on_ray:
+        return ""
+    return ray.token(cluster_key.read(agent.host.files, agent.settings.cluster.key_file)[0], epoch)
 
 
 def guard_memory(agent: Agent, running: Running) -> None:

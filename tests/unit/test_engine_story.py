@@ -38,6 +38,8 @@ def story_of(name: str) -> Story:
         ("E6-head", "torch.distributed.DistNetworkError: The server socket has failed to listen"),
         ("E7-badjson", "vllm serve: error: argument --compilation-config/-cc: 1 validation error for"),
         ("E8-missing", "FileNotFoundError: Weight files referenced in index but missing: {'/models/missing/"),
+        ("ray-head", "RayWorkerProc rank=[1] died unexpectedly, shutting down executor."),
+        ("ray-worker", "raylet [exit code=-9]"),
         ("E9-apiport", "OSError: [Errno 98] Address already in use"),
         ("E9-kvsmall", "ValueError: To serve at least one request with the model's max seq len (4096)"),
     ],
@@ -60,13 +62,17 @@ def test_an_engine_that_ran_well_has_nothing_to_blame(log: str) -> None:
     assert story_of(log).blame(now=0.0) == ""
 
 
-def test_a_start_passes_its_steps_in_order() -> None:
+def steps_of(name: str) -> list[str]:
     story, steps = Story(), []
-    for line in lines_of("tp1"):
+    for line in lines_of(name):
         story = read(story, line, now=0.0)
         if story.step not in steps:
             steps.append(story.step)
-    assert steps == [
+    return steps
+
+
+def test_a_start_passes_its_steps_in_order() -> None:
+    assert steps_of("tp1") == [
         "starting",
         "reading arguments",
         "reading the model's configuration",
@@ -80,7 +86,61 @@ def test_a_start_passes_its_steps_in_order() -> None:
         "starting the API server",
         "answering HTTP",
     ]
-    assert story.kv_cache_tokens == 524_288
+    assert story_of("tp1").kv_cache_tokens == 524_288
+
+
+def test_a_start_on_ray_is_followed_through_the_lines_of_every_nodes_rank() -> None:
+    assert steps_of("ray-head") == [
+        "starting",
+        "starting Ray",
+        "waiting for the engine",
+        "reading arguments",
+        "reading the model's configuration",
+        "starting the engine core",
+        "waiting for all nodes in Ray",
+        "waiting for all ranks",
+        "building process groups",
+        "loading weights",
+        "profiling memory",
+        "warming up",
+        "sizing the KV cache",
+        "starting the API server",
+        "answering HTTP",
+    ]
+    assert story_of("ray-head").kv_cache_tokens == 1_048_576
+    assert steps_of("ray-worker") == [
+        "waiting for the Ray of the head",
+        "starting Ray",
+        "waiting for the engine",
+        "waiting for all ranks",
+        "building process groups",
+        "loading weights",
+        "profiling memory",
+        "sizing the KV cache",
+    ]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(RayWorkerWrapper pid=7, ip=10.0.0.2) Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:42<",
+        "(EngineCore pid=1) (RayWorkerProc pid=7) (Worker pid=7) INFO 01-01 00:00:00 [w.py:1] Starting to load model m",
+    ],
+)
+def test_whose_line_it_is_does_not_matter(line: str) -> None:
+    assert read(Story(), line, now=0.0).step == "loading weights"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-21 17:26:41,224 E 181 203] rpc_client.h:204: Failed to connect to GCS within 60 seconds. GCS may",
+        "(raylet) Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+    ],
+)
+def test_what_ray_says_of_its_own_end_is_a_cause(line: str) -> None:
+    assert read(Story(), line, now=0.0).blame(now=0.0) == line
 
 
 def test_shards_are_counted_and_the_time_left_comes_from_their_own_pace() -> None:
@@ -137,7 +197,7 @@ def test_what_a_request_says_is_no_step() -> None:
 
 @pytest.mark.parametrize("wanted", ["test -e /nowhere", LineCount("/nowhere", "a patch", 1)], ids=["command", "lines"])
 def test_an_image_that_is_not_as_needed_names_the_cause(wanted: Assertion) -> None:
-    text = script.render("t", ["true"], [], [], asserts=[wanted])
+    text = script.render("t", script.engine(["true"]), [], [], asserts=[wanted])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     story = Story()
     for line in done.stderr.splitlines():

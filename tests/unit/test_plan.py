@@ -165,7 +165,6 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
         ({"nodes": {"min": 2, "max": 2}}, ALONE, ["needs 2 node(s)", "names 1", "(choose another engine.recipe"]),
         ({"nodes": {"max": 1}}, HEAD, ["needs 1 node(s)", "names 2"]),
         ({"nodes": {"min": 3}}, HEAD, ["needs 3 to 64 node(s)"]),
-        ({"executor": "ray"}, ALONE, ["executor ray"]),
         (
             {"args": {"tensor-parallel-size": None}},
             HEAD,

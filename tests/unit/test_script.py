@@ -93,7 +93,7 @@ def test_any_argument_and_variable_arrives(
     folder: Path, argv: list[str], env: dict[str, str], args: dict[str, flags.JsonValue]
 ) -> None:
     words = [*argv, *command_line.words(args)]
-    text = script.render("t", (*program(folder), *words), env.items(), [])
+    text = script.render("t", script.engine((*program(folder), *words)), env.items(), [])
     got_words, got_env = ran(folder, text)
     assert got_words == words
     assert {name: got_env.get(name) for name in env} == env
@@ -102,7 +102,9 @@ def test_any_argument_and_variable_arrives(
 
 def test_a_secret_is_read_in_the_container_and_is_not_in_the_text(folder: Path) -> None:
     (folder / "HF_TOKEN").write_text('it\'s $a `s` "secret"\nof two lines\n')
-    text = script.render("t", program(folder), [], [Secret("HF_TOKEN", "/etc/x")], secrets_folder=str(folder))
+    text = script.render(
+        "t", script.engine(program(folder)), [], [Secret("HF_TOKEN", "/etc/x")], secrets_folder=str(folder)
+    )
     assert "secret" not in text.replace("the file of this secret is empty", "").replace(str(folder), "")
     assert ran(folder, text)[1]["HF_TOKEN"] == 'it\'s $a `s` "secret"\nof two lines'
 
@@ -111,7 +113,7 @@ def test_a_secret_is_read_in_the_container_and_is_not_in_the_text(folder: Path) 
 def test_a_secret_that_is_missing_or_empty_ends_the_launch(tmp_path: Path, content: str | None, said: str) -> None:
     if content is not None:
         (tmp_path / "A").write_text(content)
-    text = script.render("t", ["true"], [], [Secret("A", "/x")], secrets_folder=str(tmp_path))
+    text = script.render("t", script.engine(["true"]), [], [Secret("A", "/x")], secrets_folder=str(tmp_path))
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert said in done.stderr
@@ -121,7 +123,7 @@ def test_a_secret_that_is_missing_or_empty_ends_the_launch(tmp_path: Path, conte
     ("command", "code"), [("true", 7), ("test a = a", 7), ("grep -q 'no' /dev/null", 64), ("-x", 64)]
 )
 def test_an_image_that_fails_its_assert_is_not_launched(command: str, code: int) -> None:
-    text = script.render("t", ["sh", "-c", "exit 7"], [], [], asserts=[command])
+    text = script.render("t", script.engine(["sh", "-c", "exit 7"]), [], [], asserts=[command])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == code
     assert ("the image is not what the recipe needs: " + command in done.stderr) == (code == 64)
@@ -144,7 +146,9 @@ def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_is_not_launch
 ) -> None:
     file = tmp_path / "a file's"
     file.write_text("del w13, w2\nempty_cache()\ndel w13, w2\n-e it's $HOME\n")
-    text = script.render("t", ["sh", "-c", "exit 7"], [], [], asserts=[LineCount(str(file), pattern, times)])
+    text = script.render(
+        "t", script.engine(["sh", "-c", "exit 7"]), [], [], asserts=[LineCount(str(file), pattern, times)]
+    )
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     said = (
         f"the image is not what the recipe needs: lines of {file} that match {pattern}: {found}, and {times} needed\n"
@@ -153,7 +157,7 @@ def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_is_not_launch
 
 
 def test_a_file_that_the_image_has_not_is_not_counted_as_none(tmp_path: Path) -> None:
-    text = script.render("t", ["true"], [], [], asserts=[LineCount(str(tmp_path / "gone"), "x", 0)])
+    text = script.render("t", script.engine(["true"]), [], [], asserts=[LineCount(str(tmp_path / "gone"), "x", 0)])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     assert done.returncode == 64
     assert "No such file" in done.stderr
@@ -161,7 +165,7 @@ def test_a_file_that_the_image_has_not_is_not_counted_as_none(tmp_path: Path) ->
 
 
 def test_a_program_that_is_not_there_ends_with_127(tmp_path: Path) -> None:
-    (tmp_path / "launch.sh").write_text(script.render("t", ["nosuchprogram"], [], []))
+    (tmp_path / "launch.sh").write_text(script.render("t", script.engine(["nosuchprogram"]), [], []))
     done = subprocess.run(["/bin/bash", str(tmp_path / "launch.sh")], capture_output=True, text=True, check=False)
     assert done.returncode == 127
     assert "nosuchprogram: not found" in done.stderr
@@ -177,11 +181,13 @@ def test_every_variable_that_bash_makes_itself_arrives_or_is_refused(folder: Pat
         ["/bin/bash", "-c", "compgen -v"], env={}, capture_output=True, text=True, check=True
     ).stdout.split()
     env = {name: f"x {name}" for name in made if allowed(name)}
-    got = ran(folder, script.render("t", program(folder), env.items(), []))[1]
+    got = ran(folder, script.render("t", script.engine(program(folder)), env.items(), []))[1]
     assert {name: got.get(name) for name in env} == env
 
 
 def test_the_script_reads_well() -> None:
-    text = script.render("rank 0 of x", ["vllm", "serve", "/models/m", "--a", "b c", "--d"], [("A", "1")], [])
+    text = script.render(
+        "rank 0 of x", script.engine(["vllm", "serve", "/models/m", "--a", "b c", "--d"]), [("A", "1")], []
+    )
     assert text.splitlines()[1] == "# rank 0 of x"
     assert text.endswith("  export A=1\n  exec -- vllm serve /models/m \\\n    --a 'b c' \\\n    --d\n}\n\nlaunch\n")

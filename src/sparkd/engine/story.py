@@ -11,13 +11,24 @@ from dataclasses import dataclass, replace
 
 from sparkd.launch.script import NOT_AS_NEEDED
 
-_PREFIX = re.compile(r"^\(\S[^()]* pid=\d+\) ?")
-_STAMP = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?")
+_PREFIX = re.compile(r"^(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)+")
+"""Whose line it is; under Ray, of which node's process, and then the process's own word for itself."""
+_STAMP = re.compile(
+    r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+[A-Z]+ \S+ -- )"  # Ray's own
+)
 
 _STEPS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("waiting for the Ray of the head", re.compile(r"^waiting for the Ray of \S+ port \d+$")),
+    ("starting Ray", re.compile(r"^Local node IP: ")),
+    ("waiting for the engine", re.compile(r"^Ray runtime started\.")),
     ("reading arguments", re.compile(r"^non-default args: \{")),
     ("reading the model's configuration", re.compile(r"^Resolved architecture: ")),
     ("starting the engine core", re.compile(r"^Initializing a V1 LLM engine ")),
+    (
+        "waiting for all nodes in Ray",
+        re.compile(r"^No current placement group found\. Creating a new placement group\."),
+    ),
     ("waiting for all ranks", re.compile(r"^world_size=\d+ rank=\d+ local_rank=\d+ distributed_init_method=")),
     ("building process groups", re.compile(r"^rank \d+ in world size \d+ is assigned as DP rank ")),
     ("loading weights", re.compile(r"^Starting to load model ")),
@@ -39,6 +50,10 @@ _STEPS: tuple[tuple[str, re.Pattern[str]], ...] = (
 _ERROR = re.compile(
     r"^(?P<kind>(?:[A-Za-z_]\w*\.)*[A-Za-z_]*(?:Error|Exception|Interrupt|Exit))(?:: (?P<text>.+))?$"
     r"|^Worker proc \S+ died unexpectedly \(exit code: (?!0\))"
+    r"|^RayWorkerProc rank=\S.* died unexpectedly"
+    r"|^\w+ \[exit code=-?[1-9]"  # of Ray's own processes, where one has died
+    r"|^\(raylet\) Raylet is terminated\. Termination is unexpected"
+    r"|^\[.{30,60}\] \S+: Failed to connect to GCS within "
     r"|^vllm(?: serve)?: error: "
     r"|^\S*(?:launch\.sh|user-script): line \d+: "
     rf"|^{NOT_AS_NEEDED}: "

@@ -18,6 +18,7 @@ from sparkd.hands.applied import Applied
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import docker, gpu_ways
+from sparkd.launch import ray
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 
 if TYPE_CHECKING:
@@ -99,11 +100,13 @@ class Hands:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
 
-    def launch(self, plan: LaunchPlan, labels: dict[str, str]) -> Rank:
+    def launch(self, plan: LaunchPlan, labels: dict[str, str], ray_token: str = "") -> Rank:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
         script = RUN / "launch.sh"
         files.write(script, plan.script, 0o644, durable=False)
+        if plan.on_ray:
+            files.write(RUN / ray.TOKEN_FILE, ray_token, 0o600, durable=False)
         return self._pulse.beside(lambda: self._start(plan, script, labels, containers), LAUNCH_SECONDS, "docker")
 
     def _start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], containers: Containers) -> Rank:

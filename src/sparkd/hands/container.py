@@ -15,6 +15,7 @@ from sparkd.hands.files import cache_folder
 from sparkd.host.docker import SOCKET
 from sparkd.host.gpu_ways import CDI_KIND, Request
 from sparkd.host.harmless import harmless
+from sparkd.launch.ray import TOKEN_FILE, TOKEN_TARGET
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
 if TYPE_CHECKING:
@@ -146,6 +147,8 @@ def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> list[Mount]:
     bind += [(mount.source, mount.target, mount.read_only) for mount in plan.container.mounts]
     bind += [(str(cache_folder(image_id, cache.name)), cache.target, False) for cache in plan.caches]
     bind += [(secret.file, f"{SECRETS_TARGET}/{secret.name}", True) for secret in plan.secrets]
+    if plan.on_ray:
+        bind.append((str(script.with_name(TOKEN_FILE)), TOKEN_TARGET, True))
     if plan.user_script:
         bind.append((plan.user_script, USER_SCRIPT_TARGET, True))
     # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.

@@ -97,7 +97,7 @@ class LaunchPlan:
     image: str
     entrypoint: tuple[str, ...]
     argv: tuple[str, ...]
-    """Program and arguments that the script execs in the container."""
+    """Program and arguments of the engine, which the script execs; under Ray the head's alone does."""
     env: tuple[tuple[str, str], ...]
     secrets: tuple[Secret, ...]
     container: ContainerSpec
@@ -128,6 +128,8 @@ class LaunchPlan:
     """What the launch script asks of the image before the engine starts. The script holds them already."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork, which the table of vLLM's own says nothing of."""
+    on_ray: bool = False
+    """Whether Ray joins the nodes: only the head's rank has an engine then."""
     image_id: str = ""
     """Of the image that a rollback brings back, whatever `image` names by now; empty where that is the one to run."""
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from sparkd.errors import ConfigError
 from sparkd.flags import JsonValue
-from sparkd.launch import command_line, parallel, script, shared
+from sparkd.launch import command_line, executor, parallel, ray, script, shared
 from sparkd.launch.placeholders import PlaceholderError, Placeholders
 from sparkd.launch.plan import (
     PLAN_SCHEMA,
@@ -61,7 +61,8 @@ class _Engine:
 def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
     """The plan of `node`'s rank. Raises ConfigError where recipe, settings and node do not fit together."""
     _fits(recipe, node)
-    engine = _engine(recipe, settings)
+    on_ray = executor.on_ray(recipe, settings, node)
+    engine = _engine(recipe, settings, on_ray=on_ray)
     placeholders = Placeholders.of(node, engine.model_target)
     args = {flag: _filled(recipe, f"args.{flag}", placeholders.value, value) for flag, value in engine.args.items()}
     env = tuple((name, _filled(recipe, f"env.{name}", placeholders.text, text)) for name, text in engine.env.items())
@@ -74,12 +75,15 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         "--served-model-name",
         engine.served_name,
         *command_line.words(args),
-        *_rank_flags(settings, node),
+        *executor.flags(node, settings.cluster.master_port, on_ray=on_ray),
     )
     own_script = settings.engine.script
     argv = ("bash", script.USER_SCRIPT_TARGET, *command) if own_script else command
     asserts = tuple(_assertion(one) for one in recipe.image.asserts)
     title = f"rank {node.rank} of {recipe.name}"
+    lines = script.engine(argv)
+    if on_ray:
+        lines = ray.lines(node, settings.cluster.master_port, engine.env, lines)
     return LaunchPlan(
         recipe=recipe.name,
         role="head" if node.rank == 0 else "worker",
@@ -91,7 +95,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         secrets=engine.secrets,
         container=engine.container,
         caches=tuple(Cache(name, target) for name, target in recipe.caches.items()),
-        script=script.render(title, argv, env, engine.secrets, asserts),
+        script=script.render(title, lines, env, engine.secrets, asserts),
         user_script=own_script,
         model_path=engine.model_path,
         served_name=engine.served_name,
@@ -106,6 +110,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         kv_cache_tokens=_expected_tokens(recipe, settings),
         asserts=asserts,
         extra_flags=recipe.flags.extra,
+        on_ray=on_ray,
     )
 
 
@@ -121,16 +126,13 @@ def _fits(recipe: Recipe, node: Node) -> None:
             f"recipe {recipe.name} needs {nodes} node(s), cluster.nodes names {node.cluster_size}",
             "choose another engine.recipe: `sparkd recipe list` shows them all",
         )
-    if recipe.executor != "mp":
-        raise ConfigError(
-            f"recipe {recipe.name} wants the executor {recipe.executor}, which this version cannot start",
-            f"write a recipe with extends: {recipe.name} and executor: mp, and name it under engine.recipe",
-        )
 
 
-def _engine(recipe: Recipe, settings: Settings) -> _Engine:
+def _engine(recipe: Recipe, settings: Settings, *, on_ray: bool) -> _Engine:
     own = settings.engine
-    env: dict[str, str | None] = {READY_TIMEOUT: str(settings.readiness.timeout_seconds), **recipe.env, **own.env}
+    made = ray.ENV if on_ray else {}
+    timeout = str(settings.readiness.timeout_seconds)
+    env: dict[str, str | None] = {READY_TIMEOUT: timeout, **made, **recipe.env, **own.env}
     secrets = {**recipe.secrets, **own.secrets}
     for name in secrets:
         if env.get(name) is not None:
@@ -176,19 +178,6 @@ def _container(recipe: Recipe, model_mount: Mount) -> ContainerSpec:
         devices=spec.devices,
         mounts=(model_mount, *(Mount(one.source, one.target, one.read_only) for one in spec.volumes)),
     )
-
-
-def _rank_flags(settings: Settings, node: Node) -> tuple[str, ...]:
-    """What tells a rank its place. A node alone gets none: older forks do not know these flags."""
-    if node.cluster_size == 1:
-        return ()
-    flags = (
-        *("--distributed-executor-backend", "mp"),
-        *("--nnodes", str(node.cluster_size), "--node-rank", str(node.rank)),
-        *("--master-addr", node.head_address, "--master-port", str(settings.cluster.master_port)),
-    )
-    # Without it a worker starts an API server of its own, and the head waits for ever.
-    return flags if node.rank == 0 else (*flags, "--headless")
 
 
 def _filled(recipe: Recipe, key: str, fill: Callable[[T], T], template: T) -> T:
@@ -273,6 +262,7 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
             "model": engine.model_target,
             "served_name": engine.served_name,
             "own_script": bool(settings.engine.script),
+            "executor": recipe.executor,
             "plan_schema": PLAN_SCHEMA,
         },
         {

@@ -35,22 +35,27 @@ launch() {{
 
 def render(
     title: str,
-    argv: Iterable[str],
+    commands: Iterable[str],
     env: Iterable[tuple[str, str]],
     secrets: Iterable[Secret],
     asserts: Iterable[Assertion] = (),
     secrets_folder: str = SECRETS_TARGET,
 ) -> str:
-    """Text of a bash script that executes exactly `argv`, with `env` and the secrets added to its environment."""
+    """Text of a bash script that runs `commands`, lines of bash, with `env` and the secrets in its environment."""
     lines = [f"  export {name}={quote(value)}" for name, value in env]
     for secret in secrets:
         lines.append(f"  {secret.name}=$(<{quote(f'{secrets_folder}/{secret.name}')})")
         lines.append(f'  : "${{{secret.name}:?the file of this secret is empty}}"')
         lines.append(f"  export {secret.name}")
     lines += [_asserted(one) for one in asserts]
-    lines.append(f"  exec -- {_folded(argv)}")
+    lines += [f"  {line}" for line in commands]
     title = " ".join(title.split())
     return _HEAD.format(title=title) + "\n".join(lines) + "\n}\n\nlaunch\n"
+
+
+def engine(argv: Iterable[str]) -> list[str]:
+    """The line that execs exactly these words."""
+    return [f"exec -- {_folded(argv)}"]
 
 
 def _asserted(wanted: Assertion) -> str:

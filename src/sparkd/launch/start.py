@@ -86,9 +86,10 @@ def start(
     put: Callable[[int, str], None],
     events: Events,
     bell: Callable[[], None],
+    ray_token: str = "",
 ) -> Running:
     """Launch the rank; its log goes to `put(priority, line)`. Raises LaunchError (exit 11)."""
-    rank = hands.launch(plan, labels(plan, epoch, hands.owner.invocation))
+    rank = hands.launch(plan, labels(plan, epoch, hands.owner.invocation), ray_token)
 
     def follow(since: float) -> Iterator[tuple[int, bytes]]:
         client = docker.client()

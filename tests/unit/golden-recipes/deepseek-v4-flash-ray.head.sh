@@ -6,6 +6,11 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export RAY_memory_monitor_refresh_ms=0
+  export RAY_USAGE_STATS_ENABLED=0
+  export RAY_DEDUP_LOGS=0
+  export RAY_AUTH_MODE=token
+  export RAY_AUTH_TOKEN_PATH=/run/sparkd-ray-token
   export VLLM_HOST_IP=10.0.0.1
   export NCCL_SOCKET_IFNAME=bond0
   export GLOO_SOCKET_IFNAME=bond0
@@ -22,6 +27,15 @@ launch() {
   export DG_JIT_NVCC_COMPILER=/usr/local/cuda/bin/nvcc
   export DG_JIT_PRINT_COMPILER_COMMAND=1
   export VLLM_SKIP_INIT_MEMORY_CHECK=1
+  command -v ray >/dev/null || { echo "the image is not what the recipe needs: executor: ray, and it has no ray" >&2; exit 64; }
+  mkdir -p "${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"
+  echo '["GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP"]' >"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"/ray_non_carry_over_env_vars.json
+  ray start --head --port=29501 --include-dashboard=false \
+    --node-ip-address=10.0.0.1 \
+    --num-gpus=1 \
+    --num-cpus=1 \
+    --object-store-memory=268435456
+  export RAY_ADDRESS=10.0.0.1:29501
   exec -- vllm serve /models/DeepSeek-V4-Flash \
     --served-model-name deepseek-v4-flash \
     --host 0.0.0.0 \
@@ -45,11 +59,7 @@ launch() {
     --reasoning-config '{"reasoning_parser":"deepseek_v4","reasoning_start_str":"<think>","reasoning_end_str":"</think>"}' \
     --default-chat-template-kwargs '{"thinking":true}' \
     --enable-expert-parallel \
-    --distributed-executor-backend mp \
-    --nnodes 2 \
-    --node-rank 0 \
-    --master-addr 10.0.0.1 \
-    --master-port 29501
+    --distributed-executor-backend ray
 }
 
 launch

@@ -6,6 +6,11 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export RAY_memory_monitor_refresh_ms=0
+  export RAY_USAGE_STATS_ENABLED=0
+  export RAY_DEDUP_LOGS=0
+  export RAY_AUTH_MODE=token
+  export RAY_AUTH_TOKEN_PATH=/run/sparkd-ray-token
   export VLLM_HOST_IP=10.0.0.2
   export NCCL_SOCKET_IFNAME=bond0
   export GLOO_SOCKET_IFNAME=bond0
@@ -22,35 +27,15 @@ launch() {
   export DG_JIT_NVCC_COMPILER=/usr/local/cuda/bin/nvcc
   export DG_JIT_PRINT_COMPILER_COMMAND=1
   export VLLM_SKIP_INIT_MEMORY_CHECK=1
-  exec -- vllm serve /models/DeepSeek-V4-Flash \
-    --served-model-name deepseek-v4-flash \
-    --host 0.0.0.0 \
-    --port 8000 \
-    --trust-remote-code \
-    --tensor-parallel-size 2 \
-    --pipeline-parallel-size 1 \
-    --kv-cache-dtype fp8 \
-    --block-size 256 \
-    --gpu-memory-utilization 0.85 \
-    --max-model-len 200000 \
-    --enable-prefix-caching \
-    --max-num-batched-tokens 8192 \
-    --max-num-seqs 8 \
-    --compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}' \
-    --speculative-config '{"method":"deepseek_mtp","num_speculative_tokens":2}' \
-    --tokenizer-mode deepseek_v4 \
-    --tool-call-parser deepseek_v4 \
-    --enable-auto-tool-choice \
-    --reasoning-parser deepseek_v4 \
-    --reasoning-config '{"reasoning_parser":"deepseek_v4","reasoning_start_str":"<think>","reasoning_end_str":"</think>"}' \
-    --default-chat-template-kwargs '{"thinking":true}' \
-    --enable-expert-parallel \
-    --distributed-executor-backend mp \
-    --nnodes 2 \
-    --node-rank 1 \
-    --master-addr 10.0.0.1 \
-    --master-port 29501 \
-    --headless
+  command -v ray >/dev/null || { echo "the image is not what the recipe needs: executor: ray, and it has no ray" >&2; exit 64; }
+  echo 'waiting for the Ray of 10.0.0.1 port 29501'
+  until (: </dev/tcp/10.0.0.1/29501) 2>/dev/null; do sleep 1; done
+  export RAY_LOG_TO_STDERR=1 RAY_BACKEND_LOG_LEVEL=warning
+  exec -- ray start --block --address=10.0.0.1:29501 \
+    --node-ip-address=10.0.0.2 \
+    --num-gpus=1 \
+    --num-cpus=1 \
+    --object-store-memory=268435456
 }
 
 launch

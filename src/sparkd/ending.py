@@ -12,6 +12,7 @@ from sparkd.agent import Agent
 from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.host import docker, oom
 from sparkd.host.docker import DockerUnreadableError
+from sparkd.launch.ledger import Failure
 from sparkd.launch.start import LOG_END_SECONDS, Running
 from sparkd.peers.snapshot import ENDING, Snapshot
 from sparkd.report.node_report import Phase
@@ -178,7 +179,8 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
-    agent.remember(launches.failed(agent.plan.digest, int(error.code)) if counted else launches.closed())
+    failure = Failure(agent.redact(error.reason), int(error.code))
+    agent.remember(launches.failed(agent.plan.digest, failure) if counted else launches.closed())
     handed_over = error.code is ExitCode.NEEDS_PERSON
     agent.record(lambda boots: boots.forgiven() if handed_over else boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.launch.ledger import COOLING_SECONDS, PLANS_KEPT, Ledger, dump, parse
+from sparkd.last_exit import KILLED
+from sparkd.launch.ledger import COOLING_SECONDS, PLANS_KEPT, REASON_LIMIT, Failure, Ledger, dump, parse
 
 PLAN = "d1"
 
@@ -12,7 +15,7 @@ PLAN = "d1"
 def failed(times: int) -> Ledger:
     ledger = Ledger()
     for _ in range(times):
-        ledger = ledger.opened(PLAN, "boot").failed(PLAN)
+        ledger = ledger.opened(PLAN, "boot").failed(PLAN, Failure("boom", 13))
     return ledger
 
 
@@ -46,7 +49,7 @@ def test_a_launch_left_open_by_a_power_cut_does_not() -> None:
 def test_old_plans_are_forgotten() -> None:
     ledger = Ledger()
     for number in range(PLANS_KEPT + 5):
-        ledger = ledger.failed(f"d{number}")
+        ledger = ledger.failed(f"d{number}", Failure("boom"))
     assert len(ledger.failures) == PLANS_KEPT
     assert ledger.wait_seconds(f"d{PLANS_KEPT + 4}") == 5
 
@@ -54,22 +57,38 @@ def test_old_plans_are_forgotten() -> None:
 def test_what_was_written_is_read() -> None:
     ledger = failed(3).opened(PLAN, "boot")
     assert parse(dump(ledger)) == ledger
-    assert parse(dump(ledger.failed(PLAN, 16))).codes == {PLAN: 16}
+    assert parse(dump(ledger)).last == {PLAN: Failure("boom", 13)}
 
 
-def test_a_ledger_without_codes_is_read_as_one_with_none() -> None:
+@pytest.mark.parametrize("said", [[], {PLAN: "boom"}, {PLAN: {"reason": 3, "code": 1}}, {PLAN: {"reason": "x"}}])
+def test_a_failure_that_can_not_be_read_counts_all_the_same(said: object) -> None:
+    text = json.dumps({"schema": 1, "failures": {PLAN: 2}, "open": None, "last": said})
+    assert parse(text) == Ledger({PLAN: 2})
+
+
+def test_a_reason_that_somebody_has_written_moves_no_cursor() -> None:
+    kept = dump(Ledger().failed(PLAN, Failure("\x1b[2J" + "x" * 5000)))
+    assert len(parse(kept).last[PLAN].reason) == REASON_LIMIT
+    assert "\x1b" not in parse(kept).last[PLAN].reason
+
+
+def test_a_ledger_without_reasons_is_read_as_one_with_none() -> None:
     text = '{"schema": 1, "failures": {"d1": 2}, "open": null}'
     assert parse(text) == Ledger({PLAN: 2})
 
 
-def test_the_code_is_that_of_the_last_failure() -> None:
-    assert failed(1).failed(PLAN, 16).failed(PLAN, 13).codes == {PLAN: 13}
-    assert failed(1).failed(PLAN, 16).opened(PLAN, "boot").settle("boot").codes == {}
-    assert failed(1).failed(PLAN, 16).forgiven(PLAN).codes == {}
+def test_the_last_failure_is_told_and_a_killed_agents_too() -> None:
+    ledger = failed(1).failed(PLAN, Failure("memory ran out", 16))
+    assert str(ledger.last[PLAN]) == "memory ran out (exit 16)"
+    assert str(ledger.opened(PLAN, "boot").settle("boot").last[PLAN]) == KILLED
+    assert ledger.forgiven(PLAN).last == {}
 
 
 @given(
-    st.text() | st.sampled_from(["", "[]", "{}", '{"schema": 1}', '{"schema": 1, "failures": {"a": "b"}, "open": 3}'])
+    st.text()
+    | st.sampled_from(
+        ["", "[]", "[" * 100_000, "{}", '{"schema": 1}', '{"schema": 1, "failures": {"a": "b"}, "open": 3}']
+    )
 )
 def test_a_broken_ledger_counts_as_empty(text: str) -> None:
     assert parse(text) == Ledger()

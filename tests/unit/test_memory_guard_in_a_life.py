@@ -18,7 +18,7 @@ from sparkd.errors import MemoryGuardError, NeedsPersonError, PeerLostError
 from sparkd.guard.guard import Guard
 from sparkd.host import Host, oom
 from sparkd.launch import ledger
-from sparkd.launch.ledger import COOLING_SECONDS, Ledger
+from sparkd.launch.ledger import COOLING_SECONDS, Failure, Ledger
 from sparkd.report.node_report import Phase
 from sparkd.settings.model import Memory
 from sparkd.steps import cool, guard_memory
@@ -48,7 +48,7 @@ def test_a_rank_that_the_guard_has_killed_ends_the_life_with_16_and_counts(worke
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
     assert ledger.parse(worker_wrote(worker)).failures == {agent.plan.digest: 1}
-    assert ledger.parse(worker_wrote(worker)).codes == {agent.plan.digest: 16}
+    assert ledger.parse(worker_wrote(worker)).last[agent.plan.digest].code == 16
 
 
 def worker_wrote(worker: Life) -> str:
@@ -104,7 +104,7 @@ def test_a_plan_that_is_given_up_after_memory_ran_out_is_told_with_the_knobs(
     agent = worker.agent
     failures = Ledger({agent.plan.digest: len(COOLING_SECONDS)})
     for code in codes:
-        failures = failures.failed(agent.plan.digest, code)
+        failures = failures.failed(agent.plan.digest, Failure("the engine ended: boom", code))
     files(worker).file("/var/lib/sparkd/launches.json", ledger.dump(failures))
     blocked = "40.0 GiB available, 96.0 GiB needed (exit 10)"  # by the preflight after it, which launches nothing
     agent.reporter.update(last_cause=blocked)
@@ -112,7 +112,8 @@ def test_a_plan_that_is_given_up_after_memory_ran_out_is_told_with_the_knobs(
         cool(agent)
     assert hint in raised.value.hint
     assert raised.value.hint.endswith("systemctl start sparkd-worker")
-    assert blocked in raised.value.reason
+    assert blocked not in raised.value.reason
+    assert ("the last: the engine ended: boom" in raised.value.reason) is bool(codes)
 
 
 def test_a_kill_ends_the_life_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree) -> None:

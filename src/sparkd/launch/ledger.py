@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field, replace
 
+from sparkd.host.harmless import harmless
+from sparkd.last_exit import KILLED
+
 COOLING_SECONDS = (0, 5, 15, 60, 300)
 """Wait before the launch after 0, 1, 2, 3, 4 launches that failed in a row. After five a person is needed."""
 PLANS_KEPT = 16
+REASON_LIMIT = 1000
 
 
 @dataclass(frozen=True)
@@ -23,20 +27,30 @@ class Open:
 
 
 @dataclass(frozen=True)
+class Failure:
+    reason: str
+    code: int | None = None
+    """Exit code of the life that it ended; None where its agent was killed."""
+
+    def __str__(self) -> str:
+        return self.reason if self.code is None else f"{self.reason} (exit {self.code})"
+
+
+@dataclass(frozen=True)
 class Ledger:
     """Failed launches in a row by plan digest, oldest entry first."""
 
     failures: dict[str, int] = field(default_factory=dict)
     open: Open | None = None
-    codes: dict[str, int] = field(default_factory=dict)
-    """Exit code of the last of them, where it was told."""
+    last: dict[str, Failure] = field(default_factory=dict)
+    """The last of them. Lives that launched nothing may have ended since, for other reasons."""
 
     def settle(self, boot_id: str) -> Ledger:
         """Count the launch that a dead agent of this boot left open."""
         if self.open is None:
             return self
         lost = replace(self, open=None)
-        return lost.failed(self.open.digest) if self.open.boot_id == boot_id else lost
+        return lost.failed(self.open.digest, Failure(KILLED)) if self.open.boot_id == boot_id else lost
 
     def wait_seconds(self, digest: str) -> int | None:
         """How long the next launch of this plan cools; None: too many failed, a person is needed."""
@@ -46,23 +60,22 @@ class Ledger:
     def opened(self, digest: str, boot_id: str) -> Ledger:
         return replace(self, open=Open(digest, boot_id))
 
-    def failed(self, digest: str, code: int | None = None) -> Ledger:
-        """`code` is None for a launch whose agent was killed."""
-        return self._with(digest, self.failures.get(digest, 0) + 1, code)
+    def failed(self, digest: str, failure: Failure) -> Ledger:
+        return self._with(digest, self.failures.get(digest, 0) + 1, {digest: failure})
 
     def forgiven(self, digest: str) -> Ledger:
         """Proven in service, or handed to a person: the next launch begins at zero."""
-        return self._with(digest, 0, None)
+        return self._with(digest, 0, {})
 
     def closed(self) -> Ledger:
         """Ended on request, or for a reason that never counts."""
         return replace(self, open=None)
 
-    def _with(self, digest: str, count: int, code: int | None) -> Ledger:
+    def _with(self, digest: str, count: int, failure: dict[str, Failure]) -> Ledger:
         others = {key: value for key, value in self.failures.items() if key != digest}
         latest = dict(list({**others, digest: count}.items())[-PLANS_KEPT:]) if count else others
-        codes = {key: value for key, value in self.codes.items() if key in latest and key != digest}
-        return Ledger(latest, None, codes if code is None else {**codes, digest: code})
+        last = {key: value for key, value in self.last.items() if key in latest and key != digest}
+        return Ledger(latest, None, {**last, **failure})
 
 
 def dump(ledger: Ledger) -> str:
@@ -73,18 +86,26 @@ def parse(text: str) -> Ledger:
     """Read launches.json; what is no ledger (cut off by a power cut, edited) counts as empty."""
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return Ledger()
     match data:
         case {"schema": 1, "failures": dict(failures), "open": opened}:
             counts = {str(k): v for k, v in failures.items() if isinstance(v, int) and v > 0}
-            match data.get("codes"):
-                case dict(told):
-                    codes = {str(k): v for k, v in told.items() if isinstance(v, int)}
-                case _:
-                    codes = {}
-            match opened:
-                case {"digest": str(digest), "boot_id": str(boot_id)}:
-                    return Ledger(counts, Open(digest, boot_id), codes)
-            return Ledger(counts, None, codes)
+            return Ledger(counts, _open(opened), _last(data.get("last")))
     return Ledger()
+
+
+def _open(said: object) -> Open | None:
+    match said:
+        case {"digest": str(digest), "boot_id": str(boot_id)}:
+            return Open(digest, boot_id)
+    return None
+
+
+def _last(said: object) -> dict[str, Failure]:
+    found = {}
+    for digest, failure in said.items() if isinstance(said, dict) else ():
+        match failure:
+            case {"reason": str(reason), "code": int() | None as code}:
+                found[str(digest)] = Failure(harmless(reason, REASON_LIMIT), code)
+    return found

@@ -2,6 +2,9 @@
 
 It gives each container 10 s between SIGTERM and SIGKILL, and a headless vLLM takes 12 s to heed the first: a rank that
 its dockerd has left is better ended at once, for the engine is lost all the same.
+
+Only workers look. A head's rank that serves heeds that SIGTERM within 0.6 s, and one that still loads is killed within
+those 10 s: its pidfd tells, and the engine's end then names docker.
 """
 
 from __future__ import annotations

@@ -19,5 +19,7 @@ class Illness:
     says: str = ""
     """Words of the check's reason or hint."""
     rank: int = 0
+    of_root: bool = False
+    """Whose files are root's: only root can show it."""
     also: tuple[str, ...] = ()
     """Other checks that see it too, and may judge otherwise than on the healthy machine."""

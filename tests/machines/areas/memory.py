@@ -98,6 +98,12 @@ def _docker_shm(tree: Tree) -> None:
     recipe(tree, "container: {ipc: private}\n")
 
 
+def _orphaned_segments(tree: Tree) -> None:
+    """What an engine that was killed has left: nobody has them open or mapped."""
+    for name in ("psm_0a1b2c3d", "sem.mp-a8x_0lk2", "nccl-Ab12cD"):
+        tree.segment(name, "x" * (1 << 20))
+
+
 def _memlock(tree: Tree) -> None:
     unprivileged(tree, "{memlock: 8388608}")
 
@@ -140,6 +146,7 @@ ILLNESSES = (
     Illness("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),
     Illness("shm-small", _shm_small, Level.WARN, "shm-size", says="NCCL"),
     Illness("shm-is-dockers-default", _docker_shm, Level.BLOCK, "shm-size", says="container.shm_bytes"),
+    Illness("orphaned-segments", _orphaned_segments, Level.WARN, "shared-memory", says="unlink", of_root=True),
     Illness("memlock-small", _memlock, Level.WARN, "memlock", says="memlock: -1"),
     Illness("memlock-by-default", _memlock_by_default, Level.WARN, "memlock", says="containerd"),
     Illness("too-much-kept-free", _too_much_kept_free, Level.WARN, "kernel-settings", says="12.0 GiB"),

@@ -167,6 +167,16 @@ def test_a_main_process_is_never_ended(tree: Tree, group: int, child: str | None
     assert "a living engine: pid 10 (vllm)" in verdict.reason
 
 
+def test_a_rank_under_somebody_elses_ray_is_a_living_engine_even_adopted(tree: Tree) -> None:
+    """Its raylet gone, it ends by itself."""
+    for parent in (9, 1):
+        tree.process(9, "raylet", group=8)
+        tree.process(10, "ray::RayWorkerP", parent=parent, group=10, argv=("ray::RayWorkerProc.run",))
+        verdict = judged(tree)
+        assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+        assert "a living engine: pid 10 (ray::RayWorkerP)" in verdict.reason
+
+
 def test_an_orphans_group_may_hold_a_living_engine_too_and_that_is_left_alone(tree: Tree) -> None:
     """Two engines started by one script: one lost its main process, the other serves."""
     tree.process(10, "VLLM::EngineCor", group=9)

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.processes import Details, Process, ProcessTable
 
-WORKER_PREFIX = "VLLM::"
-"""EngineCore and the workers name themselves so; the kernel keeps 15 letters: VLLM::EngineCor, VLLM::Worker_TP."""
+WORKER_PREFIXES = ("VLLM::", "ray::RayWorker")
+"""EngineCore and the workers name themselves so, under Ray the workers by the second; the kernel keeps 15 letters:
+VLLM::EngineCor, VLLM::Worker_TP, ray::RayWorkerP."""
 MAIN_COMMS = ("vllm", "python", "pt_main_thread")
 """How the name of a process that may be a `vllm serve` begins; its arguments decide."""
 REAPERS = frozenset(
@@ -63,7 +64,7 @@ class Engine:
 
 
 def is_worker(process: Process) -> bool:
-    return process.comm.startswith(WORKER_PREFIX)
+    return process.comm.startswith(WORKER_PREFIXES)
 
 
 def is_serve(argv: tuple[str, ...]) -> bool:

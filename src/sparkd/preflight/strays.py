@@ -70,6 +70,7 @@ A stray is
     leader. It is ended with its descendants: SIGTERM, then SIGKILL.
 
 A `vllm serve` is never ended: it leads its engine, and whoever started it with nohup over ssh finds it adopted too.
+Nor is a ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself when its raylet is gone.
 
   block    strays (cleared by ending them), or a living engine of somebody else, which is named with the ports that it
            holds and never touched.

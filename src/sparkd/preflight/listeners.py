@@ -51,8 +51,8 @@ opens on every address, without any password, whatever is configured.
 
 A key does not close everything: vLLM guards /v1 and a few more, while /invocations, which runs whole completions,
 /tokenize, /metrics, /health and others answer without it. Where strangers reach the node, let a firewall or a proxy
-decide, for cluster.master_port too. Under Ray (executor: ray) every node opens ports of Ray's on every address, and runs
-what it is asked to: from Ray 2.52 on only with a token of the cluster's key, before that for anybody.
+decide, for cluster.master_port too. Under Ray (executor: ray) every node opens ports of Ray's on every address, and
+runs what it is asked to: from Ray 2.52 on only with a token of the cluster's key, before that for anybody.
 
 Ports of other programs that listen on all addresses are shown, and not judged.""",
     )

@@ -78,7 +78,7 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         from sparkd.preflight.ports import Ports, Wanted
 
         v4 = socket.create_server(("127.0.0.1", 29511))
-        v6 = socket.create_server(("::", 29510), family=socket.AF_INET6)
+        v6 = socket.create_server(("::", 29510), family=socket.AF_INET6, dualstack_ipv6=True)
         report = Wanted(29510, "127.0.0.1", "the node's report", "cluster.report_port", agents=True)
         observers = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
         elsewhere = Wanted(29511, "10.0.0.1", "the API", "args.port")
@@ -205,6 +205,41 @@ def test_listeners_and_their_holders_of_both_families() -> None:
         print(json.dumps(sorted((one.listener.address, one.listener.port, one.pid) for one in holders)))
     """)
     assert found == [["127.0.0.1", 8000, 1], ["::", 8001, 1]]
+
+
+def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
+    """Each port is tried as well: what the check says is what bind(2) does."""
+    found = run("""
+        import socket
+        from sparkd.preflight.ports import Ports, Wanted
+
+        def serve(port, only):
+            six = socket.socket(socket.AF_INET6)
+            six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+            six.bind(("::", port))
+            six.listen()
+            return six
+
+        def taken(family, address, port):
+            with socket.socket(family) as one:
+                if family == socket.AF_INET6:
+                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+                try:
+                    one.bind((address, port))
+                except OSError:
+                    return True
+            return False
+
+        kept = [serve(8000, 0), serve(8001, 1)] + [serve(9000 + n, n % 2) for n in range(900)]
+        said = []
+        for port in (8000, 8001):
+            for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
+                check = Ports((Wanted(port, address, "the API", "args.port"),))
+                said.append([check.look(host := Host())[1].level.value == "block", taken(family, address, port)])
+        print(json.dumps([said, len(host.only_ipv6())]))
+    """)
+    blocked = [[True, True]] * 3
+    assert found == [[*blocked, [False, False], [False, False], [True, True]], 451]
 
 
 def test_own_addresses_are_those_of_the_interfaces() -> None:

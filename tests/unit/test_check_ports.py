@@ -172,6 +172,23 @@ def test_ipv6_is_in_the_way_where_it_is_the_same_address(tree: Tree, words: str,
     assert judged(tree).level is level
 
 
+@pytest.mark.parametrize(
+    ("wanted", "listening", "level"),
+    [
+        ("0.0.0.0", "127.0.0.1", Level.BLOCK),
+        ("0.0.0.0", "0.0.0.0", Level.BLOCK),
+        ("::", "0.0.0.0", Level.BLOCK),
+        ("", "127.0.0.1", Level.BLOCK),
+        ("fd00::a", "0.0.0.0", Level.OK),
+        ("localhost", "127.0.0.1", Level.BLOCK),
+    ],
+)
+def test_a_family_of_its_own_is_in_nobodys_way(tree: Tree, wanted: str, listening: str, level: Level) -> None:
+    on(tree, listening, 8000, 5)
+    check = Ports((Wanted(8000, wanted, "the API", "args.port"),))
+    assert check.look(Host(tree.root))[1].level is level
+
+
 def test_no_process_is_looked_at_where_all_ports_are_free(tree: Tree) -> None:
     tree.listening((22, 5))
     (tree.root / "proc/1").write_text("no folder, and no process")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd.host import addresses, devices, meminfo, owner, processes, shm, sockets, unit_files, users
@@ -88,6 +89,14 @@ class Host:
     def listeners(self) -> tuple[Listener, ...]:
         """Listening TCP ports."""
         return sockets.listeners(self.files)
+
+    def only_ipv6(self) -> frozenset[int]:
+        """Inodes of sockets of IPv6 that leave IPv4's ports alone. None are known of a tree of files."""
+        from sparkd.host import sock_diag
+
+        with suppress(OSError):  # a kernel without sock_diag
+            return sock_diag.only_ipv6() if self.live else frozenset()
+        return frozenset()
 
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.holders(self.files, among, wanted)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.sockets import Listener
 
-EVERY = ("", "0.0.0.0", "::", "*")  # noqa: S104  # compared, not bound
+EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"
 """Has the published ports of containers open, and is in none: without it the container goes on, and is cut off."""
 
@@ -26,7 +26,7 @@ class Wanted:
 
     port: int
     address: str
-    """An address of this node; empty: all of them."""
+    """An address of this node; empty: all of them, of IPv4 and IPv6."""
     what: str
     setting: str
     """Where it is configured."""
@@ -63,7 +63,8 @@ class Ports(Check[PortsFacts]):
     id: str = "ports"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
-        reads="/proc/net/tcp, /proc/net/tcp6; where a port is held: every process's open files, docker's containers",
+        reads="/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "
+        "containers",
         source="measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with "
         "EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke",
         page="""\
@@ -75,7 +76,8 @@ at:
   the node's report  cluster.report_port (29510), on every node of several: the other agents read it
   the observers      observe.listen (127.0.0.1:29511): metrics and health, on every node
 
-A port that is held only on another address is free: 127.0.0.1:29510 does not keep 10.0.0.1:29510 from anybody.
+A port that is held only on another address is free: 127.0.0.1:29510 does not keep 10.0.0.1:29510 from anybody. A
+socket of [::] holds the port for IPv4 too, unless it is for IPv6 alone (IPV6_V6ONLY), as the kernel says.
 
   ok       all are free; or the agent that owns this node has its own open, as it must; or the holder is an engine,
            which stray-workers names and judges.
@@ -90,6 +92,9 @@ nowhere in /proc, and neither does one that an outgoing connection has: those ar
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners()
         taken = {one: wanted for wanted in self.wanted for one in listeners if _in_the_way(one, wanted)}
+        if any(one.address == EVERY_IPV6 for one in taken):
+            only_ipv6 = host.only_ipv6()
+            taken = {one: wanted for one, wanted in taken.items() if one.inode not in only_ipv6 or _by_ipv6(wanted)}
         owner = host.owner()
         owner_pid = owner.pid if owner else None
         if not taken:
@@ -126,7 +131,14 @@ def _in_the_way(one: Listener, wanted: Wanted) -> bool:
     if one.port != wanted.port:
         return False
     here, there = _plain(one.address), _plain(wanted.address)
-    return here == there or here in EVERY or there in EVERY
+    if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
+        return True
+    return EVERY_IPV4 in (here, there) and (":" in here) is (":" in there)
+
+
+def _by_ipv6(wanted: Wanted) -> bool:
+    """Whether it is to be listened on with IPv6 too."""
+    return ":" in (address := _plain(wanted.address)) or not address
 
 
 def _plain(address: str) -> str:

@@ -11,7 +11,7 @@ from sparkd.preflight.docker_engine import Docker
 from sparkd.preflight.foreign_units import ForeignUnits
 from sparkd.preflight.image import EngineImage
 from sparkd.preflight.listeners import flag
-from sparkd.preflight.ports import Ports, Wanted
+from sparkd.preflight.ports import EVERY_IPV4, Ports, Wanted
 
 if TYPE_CHECKING:
     from sparkd.preflight.check import AnyCheck
@@ -38,7 +38,7 @@ def _ports(node: NodeContext) -> tuple[Wanted, ...]:
     several = plan.node.cluster_size > 1
     found = []
     if node.is_head:
-        found.append(Wanted(plan.api_port, flag(plan.argv, "--host"), "the API", "args.port"))
+        found.append(Wanted(plan.api_port, flag(plan.argv, "--host") or EVERY_IPV4, "the API", "args.port"))
     if node.is_head and several:
         found.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
     if several:

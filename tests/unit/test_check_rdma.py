@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -15,7 +16,7 @@ from sparkd.host.infiniband import Gid, Hca, Port
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import Level
 from sparkd.preflight.gid import GidFacts, GidIndex, GidTable
-from sparkd.preflight.nccl_hcas import Selection
+from sparkd.preflight.nccl_hcas import Selection, number
 from sparkd.preflight.rdma import Rdma, RdmaFacts
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
@@ -59,6 +60,8 @@ def test_nccl_selects_devices(text: str, taken: str) -> None:
         ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_DISABLE"),
         ({"NCCL_IB_DISABLE": " 1"}, "NCCL_IB_DISABLE"),
         ({"NCCL_IB_DISABLE": "true"}, ""),
+        ({"NCCL_IB_DISABLE": "0x1"}, "NCCL_IB_DISABLE"),
+        ({"NCCL_IB_DISABLE": "00"}, ""),
         ({"NCCL_NET": "Socket"}, "NCCL_NET"),
         ({"NCCL_NET": "socket"}, "NCCL_NET"),
         ({"NCCL_NET": "IB"}, ""),
@@ -165,6 +168,17 @@ def gid(index: str | None, address: str = "10.0.0.1") -> GidIndex:
     return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
 
 
+def test_numbers_are_read_as_c_reads_them() -> None:
+    """Against strtoll of this machine's libc, with base 0 as NCCL calls it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.strtoll.restype = ctypes.c_longlong
+    odd = ("3", " 3 ", "+3", "-1", "03", "010", "08", "0", "0x", "0x3", "0XfF", "0xg", "3abc", "7.5", "9" * 18, "\t12")
+    for text in (*odd, "-0x10", "1e3", "9223372036854775807"):
+        assert number(text) == libc.strtoll(text.encode(), None, 0), text
+    for text in ("", " ", "--1", "abc", "٣", "9223372036854775808", "9" * 400, "0x" + "f" * 40):
+        assert number(text) is None, text
+
+
 @pytest.mark.parametrize(
     ("index", "level"),
     [
@@ -174,7 +188,10 @@ def gid(index: str | None, address: str = "10.0.0.1") -> GidIndex:
         ("", Level.BLOCK),
         (" ", Level.BLOCK),
         ("auto", Level.BLOCK),
-        ("-2", Level.BLOCK),
+        ("-2", Level.OK),
+        ("-0x1", Level.OK),
+        ("0x3", Level.OK),
+        ("abc", Level.BLOCK),
         ("٣", Level.BLOCK),
         ("9" * 400, Level.BLOCK),
     ],

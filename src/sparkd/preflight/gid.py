@@ -59,11 +59,11 @@ and it moves when an address comes or goes: 3 became 4 within half an hour on on
 device where NCCL_IB_GID_INDEX is unset (NCCL_IB_ADDR_FAMILY=AF_INET, NCCL_IB_ROCE_VERSION_NUM=2 tell it how).
 
   block    the plan sets NCCL_IB_GID_INDEX to an empty text, which was seen to act as 0, a link-local address; or to
-           what is no number, which NCCL does read as 0; or to an index that is not RoCE v2 with an address of the
+           what is no number, which older versions read as 0; or to an index that is not RoCE v2 with an address of the
            fabric's family on every device that NCCL_IB_HCA selects. The reason names the right index of each device.
 
 With a wrong index the ranks meet over TCP and then hang or fail in their first collective. Ports that are not ACTIVE,
-which NCCL leaves out, are not asked. -1 is the same as unset.""",
+which NCCL leaves out, are not asked. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8.""",
     )
 
     def probe(self, host: Host) -> GidFacts:
@@ -86,18 +86,18 @@ which NCCL leaves out, are not asked. -1 is the same as unset.""",
             return Verdict(Level.OK, self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
             return Verdict(Level.BLOCK, f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
-        index = self._pinned()
+        index = nccl_hcas.number(text)
+        if index is not None and index < 0:
+            return Verdict(Level.OK, f"{INDEX} is {index}, so NCCL finds the index itself")
         if index is None:
-            if text.strip() == "-1":
-                return Verdict(Level.OK, f"{INDEX} is -1, so NCCL finds the index itself")
             return Verdict(Level.BLOCK, f"{INDEX} is {harmless(text)!r}, which is no index", HINT)
         problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
         where = ", ".join(one.hca for one in facts.tables)
         return verdict(problems, f"index {index} is right on {where}" if where else "no port is up to be asked")
 
     def _pinned(self) -> int | None:
-        text = self.env.get(INDEX, "").strip()
-        return int(text) if text.isdecimal() and text.isascii() and len(text) < 6 else None
+        index = nccl_hcas.number(self.env.get(INDEX, ""))
+        return index if index is not None and index >= 0 else None
 
     def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
         at_index = next((one for one in gids if one.index == index), None)

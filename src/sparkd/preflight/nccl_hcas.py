@@ -10,14 +10,28 @@ from sparkd.host.infiniband import Hca, Port
 
 NAMES = "NCCL_IB_HCA"
 VERBS = "/dev/infiniband"
-_NUMBER = re.compile(r"\s*[+-]?[0-9]{1,18}")
-"""As strtoll reads: `true` is 0."""
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
+
+
+def number(text: str) -> int | None:
+    """A parameter as NCCL reads it (src/misc/param.cc): strtoll with base 0, so that 0x3 and 03 are 3, and 010 is 8.
+
+    What follows the number is not heeded. None where there is none, or one of more than 64 bits: older versions take
+    it for 0, newer ones for unset.
+    """
+    found = _NUMBER.match(text)
+    if found is None:
+        return None
+    sign, hexadecimal, octal, decimal = found.groups()
+    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    if value >= 1 << 63:
+        return None
+    return -value if sign == "-" else value
 
 
 def by_tcp(env: Mapping[str, str]) -> str:
     """What tells NCCL to go by TCP; empty where nothing does."""
-    number = _NUMBER.match(env.get("NCCL_IB_DISABLE", ""))
-    if number is not None and int(number[0]):
+    if number(env.get("NCCL_IB_DISABLE", "")):
         return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
     return "NCCL_NET is Socket, so NCCL goes by TCP" if env.get("NCCL_NET", "").lower() == "socket" else ""
 

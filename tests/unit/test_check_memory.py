@@ -100,7 +100,7 @@ def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None
     ("memory_gib", "utilization", "total_gib", "engine_gib"),
     [(5, 0.9, 100, 5), (None, 0.9, 100, 90), (None, None, 100, 92)],
 )
-def test_the_need_is_what_the_recipe_says_else_a_share_of_the_gpus_memory(
+def test_the_need_is_what_the_recipe_says_else_a_share_of_the_shared_memory(
     memory_gib: int | None, utilization: float | None, total_gib: int, engine_gib: int
 ) -> None:
     need = MemoryNeed(memory_gib * GIB if memory_gib else None, utilization, 2 * GIB)
@@ -112,7 +112,16 @@ def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
     share = UnifiedMemory(MemoryNeed(None, 0.5, 0), settle_seconds=60)
     facts = replace(STUCK, free_bytes=60 * GIB, available_bytes=60 * GIB)
     assert share.judge(facts).level is Level.OK
-    assert share.judge(replace(facts, gpu_total_bytes=122 * GIB)).level is Level.BLOCK
+    assert share.judge(replace(facts, available_bytes=59 * GIB)).level is Level.BLOCK
+
+
+def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
+    """An H200 of 139.8 GiB in a machine of 125.3 GiB, and vLLM's own share of 0.92."""
+    share = UnifiedMemory(MemoryNeed(None, None, 2 * GIB), settle_seconds=60)
+    facts = replace(STUCK, free_bytes=2 * GIB, available_bytes=2 * GIB, gpu_total_bytes=round(139.8 * GIB))
+    assert share.judge(facts).level is Level.OK
+    assert "2.0 GiB needed (headroom: the GPU has memory of its own)" in share.judge(facts).reason
+    assert share.judge(replace(facts, available_bytes=GIB)).level is Level.BLOCK
 
 
 def machine(tree: Tree) -> Tree:

@@ -39,9 +39,9 @@ def test_those_who_hold_what_the_plan_needs_are_named(facts: TenantFacts, level:
     assert verdict.hint == ("stop what you can spare: systemctl stop ollama.service" if level is Level.WARN else "")
 
 
-def test_the_need_is_a_share_of_the_gpus_own_memory_where_it_has_some() -> None:
+def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
     check = OtherTenants(MemoryNeed(None, 0.9, 0))
-    assert check.judge(replace(SHORT, gpu_total_bytes=80 * GIB)).level is Level.OK
+    assert check.judge(replace(SHORT, gpu_total_bytes=800 * GIB)).level is Level.OK
     assert check.judge(SHORT).level is Level.WARN
 
 

@@ -63,8 +63,9 @@ class UnifiedMemory(Check[MemoryFacts]):
         source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory",
         page="""\
 CPU and GPU of a DGX Spark share one memory, so whatever holds it is missing to the engine. This check compares
-MemAvailable with what the plan needs: the recipe's memory_bytes, else gpu_memory_utilization x the GPU's memory (on
-GB10 the machine's), and memory.headroom_gib beside it.
+MemAvailable with what the plan needs: the recipe's memory_bytes, else gpu_memory_utilization x the machine's memory,
+and memory.headroom_gib beside it. Where the GPU has memory of its own, which sparkd does not judge, that share is none
+of the machine's.
 
   block    less is available than needed. Stop other work, or lower memory_bytes or gpu_memory_utilization. Where
            ending strays or unlinking orphaned segments would free enough, preflight does so.
@@ -96,9 +97,10 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
         if facts.gpu_error:
             reason = f"the GPU's driver can't be asked: {facts.gpu_error}"
             return Verdict(Level.UNKNOWN, reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
-        total = facts.gpu_total_bytes or facts.total_bytes
-        needed = self.need.all_bytes(total)
-        words = f"{size(needed)} needed ({size(self.need.engine_bytes(total))} and headroom)"
+        engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        needed = engine + self.need.headroom_bytes
+        parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
+        words = f"{size(needed)} needed ({parts})"
         if facts.available_bytes < needed:
             return self._short(facts, needed, f"{size(facts.available_bytes)} available, {words}")
         if facts.free_bytes < needed:

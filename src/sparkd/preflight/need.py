@@ -17,12 +17,17 @@ class MemoryNeed:
     gpu_memory_utilization: float | None
     headroom_bytes: int
 
-    def engine_bytes(self, total_bytes: int) -> int:
-        """`total_bytes` is the memory that vLLM takes its share of."""
+    def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
+
+        vLLM takes its share of the memory that the GPU uses.
+        """
         if self.memory_bytes is not None:
             return self.memory_bytes
+        if gpu_bytes is not None:
+            return 0
         share = DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return ceil(total_bytes * share)
 
-    def all_bytes(self, total_bytes: int) -> int:
-        return self.engine_bytes(total_bytes) + self.headroom_bytes
+    def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        return self.engine_bytes(total_bytes, gpu_bytes) + self.headroom_bytes

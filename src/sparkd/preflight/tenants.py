@@ -94,7 +94,7 @@ stray-workers.""",
             return Verdict(Level.OK, f"nobody holds more than {size(LEAST_BYTES)}")
         named = ", ".join(f"{one.name} {size(one.bytes)}" for one in facts.held)
         more = f", and {facts.others} more" if facts.others else ""
-        needed = self.need.all_bytes(facts.gpu_total_bytes or facts.total_bytes)
+        needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
         left = f"{size(facts.available_bytes)} available, {size(needed)} needed"
         if facts.available_bytes >= needed:
             return Verdict(Level.OK, f"{named}{more}; {left}")

@@ -61,8 +61,9 @@ _ERROR = re.compile(
 _WORKER_DIED = re.compile(r"^Worker proc \S+ died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(
     r"EngineDeadError|[Ss]ee (?:root cause|stack trace)|Executor failed\.|WorkerProc initialization failed|^[\w.]+$"
+    r"|/ray/session_\S+/logs/raylet\."
 )
-"""Errors that only report another one, and bare names without a text."""
+"""Errors that only report another one (Ray's agent reads the log of a raylet that has died), and bare names."""
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit); an engine
 that serves may log an error, live on, and die of another one days later."""

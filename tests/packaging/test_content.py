@@ -159,3 +159,11 @@ def test_needrestart_only_names_the_units(unpacked: Path) -> None:
     names = ["sparkd-head.service", "sparkd-worker.service", "other.service"]
     said = subprocess.run(["perl", "-e", asked, str(shipped), *names], capture_output=True, text=True, check=False)
     assert said.stdout.split() == ["0", "0", "restarted"], said.stderr
+
+
+def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
+    systemctl = ("systemctl", f"--root={unpacked}")
+    subprocess.run([*systemctl, "preset-all", "--preset-mode=enable-only"], capture_output=True, check=True)
+    units = ("sparkd-head.service", "sparkd-worker.service")
+    asked = subprocess.run([*systemctl, "is-enabled", *units], capture_output=True, text=True, check=False)
+    assert asked.stdout.split() == ["disabled", "disabled"], asked.stderr

@@ -18,7 +18,7 @@ from tests.bed import Bed, BedError
 from tests.bed.space import REPOSITORY
 from tests.bed.sparkd_node import HEAD, SparkdNode
 
-from . import agent, checks, cluster, commands, forwarding, killed, machine, scan, start, table
+from . import agent, checks, cluster, commands, forwarding, guard, killed, machine, scan, start, table
 from .bench_node import BenchNode
 from .figures import Figure
 
@@ -35,6 +35,7 @@ ON_A_NODE: tuple[tuple[str, Callable[[BenchNode], tuple[Figure, ...]]], ...] = (
 HERE: tuple[tuple[str, Callable[[], tuple[Figure, ...]]], ...] = (
     ("scan", scan.measure),
     ("checks", checks.measure),
+    ("guard", guard.measure),
     ("cluster", cluster.measure),
 )
 NAMES = tuple(name for name, _ in (*ON_A_NODE, *HERE))

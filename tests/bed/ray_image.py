@@ -17,7 +17,7 @@ PINS = ("ray==2.60.0", "msgpack==1.2.4")
 PYTHON = (3, 11)
 """Of the engine's image, whichever this one is."""
 FOR = ("--python-version", "3.11", "--only-binary", ":all:", "--no-deps")
-PLUGIN = Path(__file__).parent / "files/cpu_for_ray.py"
+PLUGIN = Path(__file__).parent / "files/cpu-for-ray"
 LAUNCHER = """#!/usr/bin/python3
 import sys
 from ray.scripts.scripts import main
@@ -60,7 +60,7 @@ def _program(path: Path) -> None:
 
 
 def _plugin(site: Path) -> None:
-    shutil.copy(PLUGIN, site)
+    shutil.copy(PLUGIN, site / "cpu_for_ray.py")
     info = site / "cpu_for_ray-1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: cpu-for-ray\nVersion: 1\n")

@@ -294,6 +294,15 @@ def test_a_load_format_of_its_own_is_judged_by_presence(tree: Tree) -> None:
     assert look(tree, replace(CHECK, load_format="fastsafetensors"))[1].level is Level.BLOCK
 
 
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.json", "vocab.txt"])
+def test_what_a_tokenizer_json_holds_already_may_be_empty_beside_it(tree: Tree, name: str) -> None:
+    model(tree, A, B)
+    tree.file(f"{FOLDER}/{name}")
+    assert look(tree)[1].level is Level.OK
+    at(tree, "tokenizer.json").unlink()
+    assert f"{name} is empty" in look(tree)[1].reason
+
+
 def test_a_folder_that_is_missing_or_empty_is_for_script_paths_to_say(tree: Tree) -> None:
     assert look(tree)[1].level is Level.OK
     tree.folder(FOLDER)

@@ -27,6 +27,8 @@ DOWNLOADS = ".cache/huggingface/download"
 """Where `hf download --local-dir` keeps what it has not finished."""
 
 _TOKENIZERS = frozenset(("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"))
+_SPARE = frozenset(("merges.txt", "vocab.json", "vocab.txt"))
+"""Not opened where there is a tokenizer.json, which has all of it; some repositories keep them empty."""
 _TOKENIZER_ENDS = (".model", ".tiktoken")
 _TOKENIZER_CODE = re.compile(r"tokeniz\w*\.py")
 _PARTIAL = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
@@ -128,7 +130,7 @@ class _Look:
         if facts.kind is not Kind.FILE:
             return f"is a {facts.kind.value}, not a file"
         if not facts.size_bytes:
-            return "is empty"
+            return "" if name in _SPARE and "tokenizer.json" in self._names else "is empty"
         if self._files.head(path, len(safetensors.LFS_POINTER)) == safetensors.LFS_POINTER:
             return safetensors.POINTER
         return "" if name not in CONFIGS or self._is_table(path) else "is no JSON object"

@@ -176,8 +176,18 @@ def test_a_log_in_which_everything_is_different_is_bounded(tree: Tree) -> None:
         f"4,{n},{n},-;Out of memory: Killed process {n} (\u202e{n}\x1b[2J{'x' * 900}) total-vm\n" for n in range(500)
     ]
     found = KernelLog().probe(machine(tree, "".join(lines))).events
-    assert len(found) == kernel_events.MAX_EVENTS
+    assert len(found) == kernel_events.MOST_OF_A_KIND
     assert all(len(one.text) <= 200 and one.text.isprintable() and one.subject.isprintable() for one in found)
+
+
+def test_a_flood_hides_no_lost_gpu_and_of_it_the_latest_are_kept(tree: Tree) -> None:
+    killed = [f"4,{n},{n},-;Out of memory: Killed process {n} (p{n}) total-vm\n" for n in range(500)]
+    lost = "4,500,500,-;NVRM: Xid (PCI:000f:01:00): 79, pid=1, GPU has fallen off the bus.\n"
+    for lines in ([*killed, lost], [lost, *killed]):
+        facts, verdict = KernelLog().look(machine(tree, "".join(lines)))
+        assert verdict.level is Level.BLOCK
+        assert "Xid 79" in verdict.reason
+        assert "p499" in {one.subject for one in facts.events}
 
 
 def test_a_console_in_place_of_the_log_is_none(tree: Tree) -> None:

@@ -13,8 +13,9 @@ from sparkd.host.harmless import harmless
 if TYPE_CHECKING:
     from sparkd.host.kmsg import Record
 
-MAX_EVENTS = 64
-"""Different things that are told apart; far more than a log of an ill machine has."""
+MOST_OF_A_KIND = 32
+"""Different things of one kind that are told apart: processes killed for memory, Xids by device and code. Of more, the
+latest count. Each kind has its own room, so that a flood of one hides no other."""
 
 
 class Kind(Enum):
@@ -65,10 +66,10 @@ def find(records: Iterable[Record]) -> tuple[Event, ...]:
         # The last recovery action is what counts, whatever it was before.
         key = (event.kind, event.subject, 0 if event.kind is Kind.RECOVERY else event.code)
         before = found.pop(key, None)
-        if before is not None:
-            found[key] = replace(event, count=before.count + 1)
-        elif len(found) < MAX_EVENTS:
-            found[key] = event
+        found[key] = event if before is None else replace(event, count=before.count + 1)
+        alike = [one for one in found if one[0] is event.kind] if before is None else []
+        if len(alike) > MOST_OF_A_KIND:
+            del found[alike[0]]
     return tuple(found.values())
 
 

@@ -291,6 +291,29 @@ def test_readahead_is_lowered_and_given_back_also_by_the_next_agent(disk: Tree, 
     assert readahead.restore(host, memory) is None
 
 
+@pytest.mark.parametrize("kib", [4, 8, 16, 128])
+def test_what_an_agent_that_was_killed_has_lowered_is_not_taken_for_the_disks_own(
+    disk: Tree, tmp_path: Path, kib: int
+) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    readahead.lower(host, "/models/m", 8, memory)
+    readahead.lower(host, "/models/m", kib, memory)
+    assert read_ahead(disk) == str(kib)
+    readahead.restore(host, memory)
+    assert read_ahead(disk) == "128"
+
+
+def test_a_disk_that_holds_the_model_no_more_is_given_its_own_value_back(disk: Tree, tmp_path: Path) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    disk.file("/sys/devices/virtual/bdi/7:1/read_ahead_kb", "8\n")
+    disk.link("/sys/class/bdi/7:1", "../../devices/virtual/bdi/7:1")
+    memory.write_text('{"path": "/sys/class/bdi/7:1/read_ahead_kb", "before_kib": 512, "after_kib": 8}')
+    readahead.lower(host, "/models/m", 8, memory)
+    assert (disk.root / "sys/devices/virtual/bdi/7:1/read_ahead_kb").read_text() == "512\n"
+    readahead.restore(host, memory)
+    assert read_ahead(disk) == "128"
+
+
 def test_readahead_that_is_low_enough_is_left_alone(disk: Tree, tmp_path: Path) -> None:
     assert readahead.lower(Host(disk.root), "/models/m", 128, tmp_path / "readahead.json") is None
     assert read_ahead(disk) == "128"

@@ -27,7 +27,12 @@ class Change:
 
 
 def lower(host: Host, folder: str, kib: int, memory: Path) -> Change | None:
-    """For the disk that holds `folder`; None where that reads no further ahead already. Raises OSError, ValueError."""
+    """For the disk that holds `folder`; None where that reads no further ahead already. Raises OSError, ValueError.
+
+    What an earlier agent has lowered and not given back, of this disk or of another, is given back first: the value of
+    that agent's would be remembered as the disk's own.
+    """
+    restore(host, memory)
     path = readahead.setting(host.files, folder)
     before = readahead.kib(host.files, path)
     if before <= kib:

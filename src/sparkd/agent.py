@@ -158,12 +158,13 @@ class Agent:
         self.unkept.discard(name)
         return True
 
-    def forget(self, name: str) -> None:
-        """Remove a file of state."""
+    def forget(self, name: str) -> bool:
+        """Remove a file of state; whether there was one to remove."""
         try:
-            self.hands.remove_state(name)
+            return self.hands.remove_state(name)
         except OSError as error:
             self.events.error("state.remove.failed", file=name, reason=str(error))
+            return False
 
 
 def _describe(story: Story, engine: EngineReport, waiting_for: str) -> str:

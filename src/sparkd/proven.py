@@ -42,7 +42,9 @@ def tell_what_differs(agent: Agent) -> None:
     found = gathered(differences(last.facts, _facts(agent)))
     if not found:
         agent.events.warning(
-            "known-good.nothing.differs", since=last.until, hint="nothing that sparkd knows of: look at the lines above"
+            "known-good.nothing.differs",
+            since=last.until,
+            hint="what sparkd compares is the same: look at the lines above",
         )
         return
     for one in found[:MOST_LINES]:
@@ -75,6 +77,8 @@ def settle_rollback(agent: Agent) -> None:
         agent.events.warning(
             "rollback.plan.chosen", plan=in_force.plan[:12], recipe=in_force.recipe.name, hint=rollback.HINT
         )
-    elif agent.host.files.exists(rollback.PATH):
-        agent.forget(rollback.FILE)
-        agent.events.info("rollback.plan.ended", reason="the configuration has changed, and holds again")
+        return
+    readable = rollback.read(agent.host.files) is not None
+    if agent.forget(rollback.FILE):
+        reason = "the configuration has changed" if readable else f"{rollback.PATH} can't be read"
+        agent.events.info("rollback.plan.ended", reason=f"{reason}: what is configured holds")

@@ -22,7 +22,7 @@ from sparkd.cluster import Cluster, join
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
 from sparkd.first_report import first_report
-from sparkd.hands import Hands
+from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import Host
@@ -117,8 +117,9 @@ class MemoryHands(Hands):
     def write_state(self, name: str, text: str) -> None:
         self.written[name] = text
 
-    def remove_state(self, name: str) -> None:
+    def remove_state(self, name: str) -> bool:
         self.written[name] = ""
+        return self._host.files.exists(str(STATE / name))
 
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text

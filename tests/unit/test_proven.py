@@ -147,7 +147,10 @@ def test_a_rollback_in_force_is_told_and_one_that_is_over_removed(started: Life,
     proven.settle_rollback(agent)
     assert isinstance(agent.hands, MemoryHands)
     assert agent.hands.written[rollback.FILE] == ""
-    assert started.told.lines[-1].startswith("rollback.plan.ended")
+    assert started.told.lines[-1].startswith("rollback.plan.ended reason=the configuration has changed")
+    root.file(rollback.PATH, "rubbish")
+    proven.settle_rollback(agent)
+    assert "can't be read" in started.told.lines[-1]
 
 
 def test_an_entry_without_facts_is_compared_all_the_same(started: Life) -> None:

@@ -162,9 +162,9 @@ class Hands:
             lambda: files.write(STATE / name, text, 0o644, durable=True), WRITE_SECONDS, f"writing {name}"
         )
 
-    def remove_state(self, name: str) -> None:
-        """The file is gone, also after a power cut. Raises OSError."""
-        self._pulse.beside(lambda: files.remove(STATE / name), WRITE_SECONDS, f"removing {name}")
+    def remove_state(self, name: str) -> bool:
+        """Whether there was one; it stays away also after a power cut. Raises OSError."""
+        return self._pulse.beside(lambda: files.remove(STATE / name), WRITE_SECONDS, f"removing {name}")
 
     def write_run(self, name: str, text: str) -> None:
         """A file in /run/sparkd that anybody may read. Raises OSError."""

@@ -138,6 +138,9 @@ class Model(Section):
     """The weights."""
 
     path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
+    repo: Annotated[
+        str, t.matching(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)?", "ORGANISATION/NAME, as on the hub")
+    ] = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
 
 

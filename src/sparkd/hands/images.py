@@ -1,0 +1,74 @@
+"""Images, written to a file and told of by another node. Loading is that node's docker's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import docker
+from docker.errors import DockerException
+
+from sparkd.errors import BlockedError
+from sparkd.hands.files import sync_folder
+from sparkd.hands.peer import Peer
+from sparkd.host.docker import SOCKET
+from sparkd.host.harmless import harmless
+
+SILENCE_SECONDS = 300
+"""Of docker, while it gathers the layers of a large image."""
+CHUNK_BYTES = 4 << 20
+_UNKNOWN = ("no such image", "no such object")
+
+
+def save(ref: str, file: Path, told: Callable[[int], None]) -> None:
+    """Write what `docker load` reads, whole or not at all; `told` gets the bytes of each piece. Raises BlockedError."""
+    part = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        client = docker.APIClient(base_url=f"unix://{SOCKET}", timeout=SILENCE_SECONDS)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as written:
+            for piece in client.get_image(ref, chunk_size=CHUNK_BYTES):
+                written.write(piece)
+                told(len(piece))
+            written.flush()
+            os.fsync(written.fileno())
+        part.replace(file)
+        sync_folder(file.parent)
+    except (DockerException, OSError) as error:
+        part.unlink(missing_ok=True)
+        raise BlockedError(
+            f"{ref} can't be written to {file}: {harmless(str(error))}", f"df -h {file.parent}"
+        ) from None
+
+
+def remove(file: Path) -> None:
+    """A file that `save` wrote; gone is fine."""
+    file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class Reply:
+    status: int
+    body: bytes
+
+
+@dataclass(frozen=True)
+class PeerDocker:
+    """The docker of another node, asked for images by its own command, as `host.docker` asks this node's."""
+
+    peer: Peer
+
+    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply:  # noqa: ARG002
+        ref = path.removeprefix("/images/").removesuffix("/json")
+        words = ("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
+        ended = self.peer.run(*words, seconds=timeout_seconds)
+        if ended.code == 0:
+            return Reply(200, ended.answer.encode())
+        if any(said in ended.trouble.lower() for said in _UNKNOWN):
+            return Reply(404, b"")
+        raise self.peer.failed(ended)
+
+    def close(self) -> None:
+        """Nothing is held."""

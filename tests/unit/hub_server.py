@@ -1,0 +1,103 @@
+"""A hub on loopback: its API and its files, from a table, over connections that it may cut."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from hashlib import sha1, sha256
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+REPO = "org/name"
+COMMIT = "c" * 40
+
+
+@dataclass
+class Hub:
+    """`files` as bytes by path. Weights are told by SHA-256, other files by a git hash, as on the real one."""
+
+    files: dict[str, bytes]
+    port: int = 0
+    token: str = ""
+    """Who has it may read; empty is everybody."""
+    cut_at: int | None = None
+    """The first answer of each file that is longer ends after so many bytes."""
+    stalls: bool = False
+    """Where it would end it stays open instead, and says nothing more."""
+    freed: threading.Event = field(default_factory=threading.Event)
+    asked: list[str] = field(default_factory=list)
+    """Method, path and range of each request."""
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def info(self) -> bytes:
+        siblings = [{"rfilename": path, "size": len(content)} for path, content in self.files.items()]
+        return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
+
+    def etag(self, path: str) -> str:
+        content = self.files[path]
+        return sha256(content).hexdigest() if path.endswith(".safetensors") else sha1(content).hexdigest()
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            hub.asked.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
+            if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
+                self.told(401, b"", {"X-Error-Code": "GatedRepo"})
+            elif self.path.startswith(f"/api/models/{REPO}"):
+                self.told(200, hub.info(), {"Content-Type": "application/json"})
+            elif self.path.startswith(start := f"/{REPO}/resolve/{COMMIT}/"):
+                self.file(unquote(self.path.removeprefix(start)))
+            else:
+                self.told(404, b"", {"X-Error-Code": "RepoNotFound"})
+
+        do_HEAD = do_GET  # noqa: N815 - the names that http.server asks for
+
+        def file(self, path: str) -> None:
+            content = hub.files[path]
+            begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+            headers = {"ETag": f'"{hub.etag(path)}"', "X-Repo-Commit": COMMIT}
+            if begin:
+                headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
+            self.told(206 if begin else 200, content[begin:], headers)
+
+        def told(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "HEAD":
+                return
+            if hub.cut_at is not None and len(body) > hub.cut_at and status == 200:
+                self.wfile.write(body[: hub.cut_at])
+                self.wfile.flush()
+                if hub.stalls:
+                    hub.freed.wait(60)
+                self.close_connection = True
+            else:
+                self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base's name
+            """Nothing on stderr."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    hub.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield hub
+    finally:
+        hub.freed.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()

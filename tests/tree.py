@@ -16,8 +16,11 @@ class Tree:
     def file(self, path: str, text: str = "", mode: int = 0o644) -> Path:
         """Write a file at an absolute path of the tree."""
         real = self.root / path.lstrip("/")
-        real.parent.mkdir(parents=True, exist_ok=True)
-        real.write_text(text)
+        try:
+            real.write_text(text)
+        except FileNotFoundError:
+            real.parent.mkdir(parents=True, exist_ok=True)
+            real.write_text(text)
         real.chmod(mode)
         return real
 

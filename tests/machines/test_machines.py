@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ from sparkd.preflight.catalogue import CHECKS, IDS
 from sparkd.preflight.check import Level
 
 GOLDEN = Path(__file__).parent / "golden"
+RANKS = (0, 1)
 VARIES = frozenset({"seconds", "age_seconds", "device", "own_device", "inode", "uid", "gid"})
 """Keys whose values are this run's, or this machine's, own."""
 Findings = dict[str, dict[str, object]]
@@ -52,27 +55,43 @@ def compared(name: str, shown: dict[str, object]) -> None:
     assert path.read_text() == text
 
 
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ...]:
+    """Healthy ones, by rank."""
+    folder = tmp_path_factory.mktemp("nodes")
+    for rank in RANKS:
+        made = Tree(folder / str(rank))
+        made.folder("/proc")
+        made.folder("/dev/shm")
+        healthy(made, rank)
+    return tuple(folder / str(rank) for rank in RANKS)
+
+
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    made = Tree(tmp_path / "machine")
-    made.folder("/proc")
-    made.folder("/dev/shm")
-    return made
+def like(tmp_path: Path, nodes: tuple[Path, ...]) -> Callable[[int], Tree]:
+    """A copy of a healthy node, to fall ill: by rank."""
+
+    def copied(rank: int) -> Tree:
+        subprocess.run(["cp", "--archive", nodes[rank], tmp_path / "machine"], check=True)
+        return Tree(tmp_path / "machine")
+
+    return copied
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_healthy_machine_is_good(tree: Tree, rank: int, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = looked(healthy(tree, rank), capsys)
+@pytest.mark.parametrize("rank", RANKS)
+def test_a_healthy_machine_is_good(like: Callable[[int], Tree], rank: int, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = looked(like(rank), capsys)
     assert {name: one["level"] for name, one in findings(shown).items()} == dict.fromkeys(IDS, "ok")
     for name, one in findings(shown).items():
         compared(f"healthy-{shown['role']}/{name}", one)
 
 
 @pytest.mark.parametrize("illness", [pytest.param(one, id=one.name) for one in ILLNESSES])
-def test_an_illness_is_seen(tree: Tree, illness: Illness, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_illness_is_seen(like: Callable[[int], Tree], illness: Illness, capsys: pytest.CaptureFixture[str]) -> None:
     if illness.of_root and os.getuid() != 0:
         pytest.skip("its files are root's")
-    illness.cause(healthy(tree, illness.rank))
+    tree = like(illness.rank)
+    illness.cause(tree)
     shown = looked(tree, capsys)
     found = findings(shown)
     seen = found.pop(illness.check)

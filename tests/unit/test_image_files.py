@@ -132,7 +132,7 @@ def test_an_image_may_set_no_path(tree: Tree, config: object, path: str) -> None
 
 def looked(tree: Tree, program: str = "vllm", path: str = "", *mounted: str) -> Inside:
     image = Stored(LAYERS, "/opt/bin:/bin")
-    return image_inside.look(Host(tree.root).files, image, Launched(program, path, mounted))
+    return image_inside.look(Host(tree.root).files, image, Launched((program,), path, mounted))
 
 
 def test_an_image_has_the_shell_and_the_program(tree: Tree) -> None:
@@ -170,7 +170,7 @@ def test_the_check_blocks_on_what_a_launch_would_fail_at_and_on_nothing_that_it_
     tree.dockerd()
     tree.docker("/version", {"Version": "28.2.2", "Arch": "arm64"})
     driver = {"Name": "overlay2", "Data": {"UpperDir": UPPER, "LowerDir": f"{MIDDLE}:{LOWER}"}}
-    check = EngineImage(REF, (), Launched("vllm", "", ()))
+    check = EngineImage(REF, (), Launched(("vllm",), "", ()))
     described(tree, Architecture="arm64", Os="linux", GraphDriver=driver)
     verdict = check.look(Host(tree.root))[1]
     assert verdict.level is Level.BLOCK

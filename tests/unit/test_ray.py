@@ -13,6 +13,7 @@ from sparkd.errors import ConfigError
 from sparkd.launch import ray
 from sparkd.launch.plan import LaunchPlan, Node
 from sparkd.launch.planner import make_plan
+from sparkd.preflight import image_inside
 from sparkd.recipes.schema import Recipe
 from sparkd.settings import Settings
 
@@ -98,6 +99,12 @@ def test_an_image_without_ray_is_not_launched(tmp_path: Path, node: Node) -> Non
     done = run(tmp_path, plan(node), programs=("vllm",))
     said, _ = done.communicate(timeout=30)
     assert (done.returncode, said) == (64, "the image is not what the recipe needs: executor: ray, and it has no ray\n")
+
+
+@pytest.mark.parametrize("node", [HEAD, WORKER])
+def test_preflight_looks_for_ray_in_the_image_beforehand(node: Node) -> None:
+    assert image_inside.launched(plan(node)).programs == ("ray", "vllm")
+    assert image_inside.launched(plan(node, executor="mp")).programs == ("vllm",)
 
 
 def test_an_address_of_version_6_stands_in_brackets() -> None:

@@ -30,8 +30,8 @@ _SAYS = re.compile(r"\s*[\w.-]{1,60}:\s*\S")
 class Launched:
     """What a launch needs of the image."""
 
-    program: str
-    """That the launch script executes: a path, or a name that is looked for in `path`."""
+    programs: tuple[str, ...]
+    """That the launch script executes: each a path, or a name that is looked for in `path`."""
     path: str
     """PATH as the plan sets it; empty where it does not."""
     mounted: tuple[str, ...]
@@ -51,14 +51,15 @@ def launched(plan: LaunchPlan) -> Launched:
         *(one.target.rstrip("/") for one in plan.container.mounts),
         *(one.target.rstrip("/") for one in plan.caches),
     )
-    return Launched(plan.argv[0], dict(plan.env).get("PATH", ""), (*targets, *OF_THE_KERNEL))
+    programs = (*(("ray",) if plan.on_ray else ()), plan.argv[0])
+    return Launched(programs, dict(plan.env).get("PATH", ""), (*targets, *OF_THE_KERNEL))
 
 
 def look(files: Files, image: Stored, wanted: Launched) -> Inside:
     """Raises OSError where the layers can't be read."""
     seen = _Image(files, image.layers, wanted.mounted)
     folders = (wanted.path or image.path or PATH).split(":")
-    wrong = (seen.lacks(SHELL), seen.lacks_program(wanted.program, folders))
+    wrong = (seen.lacks(SHELL), *(seen.lacks_program(program, folders) for program in wanted.programs))
     return Inside(tuple(one for one in wrong if one), seen.metadata())
 
 

@@ -58,8 +58,11 @@ def make_ready(agent: Agent, running: Running) -> None:
 
 def _prune(agent: Agent, image_id: str) -> None:
     with suppress(OSError):
-        for folder in agent.hands.prune_caches(image_id):
-            agent.events.info("cache.folder.pruned", path=folder)
+        for one in agent.hands.prune_caches(image_id):
+            if one.error:
+                agent.events.warning("cache.folder.kept", path=one.path, reason=one.error)
+            else:
+                agent.events.info("cache.folder.pruned", path=one.path)
 
 
 def watch(agent: Agent, running: Running) -> NoReturn:

@@ -6,18 +6,19 @@ Whoever would act takes `Hands`, and there is one holder at a time. What was not
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
 
 from sparkd.errors import LaunchError
-from sparkd.hands import files, lock, orphans, page_cache, processes, readahead
+from sparkd.hands import caches, files, lock, orphans, page_cache, processes, readahead
 from sparkd.hands import segments as shm_segments
 from sparkd.hands.applied import Applied
+from sparkd.hands.caches import Pruned
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
-from sparkd.host import docker, gpu_ways
+from sparkd.host import docker, gpu_ways, mounts
 from sparkd.launch import ray
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 
@@ -139,9 +140,10 @@ class Hands:
             containers = self.containers
             self._pulse.beside(lambda: containers.remove(rank.container_id), REMOVE_SECONDS, "docker")
 
-    def prune_caches(self, image_id: str) -> tuple[str, ...]:
-        """Remove caches of images not used for longest; gives what was removed. Takes minutes. Raises OSError."""
-        return files.prune_caches(image_id)
+    def prune_caches(self, image_id: str) -> Iterator[Pruned]:
+        """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
+        mounted = (one.target for one in mounts.table(self._host.files, "self"))
+        return caches.prune(image_id, mounted)
 
     def give_back(self, shard: Shard, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache for as long as `still`; gives how much. Raises OSError, ValueError."""

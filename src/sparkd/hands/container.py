@@ -11,7 +11,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 
 from sparkd.errors import LaunchError
-from sparkd.hands.files import cache_folder
+from sparkd.hands import caches
 from sparkd.host.docker import SOCKET
 from sparkd.host.gpu_ways import CDI_KIND, Request
 from sparkd.host.harmless import harmless
@@ -145,7 +145,7 @@ def device_requests(gpu: Request | None) -> list[DeviceRequest]:
 def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> list[Mount]:
     bind = [(str(script), SCRIPT_TARGET, True)]
     bind += [(mount.source, mount.target, mount.read_only) for mount in plan.container.mounts]
-    bind += [(str(cache_folder(image_id, cache.name)), cache.target, False) for cache in plan.caches]
+    bind += [(str(caches.folder(image_id, cache.name)), cache.target, False) for cache in plan.caches]
     bind += [(secret.file, f"{SECRETS_TARGET}/{secret.name}", True) for secret in plan.secrets]
     if plan.on_ray:
         bind.append((str(script.with_name(TOKEN_FILE)), TOKEN_TARGET, True))

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import tempfile
 from pathlib import Path
-
-CACHE_ROOT = Path("/var/lib/sparkd/cache")
-CACHES_KEPT = 3
-"""Image caches kept: today's, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
-
-_IMAGE_FOLDER = re.compile(r"[0-9a-f]{64}")
 
 
 def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True) -> None:
@@ -58,24 +50,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def cache_folder(image_id: str, name: str) -> Path:
-    """The folder that outlives containers of this one image, made on first use."""
-    folder = CACHE_ROOT / image_id.removeprefix("sha256:") / name
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    os.utime(folder.parent)
-    return folder
-
-
-def prune_caches(keep_image_id: str) -> tuple[str, ...]:
-    """Remove the caches of images not used for longest, but for the last few. Gives what was removed."""
-    if not CACHE_ROOT.is_dir():
-        return ()
-    folders = [p for p in CACHE_ROOT.iterdir() if _IMAGE_FOLDER.fullmatch(p.name) and p.is_dir() and not p.is_symlink()]
-    newest_first = sorted(folders, key=lambda p: (p.name == keep_image_id.removeprefix("sha256:"), p.stat().st_mtime))[
-        ::-1
-    ]
-    for folder in newest_first[CACHES_KEPT:]:
-        shutil.rmtree(folder)
-    return tuple(str(folder) for folder in newest_first[CACHES_KEPT:])

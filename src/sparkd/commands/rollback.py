@@ -54,6 +54,7 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
     """One line a plan."""
     from sparkd.commands.diff import none_yet
     from sparkd.host.harmless import harmless
+    from sparkd.known_good.history import in_utc
 
     if not known:
         return none_yet(config.supervise.proven_seconds)
@@ -62,7 +63,13 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
     for one in known:
         marks = ["configured"] * (plan is not None and plan.digest == one.plan)
         marks += ["rolled back to"] * (back is not None and (back.plan, back.proven) == (one.plan, one.until))
-        cells = (one.plan[:DIGITS], one.name, one.since[:19], one.until[:19], one.image_id.removeprefix("sha256:")[:12])
+        cells = (
+            one.plan[:DIGITS],
+            one.name,
+            in_utc(one.since),
+            in_utc(one.until),
+            one.image_id.removeprefix("sha256:")[:12],
+        )
         rows.append((*(harmless(cell, 80) for cell in cells), ", ".join(marks)))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
+from sparkd.host.harmless import harmless
 from sparkd.known_good.facts import Facts
 from sparkd.launch.agreement import LONGEST_TEXT, MOST_VALUES
 
@@ -18,7 +19,6 @@ PATH = f"/var/lib/sparkd/{FILE}"
 KEPT = 8
 LIMIT_BYTES = 16 << 20
 """An entry has some 20 KiB, more with a model of many files."""
-STAMP_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,11 @@ class Entry:
     @property
     def name(self) -> str:
         return str(self.recipe.get("name", "?"))
+
+
+def in_utc(stamp: str) -> str:
+    """A stamp for people."""
+    return f"{harmless(stamp[:16]).replace('T', ' ')} UTC"
 
 
 def proven(known: Sequence[Entry], entry: Entry) -> tuple[Entry, ...]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sparkd.host.harmless import harmless
+from sparkd.known_good.history import in_utc
 from sparkd.recipes.schema import Recipe
 from sparkd.report.node_report import FindingReport
 from sparkd.settings import Engine, Settings
@@ -31,7 +32,6 @@ AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
 """How the node treats whatever engine runs: the unit is made for these, and no plan holds them."""
 TELLS_ONLY = {"name", "description", "source", "extends", "expect"}
 """What a recipe says of itself."""
-STAMP_LENGTH = 40
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Rollback:
 
     @property
     def words(self) -> str:
-        return f"the plan that had proven itself at {self.proven} (recipe {self.recipe.name}, plan {self.plan[:12]})"
+        return f"the plan that was good on {in_utc(self.proven)} (recipe {self.recipe.name}, plan {self.plan[:12]})"
 
     @property
     def finding(self) -> FindingReport:
@@ -117,7 +117,7 @@ def _made(recipe: object, engine: object, replaces: str, proven: str, plan: str,
     try:
         return Rollback(
             replaces=replaces,
-            proven=harmless(proven, STAMP_LENGTH),
+            proven=proven,
             plan=harmless(plan, 64),
             image_id=image_id,
             recipe=Recipe.model_validate(recipe),

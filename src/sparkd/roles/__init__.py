@@ -71,23 +71,31 @@ def context(settings: Settings, role: str | None, host: Host) -> NodeContext:
     """
     from sparkd.known_good import rollback
 
+    node = _place_in(role, settings, host)
     back = rollback.read(host.files)
-    if back is None or back.replaces != fingerprint(settings, host):
-        return configured(settings, role, host)
-    return rolled_back(back, settings, role, host)
+    if back is not None and back.replaces == fingerprint(settings, host):
+        return _rolled_back(back, settings, node)
+    try:
+        return _configured(settings, node, host)
+    except ConfigError as error:
+        raise _with_a_way_back(error, host) from None
 
 
 def configured(settings: Settings, role: str | None, host: Host) -> NodeContext:
     """The same as the configuration alone says it."""
+    return _configured(settings, _place_in(role, settings, host), host)
+
+
+def rolled_back(back: Rollback, settings: Settings, role: str | None, host: Host) -> NodeContext:
+    """The same with the engine of a rollback."""
+    return _rolled_back(back, settings, _place_in(role, settings, host))
+
+
+def _configured(settings: Settings, node: Node, host: Host) -> NodeContext:
     from sparkd.launch.planner import make_plan
 
-    own_role, node = _role_and_place(settings, role, host)
-    try:
-        recipe = _recipe(settings, host)
-        plan = make_plan(recipe, settings, node)
-    except ConfigError as error:
-        raise _with_a_way_back(error, host) from None
-    return NodeContext(own_role, node.rank, plan, settings, recipe, settings)
+    recipe = _recipe(settings, host)
+    return NodeContext(_role(node), node.rank, make_plan(recipe, settings, node), settings, recipe, settings)
 
 
 def _with_a_way_back(error: ConfigError, host: Host) -> ConfigError:
@@ -97,18 +105,16 @@ def _with_a_way_back(error: ConfigError, host: Host) -> ConfigError:
     return ConfigError(error.reason, "; ".join(part for part in (error.hint, way) if part))
 
 
-def rolled_back(back: Rollback, settings: Settings, role: str | None, host: Host) -> NodeContext:
-    """The same with the engine of a rollback."""
+def _rolled_back(back: Rollback, settings: Settings, node: Node) -> NodeContext:
     from sparkd.known_good.rollback import HINT
     from sparkd.launch.planner import make_plan
 
-    own_role, node = _role_and_place(settings, role, host)
     in_force = back.over(settings)
     try:
         plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
     except ConfigError as error:
         raise ConfigError(f"{error.reason}: so says {back.words}, to which this node is rolled back", HINT) from None
-    return NodeContext(own_role, node.rank, plan, in_force, back.recipe, settings, back)
+    return NodeContext(_role(node), node.rank, plan, in_force, back.recipe, settings, back)
 
 
 def fingerprint(settings: Settings, host: Host) -> str:
@@ -129,14 +135,19 @@ def _recipe(settings: Settings, host: Host) -> Recipe:
     return load(settings.engine.recipe, folders(Path(host.files.root))).recipe
 
 
-def _role_and_place(settings: Settings, role: str | None, host: Host) -> tuple[str, Node]:
+def _role(node: Node) -> str:
+    return HEAD if node.rank == 0 else WORKER
+
+
+def _place_in(role: str | None, settings: Settings, host: Host) -> Node:
+    """This node's place, where that is of this role."""
     node = place(settings, host)
-    own_role = HEAD if node.rank == 0 else WORKER
+    own_role = _role(node)
     if role is not None and role != own_role:
         raise ConfigError(
             f"this node is rank {node.rank}, the {own_role}, not a {role}", f"systemctl start sparkd-{own_role}"
         )
-    return own_role, node
+    return node
 
 
 def place(settings: Settings, host: Host) -> Node:

@@ -90,6 +90,19 @@ def test_what_the_kernel_does_not_take_back_holds_up_nothing_else(node: Tree) ->
     assert Tuning(node.root).remembered() == {"net.ipv4.tcp_rmem": refused}
 
 
+def test_a_setting_that_the_kernel_does_not_tell_is_named_and_holds_up_no_other(node: Tree) -> None:
+    """As stable_secret of IPv6, whose reading fails until it is set: EIO."""
+    apply(node, *BOTH)
+    setting = node.root / "proc/sys/net/ipv4/tcp_rmem"
+    setting.unlink()
+    setting.mkdir()
+    for act in (lambda: apply(node, *BOTH), Tuning(node.root).revert):
+        with pytest.raises(ConfigError, match=r"net\.ipv4\.tcp_rmem can't be read"):
+            act()
+    assert Tuning(node.root).now("vm.swappiness") == "60"
+    assert Tuning(node.root).remembered() == {"net.ipv4.tcp_rmem": BEFORE["net.ipv4.tcp_rmem"]}
+
+
 def test_a_node_without_the_folder_has_nothing_to_take_back(node: Tree) -> None:
     (node.root / "etc/sysctl.d").rmdir()
     assert Tuning(node.root).revert() == ()
@@ -133,6 +146,7 @@ def test_a_file_of_somebody_elses_is_never_touched(node: Tree, kind: str) -> Non
         '{"schema": 2, "before": {}}',
         '{"schema": 1, "before": {"../x": "1"}}',
         '{"schema": 1, "before": {"vm.x": 1}}',
+        '{"schema": 1, "before": {"vm.swappiness": "\u0664"}}',
     ],
 )
 def test_a_memory_that_can_not_be_read_is_left_for_a_person(node: Tree, text: str) -> None:

@@ -41,7 +41,11 @@ class Tuning:
         self._files = Files(str(root))
 
     def now(self, name: str) -> str | None:
-        return sysctl.read(self._files, name)
+        """Raises ConfigError where this kernel has such a setting, and does not tell it."""
+        try:
+            return sysctl.read(self._files, name)
+        except OSError as error:
+            raise ConfigError(f"{name} can't be read: {error.strerror}", f"look at: sysctl {name}") from None
 
     def set_at_boot(self, names: Iterable[str]) -> dict[str, str]:
         """Which file has the last word on each at boot, for those that a file sets."""
@@ -103,12 +107,10 @@ class Tuning:
         changes: list[Change] = []
         stuck: dict[str, str] = {}
         for name, value in before.items():
-            # A setting that this kernel no longer has needs no way back.
-            if self.now(name) is not None:
-                try:
-                    changes += self._set({name: value})
-                except ConfigError as error:
-                    stuck[name] = error.reason
+            try:
+                changes += self._set({name: value})  # one that this kernel no longer has needs no way back
+            except ConfigError as error:
+                stuck[name] = error.reason
         if found is not None:
             self._remove(PATH)
         if stuck:
@@ -181,4 +183,4 @@ class Tuning:
 
 def _is_setting(entry: tuple[object, object]) -> bool:
     name, value = entry
-    return isinstance(name, str) and isinstance(value, str) and _NAME.fullmatch(name) is not None
+    return isinstance(name, str) and isinstance(value, str) and value.isascii() and _NAME.fullmatch(name) is not None

@@ -66,13 +66,20 @@ def free_port() -> int:
         return port
 
 
-def settings(nodes: Sequence[str], port: int, *, peer_timeout_seconds: int = 20) -> Settings:
+def settings(
+    nodes: Sequence[str], port: int, *, peer_timeout_seconds: int = 20, recipe: str = "tiny-cpu-pair"
+) -> Settings:
     """As checked, but for nodes on loopback and for times too short, which are refused outside of tests."""
     return Settings.model_construct(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
-        engine=Engine(recipe="tiny-cpu-pair"),
+        engine=Engine(recipe=recipe),
         supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds),
     )
+
+
+def alone() -> Settings:
+    """Of a node without others: nobody waits for its last report."""
+    return settings((), free_port(), recipe="tiny-cpu")
 
 
 def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:

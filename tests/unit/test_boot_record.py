@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import Life, MemoryHands, addresses, free_port, life, settings
+from tests.unit.cluster_nodes import Life, MemoryHands, alone, life
 
 from sparkd.agent import BOOTS_FILE
 from sparkd.ending import mourn, stop
@@ -20,7 +20,7 @@ from sparkd.service import Service
 @pytest.fixture
 def agent(tree: Tree) -> Iterator[Life]:
     """In boot `boot`, with a launch under way, after a boot that ended with its machine."""
-    with life(tree, 0, settings(addresses(2), free_port())) as made:
+    with life(tree, 0, alone()) as made:
         known = Boots().opened("before", "d", {}).opened("boot", "d", {"kernel": "6.17"})
         Tree(Path(made.agent.host.files.root)).file(PATH, dump(known))
         yield made

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import Life, MemoryHands, addresses, free_port, life, settings
+from tests.unit.cluster_nodes import Life, MemoryHands, addresses, alone, free_port, life, settings
 
 from sparkd import proven
 from sparkd.ending import mourn
@@ -24,7 +24,7 @@ from sparkd.settings.model import Supervise
 def started(tree: Tree) -> Iterator[Life]:
     """A head that is about to serve, and for which no time of service is too short."""
     at_once = Supervise.model_construct(peer_timeout_seconds=20, proven_seconds=0)
-    configured = settings(addresses(2), free_port()).model_copy(update={"supervise": at_once})
+    configured = alone().model_copy(update={"supervise": at_once})
     with life(tree, 0, configured) as made:
         made.surveyed("agreed", **dict(made.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
         made.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
@@ -141,7 +141,7 @@ def test_a_rollback_in_force_is_told_and_one_that_is_over_removed(started: Life,
     assert back is not None
     agent.context = replace(agent.context, rollback=back)
     proven.settle_rollback(agent)
-    assert started.told.lines[-1].startswith(f"rollback.plan.chosen plan={entry.plan[:12]} recipe=tiny-cpu-pair")
+    assert started.told.lines[-1].startswith(f"rollback.plan.chosen plan={entry.plan[:12]} recipe=tiny-cpu ")
     agent.context = replace(agent.context, rollback=None)
     root.file(rollback.PATH, rollback.dump(back))
     proven.settle_rollback(agent)

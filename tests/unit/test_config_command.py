@@ -1,4 +1,4 @@
-"""What `sparkd config`, `plan` and `recipe` print, run as a person runs them."""
+"""What `sparkd config`, `plan` and `recipe` print."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.unit.commands import sparkd
 
 from sparkd.generate import FILES
 from sparkd.settings import Settings, load, text
 
 REPOSITORY = Path(__file__).parents[2]
-
-
-def sparkd(*words: str, config: Path | str = "/dev/null/none", **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "sparkd.cli", *words],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "src"), "SPARKD_CONFIG": str(config), **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -88,7 +78,11 @@ def test_show_as_json_has_value_and_origin(config: Path) -> None:
 
 
 def test_show_default_needs_no_configuration() -> None:
-    assert sparkd("config", "show", "--default").stdout == text.default_file()
+    """As a person runs it: a process of its own."""
+    command = [sys.executable, "-m", "sparkd.cli", "config", "show", "--default"]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "src"), "SPARKD_CONFIG": "/dev/null/none"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (text.default_file(), "")
 
 
 def test_check_says_good_or_all_that_is_wrong(config: Path) -> None:

@@ -93,15 +93,16 @@ def test_a_pid_that_names_another_process_by_now_has_no_details(tree: Tree) -> N
     assert host.details(judged) is None
 
 
-def test_ten_thousand_processes_are_scanned_within_a_second(tree: Tree) -> None:
-    for pid in range(1, 10_001):
+def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tree) -> None:
+    """The best of five, for others run beside it; the bench has ten thousand real ones."""
+    for pid in range(1, 2_001):
         folder = tree.root / "proc" / str(pid)
         folder.mkdir()
         (folder / "stat").write_text(f"{pid} (sleep) S 1 {pid} {pid} 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 5 0 0\n")
     host = Host(tree.root)
     took = []
-    for _ in range(3):
+    for _ in range(5):
         began = time.perf_counter()
-        assert len(host.processes().processes) == 10_000
+        assert len(host.processes().processes) == 2_000
         took.append(time.perf_counter() - began)
-    assert min(took) < 1.0
+    assert min(took) < 0.2

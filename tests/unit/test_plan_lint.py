@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.tree import Tree
+from tests.unit.commands import sparkd
 
 from sparkd.host import Host
 from sparkd.launch.plan import Cache, ContainerSpec, LaunchPlan, Mount, Node
@@ -457,9 +457,7 @@ def test_recipe_check_prints_warnings_and_fails_on_errors(
 ) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(RECIPE.replace("SHARE", share).replace("HOW", method))
-    done = subprocess.run(
-        [sys.executable, "-m", "sparkd.cli", "recipe", "check", str(path)], capture_output=True, text=True, timeout=60
-    )
+    done = sparkd("recipe", "check", str(path))
     assert done.returncode == code, done.stderr
     assert out in done.stdout
     assert err in done.stderr
@@ -469,9 +467,7 @@ def test_recipe_check_prints_warnings_and_fails_on_errors(
 def test_the_pools_size_is_a_number_of_tokens(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(RECIPE.replace("SHARE", "0.9").replace("HOW", "spawn") + "expect: {kv_cache_tokens: many}\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "sparkd.cli", "recipe", "check", str(path)], capture_output=True, text=True, timeout=60
-    )
+    done = sparkd("recipe", "check", str(path))
     assert done.returncode == 78
     assert 'line 10: expect.kv_cache_tokens = "many": must be a whole number of tokens' in done.stderr
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
-from tests.unit.test_config_command import sparkd
+from tests.unit.commands import sparkd
 
 from sparkd import share
 from sparkd.recipes import load, lookup

@@ -83,7 +83,7 @@ def program(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-X", "utf8=0", str(folder / "record.py"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)  # each starts a shell
 @given(
     argv=st.lists(VALUE, max_size=6),
     env=st.dictionaries(NAME.filter(allowed), VALUE, max_size=4),

@@ -25,15 +25,18 @@ def run(args: argparse.Namespace) -> int:
     from sparkd.known_good.look import look
 
     host, config = Host(), settings.load(None, os.environ)
-    node = roles.configured(config, None, host)
     known = history.read(host.files)
+    if not known:
+        print(as_json(None, None) if args.json else none_yet(config.supervise.proven_seconds))
+        return ExitCode.GOOD
+    now = look(host, roles.configured(config, None, host).plan)
     if args.json:
-        print(as_json(known[0] if known else None, look(host, node.plan) if known else None))
+        print(as_json(known[0], now))
         return ExitCode.GOOD
     rollback = roles.context(config, None, host).rollback
     if rollback is not None:
         print(f"{rollback.finding.reason}; compared is what is configured")
-    print(as_text(known[0], look(host, node.plan)) if known else none_yet(config.supervise.proven_seconds))
+    print(as_text(known[0], now))
     return ExitCode.GOOD
 
 

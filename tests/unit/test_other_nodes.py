@@ -1,0 +1,141 @@
+"""Who a copy goes to, and what a failure there is called."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd import cli
+from sparkd.commands import other_nodes
+from sparkd.errors import BlockedError, ExitCode, UsageError
+from sparkd.hands.peer import Ended, Peer, diagnose
+from sparkd.host import Host
+from sparkd.settings import Settings
+from sparkd.settings.model import Cluster
+
+NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Host:
+    """The machine that owns 10.0.0.2."""
+    tree = Tree(tmp_path / "machine")
+    tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
+    return Host(tree.root)
+
+
+def asked(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    other_nodes.arguments(parser)
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), (Peer("10.0.0.1"), Peer("10.0.0.3"))),
+        (("--user", "ann"), (Peer("10.0.0.1", "ann"), Peer("10.0.0.3", "ann"))),
+        (("--to", "spark3", "fe80::1%eth0", "--to", "spark3"), (Peer("spark3"), Peer("fe80::1%eth0"))),
+    ],
+)
+def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
+    second: Host, words: tuple[str, ...], expected: tuple[Peer, ...]
+) -> None:
+    assert other_nodes.chosen(asked(*words), NODES, second) == expected
+
+
+@pytest.mark.parametrize(
+    "words", [("--to=-oProxyCommand=x",), ("--to=a b",), ("--to=a;b",), ("--user=-x",), ("--user=a b",), ("--to=",)]
+)
+def test_what_ssh_would_read_as_more_than_a_name_is_refused(second: Host, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        other_nodes.chosen(asked(*words), NODES, second)
+
+
+def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
+    with pytest.raises(UsageError, match="names no other node"):
+        other_nodes.chosen(asked(), Settings(), second)
+
+
+def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    served = []
+
+    def act(peer: Peer) -> None:
+        if peer.address == "a":
+            raise BlockedError("a: its disk is full")
+        served.append(peer.address)
+
+    assert other_nodes.each((Peer("a"), Peer("b")), act) is ExitCode.BLOCKED
+    assert served == ["b"]
+    assert capsys.readouterr().err == "sparkd: a: its disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble", "reason"),
+    [
+        (255, "No ED25519 host key is known for a\nHost key verification failed.\n", "its host key is not known here"),
+        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of your ssh keys"),
+        (255, "ssh: connect to host a port 22: Connection refused\n", "ssh: connect to host a port 22: Connection re"),
+        (127, "bash: line 1: rsync: command not found\nrsync error: ... (code 12)\n", "it has no rsync"),
+        (127, "sh: 1: docker: not found\n", "it has no docker"),
+        (1, "permission denied while trying to connect to the docker API\n", "its docker is not for this user"),
+        (11, "rsync: write failed: No space left on device (28)\n", "its disk is full"),
+        (23, 'rsync: mkdir "/srv/models" failed: Permission denied (13)\n', "this user may not write there"),
+        (1, "\x1b[31mevil\x1b[0m\n", "\\x1b[31mevil"),
+        (-9, "", "it did not answer in time"),
+        (3, "", "ended with 3"),
+    ],
+)
+def test_a_failure_is_told_by_what_it_is_about(code: int, trouble: str, reason: str) -> None:
+    found, hint = diagnose(Ended(code, "", trouble), "ann@a")
+    assert found.startswith(reason)
+    assert hint.isprintable()
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that PATH has."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(BlockedError, match=r"rsync is not on this node \(apt install rsync\)"):
+        Peer("a").send(f"{tmp_path}/", "/x")
+    with pytest.raises(BlockedError, match=r"ssh is not on this node \(apt install openssh-client\)"):
+        Peer("a").run("true")
+
+
+def test_ssh_gets_one_word_for_the_other_side_and_no_question_to_ask(programs: Path) -> None:
+    ssh = programs / "ssh"
+    ssh.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+    ssh.chmod(ssh.stat().st_mode | stat.S_IXUSR)
+    said = Peer("10.0.0.1", "ann").ask("rm", "-f", "--", "a b;c")
+    assert said.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
+    assert "BatchMode=yes" in said
+
+
+def test_an_answer_without_end_is_cut(programs: Path) -> None:
+    ssh = programs / "ssh"
+    ssh.write_text(f"#!/bin/sh\nPATH={os.defpath} exec yes\n")
+    ssh.chmod(0o755)
+    ended = Peer("a").run("true")
+    assert ended.code == -9
+    assert len(ended.answer) == 4 << 20
+
+
+@pytest.mark.parametrize("ref", ["-v", "a b", "name@sha256:" + "0" * 64, ""])
+def test_an_image_that_save_and_load_can_not_bring_by_name_is_refused(
+    ref: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKD_ENGINE__RECIPE", "tiny-cpu")
+    monkeypatch.setenv("SPARKD_ENGINE__IMAGE", "busybox@sha256:" + "0" * 64)
+    assert cli.main(["image", "sync", "--to", "a", "--", ref]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -221,7 +221,7 @@ def test_a_rank_dies_when_memory_falls_below_the_floor(tree: Tree) -> None:
         error = rank.guard.killed
     assert error is not None
     assert "500 MiB available, below the floor of 512 MiB" in error.reason
-    assert "600 MiB 0.2 s before" in error.reason
+    assert re.search(r"600 MiB 0\.\d s before", error.reason), "on a loaded machine later than 0.2 s"
 
 
 def test_a_rank_dies_above_the_floor_when_all_work_stands_still(tree: Tree) -> None:

@@ -111,7 +111,7 @@ def diagnose(ended: Ended, login: str) -> tuple[str, str]:
     said, again = ended.trouble, "is it on, and reachable? The same command goes on where this one ended"
     for pattern, reason, hint in (
         (r"Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
-        (r"Permission denied \(", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
+        (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
         (
             r"rsync: .*not found|rsync.*: No such file or directory\n.*\(code 12\)",
             "it has no rsync",

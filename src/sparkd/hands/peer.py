@@ -32,6 +32,16 @@ _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d
 _DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+\S+\s+(/.*)$")
 _TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILINE)
 
+_KNOWN = (
+    ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
+    (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
+    ("rsync: .*not found", "it has no rsync", "apt install rsync"),
+    ("docker: .*not found", "it has no docker", "install docker there"),
+    ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
+    ("No space left on device", "its disk is full", "make room there: df -h; the same command goes on"),
+    (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
+)
+
 
 class Ended(NamedTuple):
     code: int
@@ -108,30 +118,13 @@ class Peer:
 
 def diagnose(ended: Ended, login: str) -> tuple[str, str]:
     """What a failure is about, and what to do."""
-    said, again = ended.trouble, "is it on, and reachable? The same command goes on where this one ended"
-    for pattern, reason, hint in (
-        (r"Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
-        (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
-        (
-            r"rsync: .*not found|rsync.*: No such file or directory\n.*\(code 12\)",
-            "it has no rsync",
-            "apt install rsync",
-        ),
-        (r"docker: .*not found", "it has no docker", "install docker there"),
-        (r"sparkd: .*not found", "it has no sparkd", "install sparkd there"),
-        (
-            r"permission denied .*docker",
-            "its docker is not for this user",
-            "--user root, or a user in the group docker",
-        ),
-        (r"No space left on device", "its disk is full", "make room there: df -h; then go on with the same command"),
-        (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
-    ):
-        if re.search(pattern, said, re.IGNORECASE if "docker" in pattern else 0):
+    again = "is it on, and reachable? The same command goes on where this one ended"
+    for pattern, reason, hint in _KNOWN:
+        if re.search(pattern, ended.trouble):
             return reason, hint.format(login)
     if ended.code == -SIGKILL:
         return "it did not answer in time", again
-    lines = [harmless(line) for line in said.splitlines() if line.strip()]
+    lines = [harmless(line) for line in ended.trouble.splitlines() if line.strip()]
     return (lines[0] if lines else f"ended with {ended.code}"), again
 
 

@@ -49,11 +49,12 @@ def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
         return ()
     try:
         wanted = {interface, *(name for link in links.with_lower(files, interface) for name in link.lower)}
-        found = [hca for hca in infiniband.names(files) if wanted.intersection(infiniband.interfaces(files, hca))]
+        carried = {hca: set(infiniband.interfaces(files, hca)) for hca in infiniband.names(files)}
     except (OSError, ValueError):  # the check of the fabric says why
         return ()
-    alone = [hca for hca in found if interface in infiniband.interfaces(files, hca)]
-    return tuple(dict.fromkeys([*found, *(twin for hca in alone for twin in _twins(files, hca))]))
+    found = [hca for hca, names in carried.items() if wanted & names]
+    twins = [twin for hca in found if interface in carried[hca] for twin in _twins(files, hca)]
+    return tuple(dict.fromkeys([*found, *twins]))
 
 
 def _twins(files: Files, name: str) -> tuple[str, ...]:
@@ -67,10 +68,9 @@ def _twins(files: Files, name: str) -> tuple[str, ...]:
         if not chip or not own.pci:
             return ()
         alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
-        families = _families(files, own)
-        return tuple(
-            hca.name for hca in alike if infiniband.chip(files, hca.name) == chip if families & _families(files, hca)
-        )
+        twins = [hca for hca in alike if infiniband.chip(files, hca.name) == chip]
+        families = _families(files, own) if twins else set()
+        return tuple(hca.name for hca in twins if families & _families(files, hca))
     except (OSError, ValueError):
         return ()
 

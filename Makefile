@@ -38,7 +38,7 @@ booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, a
 	packaging/tools.sh
 	$(PYTEST) tests/bed -m "not whole"
 
-bed: venv  ## the same with the whole fault table: build/faults.json, build/faults.md
+bed: venv  ## the same with the whole fault table (build/faults.json, build/faults.md), and machines with a kernel of their own
 	packaging/tools.sh
 	$(PYTEST) tests/bed
 

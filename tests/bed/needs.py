@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 
 from .cache import say
 from .command import BedError, run
@@ -24,22 +25,23 @@ DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 MODULES = ("loop", "xfs", "ext4", "overlay", "bridge", "br_netfilter", "veth", "fuse", "nft_numgen")
 
 
-def ensure() -> None:
-    """Install what is missing; fail clearly when that cannot be."""
+def ensure(more: Mapping[str, str] | None = None) -> None:
+    """Install what is missing, of `more` too; fail clearly when that cannot be."""
+    commands = {**COMMANDS, **(more or {})}
     if os.geteuid() != 0:
         raise BedError("the bed needs root (it boots machines): run it with sudo")
-    absent = missing()
+    absent = missing(commands)
     if absent:
         say(f"installing {' '.join(absent)}")
         install(absent)
-        if still := missing():
+        if still := missing(commands):
             raise BedError(f"installed, but still not found: {' '.join(still)}")
     if shutil.which("modprobe", path=search_path()):  # a kernel with all of it built in may come without
         run("modprobe", "--all", "--quiet", *MODULES, check=False)
 
 
-def missing() -> list[str]:
-    absent = [package for command, package in COMMANDS.items() if shutil.which(command, path=search_path()) is None]
+def missing(commands: Mapping[str, str]) -> list[str]:
+    absent = [package for command, package in commands.items() if shutil.which(command, path=search_path()) is None]
     return absent if os.path.exists(DEBIAN_KEYS) else [*absent, "debian-archive-keyring"]
 
 

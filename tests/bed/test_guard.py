@@ -83,7 +83,8 @@ def fall(spark: SparkdNode, pace: float, memory_gib: int) -> Fall:
     """
     whole = memory_gib << 30
     spark.node.memory(whole)
-    command = spark.node.entered("python3", "-IBS", "/root/programs/guarded.py", str(FLOOR_MIB), str(HELD_GIB))
+    holds = ("/root/programs/eater.py", "5", str(HELD_GIB))
+    command = spark.node.entered("python3", "-IBS", "/root/programs/guarded.py", str(FLOOR_MIB), *holds)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"

@@ -1,13 +1,14 @@
-"""A stand-in for a rank under sparkd's own guard: guarded.py FLOOR_MIB GIB.
+"""A stand-in for a rank under sparkd's own guard: guarded.py FLOOR_MIB PROGRAM [ARGUMENT...].
 
-It is the init of a pid namespace, as a container has one, and a child of it holds so much memory; `held` is said
-when it does. Then one line of JSON says how it ended.
+It is the init of a pid namespace, as a container has one, and a child of it runs the program, in Python. At the end
+one line of JSON says how it ended.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -16,7 +17,6 @@ from pathlib import Path
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
 from sparkd.guard.guard import Guard  # noqa: E402  # only here can it be found
 
-EATER = Path(__file__).with_name("eater.py")
 ACCOUNT_SECONDS = 5.0
 
 
@@ -34,16 +34,16 @@ class Heard:
 
 
 def main() -> None:
-    floor_mib, gib = int(sys.argv[1]), sys.argv[2]
+    floor_mib, program = int(sys.argv[1]), shlex.join(sys.argv[2:])
     heard = Heard()
-    command = ["unshare", "--pid", "--fork", "sh", "-c", f"read go; python3 -S {EATER} 5 {gib} & wait"]
+    command = ["unshare", "--pid", "--fork", "sh", "-c", f"read go; python3 -S {program} & wait"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as rank:
         pidfd = os.pidfd_open(_child(rank.pid))
         guard = Guard(floor_mib << 20, pidfd, heard, lambda: None)
         guard.stand()
         while not heard.events:
             time.sleep(0.01)
-        rank.communicate("go\n", timeout=120)
+        rank.communicate("go\n", timeout=300)
     deadline = time.monotonic() + ACCOUNT_SECONDS
     while not guard.over and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,0 +1,32 @@
+"""Fixtures of tests that need a kernel of their own. They take minutes, so they are for `make bed` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.bed import cache
+from tests.bed.qemu import disk
+from tests.bed.qemu.machine import Machine
+from tests.bed.qemu.pair import Pair
+
+
+@pytest.fixture(scope="session")
+def pair(package: Path) -> Iterator[Pair]:
+    """Booted, on a bond, configured; no agent runs."""
+    base = disk.base()
+    with cache.lock("machines"), cache.scratch("machines") as folder:
+        disk.install(base, package, folder)
+        made = Pair(Machine("spark1", base, folder, "spark2"), Machine("spark2", base, folder, "spark1"))
+        try:
+            for machine in made.both:
+                machine.power_on()
+            for machine in made.both:
+                machine.wait_up()
+                made.join(machine)
+            made.configure()
+            yield made
+        finally:
+            for machine in made.both:
+                machine.powercut()

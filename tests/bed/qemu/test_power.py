@@ -1,0 +1,37 @@
+"""The plug is pulled: what the kernel had not brought to the disk is lost, as in life."""
+
+from __future__ import annotations
+
+import pytest
+from tests.bed.qemu.pair import UNIT, Pair
+
+pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
+
+LAUNCH = """
+import sys
+from pathlib import Path
+sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
+from sparkd.hands.files import write
+from sparkd.host import boots
+boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+write(Path("/", boots.PATH), boots.dump(boots.Boots().opened(boot, "0" * 64, {})), 0o644, durable=True)
+Path("/var/lib/sparkd/unsynced").write_text("x")
+"""
+"""What the agent writes down just before it starts the rank's container."""
+
+
+def test_a_launch_that_was_cut_short_is_known_at_the_next_boot(pair: Pair) -> None:
+    head = pair.head
+    head.run("mkdir", "-p", "/var/lib/sparkd")
+    head.run("sync")
+    head.run("python3", "-IB", "-c", LAUNCH)
+    head.powercut()
+    head.boot()
+    pair.join(head)
+    lost = head.run("cat", "/var/lib/sparkd/unsynced", check=False).stdout
+    found = pair.preflight()["last-boot"]
+    assert found.level == "warn"
+    assert found.reason == "the last boot with a launch ended without a shutdown while the engine was loading"
+    assert lost != "x", "the disk forgets nothing: this shows nothing"
+    # Nor has the first boot of this image enabled a unit, whatever Debian's presets say of others.
+    assert head.run("systemctl", "is-enabled", UNIT, check=False).stdout.strip() == "disabled"

@@ -274,7 +274,7 @@ def test_image(facts: ImageFacts, level: Level, says: str) -> None:
 
 def test_a_missing_image_is_pulled_by_a_person() -> None:
     verdict = EngineImage(REF).judge(ImageFacts(REF, (), "known", "arm64", None))
-    hint = f"docker pull {REF}; one that no registry has: docker save {REF} on a node that has it, docker load here"
+    hint = f"docker pull {REF}, or sparkd image sync on a node that has it"
     assert (verdict.hint, verdict.fixes) == (hint, ())
 
 

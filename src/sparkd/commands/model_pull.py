@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +22,6 @@ TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
 SPARE_BYTES = 1 << 30
 """Left on the disk beside the model."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,6 +65,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _wanted(word: str | None, to: str | None, settings: Settings) -> tuple[str, str]:
     """Name of the repository, and the folder that it goes to."""
+    from sparkd.recipes.schema import REPO
+
     model = _of_recipe(settings, needed=word is None)
     name = word or model.repo
     if not name:
@@ -74,7 +74,7 @@ def _wanted(word: str | None, to: str | None, settings: Settings) -> tuple[str, 
             f"recipe {settings.engine.recipe} does not say where its model is published",
             "name it: sparkd model pull ORGANISATION/NAME",
         )
-    if not _NAME.fullmatch(name):
+    if not REPO.fullmatch(name):
         raise UsageError(f"{name} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
     if to is not None:
         return name, os.path.abspath(to)  # noqa: PTH100 - links stay as they are

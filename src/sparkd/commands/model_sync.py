@@ -74,7 +74,9 @@ def _copy(folder: str, peer: Peer, *, quick: bool) -> None:
             f"{peer.address}: {size(room.free_bytes)} free on {room.mount}, {size(need_bytes + SPARE_BYTES)} needed",
             f"make room there: df -h {room.mount}",
         )
-    print(f"{peer.address}: {size(need_bytes)} to send to {folder}", flush=True)
+    print(
+        f"{peer.address}: {size(need_bytes)} to send" if need_bytes else f"{peer.address}: nothing to send", flush=True
+    )
     peer.send(source, folder, *OPTIONS)
     ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
     if ended.code == NOT_FOUND:

@@ -62,7 +62,7 @@ itself. That all nodes have the same one is looked at when they meet.
   ok       it is here: id, size, when it was built, and its labels of a build, such as
            org.opencontainers.image.revision, are among the facts. Its entrypoint is shown and not used: the container
            begins with the launch script.
-  block    it is not here (docker pull REF, or docker save on another node and docker load here), or it was built for
+  block    it is not here (docker pull REF, or sparkd image sync on a node that has it), or it was built for
            another architecture than this machine's, such as amd64 on a GB10, which is arm64. It would end with
            "exec format error". docker pull --platform linux/arm64 REF
          Or it lacks what the launch executes: /bin/bash, or the program that the launch script ends in, which is the
@@ -121,7 +121,7 @@ image is looked at again once it has come.""",
 
 
 def _fetch(ref: str) -> str:
-    return f"docker pull {ref}; one that no registry has: docker save {ref} on a node that has it, docker load here"
+    return f"docker pull {ref}, or sparkd image sync on a node that has it"
 
 
 def _described(image: Image, inside: Inside | None) -> str:

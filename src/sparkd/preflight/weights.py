@@ -77,8 +77,8 @@ check looks at the model's folder as the loader will, and reads no tensor:
 Weights in other formats (gguf, bin), and load formats that read other files, are judged by presence alone. A folder
 that is missing or empty is for script-paths to say.
 
-  block    the loader would fail. Finish the download (hf download REPO --local-dir FOLDER), or copy the folder from
-           another node (rsync -a).
+  block    the loader would fail. Finish the download (sparkd model pull), or copy the folder from another node
+           (sparkd model sync, there).
   warn     nothing is missing, but a download into the folder is under way or was broken off, no tokenizer is to be
            seen, the index counts more bytes than the shards have, or the image runs as a user who may not be allowed
            to read the files (most images run as root, who reads them all).
@@ -186,4 +186,4 @@ def _seen_as(path: str, binds: Sequence[Bind]) -> str:
 
 
 def _anew(facts: WeightsFacts) -> str:
-    return f"hf download REPO --local-dir {facts.folder}, or rsync -a from another node"
+    return f"sparkd model pull --to {facts.folder}, or sparkd model sync on a node that has it"

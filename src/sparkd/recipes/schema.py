@@ -83,6 +83,8 @@ def _text(raw: str) -> str:
 ModelPath = Annotated[str, AfterValidator(_model_path)]
 ServedName = Annotated[str, AfterValidator(_served_name)]
 Target = Annotated[str, AfterValidator(_target)]
+REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
+RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
 Text = Annotated[str, AfterValidator(_text)]
 Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
@@ -138,9 +140,7 @@ class Model(Section):
     """The weights."""
 
     path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
-    repo: Annotated[
-        str, t.matching(r"([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*)?", "ORGANISATION/NAME, as on the hub")
-    ] = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
+    repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
 
 

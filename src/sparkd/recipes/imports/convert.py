@@ -16,7 +16,7 @@ from sparkd.recipes.document import Document
 from sparkd.recipes.imports import code, eugr, shell, sparkrun
 from sparkd.recipes.imports.command import CommandError, Flag, Serve, is_serve, serve
 from sparkd.recipes.imports.source import Foreign, Note, Overrides, Source, Unusable
-from sparkd.recipes.schema import Recipe
+from sparkd.recipes.schema import REPO, Recipe
 
 READERS = {"1": eugr.read, "2": sparkrun.read}
 CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", "triton": "/root/.triton"}
@@ -57,7 +57,11 @@ def convert(document: Document, name: str, given: Overrides) -> Imported:
         "name": name,
         "description": " ".join(foreign.description.split()),
         "source": f"{foreign.format} recipe of {command.model}",
-        "model": {"path": _folder(source, command.model), "served_name": engine.served_name or command.model},
+        "model": {
+            "path": _folder(source, command.model),
+            "repo": command.model if REPO.fullmatch(command.model) else "",
+            "served_name": engine.served_name or command.model,
+        },
         "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
         "nodes": _nodes(source, foreign, engine.args),
         "args": engine.args,
@@ -137,7 +141,7 @@ def _folder(source: Source, model: str) -> str:
     if model.startswith("/"):
         return model
     folder = model.rstrip("/").rpartition("/")[2]
-    source.note(COMMAND, f"model {model}: sparkd pulls nothing: it must lie in {folder} below engine.models_dir")
+    source.note(COMMAND, f"model {model}: it must lie in {folder} below engine.models_dir: sparkd model pull")
     return folder
 
 

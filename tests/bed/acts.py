@@ -8,12 +8,15 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from . import differences, load, victims
 from .pair import Cluster
 from .processes import wait_for
 from .sparkd_node import SparkdNode
 
+EATER = Path(__file__).with_name("programs") / "eater.py"
+EATEN_GB_PER_SECOND = 0.5
 HEAD_SIDE, WORKER_SIDE, BOTH, LINK = "head", "worker", "both", "link"
 
 
@@ -48,6 +51,25 @@ def hang(side: str, cluster: Cluster) -> float:
     load.begin(cluster.head.node)
     node.node.kill(victims.worker(node), signal.SIGSTOP)
     return time.monotonic()
+
+
+def eat(side: str, cluster: Cluster) -> float:
+    """The node's memory goes, in its engine's container, until the guard ends what runs there."""
+    node = member(cluster, side)
+    (rank,) = node.containers()
+    node.node.put(EATER, "/root/eater.py")
+    node.node.run("docker", "cp", "/root/eater.py", f"{rank}:/eater.py")
+    now = time.monotonic()
+    node.node.run("docker", "exec", "--detach", rank, "python3", "/eater.py", str(EATEN_GB_PER_SECOND))
+    return now
+
+
+def counted(side: str, cluster: Cluster) -> None:
+    """By the ledger of the node whose engine it was, and by no other, once both have begun anew."""
+    fallen, waiting = member(cluster, side), member(cluster, other(side))
+    wait_for(lambda: waiting.phase() == "awaiting-peers", 20, "the other node to wait")
+    wait_for(lambda: list(fallen.failures().values()) == [1], 20, "the ledger to count it")
+    assert not waiting.failures(), f"counted on the other node: {waiting.failures()}"
 
 
 def quiet(cluster: Cluster) -> None:

@@ -24,6 +24,10 @@ ENGINE_SECONDS = 10.0
 """For the engine itself to find that one of its processes is gone, as it looks every 5 s; or for docker to go."""
 STALLED_SECONDS = STALL_SECONDS + 10.0
 SILENCE_SECONDS = PEER_TIMEOUT_SECONDS + 5.0
+EATEN_SECONDS = 60.0
+"""For the 8 GiB of a node to go."""
+COOLING_SECONDS = 5.0
+"""After a launch that counts as the first to fail."""
 STOP_SECONDS = 5.0
 """An orderly stop: a worker waits up to 3 s for its head to leave service."""
 SHOWN_SECONDS = 10.0
@@ -169,6 +173,12 @@ NOISES: tuple[Noise, ...] = (
     Noise("noise", "loss of 20 % for half a minute", LINK, partial(acts.lose, 20), 30, acts.clear, in_ci=True),
     Noise("noise", "loss of 20 % for five minutes", LINK, partial(acts.lose, 20), 300, acts.clear),
 )
+OUT_OF_MEMORY = Fault(
+    "memory", "a process in the worker's container takes all memory", WORKER_SIDE, partial(acts.eat, WORKER_SIDE),
+    {HEAD_SIDE: (14,), WORKER_SIDE: (16,)}, "memory ran out", stop_seconds=EATEN_SECONDS,
+    meanwhile=partial(acts.counted, WORKER_SIDE), extra_seconds=COOLING_SECONDS,
+)  # fmt: skip
+"""For a pair whose launch the ledgers still have."""
 WHILE_LOADING: tuple[Fault, ...] = tuple(
     replace(fault, name=f"{fault.name}, while the ranks load")
     for fault in (*on(HEAD_SIDE), *on(WORKER_SIDE))

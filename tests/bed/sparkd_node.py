@@ -94,8 +94,14 @@ class SparkdNode:
         wait_for(self.serves, timeout, f"{self.node.name} to serve; it is at {self.status_text()!r}")
 
     def forget_failures(self) -> None:
-        """Faults that tests cause are not the plan's."""
+        """Faults that tests cause are not the plan's. The launch under way is forgotten too: its end counts nowhere."""
         self.node.run("rm", "-f", "/var/lib/sparkd/launches.json", "/var/lib/sparkd/boots.json")
+
+    def failures(self) -> dict[str, int]:
+        """By the ledger: how often in a row, by plan digest."""
+        from sparkd.launch import ledger
+
+        return ledger.parse(self.node.run("cat", "/var/lib/sparkd/launches.json", check=False).stdout).failures
 
     def journal_since(self, cursor: str) -> str:
         return self.node.journal(self.unit, f"--after-cursor={cursor}")

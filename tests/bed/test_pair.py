@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.bed import trial
 from tests.bed.conftest import MakeNode
-from tests.bed.faults import FAULTS, NOISES, WHILE_LOADING, Fault, Noise
+from tests.bed.faults import FAULTS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
 from tests.bed.node import Node
 from tests.bed.pair import Cluster, new_key
 from tests.bed.processes import wait_for
@@ -47,6 +47,16 @@ def serving(cluster: Cluster, start_seconds: float) -> Cluster:
     """Serving, whatever befell it before."""
     cluster.settle()
     return cluster
+
+
+@pytest.mark.whole
+def test_the_guard_of_a_worker_ends_its_rank_which_counts_there_alone_and_both_come_back(
+    cluster: Cluster, start_seconds: float, record: Record
+) -> None:
+    """The first, as `serving` has the ledgers forget."""
+    result = trial.run(OUT_OF_MEMORY, cluster)
+    record(result)
+    assert not result.complaints, "\n".join(result.complaints)
 
 
 def test_the_pair_serves_when_the_worker_is_started_first(serving: Cluster) -> None:

@@ -1,0 +1,92 @@
+"""The readahead of the model's disk, lowered for a load in the sandbox of the unit, comes back whatever ends the load.
+
+The node's disk is a loop device of the bed's own, and the only one that is changed.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
+from tests.bed.victims import container_init, sparkd
+
+LOWERED_KIB = 16
+REMEMBERED = "/run/sparkd/readahead.json"
+
+
+def setting(spark: SparkdNode) -> str:
+    """Of the disk that the models are on."""
+    number = spark.node.sh("stat --format %Hd:%Ld /srv/models").stdout.strip()
+    return f"/sys/devices/virtual/bdi/{number}/read_ahead_kb"
+
+
+def readahead(spark: SparkdNode) -> int:
+    return int(spark.node.read(setting(spark)))
+
+
+def await_lowered(spark: SparkdNode) -> None:
+    """By the agent that runs now, for a container that runs."""
+    wait_for(lambda: bool(spark.rank()) and readahead(spark) == LOWERED_KIB, 60, "the load to begin")
+
+
+def changes(spark: SparkdNode, cursor: str) -> list[int]:
+    """What it was set to since, in order."""
+    lines = spark.journal_since(cursor).splitlines()
+    return [int(line.rpartition(" kib=")[2]) for line in lines if line.startswith("load.readahead.set ")]
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    """Configured to lower it. What a container sees of /sys is read-only, a machine does not."""
+    made = SparkdNode(make_node("trixie"))
+    made.install(package)
+    made.node.run("mount", "-o", "remount,rw", "/sys/devices")
+    made.configure(f"{CONFIGURATION}load_readahead_kib = {LOWERED_KIB}\n")
+    return made
+
+
+@pytest.mark.whole
+def test_it_is_given_back_after_a_killed_agent_a_failed_load_and_a_good_one(spark: SparkdNode) -> None:
+    before, cursor = readahead(spark), spark.cursor()
+    assert before > LOWERED_KIB
+    spark.start_soon()
+    await_lowered(spark)
+
+    old = sparkd(spark)
+    spark.node.kill(old, signal.SIGKILL)
+    wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    wait_for(lambda: changes(spark, cursor) == [LOWERED_KIB, before, LOWERED_KIB], 60, "the next agent to begin anew")
+
+    await_lowered(spark)
+    old = sparkd(spark)
+    spark.node.kill(container_init(spark), signal.SIGKILL)
+    wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+    assert changes(spark, cursor)[:4] == [LOWERED_KIB, before] * 2
+    (failed,) = spark.ends_since(cursor)
+    assert failed.startswith(("code=11 ", "code=13 ")), failed
+
+    spark.await_serving()
+    assert readahead(spark) == before
+    assert changes(spark, cursor) == [LOWERED_KIB, before] * 3
+    assert spark.node.sh(f"test ! -e {REMEMBERED}", check=False).returncode == 0
+    spark.stop()
+
+
+@pytest.mark.whole
+def test_the_unit_may_write_there_only_where_the_configuration_says_so(spark: SparkdNode) -> None:
+    """Asked of the kernel: the sandbox of either unit, around a shell."""
+    before = readahead(spark)
+
+    def write() -> int:
+        names = ("ProtectSystem", "ProtectKernelTunables", "ReadWritePaths")
+        bounds = [f"--property={name}={spark.show(name, HEAD)}" for name in names]
+        shell = f"echo {before} > {setting(spark)}"
+        return spark.node.run("systemd-run", "--wait", "--quiet", *bounds, "sh", "-c", shell, check=False).returncode
+
+    assert write() == 0
+    spark.configure()
+    assert write() != 0

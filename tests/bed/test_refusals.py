@@ -14,6 +14,10 @@ from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
 
 GIB = 1 << 30
+LATE = """script = "/srv/scripts/late.sh"
+[readiness]
+timeout_seconds = 10
+"""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,12 @@ def refused(spark: SparkdNode, code: int) -> str:
     assert said, spark.journal_since(cursor)
     assert f"code={code}" in said[0]
     return said[0]
+
+
+def configure_late(spark: SparkdNode) -> None:
+    """With less time than the engine needs, on a fast machine too."""
+    spark.node.write("/srv/scripts/late.sh", 'sleep 8\nexec "$@"\n')
+    spark.configure(CONFIGURATION + LATE)
 
 
 def stays_down(spark: SparkdNode) -> None:
@@ -146,7 +156,7 @@ def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> No
 
 
 def test_a_launch_that_is_not_ready_in_time_ends_and_leaves_nothing(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + "[readiness]\ntimeout_seconds = 10\n")
+    configure_late(spark)
     said = refused(spark, 12)
     assert "not ready within 10 s: waited for HTTP to answer; the engine was" in said
     spark.stop()
@@ -166,7 +176,7 @@ def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_
 
 
 def test_the_cause_of_the_last_end_is_told_by_the_next_life(spark: SparkdNode) -> None:
-    spark.configure(CONFIGURATION + "[readiness]\ntimeout_seconds = 10\n")
+    configure_late(spark)
     refused(spark, 12)
 
     def told() -> bool:

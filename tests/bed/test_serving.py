@@ -67,7 +67,7 @@ def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None
     assert start.returncode == 0, spark.node.journal(HEAD)
     assert spark.active()
     assert complete(spark.node), "active, but no token"
-    for step in ("loading: starting the engine core", "loading: warming up"):
+    for step in ("loading: starting the engine core", "loading: starting the API server"):
         assert any(status.startswith(step) for status in seen), seen
     assert any("KV cache 524,288 tokens" in status for status in seen), seen
     assert spark.status_text() == "serving: tiny on port 8000"
@@ -152,7 +152,7 @@ def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
     assert serving.node.run("sparkd", "status", check=False).returncode == 21
 
 
-@pytest.mark.parametrize("at", ["launching", "loading: starting the engine core", "loading: warming up"])
+@pytest.mark.parametrize("at", ["launching", "loading: starting the engine core", "loading: starting the API server"])
 def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNode, at: str) -> None:
     spark.stop()
     spark.forget_failures()

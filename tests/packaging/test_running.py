@@ -8,6 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
+from tests.unit.hub_server import REPO, Hub, serving
 
 from deb.targets import PYTHONS
 from sparkd import __version__
@@ -55,6 +57,21 @@ def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: st
     )
     done = run(unpacked, interpreter, code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_the_hubs_client_downloads_with_what_the_package_carries(
+    unpacked: Path, interpreter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = Tree(tmp_path / "source").safetensors("/model.safetensors").read_bytes()
+    (tmp_path / "none.toml").touch()
+    words = ["model", "pull", REPO, "--to", str(tmp_path / "model")]
+    with serving(Hub({"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": shard})) as hub:
+        for name, value in (("HF_ENDPOINT", hub.endpoint), ("SPARKD_CONFIG", str(tmp_path / "none.toml"))):
+            monkeypatch.setenv(name, value)
+        done = run(unpacked, interpreter, f"from sparkd.cli import main\nraise SystemExit(main({words!r}))")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "model/model.safetensors").read_bytes() == shard
 
 
 def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:

@@ -23,7 +23,7 @@ FLOOR_MIB = 64
 MORE_THAN_ALL_MIB = 1100
 DISK_OPERATIONS = 100
 """A second. A disk as fast as this machine's memory, under a CPU that is emulated, makes nobody wait."""
-GROUP, GROUP_MIB, GROUP_WANTS_MIB = "/sys/fs/cgroup/limited", 150, 400
+GROUP, GROUP_MIB, GROUP_WANTS_MIB = "/sys/fs/cgroup/limited", 150, 185
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ HEAD, WORKER = "sparkd-head", "sparkd-worker"
 RANK = r"^VLLM::|vllm serve"
 """Every process of a rank, from its container's first on."""
 SERVING_SECONDS = 240.0
-"""The tiny engine is up in 25 to 40 s on two cores; a machine under load takes longer."""
+"""The tiny engine is twelve seconds of work for one core; a machine under load takes longer."""
 
 CONFIGURATION = """\
 [engine]

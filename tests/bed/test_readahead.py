@@ -1,7 +1,8 @@
 """The readahead of the model's disk, lowered for a load by the unit's agent, comes back whatever ends the load.
 
-The node's disk is a loop device of the bed's own, and the only one that is changed. In these nodes ProtectKernelTunables=
-leaves /sys as it was (seen with systemd 257): that the drop-in opens what the unit closes is not shown here.
+The node's disk is a loop device of the bed's own, and the only one that is changed. In these nodes
+ProtectKernelTunables= leaves /sys as it was (seen with systemd 257): that the drop-in opens what the unit closes is not
+shown here.
 """
 
 from __future__ import annotations

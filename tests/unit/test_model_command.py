@@ -9,6 +9,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd import cli
+from sparkd.commands import model_check
+from sparkd.host import Host
 
 SHARD = "model.safetensors"
 
@@ -95,3 +97,13 @@ def test_metadata_of_another_kind_is_no_hash(local: Path, capsys: pytest.Capture
     (local / f".cache/huggingface/download/{SHARD}.metadata").write_bytes(b"\xff\n\xff\n")
     assert cli.main(["model", "check", str(local)]) == 0
     assert "no hashes to compare with" in capsys.readouterr().out
+
+
+def test_a_model_that_a_program_reads_is_told_of_and_another_is_not(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model_check.tell_of_use(str(local), Host())
+    assert capsys.readouterr().err == ""
+    with (local / SHARD).open("rb"):
+        model_check.tell_of_use(str(local), Host())
+    assert capsys.readouterr().err == f"{local} is being loaded: that takes longer, and so does this\n"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd.errors import BlockedError, ExitCode
@@ -60,6 +62,15 @@ def check(folder: str, host: Host) -> None:
     if verdict.level.blocks:
         raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
     print(f"{folder}: {verdict.reason}")
+
+
+def tell_of_use(folder: str, host: Host) -> None:
+    """Say so where a program, such as an engine that loads, has the model's files open."""
+    from sparkd.host import shards
+
+    with suppress(OSError):
+        if shards.in_use(host.files, host.processes(), shards.of_model(host.files, folder)).found:
+            print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 
 def compare(folder: str, files: Files) -> None:

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     repo = hub.ask(name, args.revision, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     _room(repo, folder, host)
+    model_check.tell_of_use(folder, host)
     # The client's threads would first finish their files. What they have is kept for the next time.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     hub.download(repo, Path(folder), token)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,6 @@ from sparkd.host.harmless import harmless
 
 if TYPE_CHECKING:
     from sparkd.hands.peer import Peer
-    from sparkd.host import Host
 
 SPARE_BYTES = 1 << 30
 """Left on the disk beside the model."""
@@ -50,17 +47,8 @@ def run(args: argparse.Namespace) -> int:
     peers = other_nodes.chosen(args, settings.load(None, os.environ), host)
     folder = model_check.folder_of(args.model, host)
     model_check.check(folder, host)
-    tell_of_use(folder, host)
+    model_check.tell_of_use(folder, host)
     return other_nodes.each(peers, partial(_copy, folder, quick=args.quick))
-
-
-def tell_of_use(folder: str, host: Host) -> None:
-    """Say so where a program, such as an engine that loads, has the model's files open."""
-    from sparkd.host import shards
-
-    with suppress(OSError):
-        if shards.in_use(host.files, host.processes(), shards.of_model(host.files, folder)).found:
-            print(f"{folder} is being loaded: that and this will both take longer", file=sys.stderr)
 
 
 def _copy(folder: str, peer: Peer, *, quick: bool) -> None:

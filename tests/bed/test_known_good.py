@@ -1,0 +1,97 @@
+"""A flag that breaks the start: the journal ends with its name, and a rollback serves again, until somebody edits."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode
+
+KNOWN_GOOD, ROLLBACK = "/var/lib/sparkd/known-good.json", "/var/lib/sparkd/rollback.json"
+IMAGE = "sparkd-test/vllm-cpu:0.32.0"
+AT_ONCE = "[supervise]\nproven_seconds = 2\n"
+REFUSED = "[engine.args]\nenable-sleep-mode = true\n"
+"""The parser takes it, and so does sparkd; on a CPU the engine does not."""
+EVENT = re.compile(r"[a-z-]+\.[a-z-]+\.[a-z-]+ |life\.failed |engine\| ")
+FAILING_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    return spark
+
+
+def image_id(spark: SparkdNode) -> str:
+    return spark.node.run("docker", "image", "inspect", "--format", "{{.Id}}", IMAGE).stdout.strip()
+
+
+def kept(spark: SparkdNode) -> bool:
+    return "known-good.plan.kept" in spark.node.journal(spark.unit)
+
+
+def move_tag(spark: SparkdNode) -> None:
+    """The image's name is another image's by now, as after a pull."""
+    made = spark.node.run("docker", "create", IMAGE, "true").stdout.strip()
+    spark.node.run("docker", "commit", "--change", "ENV MOVED=1", made, IMAGE, timeout=120)
+    spark.node.run("docker", "rm", made)
+
+
+def last_lines(spark: SparkdNode, cursor: str) -> list[str]:
+    """Of the first life since then: from its failure to the next life, without those of systemd."""
+    after = spark.journal_since(cursor).partition("life.failed ")[2]
+    life = after.partition("life.phase.changed phase=preflight")[0]
+    return [line for line in life.splitlines()[1:] if EVENT.match(line)]
+
+
+def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark: SparkdNode) -> None:
+    node = spark.node
+    assert node.run("sparkd", "diff").stdout.startswith("no start is known good on this node yet")
+
+    spark.configure(CONFIGURATION + AT_ONCE)
+    spark.start()
+    wait_for(lambda: kept(spark), 30, "the plan to prove itself")
+    assert "nothing that sparkd knows of differs" in node.run("sparkd", "diff").stdout
+
+    spark.configure(CONFIGURATION + REFUSED + AT_ONCE)
+    assert "config" not in node.run("sparkd", "config", "check").stderr
+    cursor = spark.cursor()
+    node.run("systemctl", "restart", "--no-block", HEAD)
+    wait_for(lambda: bool(last_lines(spark, cursor)), FAILING_SECONDS, "the start to fail")
+    assert "code=13" in spark.ends_since(cursor)[0]
+    (*_, last) = last_lines(spark, cursor)
+    assert last.startswith('known-good.value.differs name=args.enable-sleep-mode then="not set" now=true'), last
+    assert "sparkd rollback" in last
+    told = node.run("sparkd", "diff").stdout.splitlines()
+    assert [line.split() for line in told[1:]] == [["then", "now"], ["args.enable-sleep-mode", "-", "true"]], told
+
+    good = image_id(spark)
+    move_tag(spark)
+    try:
+        said = node.run("sparkd", "rollback").stdout
+        assert "is in force from the next start on, until the configuration changes" in said
+        assert said.splitlines()[-1] == "next: systemctl restart sparkd-head"
+        assert "brings back" not in said, said
+        cursor = spark.cursor()
+        node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)
+        assert spark.serves()
+        assert node.run("docker", "inspect", "--format", "{{.Image}}", "sparkd-rank0").stdout.strip() == good
+        assert "rollback.plan.chosen" in spark.journal_since(cursor)
+        assert re.search(r"^warn +rollback: instead of what is configured", node.run("sparkd", "status").stdout, re.M)
+        assert node.run("sparkd", "plan").stdout.startswith("rollback ")
+    finally:
+        node.run("docker", "tag", good, IMAGE)
+
+    spark.configure(CONFIGURATION + "[engine.args]\nseed = 7\n" + AT_ONCE)
+    assert json.loads(node.run("sparkd", "plan", "--json").stdout)["argv"][-2:] == ["--seed", "7"]
+    cursor = spark.cursor()
+    node.run("systemctl", "restart", "--no-block", HEAD)
+    wait_for(lambda: "rollback.plan.ended" in spark.journal_since(cursor), 60, "the rollback to end")
+    assert node.run("test", "-e", ROLLBACK, check=False).returncode == 1
+    assert len(json.loads(node.read(KNOWN_GOOD))["known_good"]) == 1
+    spark.stop()

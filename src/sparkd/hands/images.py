@@ -37,10 +37,11 @@ def save(ref: str, file: Path, told: Callable[[int], None]) -> None:
         part.replace(file)
         sync_folder(file.parent)
     except (DockerException, OSError) as error:
-        part.unlink(missing_ok=True)
         raise BlockedError(
             f"{ref} can't be written to {file}: {harmless(str(error))}", f"df -h {file.parent}"
         ) from None
+    finally:
+        part.unlink(missing_ok=True)
 
 
 def remove(file: Path) -> None:

@@ -82,6 +82,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
         (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of your ssh keys"),
         (255, "ssh: connect to host a port 22: Connection refused\n", "ssh: connect to host a port 22: Connection re"),
         (127, "bash: line 1: rsync: command not found\nrsync error: ... (code 12)\n", "it has no rsync"),
+        (255, "kex_exchange_identification: read: Connection reset by peer\n", "its sshd hung up"),
         (127, "sh: 1: docker: not found\n", "it has no docker"),
         (1, "permission denied while trying to connect to the docker API\n", "its docker is not for this user"),
         (11, "rsync: write failed: No space left on device (28)\n", "its disk is full"),

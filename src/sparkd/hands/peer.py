@@ -35,6 +35,11 @@ _TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILIN
 _KNOWN = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
     (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
+    (
+        r"Connection (reset|closed) by|kex_exchange",
+        "its sshd hung up",
+        "refused logins make it: wait a minute, try again",
+    ),
     ("rsync: .*not found", "it has no rsync", "apt install rsync"),
     ("docker: .*not found", "it has no docker", "install docker there"),
     ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),

@@ -77,10 +77,10 @@ class _Lines:
                 return "true" if value else "false"
             case float():
                 return str(round(value, 3))
-            case str():
-                return printable(" ".join(self._redact(value).split()))
-            case _:
+            case int():
                 return str(value)
+            case _:
+                return printable(" ".join(self._redact(str(value)).split()))
 
 
 def _quoted(value: str) -> str:

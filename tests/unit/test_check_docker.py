@@ -145,6 +145,31 @@ def test_a_cdi_specification_of_the_gpu_is_a_way(tree: Tree, folder: str) -> Non
     assert ways(tree) == (f"{folder}/nvidia.yaml",)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cdiVersion: 0.5.0\ncontainerEdits:\n"
+        + "  - hostPath: /usr/lib/libcuda.so\n" * 5000
+        + "kind: nvidia.com/gpu\n",
+        '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[]}',
+        '{\n  "kind" : "nvidia.com/gpu"\n}',
+        "kind: 'nvidia.com/gpu'",
+    ],
+    ids=["keys in their order", "json", "json of several lines", "quoted"],
+)
+def test_a_specification_may_tell_its_kind_anywhere(tree: Tree, text: str) -> None:
+    engine(tree, CDISpecDirs=["/etc/cdi"])
+    tree.file("/etc/cdi/nvidia.yaml", text)
+    assert ways(tree) == ("/etc/cdi/nvidia.yaml",)
+
+
+@pytest.mark.parametrize("kind", ["management.nvidia.com/gpu", "nvidia.com/gpu-share", '"nvidia.com/gpu.shared"'])
+def test_a_kind_that_only_holds_the_name_of_the_gpus_is_no_way(tree: Tree, kind: str) -> None:
+    engine(tree, CDISpecDirs=["/etc/cdi"])
+    tree.file("/etc/cdi/nvidia.yaml", f"kind: {kind}\n")
+    assert ways(tree) == ()
+
+
 def test_a_specification_that_docker_does_not_read_or_of_something_else_is_no_way(tree: Tree) -> None:
     tree.file("/etc/cdi/nvidia.yaml", "kind: nvidia.com/gpu\n")
     engine(tree)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,6 +38,14 @@ def test_an_event_is_one_printable_line(text: str) -> None:
     log.info("life.phase.changed", message=text)
     assert len(lines) == 1
     assert lines[0].isprintable()
+
+
+@pytest.mark.parametrize("made", [str, OSError, lambda secret: (7, secret)], ids=["text", "error", "tuple"])
+def test_a_secret_is_hidden_whatever_holds_it(made: Callable[[str], object]) -> None:
+    lines, log = written('cor"rect')
+    log.info("life.phase.changed", message=made('cor"rect'))
+    assert lines[0].count("***") == 1
+    assert "rect" not in lines[0]
 
 
 def test_a_secret_is_hidden_also_where_colours_cut_it() -> None:

@@ -98,10 +98,11 @@ def test_one_cable_of_a_spark_is_two_hcas(tree: Tree) -> None:
         ("ports/1/state", "1: DOWN\n"),
         ("ports/1/gid_attrs/types/3", "IB/RoCE v1\n"),
         ("ports/1/gids/3", "fe80:0000:0000:0000:4ebb:47ff:fe00:0001\n"),
+        ("ports/1/gids/3", "0000:0000:0000:0000:0000:ffff:a9fe:0101\n"),
         ("ports/1/gids/3", "fd00:0000:0000:0000:0000:0000:0000:0001\n"),
         ("ports/1/gids/3", "?"),
     ],
-    ids=["another chip", "no chip", "down", "no RoCE v2", "no address", "another family", "nonsense"],
+    ids=["another chip", "no chip", "down", "no RoCE v2", "no address", "169.254.1.1", "another family", "nonsense"],
 )
 def test_a_device_that_is_not_proved_to_be_the_twin_or_can_not_be_used_is_left_out(
     tree: Tree, path: str, text: str

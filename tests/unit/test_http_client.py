@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.unit.wire import answering, http
+from tests.unit.wire import answering, http, message
 
 from sparkd.host.http import HttpClient, Refused, Unanswered
 
@@ -173,4 +174,56 @@ def test_headers_of_redirections_and_cookies_mean_nothing(header: bytes) -> None
         client = HttpClient(f"http://127.0.0.1:{port}")
         for _ in range(2):
             assert client.get("/", SECONDS).status == 302
+        client.close()
+
+
+@pytest.mark.parametrize("key", ["ends\t", "two\nlines", "\u20ac"])
+def test_what_no_header_can_carry_is_not_answered(key: str) -> None:
+    with answering("127.0.0.1", lambda _: (http(b"x"),)) as port:
+        client = HttpClient(f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"})
+        with pytest.raises(Unanswered):
+            client.get("/", SECONDS)
+        client.close()
+
+
+@pytest.mark.parametrize("name", ["a..b", "a" * 64])
+def test_a_name_that_no_machine_can_have_is_not_answered(name: str) -> None:
+    with pytest.raises(Unanswered):
+        HttpClient(f"http://{name}:80").get("/", SECONDS)
+
+
+def test_a_server_is_asked_again_on_the_same_connection_and_anew_where_it_has_closed_that() -> None:
+    asked_from: list[int] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        def serve(answers: int) -> None:
+            sock, (_, port) = listener.accept()
+            with sock:
+                for _ in range(answers):
+                    message(sock)
+                    asked_from.append(port)
+                    sock.sendall(http(b"x"))
+
+        for answers in (2, 1):
+            server = threading.Thread(target=serve, args=(answers,))
+            server.start()
+            for _ in range(answers):
+                assert client.get("/", SECONDS).body == b"x"
+            server.join()
+        client.close()
+    assert asked_from[0] == asked_from[1] != asked_from[2]
+
+
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+def test_what_comes_behind_an_answer_answers_nothing(later: bool) -> None:
+    """Whoever says more than was asked must not have it held for the answer to the next question."""
+    first, more = http(b"first"), http(b"made up")
+    sent: list[bytes] = [first, more] if later else [first + more]
+    with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
+        client = HttpClient(f"http://127.0.0.1:{port}")
+        assert client.get("/a", SECONDS).body == b"first"
+        if later:
+            time.sleep(0.1)
+        assert client.get("/b", SECONDS).body == b"second"
         client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from enum import Enum
@@ -18,11 +19,15 @@ RUNTIME = "the runtime nvidia"
 HOOK = "nvidia-container-runtime-hook"
 HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
 CDI_KIND = "nvidia.com/gpu"
-SPEC_LIMIT_BYTES = 64 << 10
-"""The kind stands in the first lines of a specification that names every file of the driver."""
+SPEC_LIMIT_BYTES = 4 << 20
+"""The kind may be a specification's last line (nvidia-ctk has sorted its keys), behind every file of the driver."""
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+TOOLKIT_LIMIT_BYTES = 64 << 10
 TAKEN_BY_HOOK = ("", "auto", "legacy")
 """Modes of the toolkit in which its hook does not refuse --gpus."""
+
+_OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escape(CDI_KIND.encode()))
+"""In JSON or YAML. management.nvidia.com/gpu, of NVIDIA's operator for Kubernetes, is another kind."""
 
 
 class Request(Enum):
@@ -66,7 +71,7 @@ def _mode(files: Files) -> str:
     import tomllib
 
     with suppress(OSError, ValueError, RecursionError):
-        match tomllib.loads(files.text(TOOLKIT, limit=SPEC_LIMIT_BYTES)):
+        match tomllib.loads(files.text(TOOLKIT, limit=TOOLKIT_LIMIT_BYTES)):
             case {"nvidia-container-runtime": {"mode": str(mode)}}:
                 return mode
     return ""
@@ -82,5 +87,5 @@ def _specifications(files: Files, folders: tuple[str, ...]) -> Iterator[str]:
 
 def _is_of_the_gpu(files: Files, path: str) -> bool:
     with suppress(OSError):
-        return CDI_KIND.encode() in files.head(path, SPEC_LIMIT_BYTES)
+        return _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)) is not None
     return False

@@ -99,8 +99,9 @@ class Connection:
 
     def ask(self, question: Question, deadline: Deadline) -> Head:
         """The answer's beginning; its body is still to come."""
-        request = h11.Request(method=question.method, target=question.target, headers=list(question.headers.items()))
+        headers = list(question.headers.items())
         with _unanswered(deadline):
+            request = h11.Request(method=question.method, target=question.target, headers=headers)
             sent = self._h11.send(request) or b""
             if question.body:
                 sent += self._h11.send(h11.Data(data=question.body)) or b""
@@ -110,8 +111,8 @@ class Connection:
             while not isinstance(event := self._next(deadline), h11.Response):
                 if isinstance(event, h11.ConnectionClosed):
                     raise Unanswered("the server closed the connection without an answer")
-            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
-            return Head(event.status_code, headers)
+            said = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
+            return Head(event.status_code, said)
 
     def body(self, deadline: Deadline) -> Iterator[bytes]:
         """What follows the answer's beginning, as it comes, until its end."""
@@ -158,5 +159,5 @@ def _unanswered(deadline: Deadline) -> Iterator[None]:
         raise Unanswered(f"no answer{told}") from None
     except ConnectionRefusedError as error:
         raise Refused(str(error)) from None
-    except (OSError, h11.ProtocolError) as error:
+    except (OSError, UnicodeError, h11.ProtocolError) as error:  # UnicodeError: a name that DNS can't hold
         raise Unanswered(str(error) or type(error).__name__) from None

@@ -91,7 +91,7 @@ def _gids(files: Files, folder: str, indexes: list[int]) -> Iterator[Gid]:
         except OSError:  # the kernel has given the place up meanwhile
             continue
         mapped = raw.ipv4_mapped
-        yield Gid(index, harmless(kind, 32), str(mapped or raw), mapped is not None, raw.is_link_local)
+        yield Gid(index, harmless(kind, 32), str(mapped or raw), mapped is not None, (mapped or raw).is_link_local)
 
 
 def _hca(files: Files, name: str) -> Hca:

@@ -57,7 +57,7 @@ Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four
 the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
 ports on one domain, and share four lanes. Where fabric.hcas is empty, sparkd takes the pair of the fabric's interface:
 devices of one chip (sys_image_guid), the same function of both domains, if the second is up and its interface has an
-address as the first's has: in a subnet of its own, and on every node or on none.
+address as the first's has: none of 169.254.*, in a subnet of its own, and on every node or on none.
 
 NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA.""",
     )

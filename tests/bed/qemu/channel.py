@@ -43,7 +43,10 @@ class Channel:
         deadline = time.monotonic() + timeout
         self._send({"execute": command, "arguments": arguments or {}}, timeout)
         while True:
-            said = self._line(deadline)
+            try:
+                said = self._line(deadline)
+            except TimeoutError:
+                raise BedError(f"{self._path.name}: {command}: no answer in {timeout:g} s") from None
             if "return" in said:
                 return said["return"]
             if "error" in said:

@@ -32,7 +32,7 @@ class Machine:
     """Kernel and RAM disk."""
     folder: Path
     """The disk that it starts from; and what is its own: what it changes of it, sockets, console."""
-    peer: str = ""
+    peer: str
     """The machine at the other end of its two cables."""
     _process: subprocess.Popen[bytes] | None = None
     _agent: Channel | None = None
@@ -98,7 +98,7 @@ class Machine:
             "-device", "virtio-serial",
             "-chardev", f"socket,id=agent,path={self._at('agent')},server=on,wait=off",
             "-device", "virtserialport,chardev=agent,name=org.qemu.guest_agent.0",
-            *(self._cables() if self.peer else ()),
+            *self._cables(),
         ])  # fmt: skip
 
     def _cables(self) -> list[str]:

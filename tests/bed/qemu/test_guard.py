@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
+from tests.bed.processes import wait_for
 from tests.bed.qemu.machine import Machine
 from tests.bed.qemu.pair import Pair
 from tests.bed.space import REPOSITORY
@@ -23,6 +24,7 @@ FLOOR_MIB = 64
 MORE_THAN_ALL_MIB = 1100
 DISK_OPERATIONS = 100
 """A second. A disk as fast as this machine's memory, under a CPU that is emulated, makes nobody wait."""
+CALM_PERCENT = 2.0
 GROUP, GROUP_MIB, GROUP_WANTS_MIB = "/sys/fs/cgroup/limited", 150, 185
 
 
@@ -52,12 +54,17 @@ def oom_kills(machine: Machine) -> int:
     return int(machine.sh("grep -w oom_kill /proc/vmstat").stdout.split()[1])
 
 
+def full_avg10(machine: Machine) -> float:
+    return float(machine.sh("grep full /proc/pressure/memory").stdout.split()[1].removeprefix("avg10="))
+
+
 def available_mib(machine: Machine) -> int:
     return int(machine.sh("grep MemAvailable /proc/meminfo").stdout.split()[1]) >> 10
 
 
 def guarded(machine: Machine, floor_mib: int, *program: str) -> Ending:
     """A stand-in for a rank runs the program under sparkd's guard, until one of them ends."""
+    wait_for(lambda: full_avg10(machine) < CALM_PERCENT, 180, "the pressure of the last run to be over", pause=1)
     before = oom_kills(machine)
     run = ("systemd-run", "--pipe", "--wait", "--collect", "--quiet")
     done = machine.run(*run, "python3", "-IBS", "/root/programs/guarded.py", str(floor_mib), *program, timeout=400)

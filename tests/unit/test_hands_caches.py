@@ -58,6 +58,12 @@ def test_what_is_mounted_in_a_cache_is_not_the_caches(root: Path) -> None:
     assert (root / IMAGES[4] / "vllm/kernels.bin").exists()
 
 
+def test_mounts_are_known_by_where_they_are_and_not_by_a_link_to_there(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+    list(prune(IMAGES[0], [str(root / IMAGES[4])], tmp_path / "link"))
+    assert left(root) == [*IMAGES[:3], IMAGES[4]]
+
+
 def test_one_that_can_not_be_removed_keeps_no_other_from_it(root: Path) -> None:
     (root / f"{DOOMED}{IMAGES[3]}").touch()  # in the way of its new name
     told = removed(root)

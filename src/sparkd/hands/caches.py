@@ -41,6 +41,7 @@ def prune(keep_image_id: str, mounted: Iterable[str], root: Path = ROOT) -> Iter
     if not root.is_dir():
         return
     own, targets = keep_image_id.removeprefix("sha256:"), tuple(mounted)
+    root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
     folders = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]
     begun = [one for one in folders if one.name.startswith(DOOMED)]
     whole = sorted((one for one in folders if _IMAGE.fullmatch(one.name)), key=lambda one: _age(one, own))

@@ -62,7 +62,7 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     assert "config" not in node.run("sparkd", "config", "check").stderr
     cursor = spark.cursor()
     node.run("systemctl", "restart", "--no-block", HEAD)
-    wait_for(lambda: bool(last_lines(spark, cursor)), FAILING_SECONDS, "the start to fail")
+    wait_for(lambda: "known-good." in "".join(last_lines(spark, cursor)), FAILING_SECONDS, "the start to fail")
     assert "code=13" in spark.ends_since(cursor)[0]
     (*_, last) = last_lines(spark, cursor)
     assert last.startswith('known-good.value.differs name=args.enable-sleep-mode then="not set" now=true'), last

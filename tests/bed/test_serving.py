@@ -23,6 +23,14 @@ canary_seconds = 5
 [readiness]
 completion_timeout_seconds = 5
 """
+SPAWNED = """\
+schema: 1
+name: tiny-spawned
+extends: tiny-cpu
+image:
+  entrypoint: [python3, -m, vllm.entrypoints.cli.main, serve]
+"""
+"""vLLM without the launcher of the tests' image: each of its processes is an interpreter of its own."""
 GRACE_SECONDS = 30.0
 """Default of engine.stop_grace_seconds."""
 
@@ -198,6 +206,25 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         assert json.loads(serving.node.read("/var/lib/sparkd/launches.json"))["failures"] == {}, "nobody's fault"
     finally:
         serving.node.run("systemctl", "disable", HEAD)
+
+
+def test_an_engine_that_spawns_its_processes_as_vllm_does(spark: SparkdNode) -> None:
+    spark.node.write("/etc/sparkd/recipes/tiny-spawned.yaml", SPAWNED)
+    spark.configure(CONFIGURATION.replace("tiny-cpu", "tiny-spawned"))
+    spark.stop()
+    spark.forget_failures()
+    try:
+        spark.start()
+        assert spark.serves()
+        cursor, old = spark.cursor(), spark.main_pid()
+        spark.node.kill(worker(spark), signal.SIGKILL)
+        wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
+        assert re.search(r"life\.failed code=13 ", spark.journal_since(cursor))
+        spark.await_serving()
+        spark.stop()
+        assert spark.leftovers() == []
+    finally:
+        spark.configure()
 
 
 @pytest.mark.whole

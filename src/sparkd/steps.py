@@ -12,7 +12,7 @@ from sparkd.engine.forward import Forwarder
 from sparkd.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.guard.guard import HINT as MEMORY_HINT
 from sparkd.guard.guard import Guard
-from sparkd.host import cluster_key, docker, oom, versions
+from sparkd.host import cluster_key, docker, fabric, oom, versions
 from sparkd.launch import ledger, ray
 from sparkd.launch.ledger import Failure
 from sparkd.launch.start import Running, start
@@ -67,10 +67,14 @@ def survey(agent: Agent) -> None:
 
     Raises LaunchError (exit 11), BlockedError (exit 10), the latter also where it is not as it was before.
     """
-    allow = agent.settings.cluster.allow_image_difference
+    allow, interface = agent.settings.cluster.allow_image_difference, agent.plan.node.interface
     try:
-        seen, found = agent.pulse.beside(
-            lambda: (look_at_shared(agent.host, agent.plan, allow), versions.read(agent.host)),
+        seen, found, hcas = agent.pulse.beside(
+            lambda: (
+                look_at_shared(agent.host, agent.plan, allow),
+                versions.read(agent.host),
+                fabric.hcas_of(agent.host.files, interface),
+            ),
             SURVEY_SECONDS,
             "looking at the image and the model",
         )
@@ -82,9 +86,23 @@ def survey(agent: Agent) -> None:
         raise
     if agent.agreement.digest not in ("", seen.digest):
         raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd begins anew with it")
+    as_planned(agent, hcas)
     agent.agreement = seen
     agent.offer(seen)
     agent.reporter.update(plan_digest=agent.agreement.digest, versions=found)
+
+
+def as_planned(agent: Agent, hcas: tuple[str, ...]) -> None:
+    """Raises BlockedError where the launch names RDMA devices that were found, and others are found by now.
+
+    The twin of a port comes up after its first, or with the node at the other end: without it the link is half as
+    fast, and NCCL pairs the devices of two nodes by their places, so that one node with half of them has no way.
+    """
+    before = agent.plan.node.hcas
+    was, now = ",".join(before), ",".join(hcas)
+    if before and hcas and before != hcas and not agent.settings.fabric.hcas and was in agent.plan.script:
+        reason = f"the fabric's RDMA devices are {now} now, and were {was} when this life began"
+        raise BlockedError(reason, "sparkd begins anew with them")
 
 
 def cool(agent: Agent) -> bool:

@@ -13,7 +13,7 @@ PLAIN = [
 ]  # fmt: skip
 DOCKER = [
     "docker.io", "docker-cli", "iptables", "rdma-core", "ibverbs-utils", "ibverbs-providers", "iperf3",
-    "libfaketime",
+    "libfaketime", "openssh-server", "rsync",
 ]  # fmt: skip
 PACKAGES = {"trixie": PLAIN + DOCKER, "bookworm": PLAIN}
 

@@ -131,6 +131,8 @@ def test_an_image_may_set_no_path(tree: Tree, config: object, path: str) -> None
 
 
 def looked(tree: Tree, program: str = "vllm", path: str = "", *mounted: str) -> Inside:
+    for layer in LAYERS:
+        tree.folder(layer)
     image = Stored(LAYERS, "/opt/bin:/bin")
     return image_inside.look(Host(tree.root).files, image, Launched((program,), path, mounted))
 
@@ -172,6 +174,11 @@ def test_the_check_blocks_on_what_a_launch_would_fail_at_and_on_nothing_that_it_
     driver = {"Name": "overlay2", "Data": {"UpperDir": UPPER, "LowerDir": f"{MIDDLE}:{LOWER}"}}
     check = EngineImage(REF, (), Launched(("vllm",), "", ()))
     described(tree, Architecture="arm64", Os="linux", GraphDriver=driver)
+    for layer in (UPPER, LOWER):
+        tree.folder(layer)
+    facts, verdict = check.look(Host(tree.root))
+    assert (facts.inside, verdict.level) == (None, Level.OK), "a layer lies where the agent can't see it"
+    tree.folder(MIDDLE)
     verdict = check.look(Host(tree.root))[1]
     assert verdict.level is Level.BLOCK
     assert "has no /bin/bash and has no vllm in /opt/bin:/bin, which the launch executes" in verdict.reason

@@ -56,7 +56,9 @@ def launched(plan: LaunchPlan) -> Launched:
 
 
 def look(files: Files, image: Stored, wanted: Launched) -> Inside:
-    """Raises OSError where the layers can't be read."""
+    """Raises OSError where the layers can't be read, or one of them is not to be seen here."""
+    for layer in image.layers:
+        files.names(layer)
     seen = _Image(files, image.layers, wanted.mounted)
     folders = (wanted.path or image.path or PATH).split(":")
     wrong = (seen.lacks(SHELL), *(seen.lacks_program(program, folders) for program in wanted.programs))

@@ -180,7 +180,7 @@ def mourn(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode
     launches = agent.launches()
     counted = error.code in _COUNTED and launches.open is not None
     failure = Failure(agent.redact(error.reason), int(error.code))
-    agent.remember(launches.failed(agent.plan.digest, failure) if counted else launches.closed())
+    agent.remember(launches.failed(agent.plan.counted_as, failure) if counted else launches.closed())
     handed_over = error.code is ExitCode.NEEDS_PERSON
     agent.record(lambda boots: boots.forgiven() if handed_over else boots.closed(agent.boot_id))
     agent.keep(last_exit.FILE, last_exit.failed(error, failed_in, agent.redact))

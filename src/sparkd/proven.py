@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparkd import roles
 from sparkd.agent import Agent
 from sparkd.host import boot_facts, versions
 from sparkd.host.harmless import harmless
@@ -78,7 +79,11 @@ def settle_rollback(agent: Agent) -> None:
             "rollback.plan.chosen", plan=in_force.plan[:12], recipe=in_force.recipe.name, hint=rollback.HINT
         )
         return
-    readable = rollback.read(agent.host.files) is not None
+    back = rollback.read(agent.host.files)
+    if back is not None and back.replaces == roles.fingerprint(agent.context.configured, agent.host):
+        return  # chosen since this life took its plan: the next one's
     if agent.forget(rollback.FILE):
-        reason = "the configuration has changed" if readable else f"{rollback.PATH} can't be read"
-        agent.events.info("rollback.plan.ended", reason=f"{reason}: what is configured holds")
+        reason = "the configuration has changed" if back else f"{rollback.PATH} can't be read"
+        tell = agent.events.info if back else agent.events.warning
+        hint = "" if back else "sparkd rollback --list"
+        tell("rollback.plan.ended", reason=f"{reason}: what is configured holds", hint=hint)

@@ -160,7 +160,7 @@ class Service:
         if self._proven_at is not None and time.monotonic() >= self._proven_at:
             self._proven_at = None
             self._agent.proven = True
-            self._agent.remember(self._agent.launches().forgiven(self._agent.plan.digest))
+            self._agent.remember(self._agent.launches().forgiven(self._agent.plan.counted_as))
             proven.keep(self._agent)
 
 

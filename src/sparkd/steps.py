@@ -82,7 +82,7 @@ def survey(agent: Agent) -> None:
         raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at dmesg") from None
     except LaunchError:
         # A launch that failed as early as can be: the next one cools like any other.
-        agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id))
+        agent.remember(agent.launches().opened(agent.plan.counted_as, agent.boot_id))
         raise
     if agent.agreement.digest not in ("", seen.digest):
         raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd begins anew with it")
@@ -111,11 +111,11 @@ def cool(agent: Agent) -> bool:
     Raises NeedsPersonError (exit 17) after too many failures in a row.
     """
     launches = agent.launches()
-    seconds = launches.wait_seconds(agent.plan.digest)
-    last = launches.last.get(agent.plan.digest)
+    seconds = launches.wait_seconds(agent.plan.counted_as)
+    last = launches.last.get(agent.plan.counted_as)
     if seconds is None:
         failed, span = len(ledger.COOLING_SECONDS), _span(agent.settings.supervise.proven_seconds)
-        agent.remember(launches.forgiven(agent.plan.digest))
+        agent.remember(launches.forgiven(agent.plan.counted_as))
         raise NeedsPersonError(
             f"{failed} launches of this plan in a row ended within {span} of service"
             + (f"; the last: {last}" if last is not None else ""),
@@ -143,7 +143,7 @@ def launch(agent: Agent) -> Running:
     agent.pulse.wait(0)  # whoever asked to stop during the preflight gets no container
     agent.pulse.extending = True  # a stop while docker takes its time must not end in a kill
     agent.phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
-    if not agent.remember(agent.launches().opened(agent.plan.digest, agent.boot_id)):
+    if not agent.remember(agent.launches().opened(agent.plan.counted_as, agent.boot_id)):
         raise BlockedError(
             "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
         )

@@ -303,6 +303,12 @@ def test_a_missing_image_is_pulled_by_a_person() -> None:
     assert (verdict.hint, verdict.fixes) == (hint, ())
 
 
+def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
+    verdict = EngineImage("sha256:e").judge(ImageFacts("sha256:e", (), "known", "arm64", None))
+    assert "docker pull" not in verdict.hint
+    assert "sparkd rollback" in verdict.hint
+
+
 def asks(tree: Tree, answer: object) -> Asks:
     tree.docker(f"/images/{REF}/json", answer)
     return reader(Host(tree.root))

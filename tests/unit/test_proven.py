@@ -10,14 +10,16 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, MemoryHands, addresses, alone, free_port, life, settings
 
-from sparkd import proven
+from sparkd import proven, roles
 from sparkd.ending import mourn
 from sparkd.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
 from sparkd.known_good import history, rollback
 from sparkd.known_good.facts import Facts, own
 from sparkd.known_good.history import Entry
+from sparkd.launch.ledger import COOLING_SECONDS, Ledger, dump
 from sparkd.service import Service
 from sparkd.settings.model import Supervise
+from sparkd.steps import cool
 
 
 @pytest.fixture
@@ -151,6 +153,25 @@ def test_a_rollback_in_force_is_told_and_one_that_is_over_removed(started: Life,
     root.file(rollback.PATH, "rubbish")
     proven.settle_rollback(agent)
     assert "can't be read" in started.told.lines[-1]
+
+
+def test_a_rollback_that_is_chosen_while_a_life_begins_is_the_next_ones(started: Life) -> None:
+    agent = started.agent
+    back = rollback.to(changed(started), roles.fingerprint(agent.context.configured, agent.host), "")
+    assert back is not None
+    Tree(Path(agent.host.files.root)).file(rollback.PATH, rollback.dump(back))
+    proven.settle_rollback(agent)
+    assert isinstance(agent.hands, MemoryHands)
+    assert rollback.FILE not in agent.hands.written
+    assert "rollback" not in " ".join(started.told.lines)
+
+
+def test_failures_with_the_image_of_now_hold_up_no_rollback_to_that_of_then(started: Life) -> None:
+    agent = started.agent
+    failures = Ledger({agent.plan.digest: len(COOLING_SECONDS)})
+    Tree(Path(agent.host.files.root)).file("/var/lib/sparkd/launches.json", dump(failures))
+    agent.context = replace(agent.context, plan=replace(agent.plan, image_id="sha256:i"))
+    assert not cool(agent)
 
 
 def test_an_entry_without_facts_is_compared_all_the_same(started: Life) -> None:

@@ -133,6 +133,7 @@ def test_the_image_of_then_runs_by_its_id_and_the_plan_keeps_its_digest(tree: Tr
     assert node.plan.digest == by_name.digest, "or no other node would agree"
     (image,) = (one for one in node.checks() if isinstance(one, EngineImage))
     assert image.ref == IMAGE_ID
+    assert by_name.counted_as == by_name.digest != node.plan.counted_as, "failures with another image are not its own"
 
 
 def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree) -> None:
@@ -158,6 +159,14 @@ def test_bad_content_is_no_rollback(tree: Tree, text: str) -> None:
     tree.file(rollback.PATH, text)
     assert parse(text) is None
     assert roles.context(settings(), None, Host(tree.root)).rollback is None
+
+
+def test_an_image_that_is_no_id_is_asked_for_nowhere() -> None:
+    made = rollback.to(good(), "f", IMAGE_ID)
+    assert made is not None
+    for image in ("../../containers/json?x=", "sha256:\ud800", "i:1\n"):
+        assert parse(dump(replace(made, image_id=image))) is None
+        assert history.parse(history.dump((replace(good(), image_id=image),))) == ()
 
 
 @given(st.text())
@@ -235,3 +244,5 @@ def test_the_list_marks_what_is_configured_and_what_is_in_force(tree: Tree) -> N
     assert lines[1].startswith(digest[:12])
     assert lines[1].endswith("configured")
     assert lines[2].endswith("rolled back to")
+    again = replace(good(), until="2027-01-01T00:00:00.000+00:00")
+    assert command.listed((again,), settings(), host).endswith("rolled back to"), "also once it has proven itself anew"

@@ -46,7 +46,8 @@ def run(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
-    print("\n".join(_ended(config, host) if args.end else _rolled_back(args.plan, config, host)))
+    for line in _ended(config, host) if args.end else _rolled_back(args.plan, config, host):
+        print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
     return ExitCode.GOOD
 
 
@@ -62,7 +63,7 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
     rows: list[tuple[str, ...]] = [HEADINGS]
     for one in known:
         marks = ["configured"] * (plan is not None and plan.digest == one.plan)
-        marks += ["rolled back to"] * (back is not None and (back.plan, back.proven) == (one.plan, one.until))
+        marks += ["rolled back to"] * (back is not None and _is(one, back))
         cells = (
             one.plan[:DIGITS],
             one.name,
@@ -73,6 +74,11 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
         rows.append((*(harmless(cell, 80) for cell in cells), ", ".join(marks)))
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+
+
+def _is(one: Entry, back: Rollback) -> bool:
+    """Also once it has proven itself anew, at another time."""
+    return back.plan == one.plan and back.image_id in ("", one.image_id)
 
 
 def _rolled_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:

@@ -13,6 +13,7 @@ from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
 from sparkd.errors import LaunchError
 from sparkd.hands import caches
 from sparkd.host.docker import SOCKET
+from sparkd.host.docker_image import way_to_get
 from sparkd.host.gpu_ways import CDI_KIND, Request
 from sparkd.host.harmless import harmless
 from sparkd.launch.ray import TOKEN_FILE, TOKEN_TARGET
@@ -50,7 +51,7 @@ class Containers:
         try:
             return str(self._docker.images.get(ref).id)
         except ImageNotFound:
-            raise LaunchError(f"image {ref} is not on this node", f"docker pull {ref}") from None
+            raise LaunchError(f"image {ref} is not on this node", way_to_get(ref)) from None
         except FAILED as error:
             raise LaunchError(f"image {ref} can't be looked up: {_reason(error)}") from None
 

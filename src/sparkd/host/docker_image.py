@@ -58,6 +58,13 @@ def read(http: Asks, ref: str) -> Image | None:
             raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
 
 
+def way_to_get(ref: str) -> str:
+    """A hint. An image that a rollback runs by its id is known under that to no registry."""
+    if ref.startswith("sha256:"):
+        return "docker load it; or, with the image that has its name: sparkd rollback; or: sparkd rollback --end"
+    return f"docker pull {ref}, or sparkd image sync on a node that has it"
+
+
 def user(host: Host, ref: str) -> str | None:
     """Whom an image of this node runs as, without the group; empty is root. None where that can't be told."""
     try:

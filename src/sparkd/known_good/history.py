@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ PATH = f"/var/lib/sparkd/{FILE}"
 KEPT = 8
 LIMIT_BYTES = 16 << 20
 """An entry has some 20 KiB, more with a model of many files."""
+_IMAGE_ID = re.compile(r"(?:[a-z0-9]+:[a-z0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def proven(known: Sequence[Entry], entry: Entry) -> tuple[Entry, ...]:
 
 
 def read(files: Files) -> tuple[Entry, ...]:
-    """None where the file is not there, or can't be read: it is there to help, and keeps nobody from starting."""
+    """Empty where the file is not there, or can't be read: it is there to help, and keeps nobody from starting."""
     try:
         return parse(files.text(PATH, LIMIT_BYTES))
     except OSError:
@@ -101,11 +103,20 @@ def _entry(said: object) -> Entry | None:
         }:
             tables = [_texts(one) for one in (values, versions, boot)]
             stamps = (since, until, plan, agreement, image_id)
-            if any(len(one) > LONGEST_TEXT for one in stamps) or not all(one is not None for one in tables):
+            if not all(map(_plain, stamps)) or not is_image_id(image_id) or None in tables:
                 return None
             return Entry(since, until, plan, agreement, image_id, Facts(*(one or {} for one in tables)), recipe, engine)
         case _:
             return None
+
+
+def is_image_id(text: str) -> bool:
+    """Whether docker may be asked for it; empty is none."""
+    return _plain(text) and _IMAGE_ID.fullmatch(text) is not None
+
+
+def _plain(text: str) -> bool:
+    return len(text) <= LONGEST_TEXT and text.isascii() and (text.isprintable() or not text)
 
 
 def _texts(said: object) -> dict[str, str] | None:

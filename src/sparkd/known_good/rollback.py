@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from sparkd.host.harmless import harmless
-from sparkd.known_good.history import in_utc
+from sparkd.known_good.history import in_utc, is_image_id
 from sparkd.recipes.schema import Recipe
 from sparkd.report.node_report import FindingReport
 from sparkd.settings import Engine, Settings
@@ -114,6 +114,8 @@ def parse(text: str) -> Rollback | None:
 
 
 def _made(recipe: object, engine: object, replaces: str, proven: str, plan: str, image_id: str) -> Rollback | None:
+    if not is_image_id(image_id):
+        return None
     try:
         return Rollback(
             replaces=replaces,

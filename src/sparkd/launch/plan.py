@@ -137,3 +137,8 @@ class LaunchPlan:
     def image_to_run(self) -> str:
         """What docker is to be asked for."""
         return self.image_id or self.image
+
+    @property
+    def counted_as(self) -> str:
+        """Whose launches are counted: with the image of then a plan is not the one that failed with that of now."""
+        return f"{self.digest} {self.image_id}".rstrip()

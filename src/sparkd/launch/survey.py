@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 from sparkd.errors import BlockedError, LaunchError
-from sparkd.host import Host, docker, weights
+from sparkd.host import Host, docker, docker_image, weights
 from sparkd.host.docker import DockerUnreadableError
 from sparkd.host.weights import Weights
 from sparkd.launch.agreement import Agreement, Seen, agreement
@@ -32,7 +32,7 @@ def image_identity(ref: str) -> str:
     finally:
         http.close()
     if found is None:
-        raise LaunchError(f"image {ref} is not on this node", f"docker pull {ref}")
+        raise LaunchError(f"image {ref} is not on this node", docker_image.way_to_get(ref))
     return found
 
 

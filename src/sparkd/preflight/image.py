@@ -108,7 +108,7 @@ image is looked at again once it has come.""",
             reason = f"docker can't be asked for the image: {facts.docker}"
             return Verdict(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker")
         if image is None:
-            return Verdict(Level.BLOCK, f"image {facts.ref} is not on this node", _fetch(facts.ref))
+            return Verdict(Level.BLOCK, f"image {facts.ref} is not on this node", docker_image.way_to_get(facts.ref))
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             return Verdict(Level.BLOCK, reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
@@ -118,10 +118,6 @@ image is looked at again once it has come.""",
                 Level.BLOCK, reason, "take another image (engine.image), or mend image.entrypoint of the recipe"
             )
         return Verdict(Level.OK, f"{facts.ref}: {_described(image, facts.inside)}")
-
-
-def _fetch(ref: str) -> str:
-    return f"docker pull {ref}, or sparkd image sync on a node that has it"
 
 
 def _described(image: Image, inside: Inside | None) -> str:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.bed.conftest import MakeNode
+from tests.bed.pair import Cluster
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SERVING_SECONDS, SparkdNode
 
@@ -95,3 +97,48 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     assert node.run("test", "-e", ROLLBACK, check=False).returncode == 1
     assert len(json.loads(node.read(KNOWN_GOOD))["known_good"]) == 1
     spark.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(make_node: MakeNode, package: Path) -> Cluster:
+    made = Cluster.of([make_node("trixie"), make_node("trixie")])
+    made.install(package)
+    made.configure()
+    return made
+
+
+@pytest.mark.whole
+def test_a_pair_is_rolled_back_node_by_node_and_waits_for_the_one_that_is_not(pair: Cluster) -> None:
+    good = f"{pair.configuration()}proven_seconds = 2\n"  # it ends in [supervise]
+    for member in pair.members:
+        member.configure(good)
+    pair.start()
+    pair.await_serving()
+    for member in pair.members:
+        wait_for(partial(kept, member), 60, f"the plan to prove itself on {member.node.name}")
+
+    for member in pair.members:
+        member.configure(good + REFUSED)
+    head, worker = pair.members
+    pair.stop()
+    cursors = [member.cursor() for member in pair.members]
+    pair.start()
+
+    def told() -> list[str]:
+        """By the node whose rank ended first; the other one tells of that."""
+        journals = (member.journal_since(cursor) for member, cursor in zip(pair.members, cursors, strict=True))
+        return [line for text in journals for line in text.splitlines() if line.startswith("known-good.")]
+
+    wait_for(lambda: bool(told()), FAILING_SECONDS, "the start to fail")
+    assert all("name=args.enable-sleep-mode" in line for line in told()), told()
+
+    said = head.node.run("sparkd", "rollback").stdout.splitlines()
+    (on_the_other,) = (line.partition("sudo ")[2] for line in said if line.startswith("next: on each other node: "))
+    cursor = head.cursor()
+    head.node.run("systemctl", "restart", "--no-block", HEAD)
+    differs = re.compile(r"^peers\.plan\.differs .*args\.enable-sleep-mode", re.MULTILINE)
+    wait_for(lambda: bool(differs.search(head.journal_since(cursor))), 120, "the worker's other plan to be told of")
+    worker.node.sh(on_the_other)
+    worker.node.run("systemctl", "restart", "--no-block", worker.unit)
+    pair.await_serving()
+    pair.stop()

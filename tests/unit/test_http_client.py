@@ -227,3 +227,58 @@ def test_what_comes_behind_an_answer_answers_nothing(later: bool) -> None:
             time.sleep(0.1)
         assert client.get("/b", SECONDS).body == b"second"
         client.close()
+
+
+class Tires:
+    """A server that answers once on each connection, and closes it when it is asked again there."""
+
+    def __init__(self, listener: socket.socket, last: bytes = b"") -> None:
+        self.asked = 0
+        self._listener = listener
+        self._answers = http(b"x"), last
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                with sock:
+                    for answer in self._answers:
+                        self.asked += bool(message(sock))
+                        sock.sendall(answer)
+
+
+def test_a_server_that_tired_of_a_connection_as_it_was_asked_is_asked_anew() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Tires(listener)
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", tires=True)
+        assert [client.get("/", SECONDS).body for _ in range(3)] == [b"x"] * 3
+        assert server.asked == 5
+        with pytest.raises(Unanswered, match="closed the connection before its answer"):
+            client.post_json("/", {}, SECONDS)  # what was asked for may have been done
+        client.close()
+
+
+@pytest.mark.parametrize(("tires", "last"), [(True, http(b"x")[:20]), (False, b"")], ids=["begun", "of no such server"])
+def test_an_answer_that_was_begun_or_that_means_something_is_not_asked_for_again(tires: bool, last: bytes) -> None:
+    """A dockerd that ends closes its connections: to connect anew would have systemd start the next one."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = Tires(listener, last)
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", tires=tires)
+        client.get("/", SECONDS)
+        with pytest.raises(Unanswered):
+            client.get("/", SECONDS)
+        assert server.asked == 2
+        client.close()
+
+
+def test_a_server_that_answers_nobody_is_asked_once() -> None:
+    asked: list[bytes] = []
+
+    def answer(request: bytes) -> tuple[bytes, ...]:
+        asked.append(request)
+        return ()
+
+    with answering("127.0.0.1", answer) as port, pytest.raises(Unanswered, match="before its answer"):
+        HttpClient(f"http://127.0.0.1:{port}", tires=True).get("/", SECONDS)
+    assert len(asked) == 1

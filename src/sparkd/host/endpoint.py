@@ -75,7 +75,8 @@ class Endpoint:
     def __init__(self, host: str, port: int, served_name: str, api_key: str | None = None) -> None:
         address = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = HttpClient(f"http://{address}:{port}", headers=headers)
+        # vLLM closes a connection after five seconds, and is asked every five.
+        self._http = HttpClient(f"http://{address}:{port}", headers=headers, tires=True)
         self._served_name = served_name
 
     def close(self) -> None:

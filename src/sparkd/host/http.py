@@ -39,12 +39,16 @@ class HttpClient:
         socket_path: str | None = None,
         headers: Mapping[str, str] | None = None,
         local_address: str | None = None,
+        tires: bool = False,
     ) -> None:
-        """`local_address`: this machine's address to ask from."""
+        """`local_address`: this machine's address to ask from. `tires`: the server closes connections that are idle,
+        perhaps just as it is asked: what was to be read is then asked for once more, on a new one.
+        """
         url = urlsplit(base_url)
         self._server = Server(url.hostname or "", url.port or 80, socket_path, local_address)
         # What is packed may unfold to a thousand times its size.
         self._headers = {"Host": url.netloc, "Accept-Encoding": "identity", **(headers or {})}
+        self._tires = tires
         self._connection: Connection | None = None
 
     def get(
@@ -90,8 +94,16 @@ class HttpClient:
         deadline = Deadline.after(seconds)
         again = False
         try:
-            connection = self._connected(Deadline.after(min(connect_seconds, seconds)))
-            head = connection.ask(question, deadline)
+            connecting = Deadline.after(min(connect_seconds, seconds))
+            connection = self._connected(connecting)
+            try:
+                head = connection.ask(question, deadline)
+            except Unanswered:
+                if not self._tires or question.method != "GET" or not connection.tired():
+                    raise
+                self.close()
+                connection = self._connected(connecting)
+                head = connection.ask(question, deadline)
             body = bytearray()
             for chunk in connection.body(deadline):
                 body += chunk

@@ -94,6 +94,8 @@ class Connection:
 
     def __init__(self, server: Server, deadline: Deadline) -> None:
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=HEAD_LIMIT_BYTES)
+        self._answers = 0
+        self._heard = False
         with _unanswered(deadline):
             self._socket = server.connect(deadline)
 
@@ -106,11 +108,11 @@ class Connection:
             if question.body:
                 sent += self._h11.send(h11.Data(data=question.body)) or b""
             sent += self._h11.send(h11.EndOfMessage()) or b""
+            self._heard = False
             self._socket.settimeout(deadline.left())
             self._socket.sendall(sent)
             while not isinstance(event := self._next(deadline), h11.Response):
-                if isinstance(event, h11.ConnectionClosed):
-                    raise Unanswered("the server closed the connection without an answer")
+                pass  # 1xx: the answer is still to come
             said = {name.decode("latin-1"): value.decode("latin-1") for name, value in event.headers}
             return Head(event.status_code, said)
 
@@ -130,7 +132,13 @@ class Connection:
         if self._h11.trailing_data != (b"", False):
             return False
         self._h11.start_next_cycle()
+        self._answers += 1
         return True
+
+    def tired(self) -> bool:
+        """Whether the server closed it, after earlier answers, before a word of this one: it may have done so just as
+        it was asked, having waited for long enough."""
+        return self._answers > 0 and not self._heard and not self.quiet()
 
     def quiet(self) -> bool:
         """Whether the server has neither closed it nor said anything since its last answer."""
@@ -144,7 +152,11 @@ class Connection:
     def _next(self, deadline: Deadline) -> h11.Event:
         while (event := self._h11.next_event()) is h11.NEED_DATA:
             self._socket.settimeout(deadline.left())
-            self._h11.receive_data(self._socket.recv(READ_BYTES))
+            data = self._socket.recv(READ_BYTES)
+            if not data and self._h11.their_state is h11.SEND_RESPONSE:
+                raise Unanswered("the server closed the connection before its answer")
+            self._heard = True
+            self._h11.receive_data(data)
         if event is h11.PAUSED:
             raise Unanswered("the server speaks out of turn")
         return event  # type: ignore[return-value]  # h11 types its two sentinels as Event's like

@@ -108,12 +108,21 @@ def _agreed(agent: Agent, seen: tuple[Snapshot, ...], shown_seconds: float) -> t
             summary = _tell_differences(agent, differing)
             agent.phase(Phase.BLOCKED, summary)
         if time.monotonic() >= deadline:
-            raise BlockedError(summary, "make the configuration, the image and the model the same on all nodes")
+            raise BlockedError(summary, _remedy(agent))
         agent.pulse.wait(POLL_SECONDS)
         seen = agent.together.look()
     if told:
         agent.phase(Phase.AWAITING_PEERS, "the plans agree again")
     return seen
+
+
+def _remedy(agent: Agent) -> str:
+    back = agent.context.rollback
+    if back is None:
+        return "make the configuration, the image and the model the same on all nodes"
+    return (
+        f"this node is rolled back: sudo sparkd rollback {back.plan[:12]} on the others, or sparkd rollback --end here"
+    )
 
 
 def _differing(agent: Agent, seen: tuple[Snapshot, ...]) -> Snapshot | None:

@@ -6,16 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, addresses, free_port, life, settings
 from tests.unit.nodes import Node, node, report, until
+from tests.unit.test_known_good import entry
 
 from sparkd.agent import Agent
 from sparkd.ending import mourn
 from sparkd.errors import BlockedError, EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
+from sparkd.known_good import rollback
 from sparkd.pulse import StopRequested
 from sparkd.rendezvous import RANKS_SECONDS, await_peers, enter_epoch
 from sparkd.report.node_report import NodeReport, Phase
@@ -201,6 +204,7 @@ def test_plans_that_differ_block_both_nodes_for_a_while_and_the_table_is_in_both
 ) -> None:
     configured = settings(addresses(2), port)
     with life(tree, 0, configured) as head, life(tree, 1, configured) as worker:
+        head.agent.context = replace(head.agent.context, rollback=rollback.to(entry(), "", ""))
         head.surveyed("d1", **{"args.max-model-len": "512", "image": "i:1"})
         worker.surveyed("d2", **{"args.max-model-len": "1024", "image": "i:1"})
         with walking(head, come_together) as first, walking(worker, come_together) as second:
@@ -216,6 +220,10 @@ def test_plans_that_differ_block_both_nodes_for_a_while_and_the_table_is_in_both
             ]
             assert ["args.max-model-len", own, theirs] in rows
             assert not any("image" in row for row in rows)
+        assert [error.hint.partition(":")[0] for error in errors if error] == [
+            "this node is rolled back",
+            "make the configuration, the image and the model the same on all nodes",
+        ]
 
 
 def test_a_plan_that_is_put_right_while_it_is_shown_ends_no_life_and_ties_to_the_new_one(

@@ -148,7 +148,7 @@ def launch(agent: Agent) -> Running:
             "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
         )
     made_of = {**agent.reporter.report.versions, **agent.agreement.values}
-    agent.record(lambda boots: boots.opened(agent.boot_id, agent.plan.digest, made_of))
+    agent.record(lambda boots: boots.opened(agent.boot_id, agent.plan.counted_as, made_of))
     load.prepare(agent)
     forwarder = Forwarder(agent.redact, agent.plan.api_host)
     epoch = agent.reporter.report.epoch

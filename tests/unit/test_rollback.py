@@ -21,6 +21,7 @@ from sparkd.known_good import history, rollback
 from sparkd.known_good.choice import choose, image_id
 from sparkd.known_good.rollback import Rollback, dump, fingerprint, parse
 from sparkd.preflight.image import EngineImage
+from sparkd.preflight.last_boot import LastBoot
 from sparkd.preflight.scripts import ScriptPaths
 from sparkd.recipes import load, lookup
 from sparkd.recipes.schema import Recipe
@@ -134,6 +135,8 @@ def test_the_image_of_then_runs_by_its_id_and_the_plan_keeps_its_digest(tree: Tr
     (image,) = (one for one in node.checks() if isinstance(one, EngineImage))
     assert image.ref == IMAGE_ID
     assert by_name.counted_as == by_name.digest != node.plan.counted_as, "failures with another image are not its own"
+    (last_boot,) = (one for one in node.checks() if isinstance(one, LastBoot))
+    assert last_boot.digest == node.plan.counted_as
 
 
 def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree) -> None:

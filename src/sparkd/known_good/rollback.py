@@ -27,7 +27,7 @@ FILE = "rollback.json"
 PATH = f"/var/lib/sparkd/{FILE}"
 LIMIT_BYTES = 4 << 20
 ID = "rollback"
-HINT = "change the configuration, or: sparkd rollback --end"
+HINT = "change the recipe or the section engine, or: sparkd rollback --end"
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
 """How the node treats whatever engine runs: the unit is made for these, and no plan holds them."""
 TELLS_ONLY = {"name", "description", "source", "extends", "expect"}

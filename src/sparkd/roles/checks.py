@@ -46,7 +46,7 @@ def build(node: NodeContext, earlier: MemorySample | None) -> tuple[AnyCheck, ..
         PlanLint(plan),
         weights.of_plan(plan),
         DiskRoom(bool(plan.caches)),
-        LastBoot(plan.digest, f"sparkd-{node.role}"),
+        LastBoot(plan.counted_as, f"sparkd-{node.role}"),
         Kernel(),
         KernelLog(uses_gpu),
         KernelSettings(plan.sysctls),

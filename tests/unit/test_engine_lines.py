@@ -47,10 +47,12 @@ def test_priority_follows_the_engines_level_and_cannot_be_forged() -> None:
     assert forwarded(
         (0, "(EngineCore pid=9) ERROR 11-21 01:49:44 [core.py:1] bad"),
         (0, "(APIServer pid=9) WARNING 11-21 01:49:44 [x.py:1] hm"),
+        (0, "(RayWorkerProc pid=96, ip=10.77.0.2) (Worker_TP1 pid=96) ERROR 11-21 01:49:44 [x.py:1] no"),
         (0, "<0>panic"),
     ) == [
         (3, "engine| (EngineCore pid=9) ERROR 11-21 01:49:44 [core.py:1] bad"),
         (4, "engine| (APIServer pid=9) WARNING 11-21 01:49:44 [x.py:1] hm"),
+        (3, "engine| (RayWorkerProc pid=96, ip=10.77.0.2) (Worker_TP1 pid=96) ERROR 11-21 01:49:44 [x.py:1] no"),
         (6, "engine| <0>panic"),
     ]
 

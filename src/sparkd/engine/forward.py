@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
+from sparkd.engine.lines import WHOSE
+
 PROGRESS_SECONDS = 1.0
 
-_LEVEL = re.compile(r"^(?:\(\S[^()]* pid=\d+\) ?)?(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_LEVEL = re.compile(rf"^{WHOSE}*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
 _PROGRESS = re.compile(r"\d+%(?: Completed)? ?\|.*\[\d\d:\d\d")
 _LAST = re.compile(r"\b100%")

@@ -10,6 +10,9 @@ from sparkd.printable import printable
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""
 
+WHOSE = r"(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)"
+"""Whose line it is; under Ray, of which node's process, and then the process's own word for itself."""
+
 _BREAK = re.compile(rb"[\r\n]+")
 
 

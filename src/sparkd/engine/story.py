@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
+from sparkd.engine.lines import WHOSE
 from sparkd.launch.script import NOT_AS_NEEDED
 
-_PREFIX = re.compile(r"^(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)+")
-"""Whose line it is; under Ray, of which node's process, and then the process's own word for itself."""
+_PREFIX = re.compile(rf"^{WHOSE}+")
 _STAMP = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+[A-Z]+ \S+ -- )"  # Ray's own

@@ -27,6 +27,10 @@ class Hub:
     """The first answer of each file that is longer ends after so many bytes."""
     stalls: bool = False
     """Where it would end it stays open instead, and says nothing more."""
+    answers: int | None = None
+    """So often it tells of the model; after that it hangs up."""
+    expired: bool = False
+    """Refuses the first who asks for the rest of a file, as an address that is too old."""
     freed: threading.Event = field(default_factory=threading.Event)
     asked: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
@@ -54,6 +58,11 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 self.told(401, b"", {"X-Error-Code": "GatedRepo"})
             elif self.path.startswith(f"/api/models/{REPO}"):
+                if hub.answers is not None:
+                    hub.answers -= 1
+                    if hub.answers < 0:
+                        self.close_connection = True
+                        return
                 self.told(200, hub.info(), {"Content-Type": "application/json"})
             elif self.path.startswith(start := f"/{REPO}/resolve/{COMMIT}/"):
                 self.file(unquote(self.path.removeprefix(start)))
@@ -65,6 +74,10 @@ def serving(hub: Hub) -> Iterator[Hub]:
         def file(self, path: str) -> None:
             content = hub.files[path]
             begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+            if begin and hub.expired:
+                hub.expired = False
+                self.told(403, b"", {})
+                return
             headers = {"ETag": f'"{hub.etag(path)}"', "X-Repo-Commit": COMMIT}
             if begin:
                 headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,14 @@ class Machine:
     def command(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "sparkd.cli", "model", "pull", *words]
 
+    def begun(self) -> list[int]:
+        """What has come of a shard under way; small files come and go beside it."""
+        sizes = []
+        for one in self.folder.rglob("*.incomplete"):
+            with suppress(FileNotFoundError):
+                sizes.append(one.stat().st_size)
+        return [size for size in sizes if size > CUT_AT // 2]
+
     def pull(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(*words), env={**self.env, **env}, capture_output=True, text=True, timeout=120, check=False
@@ -76,15 +85,32 @@ def test_a_connection_that_breaks_is_gone_on_with(machine: Machine, hub: Hub) ->
     assert len([one for one in hub.asked if "bytes=" in one]) == 1, hub.asked
 
 
+def test_an_address_that_has_expired_meanwhile_is_asked_for_anew(machine: Machine, hub: Hub) -> None:
+    hub.cut_at, hub.stalls, hub.expired = CUT_AT, True, True
+    done = machine.pull(REPO, HF_HUB_DOWNLOAD_TIMEOUT="1")
+    assert (done.returncode, done.stderr, hub.expired) == (0, "", False)
+    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_hub_that_goes_away_is_told_as_that(machine: Machine, hub: Hub, *, begun: bool) -> None:
+    if begun:
+        machine.folder.mkdir(parents=True)
+        (machine.folder / "config.json").write_bytes(hub.files["config.json"])
+    hub.answers = 1
+    done = machine.pull(REPO)
+    assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
+    assert f"{hub.endpoint} can't be reached, or broke off" in done.stderr
+
+
 def test_what_an_interrupt_leaves_is_gone_on_with(machine: Machine, hub: Hub) -> None:
     hub.cut_at, hub.stalls = CUT_AT, True
     with subprocess.Popen(machine.command(REPO), env=machine.env, stdout=subprocess.DEVNULL) as process:
-        while not any(one.stat().st_size for one in machine.folder.rglob("*.incomplete")):
+        while not machine.begun():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == -signal.SIGINT, "no waiting for files under way"
-    (left,) = machine.folder.rglob("*.incomplete")
-    begun = left.stat().st_size
+    (begun,) = machine.begun()
     assert not (machine.folder / SHARD).exists()
     hub.asked.clear()
     hub.cut_at = None

@@ -74,28 +74,35 @@ def download(repo: Repo, folder: Path, token: str | None) -> None:
         if not sys.stderr.isatty():
             disable_progress_bars()
         fetch = partial(snapshot_download, repo.name, revision=repo.commit, local_dir=folder, token=token)
-        _to_the_end(lambda: fetch(allow_patterns=wanted), lambda: repo.missing_bytes(folder))
+
+        def bring() -> None:
+            fetch(allow_patterns=wanted)
+            # Of a hub that is away the client says nothing where the folder has something.
+            if any(not os.path.lexists(folder / path) for path, _ in repo.sizes):
+                raise ConnectionError
+
+        _to_the_end(bring, lambda: repo.missing_bytes(folder))
     if missing := repo.missing(folder):
         raise BlockedError(
-            f"{folder}: {harmless(missing[0])} is not as large as the hub has it", "move it away and pull again"
+            f"{folder}: {harmless(missing[0])} is not as large as the hub has it",
+            "run it again; where that does not help, move the file away before",
         )
 
 
 def _to_the_end(fetch: Callable[[], object], left: Callable[[], int]) -> None:
-    """Through every connection that breaks off, as long as some bytes come between two breaks."""
-    from huggingface_hub.errors import HfHubHTTPError
+    """Through every connection that breaks off, as long as some bytes come between two breaks.
 
+    A refusal too is tried again after some bytes: addresses of files are good for an hour alone.
+    """
     least, vain = left(), 0
     while vain < MOST_VAIN:
         try:
             fetch()
             return
-        except HfHubHTTPError:
-            raise
         except OSError as error:
             now = left()
             vain = vain + 1 if now >= least else 0
-            if error.errno is not None or vain == MOST_VAIN:
+            if error.errno is not None or vain == MOST_VAIN or (vain and _refused(error)):
                 raise
             least = now
             time.sleep(PAUSE_SECONDS)
@@ -115,10 +122,21 @@ def _client(name: str) -> Iterator[None]:
         raise _told(error, name) from None
 
 
-def _told(error: Exception, name: str) -> BlockedError:
+def _refused(error: BaseException | None) -> bool:
+    """Whether the hub has answered; the client calls also those errors of HTTP which are none."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    if isinstance(error, LocalEntryNotFoundError):
+        return _refused(error.__cause__)
+    return isinstance(error, HfHubHTTPError) and error.response is not None
+
+
+def _told(error: BaseException, name: str) -> BlockedError:
     from huggingface_hub import errors
     from huggingface_hub.constants import ENDPOINT
 
+    if isinstance(error, errors.LocalEntryNotFoundError):
+        return _told(error.__cause__ or ConnectionError(), name)
     token = "give a token that may read it: --token-file FILE"  # noqa: S105
     match error:
         case errors.GatedRepoError():
@@ -131,7 +149,7 @@ def _told(error: Exception, name: str) -> BlockedError:
             return BlockedError(f"{ENDPOINT} has no model {name}, or shows it to few", f"mend the name, or {token}")
         case errors.OfflineModeIsEnabled():
             return BlockedError("HF_HUB_OFFLINE says to stay offline, so nothing is downloaded", "unset HF_HUB_OFFLINE")
-        case errors.HfHubHTTPError():
+        case errors.HfHubHTTPError() if error.response is not None:
             return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", AGAIN)
         case OSError(errno=int()):
             return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", f"mend that, then {AGAIN}")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import stat
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
 from sparkd import cli
-from sparkd.commands import other_nodes
+from sparkd.commands import image, other_nodes
+from sparkd.commands.image import SCRATCH
 from sparkd.errors import BlockedError, ExitCode, UsageError
+from sparkd.hands.images import alone
 from sparkd.hands.peer import Ended, Peer, diagnose
 from sparkd.host import Host
 from sparkd.settings import Settings
@@ -40,7 +43,7 @@ def asked(*words: str) -> argparse.Namespace:
     [
         ((), (Peer("10.0.0.1"), Peer("10.0.0.3"))),
         (("--user", "ann"), (Peer("10.0.0.1", "ann"), Peer("10.0.0.3", "ann"))),
-        (("--to", "spark3", "fe80::1%eth0", "--to", "spark3"), (Peer("spark3"), Peer("fe80::1%eth0"))),
+        (("--to", "spark_3", "--to", "fe80::1%eth0", "--to", "spark_3"), (Peer("spark_3"), Peer("fe80::1%eth0"))),
     ],
 )
 def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
@@ -55,6 +58,18 @@ def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
 def test_what_ssh_would_read_as_more_than_a_name_is_refused(second: Host, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         other_nodes.chosen(asked(*words), NODES, second)
+
+
+def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
+    parser = argparse.ArgumentParser()
+    other_nodes.arguments(parser)
+    parser.add_argument("model")
+    assert parser.parse_args(("--to", "spark3", "My-Model")).model == "My-Model"
+
+
+def test_nothing_is_copied_onto_itself(second: Host) -> None:
+    with pytest.raises(UsageError, match=r"10\.0\.0\.2 is this node itself"):
+        other_nodes.chosen(asked("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
 
 
 def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
@@ -130,6 +145,38 @@ def test_an_answer_without_end_is_cut(programs: Path) -> None:
     ended = Peer("a").run("true")
     assert ended.code == -9
     assert len(ended.answer) == 4 << 20
+
+
+def far(programs: Path, **scripts: str) -> Peer:
+    """A node whose shell is this one's, in a home of its own, with programs of its own."""
+    home = programs.parent / "far"
+    (home / SCRATCH).mkdir(parents=True)
+    words = f'#!/bin/sh\nPATH={home}:{os.defpath}; cd {home}; for last; do :; done; eval "$last"\n'
+    for file, text in ((programs / "ssh", words), *((home / name, one) for name, one in scripts.items())):
+        file.write_text(text)
+        file.chmod(0o755)
+    return Peer("far")
+
+
+@pytest.mark.parametrize(("there_gib", "fits"), [(0, False), (20, True), (40, True)])
+def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib: int, fits: bool) -> None:
+    """45 GiB are free, 30 are for the file and 30 for docker's layers."""
+    peer = far(programs, docker="#!/bin/sh\necho /\n", df=f"#!/bin/sh\necho /dev/x 9 9 {45 << 20} 9% /\n")
+    there = f"{SCRATCH}/image.tar"
+    if there_gib:
+        with (programs.parent / "far" / there).open("wb") as file:
+            file.truncate(there_gib << 30)
+    looked = image._Image("name:tag", "0" * 64, 30 << 30)
+    with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
+        image._room(looked, peer, there)
+
+
+def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / SCRATCH
+    with alone(folder), pytest.raises(BlockedError, match="under way here"), alone(folder):
+        pass
+    with alone(folder):
+        assert list(folder.iterdir()) == [], "nothing is left behind"
 
 
 @pytest.mark.parametrize("ref", ["-v", "a b", "name@sha256:" + "0" * 64, ""])

@@ -41,18 +41,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from sparkd import settings
-    from sparkd.hands.images import remove
+    from sparkd.hands.images import alone, remove
     from sparkd.host import Host
 
     host = Host()
     configured = settings.load(None, os.environ)
     peers = other_nodes.chosen(args, configured, host)
     image = _look(_ref(args.ref, configured, host), host)
-    code = other_nodes.each(peers, partial(_copy, image, host))
-    if code and image.file.exists():
-        print(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command goes on with it")
-    else:
-        remove(image.file)
+    with alone(image.file.parent):
+        code = other_nodes.each(peers, partial(_copy, image, host))
+        if code and image.file.exists():
+            print(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command goes on with it")
+        else:
+            remove(image.file)
     return code
 
 
@@ -114,7 +115,7 @@ def _copy(image: _Image, host: Host, peer: Peer) -> None:
         peer.ask("rm", "-f", "--", there)
         print(f"{peer.address}: has {image.ref} already", flush=True)
         return
-    _room(image, peer)
+    _room(image, peer, there)
     if not image.file.exists():
         _save(image, host)
     length = size(image.file.stat().st_size)
@@ -142,12 +143,13 @@ def _identity(image: _Image, peer: Peer) -> str | None:
         raise BlockedError(f"{peer.address}: its docker can't be asked for {image.ref}: {error}") from None
 
 
-def _room(image: _Image, peer: Peer) -> None:
-    """For the file and for what docker makes of it."""
+def _room(image: _Image, peer: Peer, there: str) -> None:
+    """For the file, less what is there of it, and for what docker makes of it."""
     root = peer.ask("docker", "info", "--format", "{{.DockerRootDir}}").strip()
-    rooms = [peer.room(SCRATCH), peer.room(root or "/")]
-    for mount, free_bytes in rooms:
-        need_bytes = SPARE_BYTES + image.size_bytes * sum(one.mount == mount for one in rooms)
+    file_bytes = max(0, image.size_bytes - peer.length(there))
+    wanted = ((peer.room(SCRATCH), file_bytes), (peer.room(root or "/"), image.size_bytes))
+    for (mount, free_bytes), _ in wanted:
+        need_bytes = SPARE_BYTES + sum(size_bytes for room, size_bytes in wanted if room.mount == mount)
         if free_bytes < need_bytes:
             raise BlockedError(
                 f"{peer.address}: {size(free_bytes)} free on {mount}, {size(need_bytes)} needed for {image.ref}",

@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd.errors import ExitCode, SparkdError, UsageError
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.settings import Settings
 
-_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 
@@ -23,9 +24,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--to",
         metavar="ADDRESS",
-        action="extend",
-        nargs="+",
-        help="nodes to copy to, by address or by name in ssh's configuration; all others of cluster.nodes by default",
+        action="append",
+        help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
+        "cluster.nodes by default",
     )
     parser.add_argument("--user", help="whom to log in as there; ssh's own choice by default")
 
@@ -41,6 +42,10 @@ def chosen(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[Pe
         if not _HOST.fullmatch(one):
             raise UsageError(f"{one!r} is neither an address nor the name of a host")
     own = host.addresses()
+    for one in args.to or ():
+        with suppress(ValueError):
+            if canonical(one) in own:
+                raise UsageError(f"{one} is this node itself")
     addresses = args.to or [one for one in settings.cluster.nodes if canonical(one) not in own]
     if not addresses:
         raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
+
+from sparkd.host.harmless import harmless
 
 PAUSE_SECONDS = 0.5
 """Between two lines of progress."""
@@ -26,13 +29,15 @@ class Progress:
         """So many bytes more."""
         self._bytes += size_bytes
         now = time.monotonic()
-        if not self._shown or now - self._told < PAUSE_SECONDS:
+        if not self._shown or not self._bytes or now - self._told < PAUSE_SECONDS:
             return
         self._told = now
         left = max(0.0, (now - self._began) * (self._total_bytes - self._bytes) / self._bytes)
         amount = f"{self._bytes / GIB:.1f} of {self._total_bytes / GIB:.1f} GiB"
-        line = f"{self._number}/{self._files} {self._name}: {amount}, about {left:.0f} s left"
-        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+        begin, rest = f"{self._number}/{self._files} ", f": {amount}, about {left:.0f} s left"
+        # One line of the terminal's: what went on to a second would not be written over.
+        room = max(8, shutil.get_terminal_size().columns - len(begin) - len(rest) - 1)
+        print(f"\r\x1b[K{begin}{harmless(self._name, room)}{rest}", end="", file=sys.stderr, flush=True)
 
     def end(self) -> None:
         if self._shown:

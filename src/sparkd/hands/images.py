@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +22,26 @@ SILENCE_SECONDS = 300
 """Of docker, while it gathers the layers of a large image."""
 CHUNK_BYTES = 4 << 20
 _UNKNOWN = ("no such image", "no such object")
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One at a time: two would write one file, and each remove what the other sends. Raises BlockedError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise BlockedError(f"{folder}: {error.strerror}", f"ls -ld {folder}") from None
+    try:
+        # The folder itself: a file would be left behind. NFS locks no folder.
+        with suppress(OSError):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockedError("another `sparkd image sync` is under way here", "let it end first") from None
+        yield
+    finally:
+        os.close(fd)
 
 
 def save(ref: str, file: Path, told: Callable[[int], None]) -> None:

@@ -29,6 +29,7 @@ SSH_FAILED = 255
 
 _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
+_LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+\S+\s+(/.*)$")
 _TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILINE)
 
@@ -89,6 +90,11 @@ class Peer:
         if not (match := _DF.search(answer.rstrip())):
             raise BlockedError(f"{self.address}: df says nothing of {path}")
         return PeerRoom(harmless(match[2]), int(match[1]) << 10)
+
+    def length(self, path: str) -> int:
+        """Of a file there; 0 where there is none."""
+        answer = self.ask("sh", "-c", _LENGTH, "sh", path).strip()
+        return int(answer) if answer.isdecimal() else 0
 
     def to_send(self, source: str, target: str, *options: str) -> int:
         """Bytes of the files that `send` would send, each in its full size."""

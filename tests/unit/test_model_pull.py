@@ -185,6 +185,7 @@ def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp
         ([REPO], {"HF_HUB_OFFLINE": "1"}, 10, "HF_HUB_OFFLINE says to stay offline"),
         ([REPO], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 10, "http://127.0.0.1:9 can't be reached"),
         (["name"], {}, 2, "name is no name of a model on the hub"),
+        (["other/DeepSeek-V4-Flash"], {}, 2, "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/"),
         ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),
     ],
 )

@@ -102,6 +102,16 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
         (1, "permission denied while trying to connect to the docker API\n", "its docker is not for this user"),
         (11, "rsync: write failed: No space left on device (28)\n", "its disk is full"),
         (23, 'rsync: mkdir "/srv/models" failed: Permission denied (13)\n', "this user may not write there"),
+        (
+            23,
+            'rsync: [sender] send_files failed to open "/srv/models/x/y": Permission denied (13)\n',
+            "this user may not read all of it here",
+        ),
+        (
+            23,
+            'symlink has no referent: "/srv/models/x/z"\nrsync error: ... (code 23)\n',
+            "a link in it leads to nothing",
+        ),
         (1, "\x1b[31mevil\x1b[0m\n", "\\x1b[31mevil"),
         (-9, "", "it did not answer in time"),
         (3, "", "ended with 3"),

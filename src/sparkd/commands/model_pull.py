@@ -82,6 +82,8 @@ def _wanted(word: str | None, to: str | None, settings: Settings) -> tuple[str, 
     last = name.rpartition("/")[2]
     fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
     path = model.path if fits else last
+    if path == model.path and model.repo and name.lower() != model.repo.lower():
+        raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
     return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
 
 

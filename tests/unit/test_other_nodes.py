@@ -15,9 +15,10 @@ from sparkd import cli
 from sparkd.commands import image, other_nodes
 from sparkd.commands.image import SCRATCH
 from sparkd.errors import BlockedError, ExitCode, UsageError
-from sparkd.hands.images import alone
-from sparkd.hands.peer import Ended, Peer, diagnose
+from sparkd.hands.images import PeerDocker, alone
+from sparkd.hands.peer import ASK_SECONDS, Ended, Peer, diagnose
 from sparkd.host import Host
+from sparkd.host.docker import image_identity
 from sparkd.settings import Settings
 from sparkd.settings.model import Cluster
 
@@ -179,6 +180,14 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     looked = image._Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
         image._room(looked, peer, there)
+
+
+def test_a_slow_login_is_no_docker_that_does_not_answer() -> None:
+    class Slow(Peer):
+        def run(self, *words: str, seconds: float = ASK_SECONDS) -> Ended:
+            return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
+
+    assert image_identity(PeerDocker(Slow("a")), "name:tag")
 
 
 def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:

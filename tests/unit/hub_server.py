@@ -40,8 +40,14 @@ class Hub:
         return f"http://127.0.0.1:{self.port}"
 
     def info(self) -> bytes:
-        siblings = [{"rfilename": path, "size": len(content)} for path, content in self.files.items()]
+        siblings = [self.described(path, len(content)) for path, content in self.files.items()]
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
+
+    def described(self, path: str, size_bytes: int) -> dict[str, object]:
+        told: dict[str, object] = {"rfilename": path, "size": size_bytes, "blobId": sha1(path.encode()).hexdigest()}
+        if path.endswith(".safetensors"):
+            return {**told, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
+        return {**told, "blobId": self.etag(path)}
 
     def etag(self, path: str) -> str:
         content = self.files[path]

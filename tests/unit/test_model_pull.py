@@ -14,6 +14,8 @@ import pytest
 from tests.tree import Tree
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 
+from sparkd.preflight.sizes import size
+
 SHARD = "model.safetensors"
 DATA_BYTES = 20_000_000
 CUT_AT = 12_000_000
@@ -54,7 +56,7 @@ class Machine:
         for one in self.folder.rglob("*.incomplete"):
             with suppress(FileNotFoundError):
                 sizes.append(one.stat().st_size)
-        return [size for size in sizes if size > CUT_AT // 2]
+        return [one for one in sizes if one > CUT_AT // 2]
 
     def pull(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -112,9 +114,15 @@ def test_what_an_interrupt_leaves_is_gone_on_with(machine: Machine, hub: Hub) ->
         assert process.wait(10) == -signal.SIGINT, "no waiting for files under way"
     (begun,) = machine.begun()
     assert not (machine.folder / SHARD).exists()
+    older = machine.folder / f".cache/huggingface/download/a=.{64 * 'e'}.incomplete"
+    older.write_bytes(bytes(DATA_BYTES))
     hub.asked.clear()
     hub.cut_at = None
-    assert machine.pull(REPO).returncode == 0
+    done = machine.pull(REPO)
+    assert done.returncode == 0
+    assert f"\n{size(len(hub.files[SHARD]) - begun)} to download" in done.stdout, (
+        "of another revision's file nothing is of use"
+    )
     assert [one for one in hub.asked if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 

@@ -34,15 +34,18 @@ class Repo:
     """What the revision stood for when the hub was asked: a download that is taken up again gets the same files."""
     sizes: tuple[tuple[str, int], ...]
     """Of its files, by path."""
+    contents: frozenset[str] = frozenset()
+    """What the hub calls the content of each, and its client what it has of it; empty where the hub does not say."""
 
     def missing(self, folder: Path) -> tuple[str, ...]:
         """Files that are not in a folder yet, in full size."""
         return tuple(path for path, size in self.sizes if _size(folder / path) != size)
 
     def missing_bytes(self, folder: Path) -> int:
-        """What is still to come, less what is there of files that were cut off."""
+        """What is still to come, less what is there of files that were cut off: of these, not of older ones."""
         sizes = dict(self.sizes)
-        begun = sum(_size(path) or 0 for path in (folder / DOWNLOADS).rglob("*.incomplete"))
+        cut = (folder / DOWNLOADS).rglob("*.incomplete")
+        begun = sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
         return max(0, sum(sizes[path] for path in self.missing(folder)) - begun)
 
 
@@ -52,12 +55,14 @@ def ask(name: str, revision: str | None, token: str | None, exclude: tuple[str, 
         from huggingface_hub import HfApi
 
         info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
-        sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+        siblings = info.siblings or ()
+        sizes = {one.rfilename: one.size or 0 for one in siblings}
+        contents = frozenset(said for one in siblings if (said := one.lfs.sha256 if one.lfs else one.blob_id))
         wanted = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
     for path in wanted:
         if path.startswith("/") or ".." in path.split("/"):
             raise BlockedError(f"{name} has a file {harmless(path)}, which is outside of the model's folder")
-    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in wanted))
+    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in wanted), contents)
 
 
 def download(repo: Repo, folder: Path, token: str | None) -> None:

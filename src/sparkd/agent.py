@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sparkd.engine.story import Story
 from sparkd.hands import STATE, Hands
@@ -30,8 +32,7 @@ LEDGER_FILE = "launches.json"
 BOOTS_FILE = "boots.json"
 
 
-@dataclass
-class Agent:
+class Agent(Struct):
     """One process, one launch. Made by `commands.run`; its life is told in `life`."""
 
     settings: Settings

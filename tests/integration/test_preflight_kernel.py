@@ -9,7 +9,7 @@ from tests.integration import world
 
 COMMON = """
     import json, os, signal, subprocess, sys, time
-    from dataclasses import asdict
+    from msgspec import to_builtins
     from sparkd.host import Host
     from sparkd.preflight.strays import StrayWorkers
     from sparkd.preflight.shm import SharedMemory
@@ -190,7 +190,7 @@ def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
         held = host.owner()
         os.close(fd)
         waits.wait()
-        print(json.dumps([before, asdict(held), host.owner()]))
+        print(json.dumps([before, to_builtins(held), host.owner()]))
     """)
     assert found == [None, {"pid": 1, "command": "sparkd run --role head", "invocation": "f" * 32}, None]
 

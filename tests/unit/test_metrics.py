@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.test_report_table import ALONE, HEAD, NOW, PEER
 
 from sparkd.report.metrics import render

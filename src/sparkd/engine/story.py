@@ -7,7 +7,9 @@ A line that is missing in another version costs a step in STATUS=, never a launc
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.engine.lines import WHOSE
 from sparkd.launch.script import NOT_AS_NEEDED
@@ -70,8 +72,7 @@ that serves may log an error, live on, and die of another one days later."""
 _CONTINUES = re.compile(r"validation errors? for \w+$")
 
 
-@dataclass(frozen=True)
-class Story:
+class Story(Struct, frozen=True):
     """What is known so far. `done` of `total` is the step's own count (shards, graphs), 0 of 0 where it has none."""
 
     step: str = "starting"

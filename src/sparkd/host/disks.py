@@ -9,9 +9,10 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sparkd.host import mounts
 from sparkd.host.recorded import FOLDER
@@ -26,8 +27,7 @@ READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 """ext4 stays `rw` after an error since Linux 6.15, and says one of the others."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """Of the file system that `path` is on, or will be once it is made."""
 
     path: str
@@ -40,8 +40,7 @@ class Room:
     read_only: bool
 
 
-@dataclass(frozen=True)
-class _Counts:
+class _Counts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     free_inodes: int | None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.host.files import Files
 
@@ -12,8 +12,7 @@ _KERNEL = (
 )
 
 
-@dataclass(frozen=True)
-class MemInfo:
+class MemInfo(Struct, frozen=True):
     """The kernel's own figures. A figure that an older kernel or lxcfs leaves out is 0."""
 
     total_bytes: int

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -22,8 +23,7 @@ GONE = (FileNotFoundError, ProcessLookupError)
 """What reading a process's file raises when the process ended meanwhile."""
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """One line of /proc/PID/stat. `(pid, start_time)` names it for good."""
 
     pid: int
@@ -44,8 +44,7 @@ class Process:
         return self.state in "ZX" and self.threads <= 1
 
 
-@dataclass(frozen=True)
-class Details:
+class Details(Struct, frozen=True):
     """What a closer look at one process gives."""
 
     argv: tuple[str, ...]
@@ -58,8 +57,7 @@ class Details:
     """Anonymous and shared memory in use: what its end gives back."""
 
 
-@dataclass(frozen=True)
-class ProcessTable:
+class ProcessTable(Struct, frozen=True, dict=True):
     processes: tuple[Process, ...]
 
     def __iter__(self) -> Iterator[Process]:

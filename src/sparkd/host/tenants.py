@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host import users
 from sparkd.host.files import Files
@@ -21,8 +22,7 @@ _USER_MANAGER = re.compile(r"user@\d+\.service")
 _UNREADABLE = (*GONE, PermissionError)
 
 
-@dataclass(frozen=True)
-class Tenant:
+class Tenant(Struct, frozen=True):
     """A container, a unit, or a process that is in neither."""
 
     name: str
@@ -38,8 +38,7 @@ class Tenant:
     """What its end gives back: anonymous memory, shared memory once, and what the GPU holds for it."""
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(Struct, frozen=True):
     pid: int
     comm: str
     uid: int

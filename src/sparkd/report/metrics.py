@@ -6,8 +6,9 @@ Rendered here: prometheus_client would cost the agent 1 MiB and every start 20 t
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from datetime import datetime
+
+from msgspec import Struct, field
 
 from sparkd.report.ages import seconds_since
 from sparkd.report.node_report import Contact, NodeReport, Phase
@@ -15,14 +16,12 @@ from sparkd.report.node_report import Contact, NodeReport, Phase
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True):
     value: float
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Gauge:
+class Gauge(Struct, frozen=True):
     """`name` without its prefix. Without samples it is left out."""
 
     name: str

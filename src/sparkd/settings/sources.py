@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -31,16 +31,14 @@ TABLES: dict[Key, Entries] = {
 """Keys that are tables, each with what checks its entries: layers merge these entry by entry."""
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     settings: Settings
     origins: Mapping[str, str]
     """File or variable that set a dotted key, such as `engine.env.NAME`. What is absent has its default."""
     files: tuple[Path, ...]
 
 
-@dataclass
-class _Layers:
+class _Layers(Struct):
     """What the layers said so far, who said it last, and every fault on the way."""
 
     values: dict[Key, object] = field(default_factory=dict)

@@ -16,8 +16,9 @@ import os
 import re
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 import sparkd.life  # noqa: F401 - the memory that an agent has before it has peers
 from sparkd.cluster import Cluster, join

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from sparkd.engine.story import Story
 from sparkd.host import Host, shards
 from sparkd.host.shards import Shard
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 PACE_SECONDS = 1.0
 LEAST_BYTES = 1 << 30

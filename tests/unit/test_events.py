@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.log import Events, Redactor, events
+from sparkd.lib.log import Events, events
+from sparkd.lib.redact import Redactor
 
 
 def written(*secrets: str) -> tuple[list[str], Events]:

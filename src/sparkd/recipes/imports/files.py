@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sparkd import text_file
 from sparkd.errors import ConfigError
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 from sparkd.recipes.document import YamlError, parse_as_pyyaml
 from sparkd.recipes.imports.convert import Imported, convert
 from sparkd.recipes.imports.source import Overrides, Unusable

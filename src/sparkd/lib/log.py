@@ -1,0 +1,195 @@
+"""sparkd's own events: `area.thing.happened` with fields, one line each, beside the engine's lines in the journal.
+
+Every event passes the same processors: secrets out, then printable and bounded, then logfmt or JSON. What the libraries
+log becomes the event `library.logged`. The engine's lines do not come here.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Literal, Protocol
+
+from sparkd.lib.imports import without
+from sparkd.lib.library_log import route
+from sparkd.lib.redact import Redactor
+from sparkd.lib.text import printable, sanitize
+
+with without("rich"):
+    import structlog
+    from structlog.processors import JSONRenderer, LogfmtRenderer, TimeStamper, add_log_level
+    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+
+Level = Literal["debug", "info", "warning", "error"]
+
+VALUE_LIMIT = 4_000
+LINE_LIMIT = 10_000
+"""Characters: at four bytes each still below the 48 KiB at which journald cuts a line (LineMax=)."""
+NAME_LIMIT = 64
+MARKS = 8
+"""What quotes and separators may add to a field."""
+NESTING_LIMIT = 3
+RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "epoch"))
+"""Keys that a JSON line uses itself; an event's own field of such a name becomes `field_NAME` there."""
+_NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+
+
+class Events(Protocol):
+    """How a module reports: one call per decision, on change."""
+
+    def info(self, event: str, **fields: object) -> None: ...
+    def warning(self, event: str, **fields: object) -> None: ...
+    def error(self, event: str, **fields: object) -> None: ...
+
+
+class Put(Protocol):
+    """As `Journal.put`."""
+
+    def __call__(self, priority: int, text: str, *, keep: bool) -> None: ...
+
+
+class ProcessLog:
+    """Format, level and common fields of this process's lines. What is set later holds for later lines.
+
+    The common fields are no contextvars: a thread starts with an empty context, and several threads log.
+    """
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._fields: Mapping[str, object] = {}
+        self._as_json = False
+        self._level: Level = "info"
+
+    def configure(self, *, as_json: bool, level: Level) -> None:
+        self._as_json, self._level = as_json, level
+
+    def bind(self, **fields: object) -> None:
+        """Fields of every JSON line from now on. A logfmt line does without: journald knows host and unit."""
+        self._fields = {**self._fields, **fields}
+
+    def events(self, redact: Redactor) -> Events:
+        """sparkd's own events. From now on the libraries' go the same way, but are dropped where the queue is full."""
+        libraries = self._logger(partial(self._put, keep=False), redact)
+        route(libraries.log, logging.getLevelNamesMapping()[self._level.upper()])
+        return self._logger(partial(self._put, keep=True), redact)
+
+    def _logger(self, put: Callable[[int, str], None], redact: Redactor) -> FilteringBoundLogger:
+        return _logger(put, redact, self._as_json, self._level, lambda: self._fields)
+
+
+def events(
+    put: Callable[[int, str], None], redact: Redactor, *, as_json: bool = False, level: Level = "info"
+) -> Events:
+    """Events rendered as `area.thing.happened key=value ...`, or as JSON, and handed to `put(priority, line)`."""
+    return _logger(put, redact, as_json, level, dict)
+
+
+def _logger(
+    put: Callable[[int, str], None],
+    redact: Redactor,
+    as_json: bool,
+    level: Level,
+    common: Callable[[], Mapping[str, object]],
+) -> FilteringBoundLogger:
+    clean = _cleaner(redact)
+    processors = (_adder(common), add_log_level, TimeStamper("iso"), clean, _JSON) if as_json else (clean, _logfmt)
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        _Lines(put),
+        processors=processors,
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        context_class=dict,
+    ).bind()  # what wrap_logger gives would make a logger for each call
+    return logger
+
+
+class _Lines:
+    """What structlog hands a rendered line to, by the name of its level. Priorities of sd-daemon(3)."""
+
+    def __init__(self, put: Callable[[int, str], None]) -> None:
+        self.debug = partial(put, 7)
+        self.info = partial(put, 6)
+        self.warning = partial(put, 4)
+        self.error = partial(put, 3)
+
+
+def _adder(common: Callable[[], Mapping[str, object]]) -> Processor:
+    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        name = event.pop("event")
+        own = {f"field_{key}" if key in RESERVED else key: value for key, value in event.items()}
+        return {"event": name, **common(), **own}
+
+    return add
+
+
+def _cleaner(redact: Redactor) -> Processor:
+    def clean(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        name = event.pop("event")
+        return {"event": sanitize(redact(printable(str(name))), VALUE_LIMIT), **_Line(redact).fields(event)}
+
+    return clean
+
+
+class _Line:
+    """The fields of one event, without secrets, each one line of text or a number, as many as one line has room for."""
+
+    def __init__(self, redact: Redactor) -> None:
+        self._redact = redact
+        self._room = LINE_LIMIT
+
+    def fields(self, given: Mapping[str, object]) -> dict[str, object]:
+        known = ((key, value) for key, value in given.items() if value is not None and value != "")
+        return dict(self._each(known, 0))
+
+    def _each(self, given: Iterable[tuple[object, object]], depth: int) -> Iterable[tuple[str, object]]:
+        for key, value in given:
+            if self._room <= 0:
+                yield "cut", True
+                return
+            yield self._field(sanitize(str(key), NAME_LIMIT), value, depth)
+
+    def _field(self, key: str, value: object, depth: int) -> tuple[str, object]:
+        match value:
+            case bool():
+                shown: object = value
+            case int() if -(1 << 63) <= value < 1 << 64:
+                shown = value
+            case int():
+                shown = hex(value)  # str() refuses thousands of digits
+            case float() if math.isfinite(value):
+                shown = round(value, 3)
+            case Mapping() if depth < NESTING_LIMIT:
+                return _key(key), dict(self._each(value.items(), depth + 1))
+            case list() | tuple() | set() | frozenset() if depth < NESTING_LIMIT:
+                return _key(key), [one for _, one in self._each(((key, one) for one in value), depth + 1)]
+            case _:
+                shown = str(value)
+        key, text = self._text(key, str(shown))
+        self._room -= len(key) + len(text) + MARKS
+        return _key(key), text if text != str(shown) else shown
+
+    def _text(self, key: str, raw: str) -> tuple[str, str]:
+        """Redacted before it is rendered, for quoting would hide a secret that holds a quote; and with its key, which
+        may be what says that it is one.
+        """
+        key, _, hidden = self._redact(f"{key}={raw}").partition("=")
+        line = printable(" ".join(hidden.split()))
+        if line != raw:  # colours or line ends may have cut a secret in two
+            _, _, line = self._redact(f"{key}={line}").partition("=")
+        return key, sanitize(line, max(1, min(VALUE_LIMIT, self._room)))
+
+
+def _key(raw: str) -> str:
+    return _NO_KEY.sub("_", raw) or "_"
+
+
+def _logfmt(logger: WrappedLogger, method: str, event: EventDict) -> str:
+    name = event.pop("event")
+    fields = _FIELDS(logger, method, event)
+    return f"{name} {fields}" if fields else str(name)
+
+
+_FIELDS = LogfmtRenderer(bool_as_flag=False)
+_JSON = JSONRenderer(ensure_ascii=False)

@@ -81,8 +81,8 @@ def _fields(record: logging.LogRecord) -> dict[str, str]:
     """Text, and the error that it was logged with: without its traceback, which quotes what nobody has looked at."""
     try:
         fields = {"message": record.getMessage()}
-    except Exception as error:  # a bug in the library's call, or in an object that it shows
-        fields = {"message": f"{record.msg!s} (without its values: {type(error).__name__})"}
-    if record.exc_info and (raised := record.exc_info[1]) is not None:
-        fields["error"] = f"{type(raised).__name__}: {raised}"
+        if record.exc_info and (raised := record.exc_info[1]) is not None:
+            fields["error"] = f"{type(raised).__name__}: {raised}"
+    except Exception as failed:  # the library must not fail by a bug in what it logs
+        fields = {"message": f"cannot be shown ({record.module}:{record.lineno}: {type(failed).__name__})"}
     return {key: _USER.sub("://***@", _QUERY.sub("?***", text)) for key, text in fields.items()}

@@ -146,9 +146,9 @@ class _Line:
     def _each(self, given: Iterable[tuple[object, object]], depth: int) -> Iterable[tuple[str, object]]:
         for key, value in given:
             if self._room <= 0:
-                yield "cut", True
+                yield "cut", "…"
                 return
-            yield self._field(sanitize(str(key), NAME_LIMIT), value, depth)
+            yield self._field(str(key), value, depth)
 
     def _field(self, key: str, value: object, depth: int) -> tuple[str, object]:
         match value:
@@ -161,14 +161,15 @@ class _Line:
             case float() if math.isfinite(value):
                 shown = round(value, 3)
             case Mapping() if depth < NESTING_LIMIT:
-                return _key(key), dict(self._each(value.items(), depth + 1))
+                return _key(self._redact(key)), dict(self._each(value.items(), depth + 1))
             case list() | tuple() | set() | frozenset() if depth < NESTING_LIMIT:
-                return _key(key), [one for _, one in self._each(((key, one) for one in value), depth + 1)]
+                return _key(self._redact(key)), [one for _, one in self._each(((key, one) for one in value), depth + 1)]
             case _:
                 shown = str(value)
         key, text = self._text(key, str(shown))
+        key = _key(key)
         self._room -= len(key) + len(text) + MARKS
-        return _key(key), text if text != str(shown) else shown
+        return key, text if text != str(shown) else shown
 
     def _text(self, key: str, raw: str) -> tuple[str, str]:
         """Redacted before it is rendered, for quoting would hide a secret that holds a quote; and with its key, which
@@ -182,7 +183,7 @@ class _Line:
 
 
 def _key(raw: str) -> str:
-    return _NO_KEY.sub("_", raw) or "_"
+    return _NO_KEY.sub("_", raw[:NAME_LIMIT]) or "_"
 
 
 def _logfmt(logger: WrappedLogger, method: str, event: EventDict) -> str:

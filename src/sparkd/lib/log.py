@@ -95,7 +95,7 @@ def _logger(
     common: Callable[[], Mapping[str, object]],
 ) -> FilteringBoundLogger:
     clean = _cleaner(redact)
-    processors = (_adder(common), add_log_level, TimeStamper("iso"), clean, _JSON) if as_json else (clean, _logfmt)
+    processors = (_adder(common), clean, add_log_level, TimeStamper("iso"), _JSON) if as_json else (clean, _logfmt)
     logger: FilteringBoundLogger = structlog.wrap_logger(
         _Lines(put),
         processors=processors,
@@ -161,8 +161,10 @@ class _Line:
             case float() if math.isfinite(value):
                 shown = round(value, 3)
             case Mapping() if depth < NESTING_LIMIT:
+                self._room -= NAME_LIMIT
                 return _key(self._redact(key)), dict(self._each(value.items(), depth + 1))
             case list() | tuple() | set() | frozenset() if depth < NESTING_LIMIT:
+                self._room -= NAME_LIMIT
                 return _key(self._redact(key)), [one for _, one in self._each(((key, one) for one in value), depth + 1)]
             case _:
                 shown = str(value)

@@ -65,7 +65,7 @@ def main(argv: list[str] | None = None) -> int:
 
     from sparkd.lib import library_log
 
-    library_log.print_plainly()
+    library_log.clean_stderr()
     try:
         return int(import_module(f"sparkd.commands.{args.command}").run(args))
     except SparkdError as error:

@@ -300,7 +300,7 @@ def test_an_error_that_a_library_met_is_named_without_its_traceback() -> None:
 
 def test_a_command_shows_a_librarys_warning_as_one_line() -> None:
     code = (
-        "import logging; from sparkd.lib import library_log; library_log.print_plainly();"
+        "import logging; from sparkd.lib import library_log; library_log.clean_stderr();"
         "logging.getLogger('docker').warning('a\\x1b[31m\\n<0>b token=abcdefgh https://u:p@h/?q=1 %s', 'x' * 5000);"
         "logging.getLogger('docker').info('quiet')"
     )

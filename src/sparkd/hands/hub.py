@@ -119,7 +119,7 @@ def _client(name: str) -> Iterator[None]:
     os.environ.update(BY_HTTP)
     import huggingface_hub
 
-    # Its warnings tell whole addresses, which may be signed; and its own handler prints what nobody has cleaned.
+    # Its warnings tell whole addresses, which may be signed, and its own handler prints text as it is.
     logger = logging.getLogger(huggingface_hub.__name__)
     logger.setLevel(logging.ERROR)
     logger.handlers.clear()

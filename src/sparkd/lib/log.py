@@ -27,10 +27,10 @@ Level = Literal["debug", "info", "warning", "error"]
 
 VALUE_LIMIT = 4_000
 LINE_LIMIT = 10_000
-"""Characters: at four bytes each still below the 48 KiB at which journald cuts a line (LineMax=)."""
+"""Characters. At four bytes each they stay below the 48 KiB at which journald cuts a line (LineMax=)."""
 NAME_LIMIT = 64
 MARKS = 8
-"""What quotes and separators may add to a field."""
+"""Room for the quotes and separators of a field."""
 NESTING_LIMIT = 3
 RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "epoch"))
 """Keys that a JSON line uses itself; an event's own field of such a name becomes `field_NAME` there."""
@@ -52,9 +52,9 @@ class Put(Protocol):
 
 
 class ProcessLog:
-    """Format, level and common fields of this process's lines. What is set later holds for later lines.
+    """Format, level and common fields of this process's lines.
 
-    The common fields are no contextvars: a thread starts with an empty context, and several threads log.
+    The common fields are not contextvars: several threads log, and a thread starts with an empty context.
     """
 
     def __init__(self, put: Put) -> None:
@@ -71,7 +71,7 @@ class ProcessLog:
         self._fields = {**self._fields, **fields}
 
     def events(self, redact: Redactor) -> Events:
-        """sparkd's own events. From now on the libraries' go the same way, but are dropped where the queue is full."""
+        """sparkd's own events. The libraries' records become events too, which a full queue may drop."""
         libraries = self._logger(partial(self._put, keep=False), redact)
         route(libraries.log, logging.getLevelNamesMapping()[self._level.upper()])
         return self._logger(partial(self._put, keep=True), redact)
@@ -94,14 +94,16 @@ def _logger(
     level: Level,
     common: Callable[[], Mapping[str, object]],
 ) -> FilteringBoundLogger:
-    clean = _cleaner(redact)
-    processors = (_adder(common), clean, add_log_level, TimeStamper("iso"), _JSON) if as_json else (clean, _logfmt)
+    clean = _sanitizer(redact)
+    processors = (
+        (_common_fields(common), clean, add_log_level, TimeStamper("iso"), _JSON) if as_json else (clean, _logfmt)
+    )
     logger: FilteringBoundLogger = structlog.wrap_logger(
         _Lines(put),
         processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(level),
         context_class=dict,
-    ).bind()  # what wrap_logger gives would make a logger for each call
+    ).bind()  # bound: wrap_logger's proxy makes a logger for each call
     return logger
 
 
@@ -115,7 +117,7 @@ class _Lines:
         self.error = partial(put, 3)
 
 
-def _adder(common: Callable[[], Mapping[str, object]]) -> Processor:
+def _common_fields(common: Callable[[], Mapping[str, object]]) -> Processor:
     def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         name = event.pop("event")
         own = {f"field_{key}" if key in RESERVED else key: value for key, value in event.items()}
@@ -124,7 +126,7 @@ def _adder(common: Callable[[], Mapping[str, object]]) -> Processor:
     return add
 
 
-def _cleaner(redact: Redactor) -> Processor:
+def _sanitizer(redact: Redactor) -> Processor:
     def clean(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
         name = event.pop("event")
         return {"event": sanitize(redact(printable(str(name))), VALUE_LIMIT), **_Line(redact).fields(event)}
@@ -174,12 +176,12 @@ class _Line:
         return key, text if text != str(shown) else shown
 
     def _text(self, key: str, raw: str) -> tuple[str, str]:
-        """Redacted before it is rendered, for quoting would hide a secret that holds a quote; and with its key, which
-        may be what says that it is one.
+        """Redacts before quoting, which would hide a secret that holds a quote; and with the key, which may show that
+        the value is a secret.
         """
         key, _, hidden = self._redact(f"{key}={raw}").partition("=")
         line = printable(" ".join(hidden.split()))
-        if line != raw:  # colours or line ends may have cut a secret in two
+        if line != raw:  # colours or line ends may have divided a secret
             _, _, line = self._redact(f"{key}={line}").partition("=")
         return key, sanitize(line, max(1, min(VALUE_LIMIT, self._room)))
 

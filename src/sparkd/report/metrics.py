@@ -69,5 +69,5 @@ def _gauge(name: str, documentation: str, samples: Samples) -> Metric:
 
 
 def _clean(label: str) -> str:
-    """A name may hold half of a character, which the library cannot encode."""
+    """A name may hold a lone surrogate, which the library cannot encode."""
     return label[:LABEL_LIMIT].encode("utf-8", "backslashreplace").decode()

@@ -20,7 +20,7 @@ from sparkd.preflight.strays import StrayWorkers
 if TYPE_CHECKING:
     from sparkd.hands.applied import Applied
     from sparkd.host import Host
-    from sparkd.log import Events
+    from sparkd.lib.log import Events
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 120.0

@@ -11,7 +11,8 @@ from sparkd.errors import BlockedError
 from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
-from sparkd.log import Events, Redactor
+from sparkd.lib.log import Events
+from sparkd.lib.redact import Redactor
 from sparkd.peers.peers import Peers
 from sparkd.peers.reader import Source
 from sparkd.pulse import Pulse

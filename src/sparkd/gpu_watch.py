@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sparkd.host import gpu_clocks
 from sparkd.host.gpu_clocks import GpuClocks
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 LOOK_SECONDS = 30.0
 LASTING_SECONDS = 30.0

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from sparkd.engine.story import Story
 from sparkd.host import Host, shards
 from sparkd.host.shards import Shard
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 PACE_SECONDS = 1.0
 LEAST_BYTES = 1 << 30

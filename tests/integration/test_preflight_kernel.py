@@ -98,7 +98,8 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.admission import Policy, Ways, admit
         from sparkd.hands import Hands
         from sparkd.hands.lock import Owner
-        from sparkd.log import Redactor, events
+        from sparkd.lib.log import events
+        from sparkd.lib.redact import Redactor
         from sparkd.pulse import Pulse
         from sparkd.systemd import Notifier
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""

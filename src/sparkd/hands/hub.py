@@ -119,8 +119,10 @@ def _client(name: str) -> Iterator[None]:
     os.environ.update(BY_HTTP)
     import huggingface_hub
 
-    # Its warnings tell whole addresses, which may be signed.
-    logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
+    # Its warnings tell whole addresses, which may be signed, and its own handler prints text as it is.
+    logger = logging.getLogger(huggingface_hub.__name__)
+    logger.setLevel(logging.ERROR)
+    logger.handlers.clear()
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -18,7 +18,7 @@ from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
 from sparkd.host.docker_facts import LABEL
 from sparkd.launch.plan import LaunchPlan
-from sparkd.log import Events
+from sparkd.lib.log import Events
 from sparkd.preflight.fixes import UnlinkSegment
 
 NOTE_SECONDS = 3.0

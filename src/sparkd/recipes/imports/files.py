@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sparkd import text_file
 from sparkd.errors import ConfigError
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 from sparkd.recipes.document import YamlError, parse_as_pyyaml
 from sparkd.recipes.imports.convert import Imported, convert
 from sparkd.recipes.imports.source import Overrides, Unusable

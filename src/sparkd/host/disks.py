@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.host import mounts
+from sparkd.host import mounts, os_stats
 from sparkd.host.recorded import FOLDER
 
 if TYPE_CHECKING:
@@ -65,12 +65,13 @@ def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
 def _living(path: str) -> _Counts:
     while True:
         try:
-            found = os.statvfs(path)
+            total, free = os_stats.disk_space(path)
+            found = os.statvfs(path)  # for the inodes
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
         inodes = found.f_ffree if found.f_files else None
-        return _Counts(found.f_blocks * found.f_frsize, found.f_bfree * found.f_frsize, inodes)
+        return _Counts(total, free, inodes)
 
 
 def _record(files: Files) -> dict[str, _Counts]:

@@ -53,7 +53,7 @@ disk).""",
 
     def probe(self, host: Host) -> PageCacheFacts:
         info = host.meminfo()
-        cache = info.cached_bytes + info.buffers_bytes + info.slab_reclaimable_bytes
+        cache = info.cached_bytes + info.buffers_bytes
         kept = info.shared_bytes + info.mapped_bytes + info.dirty_bytes
         return PageCacheFacts(info.total_bytes, info.free_bytes, max(0, cache - kept))
 

@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from sparkd import last_exit, load, proven, settings
@@ -18,6 +19,7 @@ from sparkd.hands.lock import Owner
 from sparkd.host import Host
 from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
+from sparkd.lib.event_loop import EventLoop
 from sparkd.log import Events, Redactor, events
 from sparkd.pulse import Pulse
 from sparkd.report.node_report import NodeReport, dump, redacted
@@ -39,12 +41,14 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     config = settings.load(None, env)
     host = Host()
     notifier = Notifier()
-    pulse = Pulse(notifier, env)
+    nothing = Redactor()
+    network = EventLoop(broken=lambda error: pulse.fail(error))
+    pulse = Pulse(notifier, env, network, partial(_network_hangs, _events(journal, nothing)))
     pulse.listen()
+    network.start()
     invocation = invocation_id(env) or uuid.uuid4().hex
     node = _place(config, role, host)
     hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
-    nothing = Redactor()
 
     def show(message: str) -> None:
         report = placeless_report(role, host, invocation, message)
@@ -56,7 +60,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     redact = Redactor(tuple(secrets.values()))
     log = _events(journal, redact)
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
-    cluster = join(node, host, pulse, redact, log)
+    cluster = join(node, host, pulse, network, redact, log)
     first = first_report(node, host, invocation, last_exit.cause(STATE))
     reporter = Reporter(first, (*_sinks(hands, notifier, redact), *cluster.sinks))
     agent = Agent(
@@ -110,6 +114,10 @@ def _await_place(
             log.warning("life.address.awaited", reason=awaited, hint="ip -brief address")
             show(awaited)
         pulse.wait(ADDRESS_POLL_SECONDS)
+
+
+def _network_hangs(log: Events, seconds: float) -> None:
+    log.error("network.loop.hung", seconds=round(seconds), hint="systemd ends this agent and starts it again")
 
 
 def _events(journal: Journal, redact: Redactor) -> Events:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from sparkd.lib.event_loop import EventLoop, ignore_error
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report.exchange import Exchange
@@ -111,6 +112,16 @@ def served(
 
 
 @contextmanager
+def network(broken: Callable[[BaseException], None] = ignore_error) -> Iterator[EventLoop]:
+    loop = EventLoop(broken)
+    loop.start()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@contextmanager
 def reading(
     address: str,
     port: int,
@@ -124,11 +135,9 @@ def reading(
 ) -> Iterator[Reader]:
     source = Source(rank, address, port, own_address, hold_seconds, answer_seconds)
     reader = Reader(source, lambda: tuple(keys), bell)
-    reader.start()
-    try:
+    with network() as loop:
+        loop.spawn(reader.run())
         yield reader
-    finally:
-        reader.stop()
 
 
 def heard(reader: Reader) -> NodeReport:

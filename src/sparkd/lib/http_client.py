@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import socket
+import sys
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -20,6 +21,9 @@ from sparkd.lib.imports import without
 with without("rich", "click"):
     import httpcore
     import httpx
+
+# httpcore imports sniffio four times a request, and where it is not installed looks for it on the disk each time.
+sys.modules.setdefault("sniffio", None)  # type: ignore[arg-type]  # None is what the import system looks for
 
 for _name in ("httpx", "httpcore"):
     # At INFO they log every request, at DEBUG its headers: keys and signatures.

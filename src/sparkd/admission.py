@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, Protocol, assert_never
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sparkd.hands.applied import Applied
     from sparkd.host import Host
     from sparkd.lib.log import Events
+    from sparkd.pulse import Pulse
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 120.0
@@ -28,15 +29,8 @@ LOOK_SECONDS = 120.0
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 
-T = TypeVar("T")
 BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
 """The checks of this node, given the first look at the memory as it is now."""
-
-
-class Beside(Protocol):
-    """`Pulse.beside`."""
-
-    def __call__(self, work: Callable[[], T], seconds: float, what: str) -> T: ...
 
 
 class Fixer(Protocol):
@@ -61,7 +55,7 @@ class Ways(Struct, frozen=True):
     """Runs the operator's hooks."""
     wait: Callable[[float, str], None]
     """Wait so many seconds, saying for what."""
-    beside: Beside
+    pulse: Pulse
     """Runs a look that may hang, with a deadline."""
     events: Events
     show: Callable[[tuple[Finding, ...]], None]
@@ -132,7 +126,7 @@ def mend(build_checks: BuildChecks, host: Host, hands: Fixer, policy: Policy, wa
 
 def _look_beside(look: Callable[[], tuple[Finding, ...]], ways: Ways) -> tuple[Finding, ...]:
     try:
-        return ways.beside(look, LOOK_SECONDS, "looking at this node")
+        return ways.pulse.beside(look, LOOK_SECONDS, "looking at this node")
     except TimeoutError as error:
         hint = (
             "a driver or a file server hangs whoever asks it: look at dmesg; where that does not help, reboot this node"

@@ -11,6 +11,7 @@ from sparkd.errors import BlockedError
 from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
+from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events
 from sparkd.lib.redact import Redactor
 from sparkd.peers.peers import Peers
@@ -38,7 +39,15 @@ class Cluster(Struct, frozen=True):
     server: Server | None = None
 
 
-def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: Events, owner_uid: int = 0) -> Cluster:
+def join(
+    node: NodeContext,
+    host: Host,
+    pulse: Pulse,
+    network: EventLoop,
+    redact: Redactor,
+    events: Events,
+    owner_uid: int = 0,
+) -> Cluster:
     """Begin to serve this node's report and to read the others'. `owner_uid`: whose the key file must be.
 
     Raises ConfigError (78) for a bad key file, BlockedError (10) where the port is taken.
@@ -46,7 +55,7 @@ def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: 
     settings = node.settings
     timeout_seconds = settings.supervise.peer_timeout_seconds
     if not node.peers:
-        return Cluster(Together(Peers((), tuple, pulse.ring), pulse.start, timeout_seconds))
+        return Cluster(Together(Peers((), tuple, pulse.ring), pulse.submit, timeout_seconds))
     own, port = node.plan.node.address, settings.cluster.report_port
     keys = _keys(KeyRing(host.files, settings.cluster.key_file, owner_uid), events)
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * timeout_seconds)
@@ -57,8 +66,8 @@ def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: 
     server = _server(own, port, exchange, limits, node, events, pulse.fail)
     server.start()
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
-    peers = Peers(tuple(sources), keys, pulse.ring, pulse.fail)
-    peers.start()
+    peers = Peers(tuple(sources), keys, pulse.ring)
+    peers.start(network)
 
     def to_peers(report: NodeReport) -> None:
         told = dump(replace(redacted(report, redact), peers=())).encode()
@@ -66,7 +75,7 @@ def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: 
             exchange.report = told
             server.ring()
 
-    return Cluster(Together(peers, pulse.start, timeout_seconds), exchange, (to_peers,), server)
+    return Cluster(Together(peers, pulse.submit, timeout_seconds), exchange, (to_peers,), server)
 
 
 def _keys(ring: KeyRing, events: Events) -> Callable[[], tuple[bytes, ...]]:

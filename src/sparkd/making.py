@@ -6,6 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from sparkd import last_exit, load, proven, settings
@@ -17,6 +18,7 @@ from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.host import Host
 from sparkd.launch.plan import LaunchPlan
+from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.journal import Journal
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.redact import Redactor
@@ -44,8 +46,10 @@ def make_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, s
     nothing = Redactor()
     events = log.events(nothing)
     notifier = Notifier()
-    pulse = Pulse(notifier, env)
+    network = EventLoop(broken=lambda error: pulse.fail(error))
+    pulse = Pulse(notifier, env, network, partial(_network_hangs, events))
     pulse.listen()
+    network.start()
     invocation = invocation_id(env) or uuid.uuid4().hex
     node = _place(config, role, host)
     hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
@@ -61,7 +65,7 @@ def make_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, s
     redact = Redactor(tuple(secrets.values()))
     events = log.events(redact)
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
-    cluster = join(node, host, pulse, redact, events)
+    cluster = join(node, host, pulse, network, redact, events)
     first = first_report(node, host, invocation, last_exit.cause(STATE))
     reporter = Reporter(first, (*_sinks(hands, notifier, redact), *cluster.sinks))
     agent = Agent(
@@ -116,6 +120,10 @@ def _await_place(
             log.warning("life.address.awaited", reason=awaited, hint="ip -brief address")
             show(awaited)
         pulse.wait(ADDRESS_POLL_SECONDS)
+
+
+def _network_hangs(events: Events, seconds: float) -> None:
+    events.error("network.loop.hung", seconds=round(seconds), hint="systemd ends this agent and starts it again")
 
 
 def _sinks(hands: Hands, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:

@@ -11,18 +11,24 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from types import FrameType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sparkd.systemd import Notifier, watchdog_seconds
+
+if TYPE_CHECKING:
+    from sparkd.lib.event_loop import EventLoop
 
 T = TypeVar("T")
 
 SLICE_SECONDS = 10.0
 EXTEND_SECONDS = 60.0
 """How far ahead start time is asked for: six missed slices mean that the main loop hangs."""
+HANG_SECONDS = 30.0
+"""For the network loop to turn. Its longest regular step, to verify and parse a body of 8 MiB, took 0.9 s; the rest is
+for a machine whose processors and disks are busy with loading an engine. systemd's own 30 s come on top."""
 
 
 class StopRequested(BaseException):
@@ -32,8 +38,22 @@ class StopRequested(BaseException):
 class Pulse:
     """Waiting that stays alive. For the main thread only; `ring` and `fail` may be called from anywhere."""
 
-    def __init__(self, notifier: Notifier, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        notifier: Notifier,
+        env: Mapping[str, str],
+        network: EventLoop | None = None,
+        on_hang: Callable[[float], object] = lambda _: None,
+        hang_seconds: float = HANG_SECONDS,
+    ) -> None:
+        """`on_hang` is called once when `network` has not turned for `hang_seconds`, with the seconds. As long as it
+        does not turn, systemd gets no sign of life, and ends the agent.
+        """
         self._notifier = notifier
+        self._network = network
+        self._on_hang = on_hang
+        self._hang_seconds = hang_seconds
+        self._hangs = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         watched = watchdog_seconds(env)
         self._slice_seconds = min(SLICE_SECONDS, watched / 3) if watched else SLICE_SECONDS
@@ -127,7 +147,24 @@ class Pulse:
 
         Raises TimeoutError, in words, when it takes longer than `seconds`; the call is then left to itself.
         """
-        future = self.start(work)
+        return self._outcome(self.start(work), seconds, what)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run `work` in the network's loop; the bell rings when it is done."""
+        assert self._network is not None, "made without a network"
+        future = self._network.submit(work)
+        future.add_done_callback(lambda _: self.ring())
+        return future
+
+    def result(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
+        """The result of `work` in the network's loop. Raises TimeoutError as `beside` does, and cancels `work`."""
+        future = self.submit(work)
+        try:
+            return self._outcome(future, seconds, what)
+        finally:
+            future.cancel()
+
+    def _outcome(self, future: Future[T], seconds: float, what: str) -> T:
         deadline = time.monotonic() + seconds
         while not future.done():
             left = deadline - time.monotonic()
@@ -141,11 +178,20 @@ class Pulse:
         return time.monotonic() - self._fed
 
     def beat(self) -> None:
-        """Say that the main loop lives, once a slice at most."""
+        """Say that the main loop and the network's live, once a slice at most."""
         now = time.monotonic()
         if now - self._fed < self._slice_seconds / 2:
             return
         self._fed = now
+        if self._network_hangs():
+            return
         self._notifier.alive()
         if self.extending:
             self._notifier.extend(EXTEND_SECONDS)
+
+    def _network_hangs(self) -> bool:
+        unanswered = self._network.unanswered_seconds() if self._network is not None else 0.0
+        hung, self._hangs = self._hangs, unanswered > self._hang_seconds
+        if self._hangs and not hung:
+            self._on_hang(unanswered)
+        return self._hangs

@@ -6,17 +6,17 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from enum import Enum
-from typing import Protocol
 
 from msgspec import Struct
 
 from sparkd.engine.story import Story
 from sparkd.errors import NotReadyError
 from sparkd.host.endpoint import Endpoint, KeyRefusedError
-from sparkd.host.http import Unanswered
+from sparkd.lib.http_client import HttpError
+from sparkd.pulse import Pulse
 
 KNOCK_SECONDS = 0.2
-"""A refused connection costs 0.1 ms: knocking often keeps sparkd's share of a start small."""
+"""A refused connection costs 0.6 ms: knocking often keeps sparkd's share of a start small."""
 RETRY_SECONDS = 1.0
 """After a completion that failed: each one is real work for the engine."""
 
@@ -37,13 +37,6 @@ class Knock(Struct, frozen=True):
     said: str = ""
 
 
-class Wait(Protocol):
-    """The main loop's waiting, as Pulse does it."""
-
-    def wait(self, seconds: float, fd: int | None = None) -> bool: ...
-    def start(self, work: Callable[[], Knock]) -> Future[Knock]: ...
-
-
 class Limits(Struct, frozen=True):
     """Seconds for the whole launch, and for one completion."""
 
@@ -51,27 +44,27 @@ class Limits(Struct, frozen=True):
     completion_seconds: float
 
 
-def knock(endpoint: Endpoint, served_name: str, completion_seconds: float) -> Knock:
+async def knock(endpoint: Endpoint, served_name: str, completion_seconds: float) -> Knock:
     """Try all gates once."""
     try:
-        served = endpoint.serves()
-    except Unanswered as error:
+        served = await endpoint.serves()
+    except HttpError as error:
         return Knock(Gate.HTTP, str(error))
     except KeyRefusedError:
         return Knock(Gate.KEY)
     if served_name not in served:
         return Knock(Gate.MODEL, ", ".join(served)[:200])
     try:
-        completion = endpoint.complete(completion_seconds)
-    except Unanswered as error:
+        completion = await endpoint.complete(completion_seconds)
+    except HttpError as error:
         return Knock(Gate.COMPLETION, str(error))
     return Knock(None) if completion.token else Knock(Gate.COMPLETION, completion.said)
 
 
 def await_ready(
-    pulse: Wait,
+    pulse: Pulse,
     pidfd: int,
-    new_endpoint: Callable[[], Endpoint],
+    endpoint: Endpoint,
     served_name: str,
     limits: Limits,
     show: Callable[[Gate], Story],
@@ -82,14 +75,13 @@ def await_ready(
     `launch_seconds`, or at once when the endpoint serves another model or wants another key.
     """
     deadline = time.monotonic() + limits.launch_seconds
-    endpoint = new_endpoint()
     asked: Future[Knock] | None = None
     next_at = 0.0
     gate, said, story = Gate.HTTP, "", show(Gate.HTTP)
     while True:
         now = time.monotonic()
         if asked is None and now >= next_at:
-            asked = pulse.start(lambda: knock(endpoint, served_name, limits.completion_seconds))
+            asked = pulse.submit(knock(endpoint, served_name, limits.completion_seconds))
         elif asked is not None and asked.done():
             result, asked = asked.result(), None
             if result.closed is None:

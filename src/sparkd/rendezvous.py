@@ -11,8 +11,8 @@ import time
 
 from sparkd.agent import Agent
 from sparkd.errors import BlockedError, NotReadyError
-from sparkd.host.http import Unanswered
 from sparkd.launch import agreement
+from sparkd.lib.http_client import HttpError
 from sparkd.peers.reader import UnsignedError
 from sparkd.peers.snapshot import ENDING, Snapshot
 from sparkd.peers.ties import tie
@@ -135,8 +135,8 @@ def _differing(agent: Agent, seen: tuple[Snapshot, ...]) -> Snapshot | None:
 def _tell_differences(agent: Agent, other: Snapshot) -> str:
     """The table into the journal; gives one line."""
     try:
-        sent = agent.pulse.beside(lambda: agent.together.peers.values(other.rank), VALUES_SECONDS, other.address)
-    except (Unanswered, UnsignedError, TimeoutError) as error:
+        sent = agent.pulse.result(agent.together.peers.values(other.rank), VALUES_SECONDS, other.address)
+    except (HttpError, UnsignedError, TimeoutError) as error:
         return f"the plan of {other.name} differs, and its values can't be read: {error}"
     theirs = agreement.parse(sent)
     if theirs is None:

@@ -15,8 +15,8 @@ from sparkd.engine.story import Story
 from sparkd.errors import EngineEndedError, StalledError
 from sparkd.gpu_watch import GpuWatch
 from sparkd.host.endpoint import Endpoint
-from sparkd.host.http import Unanswered
 from sparkd.launch.start import Running
+from sparkd.lib.http_client import HttpError
 from sparkd.readiness import Gate
 from sparkd.report.node_report import FindingReport, Phase
 from sparkd.watch import Watcher
@@ -44,7 +44,7 @@ def make_ready(agent: Agent, running: Running) -> None:
         agent.settings.readiness.timeout_seconds, agent.settings.readiness.completion_timeout_seconds
     )
     ready = readiness.await_ready(
-        agent.pulse, running.rank.pidfd, partial(_endpoint, agent), agent.plan.served_name, limits, show
+        agent.pulse, running.rank.pidfd, _endpoint(agent), agent.plan.served_name, limits, show
     )
     if not ready:
         raise engine_ended(agent, running)
@@ -71,7 +71,8 @@ def watch(agent: Agent, running: Running) -> NoReturn:
     agent.phase(Phase.SERVING, served)
     service = Service(agent)
     gpu = _gpu_watch(agent)
-    agent.together.prove = partial(_makes_token, agent)
+    endpoint = _endpoint(agent)
+    agent.together.prove = partial(_makes_token, endpoint)
 
     def tell(trouble: str) -> None:
         degraded = trouble or agent.together.trouble
@@ -81,7 +82,7 @@ def watch(agent: Agent, running: Running) -> NoReturn:
     limits = supervise.Limits(agent.settings.supervise.stall_seconds, agent.settings.supervise.canary_seconds)
     watcher = Watcher(
         agent.pulse,
-        partial(_endpoint, agent),
+        endpoint,
         lambda: running.log.story,
         limits,
         agent.settings.readiness.completion_timeout_seconds,
@@ -164,19 +165,16 @@ class Service:
             proven.keep(self._agent)
 
 
-def _makes_token(agent: Agent, seconds: float) -> bool:
+async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
     """Whether the engine works: a token comes, or its counters move while ours waits behind other work."""
-    endpoint = _endpoint(agent)
     try:
-        before = endpoint.counters(COUNTERS_SECONDS)
-        with suppress(Unanswered):
-            if endpoint.complete(seconds).token:
+        before = await endpoint.counters(COUNTERS_SECONDS)
+        with suppress(HttpError):
+            if (await endpoint.complete(seconds)).token:
                 return True
-        after = endpoint.counters(COUNTERS_SECONDS)
-    except Unanswered:
+        after = await endpoint.counters(COUNTERS_SECONDS)
+    except HttpError:
         return False
-    finally:
-        endpoint.close()
     return before is not None and after is not None and after.work != before.work
 
 

@@ -51,7 +51,7 @@ def examine(agent: Agent) -> bool:
         agent.host,
         agent.hands,
         policy,
-        Ways(run_hooks, agent.wait, agent.pulse.beside, agent.events, show),
+        Ways(run_hooks, agent.wait, agent.pulse, agent.events, show),
     )
     return docker_was_up
 

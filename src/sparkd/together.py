@@ -8,9 +8,9 @@ live; a worker, or a head that still loads, has nobody to ask.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from functools import partial
+from typing import Any
 
 from sparkd.errors import PeerLostError
 from sparkd.peers.peers import Peers
@@ -30,18 +30,18 @@ class Together:
     def __init__(
         self,
         peers: Peers,
-        start: Callable[[Callable[[], bool]], Future[bool]],
+        submit: Callable[[Coroutine[Any, Any, bool]], Future[bool]],
         timeout_seconds: float,
     ) -> None:
-        """`start` runs work in a thread and rings the bell."""
+        """`submit` runs work in the network's loop and rings the bell."""
         self.peers = peers
         self.show: Callable[[tuple[Snapshot, ...]], None] = lambda _: None
         """Told what is seen at each look."""
-        self.prove: Callable[[float], bool] | None = None
+        self.prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
         """Whether the engine makes a token within so many seconds; None where there is nobody to ask."""
         self.trouble = ""
         """What is wrong while the engine is still given time; empty when all is well."""
-        self._start = start
+        self._submit = submit
         self._timeout_seconds = timeout_seconds
         self._ties: dict[int, Tie] = {}
         self._asked: Future[bool] | None = None
@@ -99,4 +99,4 @@ class Together:
         pause = proof_seconds if self._proven else RETRY_SECONDS
         if self._asked is None and (self._proven is None or now - self._proven_at >= pause):
             left = self._timeout_seconds - silent.seconds
-            self._asked = self._start(partial(self.prove, proof_seconds if over else max(RETRY_SECONDS, left)))
+            self._asked = self._submit(self.prove(proof_seconds if over else max(RETRY_SECONDS, left)))

@@ -5,14 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
 
 from sparkd.engine.story import Story
 from sparkd.host.endpoint import Completion, Counters, Endpoint
-from sparkd.host.http import Unanswered
+from sparkd.lib.http_client import HttpError
+from sparkd.pulse import Pulse
 from sparkd.supervise import Dead, GoOn, Limits, Observation, Stalled, Watch, decide
-
-T = TypeVar("T")
 
 LOOK_SECONDS = 5.0
 """Rendering /metrics costs the API server some 5 ms; the container's end needs no look, it is an event."""
@@ -23,26 +21,20 @@ CANARY_PAUSE_SECONDS = 30.0
 """Between canaries while they fail."""
 
 
-class Waits(Protocol):
-    def wait(self, seconds: float, fd: int | None = None) -> bool: ...
-    def start(self, work: Callable[[], T]) -> Future[T]: ...
-
-
 class Watcher:
     """Watches one serving engine. `tell(degraded)` is called after each look, "" when all is well."""
 
     def __init__(
         self,
-        pulse: Waits,
-        new_endpoint: Callable[[], Endpoint],
+        pulse: Pulse,
+        endpoint: Endpoint,
         story: Callable[[], Story],
         limits: Limits,
         canary_timeout_seconds: float,
         tell: Callable[[str], None],
     ) -> None:
         self._pulse = pulse
-        self._looker = new_endpoint()
-        self._canary_endpoint = new_endpoint()
+        self._endpoint = endpoint
         self._story = story
         self._limits = limits
         self._canary_timeout_seconds = canary_timeout_seconds
@@ -59,7 +51,7 @@ class Watcher:
         while True:
             now = time.monotonic()
             if self._looking is None and now >= self._look_at:
-                self._looking = self._pulse.start(self._look)
+                self._looking = self._pulse.submit(self._look())
             if self._looking is not None and self._looking.done():
                 decision = self._decide(now, *self._looking.result())
                 if not isinstance(decision, GoOn):
@@ -73,14 +65,14 @@ class Watcher:
             self._look_at = min(self._look_at, now + ALARMED_LOOK_SECONDS)
         return LOOK_SECONDS if self._looking is not None else max(0.0, self._look_at - now)
 
-    def _look(self) -> tuple[int | None, Counters | None]:
+    async def _look(self) -> tuple[int | None, Counters | None]:
         try:
-            health = self._looker.health()
-        except Unanswered:
+            health = await self._endpoint.health()
+        except HttpError:
             return None, None
         try:
-            return health, self._looker.counters()
-        except Unanswered:
+            return health, await self._endpoint.counters()
+        except HttpError:
             return health, None
 
     def _decide(self, now: float, health: int | None, counters: Counters | None) -> GoOn | Dead | Stalled:
@@ -91,14 +83,14 @@ class Watcher:
             self._watch = decision.watch
             if decision.wants_canary and self._canary is None and now - self._canary_at >= CANARY_PAUSE_SECONDS:
                 self._canary_at = now
-                self._canary = self._pulse.start(self._ask_canary)
+                self._canary = self._pulse.submit(self._ask_canary())
             self._tell(decision.degraded)
         return decision
 
-    def _ask_canary(self) -> Completion:
+    async def _ask_canary(self) -> Completion:
         try:
-            return self._canary_endpoint.complete(self._canary_timeout_seconds)
-        except Unanswered as error:
+            return await self._endpoint.complete(self._canary_timeout_seconds)
+        except HttpError as error:
             return Completion(token=False, said=str(error))
 
     def _take_canary(self) -> Completion | None:

@@ -109,7 +109,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         pulse, host = Pulse(Notifier(), {{}}), Host()
         hands = Hands.take(host, pulse, Owner(os.getpid(), "a test", "0" * 32))
         tell = events(lambda _, line: lines.append(line), Redactor())
-        ways = Ways(hooks=tuple, wait=lambda *_: None, beside=pulse.beside, events=tell, show=lambda _: None)
+        ways = Ways(hooks=tuple, wait=lambda *_: None, pulse=pulse, events=tell, show=lambda _: None)
         policy = Policy((), (), ("end-process", "unlink-segment"), 0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

@@ -9,12 +9,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tree import Tree
-from tests.unit.nodes import KEY
+from tests.unit.nodes import KEY, network
 
 from sparkd import roles
 from sparkd.agent import Agent
@@ -29,6 +29,7 @@ from sparkd.host import Host
 from sparkd.host.http import Unanswered
 from sparkd.launch.agreement import Agreement
 from sparkd.launch.start import Running
+from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.journal import Journal
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.redact import Redactor
@@ -104,15 +105,21 @@ def context(configured: Settings, host: Host) -> NodeContext:
 
 
 @contextmanager
-def joined(node: NodeContext, host: Host, pulse: Pulse | None = None, told: Told | None = None) -> Iterator[Cluster]:
+def joined(
+    node: NodeContext,
+    host: Host,
+    pulse: Pulse | None = None,
+    told: Told | None = None,
+    loop: EventLoop | None = None,
+) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
-    cluster = join(node, host, pulse or Pulse(Notifier(), {}), Redactor(), told or Told(), owner_uid=os.getuid())
-    try:
-        yield cluster
-    finally:
-        cluster.together.peers.stop()
+    with ExitStack() as stack:
+        loop = loop or stack.enter_context(network())
+        pulse = pulse or Pulse(Notifier(), {}, loop)
+        cluster = join(node, host, pulse, loop, Redactor(), told or Told(), owner_uid=os.getuid())
         if cluster.server is not None:
-            cluster.server.close()
+            stack.callback(cluster.server.close)
+        yield cluster
 
 
 class MemoryHands(Hands):
@@ -172,10 +179,13 @@ def life(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> 
     """The agent of one node, with its port and its readers open."""
     host = machine(tree, rank)
     node = context(configured, host)
-    pulse, told = Pulse(Notifier(), {}), Told()
-    hands = MemoryHands(host, pulse, incarnation or f"life-of-{rank}")
     path = tree.root / f"journal{rank}"
-    with path.open("wb") as file, joined(node, host, pulse, told) as cluster:
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("wb"))
+        loop = stack.enter_context(network())
+        pulse, told = Pulse(Notifier(), {}, loop), Told()
+        hands = MemoryHands(host, pulse, incarnation or f"life-of-{rank}")
+        cluster = stack.enter_context(joined(node, host, pulse, told, loop))
         journal = Journal(file.fileno())
         first = first_report(node, host, hands.owner.invocation, "")
         agent = Agent(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from sparkd.lib.event_loop import EventLoop, ignore_error
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report.exchange import Exchange
@@ -113,6 +114,16 @@ def served(
 
 
 @contextmanager
+def network(broken: Callable[[BaseException], None] = ignore_error) -> Iterator[EventLoop]:
+    loop = EventLoop(broken)
+    loop.start()
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+@contextmanager
 def reading(
     address: str,
     port: int,
@@ -126,11 +137,9 @@ def reading(
 ) -> Iterator[Reader]:
     source = Source(rank, address, port, own_address, hold_seconds, answer_seconds)
     reader = Reader(source, lambda: tuple(keys), bell)
-    reader.start()
-    try:
+    with network() as loop:
+        loop.spawn(reader.run())
         yield reader
-    finally:
-        reader.stop()
 
 
 def heard(reader: Reader) -> NodeReport:

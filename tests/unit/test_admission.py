@@ -99,7 +99,7 @@ class Machine:
         self.tree.process(30, "vllm", argv=("vllm", "serve"))
 
     def ways(self) -> Ways:
-        return Ways(self._run_hooks, self._wait, Pulse(Notifier(), {}).beside, self, self.shown.append)
+        return Ways(self._run_hooks, self._wait, Pulse(Notifier(), {}), self, self.shown.append)
 
     def _run_hooks(self) -> tuple[Finding, ...]:
         self.hooks_run += 1

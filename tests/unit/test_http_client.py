@@ -1,22 +1,37 @@
-"""What a server may answer: whatever it is, the client ends with an answer or with Unanswered."""
+"""What a server may answer: whatever it is, the client ends in time, with a response or with HttpError."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import gzip
+import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.unit.wire import answering, http, message
+from tests.unit.nodes import network, until
+from tests.unit.wire import answering, dripped, http, message
 
-from sparkd.host.http import HttpClient, Refused, Unanswered
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_client import BODY_LIMIT_BYTES, KEEPALIVE_SECONDS, ConnectRefused, HttpClient, HttpError, Response
 
 SECONDS = 2.0
+
+
+@pytest.fixture(scope="module")
+def loop() -> Iterator[EventLoop]:
+    with network() as made:
+        yield made
+
+
+def get(loop: EventLoop, port: int, seconds: float = SECONDS) -> Response:
+    return loop.run(HttpClient(f"http://127.0.0.1:{port}").get("/", seconds))
 
 
 class Anything:
@@ -116,19 +131,18 @@ MESSAGES = st.builds(
 
 @given(st.lists(MESSAGES, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=100))
 @examples(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_is_answered_nothing_but_unanswered_is_raised(anything: Anything, data: bytes) -> None:
+def test_whatever_is_answered_nothing_but_an_http_error_is_raised(
+    loop: EventLoop, anything: Anything, data: bytes
+) -> None:
     anything.data = data
     client = HttpClient(f"http://127.0.0.1:{anything.port}")
     for _ in range(2):  # what the first answer left behind is there for the second one
-        with contextlib.suppress(Unanswered):
-            client.get("/report?known=x", SECONDS)
-    with contextlib.suppress(Unanswered), client.stream("/logs", {"follow": "1"}) as chunks:
-        for _ in chunks:
-            pass
-    client.close()
+        with contextlib.suppress(HttpError):
+            loop.run(client.get("/report?known=x", SECONDS))
+    loop.run(client.close())
 
 
-def test_no_redirection_is_followed_and_no_cookie_is_kept() -> None:
+def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: EventLoop) -> None:
     asked: list[bytes] = []
 
     def answer(request: bytes) -> tuple[bytes, ...]:
@@ -138,14 +152,13 @@ def test_no_redirection_is_followed_and_no_cookie_is_kept() -> None:
     with answering("127.0.0.1", answer) as port:
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"X": "y"})
         for _ in range(2):
-            assert client.get("/a", SECONDS, params={"b": "c d"}, headers={"Z": "z"}).status == 302
-        client.close()
+            assert loop.run(client.get("/a?b=c+d", SECONDS, headers={"Z": "z"})).status == 302
     assert asked[0] == asked[1]
     assert asked[0].splitlines()[0] == b"GET /a?b=c+d HTTP/1.1"
     assert {b"Accept-Encoding: identity", b"X: y", b"Z: z"} < set(asked[0].splitlines())
 
 
-def test_a_body_is_posted_as_json() -> None:
+def test_a_body_is_posted_as_json(loop: EventLoop) -> None:
     asked: list[bytes] = []
 
     def answer(request: bytes) -> tuple[bytes, ...]:
@@ -154,45 +167,42 @@ def test_a_body_is_posted_as_json() -> None:
 
     with answering("127.0.0.1", answer) as port:
         client = HttpClient(f"http://127.0.0.1:{port}")
-        assert client.post_json("/v1", {"a": 1}, SECONDS).body == b"ok"
-        client.close()
+        assert loop.run(client.post_json("/v1", {"a": 1}, SECONDS)).body == b"ok"
     assert asked[0].startswith(b"POST /v1 HTTP/1.1\r\n")
     assert asked[0].endswith(b'\r\n\r\n{"a":1}')
     assert b"content-type: application/json" in asked[0].lower()
 
 
-def test_a_port_where_nobody_listens_refuses() -> None:
+def test_a_port_where_nobody_listens_refuses(loop: EventLoop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(Refused):
-        HttpClient(f"http://127.0.0.1:{port}").get("/", SECONDS)
+    with pytest.raises(ConnectRefused, match=r"^\[Errno 111\] Connection refused$"):
+        get(loop, port)
 
 
 @pytest.mark.parametrize("header", [b"Location: mailto:x", b"Location: http://[", b"Set-Cookie: a=\xff"])
-def test_headers_of_redirections_and_cookies_mean_nothing(header: bytes) -> None:
+def test_headers_of_redirects_and_cookies_mean_nothing(loop: EventLoop, header: bytes) -> None:
     with answering("127.0.0.1", lambda _: (http(b"x", header, status=302),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}")
         for _ in range(2):
-            assert client.get("/", SECONDS).status == 302
-        client.close()
+            assert loop.run(client.get("/", SECONDS)).status == 302
 
 
 @pytest.mark.parametrize("key", ["ends\t", "two\nlines", "\u20ac"])
-def test_what_no_header_can_carry_is_not_answered(key: str) -> None:
+def test_what_no_header_can_carry_is_an_error(loop: EventLoop, key: str) -> None:
     with answering("127.0.0.1", lambda _: (http(b"x"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"})
-        with pytest.raises(Unanswered):
-            client.get("/", SECONDS)
-        client.close()
+        with pytest.raises(HttpError):
+            loop.run(client.get("/", SECONDS))
 
 
-@pytest.mark.parametrize("name", ["a..b", "a" * 64])
-def test_a_name_that_no_machine_can_have_is_not_answered(name: str) -> None:
-    with pytest.raises(Unanswered):
-        HttpClient(f"http://{name}:80").get("/", SECONDS)
+@pytest.mark.parametrize("name", ["a..b", "a" * 64, "[", "\u20ac."])
+def test_a_name_that_no_machine_can_have_is_an_error(loop: EventLoop, name: str) -> None:
+    with pytest.raises(HttpError):
+        loop.run(HttpClient(f"http://{name}:80").get("/", SECONDS))
 
 
-def test_a_server_is_asked_again_on_the_same_connection_and_anew_where_it_has_closed_that() -> None:
+def test_a_connection_carries_further_requests_and_another_follows_where_the_server_closed_it(loop: EventLoop) -> None:
     asked_from: list[int] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
@@ -209,76 +219,182 @@ def test_a_server_is_asked_again_on_the_same_connection_and_anew_where_it_has_cl
             server = threading.Thread(target=serve, args=(answers,))
             server.start()
             for _ in range(answers):
-                assert client.get("/", SECONDS).body == b"x"
+                assert loop.run(client.get("/", SECONDS)).body == b"x"
             server.join()
-        client.close()
     assert asked_from[0] == asked_from[1] != asked_from[2]
 
 
-@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
-def test_what_comes_behind_an_answer_answers_nothing(later: bool) -> None:
-    """Whoever says more than was asked must not have it held for the answer to the next question."""
-    first, more = http(b"first"), http(b"made up")
-    sent: list[bytes] = [first, more] if later else [first + more]
-    with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
-        client = HttpClient(f"http://127.0.0.1:{port}")
-        assert client.get("/a", SECONDS).body == b"first"
-        if later:
-            time.sleep(0.1)
-        assert client.get("/b", SECONDS).body == b"second"
-        client.close()
+class Accepts:
+    """Counts connections, and answers each request on them."""
 
-
-class Tires:
-    """A server that answers once on each connection, and closes it when it is asked again there."""
-
-    def __init__(self, listener: socket.socket, last: bytes = b"") -> None:
-        self.asked = 0
+    def __init__(self, listener: socket.socket) -> None:
+        self.connections = 0
         self._listener = listener
-        self._answers = http(b"x"), last
         threading.Thread(target=self._run, daemon=True).start()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 sock, _ = self._listener.accept()
-                with sock:
-                    for answer in self._answers:
-                        self.asked += bool(message(sock))
-                        sock.sendall(answer)
+                self.connections += 1
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock: socket.socket) -> None:
+        with sock:
+            while message(sock):
+                time.sleep(0.1)
+                sock.sendall(http(b"x"))
 
 
-def test_a_server_that_tired_of_a_connection_as_it_was_asked_is_asked_anew() -> None:
+def test_no_request_goes_over_a_connection_that_a_server_may_be_about_to_close(loop: EventLoop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Tires(listener)
-        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", tires=True)
-        assert [client.get("/", SECONDS).body for _ in range(3)] == [b"x"] * 3
-        assert server.asked == 5
-        with pytest.raises(Unanswered, match="closed the connection before its answer"):
-            client.post_json("/", {}, SECONDS)  # what was asked for may have been done
-        client.close()
+        server = Accepts(listener)
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for pause, connections in ((0.0, 1), (0.1, 1), (KEEPALIVE_SECONDS + 0.1, 2)):
+            time.sleep(pause)
+            loop.run(client.get("/", SECONDS))
+            assert server.connections == connections
+        loop.run(client.close())
+        loop.run(client.get("/", SECONDS))
+        assert server.connections == 3
 
 
-@pytest.mark.parametrize(("tires", "last"), [(True, http(b"x")[:20]), (False, b"")], ids=["begun", "of no such server"])
-def test_an_answer_that_was_begun_or_that_means_something_is_not_asked_for_again(tires: bool, last: bytes) -> None:
-    """A dockerd that ends closes its connections: to connect anew would have systemd start the next one."""
+def test_requests_that_overlap_wait_for_none_of_each_other(loop: EventLoop) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = Tires(listener, last)
-        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}", tires=tires)
-        client.get("/", SECONDS)
-        with pytest.raises(Unanswered):
-            client.get("/", SECONDS)
-        assert server.asked == 2
-        client.close()
+        server = Accepts(listener)
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+
+        async def all_at_once() -> None:
+            await asyncio.gather(*(client.get("/", SECONDS) for _ in range(5)))
+
+        began = time.monotonic()
+        loop.run(all_at_once())
+        assert time.monotonic() - began < 0.3
+        assert server.connections == 5
 
 
-def test_a_server_that_answers_nobody_is_asked_once() -> None:
+@pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("cut", [None, 20], ids=["whole", "begun"])
+def test_what_comes_behind_an_answer_answers_nothing(loop: EventLoop, later: bool, cut: int | None) -> None:
+    """More than one response to a request must not be taken for the response to the next one."""
+    first, more = http(b"first"), http(b"made up")[:cut]
+    sent: list[bytes] = [first, more] if later else [first + more]
+    with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
+        client = HttpClient(f"http://127.0.0.1:{port}")
+        assert loop.run(client.get("/a", SECONDS)).body == b"first"
+        if later:
+            time.sleep(0.1)
+        assert loop.run(client.get("/b", SECONDS)).body == b"second"
+
+
+def test_a_server_that_answers_nobody_is_asked_once(loop: EventLoop) -> None:
     asked: list[bytes] = []
 
     def answer(request: bytes) -> tuple[bytes, ...]:
         asked.append(request)
         return ()
 
-    with answering("127.0.0.1", answer) as port, pytest.raises(Unanswered, match="before its answer"):
-        HttpClient(f"http://127.0.0.1:{port}", tires=True).get("/", SECONDS)
+    with answering("127.0.0.1", answer) as port, pytest.raises(HttpError, match="closed the connection before its"):
+        get(loop, port)
     assert len(asked) == 1
+
+
+def endless(part: bytes, seconds: float = 0.0) -> Iterator[bytes]:
+    while True:
+        yield part
+        time.sleep(seconds)
+
+
+def begun(first: bytes, rest: Iterable[bytes]) -> Iterator[bytes]:
+    yield first
+    yield from rest
+
+
+OK = b"HTTP/1.1 200 OK\r\n"
+CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
+ATTACKS: dict[str, Callable[[], Iterable[bytes]]] = {
+    "silence": lambda: endless(b"", 0.01),
+    "silence in the status": lambda: begun(b"HTTP/1.1 2", endless(b"", 0.01)),
+    "silence in the headers": lambda: begun(OK + b"X: y\r\n", endless(b"", 0.01)),
+    "silence in the body": lambda: begun(OK + b"Content-Length: 9\r\n\r\nx", endless(b"", 0.01)),
+    "drip of a header": lambda: dripped(OK + b"X: ", 0.01),
+    "drip of headers": lambda: begun(OK, endless(b"X: y\r\n", 0.01)),
+    "drip of a body": lambda: dripped(OK + b"Content-Length: 9999\r\n\r\n", 0.01),
+    "drip of chunks": lambda: begun(CHUNKED, endless(b"1\r\nx\r\n", 0.01)),
+    "drip of a chunk's size": lambda: begun(CHUNKED, dripped(b"1;", 0.01)),
+    "drip until it closes": lambda: begun(OK + b"\r\n", endless(b"x", 0.01)),
+    "drip of early hints": lambda: endless(b"HTTP/1.1 103 x\r\n\r\n", 0.01),
+    "flood of early hints": lambda: endless(b"HTTP/1.1 103 x\r\n\r\n" * 1000),
+    "flood of empty trailers": lambda: begun(CHUNKED + b"0\r\n", endless(b"X: y\r\n", 0.01)),
+}
+
+
+@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
+def test_the_deadline_is_exact_under_attack(loop: EventLoop, attack: Callable[[], Iterable[bytes]]) -> None:
+    with answering("127.0.0.1", lambda _: attack()) as port:
+        began = time.monotonic()
+        with pytest.raises(HttpError, match=r"^no answer within 0\.5 s$"):
+            get(loop, port, 0.5)
+        assert 0.5 <= time.monotonic() - began < 0.75
+
+
+@pytest.mark.parametrize(
+    ("attack", "text"),
+    [
+        (lambda: begun(OK + b"\r\n", endless(b"x" * 65536)), f"answer of over {BODY_LIMIT_BYTES} bytes"),
+        (lambda: begun(CHUNKED, endless(b"10000\r\n" + b"x" * 65536 + b"\r\n")), "answer of over"),
+        (lambda: begun(OK, endless(b"X: " + b"y" * 1000 + b"\r\n")), "."),
+        (lambda: begun(OK + b"X: ", endless(b"y" * 65536)), "."),
+        (lambda: endless(b"\0" * 65536), "."),
+        (lambda: begun(CHUNKED, endless(b"1" * 65536)), "."),
+    ],
+    ids=["body", "chunks", "headers", "header", "garbage", "chunk's size"],
+)
+def test_what_has_no_end_ends_before_the_deadline_and_takes_no_memory(
+    loop: EventLoop, attack: Callable[[], Iterable[bytes]], text: str
+) -> None:
+    before = resident_bytes()
+    with answering("127.0.0.1", lambda _: attack()) as port, pytest.raises(HttpError, match=text) as caught:
+        get(loop, port, 30)
+    assert "no answer within" not in str(caught.value)
+    assert resident_bytes() - before < 4 * BODY_LIMIT_BYTES
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+def test_nothing_is_unpacked(loop: EventLoop) -> None:
+    packed = gzip.compress(b"\0" * (64 << 20), 9)
+    with answering("127.0.0.1", lambda _: (http(packed, b"Content-Encoding: gzip"),)) as port:
+        assert get(loop, port).body == packed
+
+
+def test_a_connection_has_a_deadline_of_its_own(loop: EventLoop) -> None:
+    with socket.socket() as listener, contextlib.ExitStack() as queue:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(4):  # the queue is full: the kernel drops what comes
+            waiting = queue.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        client = HttpClient(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        for seconds, connect_seconds in ((5.0, 0.3), (0.3, 5.0)):
+            began = time.monotonic()
+            with pytest.raises(HttpError, match=r"^no answer within 0\.3 s$"):
+                loop.run(client.get("/", seconds, connect_seconds=connect_seconds))
+            assert 0.3 <= time.monotonic() - began < 0.6
+
+
+def test_requests_that_fail_leave_no_descriptor_and_no_task_behind(loop: EventLoop) -> None:
+    async def tasks() -> int:
+        return len(asyncio.all_tasks())
+
+    descriptors, running = os.listdir("/proc/self/fd"), loop.run(tasks())
+    with answering("127.0.0.1", lambda _: dripped(OK, 0.01)) as port:
+        for attempt in range(60):
+            with pytest.raises(HttpError):
+                get(loop, port if attempt % 2 else 1, 0.02)
+    until(lambda: len(os.listdir("/proc/self/fd")) <= len(descriptors))  # the server closes its side later
+    assert loop.run(tasks()) == running

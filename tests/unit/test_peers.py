@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 import signal
@@ -21,6 +22,7 @@ from tests.unit.nodes import (
     NEW_KEY,
     OTHER_KEY,
     heard,
+    network,
     node,
     reading,
     report,
@@ -29,7 +31,7 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, dripped, http, passed_on
 
-from sparkd.host.http import Unanswered
+from sparkd.lib.http_client import HttpError
 from sparkd.peers.peers import Peers
 from sparkd.peers.reader import Reader, Source, UnsignedError
 from sparkd.report.http import Request, Response
@@ -416,32 +418,32 @@ def test_ipv6_is_read_too() -> None:
             assert heard(reader) == report()
 
 
+def values(reader: Reader) -> bytes:
+    return asyncio.run(reader.values())
+
+
 def test_the_values_of_a_plan_are_read_and_proved_as_a_report_is() -> None:
     with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
-        with pytest.raises(Unanswered, match="HTTP 404"):
-            reader.values()
+        with pytest.raises(HttpError, match="HTTP 404"):
+            values(reader)
         one.exchange.values = b'{"a":"b"}'
-        assert reader.values() == b'{"a":"b"}'
+        assert values(reader) == b'{"a":"b"}'
         one.exchange.report = dump(report()).encode()
-        assert reader.values() == b'{"a":"b"}'
+        assert values(reader) == b'{"a":"b"}'
     with (
         node("127.0.0.2", keys=[OTHER_KEY]) as other,
         reading("127.0.0.2", other.port) as reader,
         pytest.raises(UnsignedError),
     ):
-        reader.values()
-    with reading("127.0.0.2", other.port) as reader, pytest.raises(Unanswered):
-        reader.values()
+        values(reader)
+    with reading("127.0.0.2", other.port) as reader, pytest.raises(HttpError):
+        values(reader)
 
 
-def test_all_nodes_are_read_in_rank_order_and_no_thread_stays_behind() -> None:
-    before = set(threading.enumerate())
-
-    def readers() -> int:
-        return sum(one.name.startswith("peer-") for one in {*threading.enumerate()} - before)
-
+def test_all_nodes_are_read_in_rank_order_by_one_thread_and_none_stays_behind() -> None:
+    before = threading.active_count()
     with ExitStack() as stack:
-        others = [stack.enter_context(node(f"127.0.0.{rank + 1}")) for rank in range(1, 8)]
+        others = [stack.enter_context(node(f"127.0.0.{rank + 1}")) for rank in range(1, 64)]
         for rank, one in enumerate(others, 1):
             one.tell(report(rank))
             one.exchange.values = str(rank).encode()
@@ -450,14 +452,15 @@ def test_all_nodes_are_read_in_rank_order_and_no_thread_stays_behind() -> None:
             for rank, one in enumerate(others, 1)
         ]
         peers = Peers(sources, lambda: (KEY,), lambda: None)
-        assert [one.contact for one in peers.snapshots()] == [Contact.UNHEARD] * 7
-        peers.start()
-        until(lambda: all(one.living for one in peers.snapshots()))
-        assert [one.report for one in peers.snapshots()] == [report(rank) for rank in range(1, 8)]
-        assert peers.values(3) == b"3"
-        assert readers() == 7
-        peers.stop()
-        until(lambda: readers() == 0, PATIENCE_SECONDS + 1)
+        assert [one.contact for one in peers.snapshots()] == [Contact.UNHEARD] * 63
+        serving = threading.active_count()
+        with network() as loop:
+            peers.start(loop)
+            until(lambda: all(one.living for one in peers.snapshots()))
+            assert [one.report for one in peers.snapshots()] == [report(rank) for rank in range(1, 64)]
+            assert loop.run(peers.values(3)) == b"3"
+            assert threading.active_count() == serving + 1
+    assert threading.active_count() == before
 
 
 def test_a_node_is_named_as_a_person_knows_it() -> None:
@@ -478,7 +481,8 @@ def test_a_bug_that_ends_a_reader_is_told_to_who_relies_on_it() -> None:
         raise bug
 
     told: list[BaseException] = []
-    peers = Peers((Source(1, "127.0.0.2", 1, "127.0.0.1", HOLD_SECONDS),), keys, lambda: None, told.append)
-    peers.start()
-    until(lambda: bool(told))
+    peers = Peers((Source(1, "127.0.0.2", 1, "127.0.0.1", HOLD_SECONDS),), keys, lambda: None)
+    with network(told.append) as loop:
+        peers.start(loop)
+        until(lambda: bool(told))
     assert told == [bug]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.unit.nodes import network, until
 
 from sparkd.pulse import Pulse, StopRequested
 from sparkd.systemd import Notifier
@@ -235,3 +237,61 @@ def test_what_a_thread_died_of_ends_the_wait_before_the_guard_and_the_first_one_
     assert time.monotonic() - began < 5
     assert asked == []
     pulse.linger(0.01)  # what ends the life goes on through it
+
+
+def test_a_network_loop_that_hangs_gets_no_sign_of_life_until_it_turns_and_is_reported_once(said: Said) -> None:
+    hung: list[float] = []
+    with network() as loop:
+        pulse = Pulse(Notifier(), {"WATCHDOG_USEC": "150000"}, loop, hung.append, hang_seconds=0.3)
+        pulse.wait(0.3)
+        assert said().count("WATCHDOG=1") >= 3
+        assert hung == []
+        loop.call(time.sleep, 1.5)  # nothing else runs in the loop meanwhile
+        pulse.wait(0.6)
+        said()
+        pulse.wait(0.6)
+        assert said() == []
+        assert len(hung) == 1
+        assert 0.3 < hung[0] < 0.6
+        pulse.wait(0.8)
+        assert {"WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"} <= set(said())
+        assert len(hung) == 1
+
+
+def test_a_task_of_the_network_that_dies_ends_the_wait_with_its_reason() -> None:
+    async def die() -> None:
+        await asyncio.sleep(0.05)
+        raise TypeError("a bug")
+
+    pulse = Pulse(Notifier(), {})
+    with network(pulse.fail) as loop:
+        loop.spawn(die())
+        began = time.monotonic()
+        with pytest.raises(TypeError, match="a bug"):
+            pulse.wait(10)
+        assert time.monotonic() - began < 5
+
+
+def test_work_in_the_network_rings_when_it_is_done_and_is_given_up_in_words_and_cancelled(said: Said) -> None:
+    cancelled: list[bool] = []
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return "done"
+
+    with network() as loop:
+        pulse = Pulse(Notifier(), {"WATCHDOG_USEC": "300000"}, loop)
+        future = pulse.submit(work(0.05))
+        began = time.monotonic()
+        pulse.wait(10)
+        assert future.result() == "done"
+        assert pulse.result(work(0.5), 5, "a nap") == "done"
+        assert time.monotonic() - began < 5
+        assert said().count("WATCHDOG=1") >= 3
+        with pytest.raises(TimeoutError, match=r"a nap did not end within 0\.2 s"):
+            pulse.result(work(60), 0.2, "a nap")
+        until(lambda: cancelled == [True])

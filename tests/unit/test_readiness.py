@@ -1,19 +1,20 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.unit.engine_server import Reply, engine, models, token
+from tests.unit.nodes import network
 
 from sparkd.engine.story import Story
 from sparkd.errors import NotReadyError
 from sparkd.host.endpoint import Endpoint, counters
 from sparkd.pulse import Pulse
-from sparkd.readiness import Gate, Limits, await_ready, knock
+from sparkd.readiness import Gate, Knock, Limits, await_ready, knock
 from sparkd.systemd import Notifier
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
@@ -30,13 +31,17 @@ def serving(request: str, _: str) -> Reply:
     return {"GET /v1/models": models("tiny"), "POST /v1/completions": token()}[request]
 
 
+def tried(port: int, completion_seconds: float, api_key: str | None = None) -> Knock:
+    return asyncio.run(knock(Endpoint("127.0.0.1", port, "tiny", api_key), "tiny", completion_seconds))
+
+
 def test_a_refused_connection_closes_the_first_gate() -> None:
-    assert knock(Endpoint("127.0.0.1", closed_port(), "tiny"), "tiny", 1).closed is Gate.HTTP
+    assert tried(closed_port(), 1).closed is Gate.HTTP
 
 
 def test_a_model_that_is_not_listed_closes_the_second() -> None:
     with engine(lambda *_: models("other")) as port:
-        result = knock(Endpoint("127.0.0.1", port, "tiny"), "tiny", 1)
+        result = tried(port, 1)
     assert (result.closed, result.said) == (Gate.MODEL, "other")
 
 
@@ -50,13 +55,13 @@ def test_a_model_that_is_not_listed_closes_the_second() -> None:
 )
 def test_a_completion_without_a_token_closes_the_third(answer: Reply, said: str) -> None:
     with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
-        result = knock(Endpoint("127.0.0.1", port, "tiny"), "tiny", 1)
+        result = tried(port, 1)
     assert (result.closed, result.said) == (Gate.COMPLETION, said)
 
 
 def test_a_completion_has_a_deadline_of_its_own() -> None:
     with engine(serving, slow_seconds=0.5) as port:
-        result = knock(Endpoint("127.0.0.1", port, "tiny"), "tiny", 0.1)
+        result = tried(port, 0.1)
     assert (result.closed, result.said) == (Gate.COMPLETION, "no answer within 0.1 s")
 
 
@@ -68,14 +73,15 @@ def test_a_token_opens_all_gates_and_the_key_is_shown_to_the_engine_alone() -> N
         return serving(request, key)
 
     with engine(reply) as port:
-        assert knock(Endpoint("127.0.0.1", port, "tiny", "s3cret"), "tiny", 1).closed is None
+        assert tried(port, 1, "s3cret").closed is None
     assert keys == ["Bearer s3cret", "Bearer s3cret"]
 
 
 def wait_for(port: int, limits: Limits, pidfd: int) -> bool:
     story = Story(step="loading weights")
-    new = partial(Endpoint, "127.0.0.1", port, "tiny")
-    return await_ready(Pulse(Notifier(), {}), pidfd, new, "tiny", limits, lambda _: story)
+    with network() as loop:
+        endpoint = Endpoint("127.0.0.1", port, "tiny")
+        return await_ready(Pulse(Notifier(), {}, loop), pidfd, endpoint, "tiny", limits, lambda _: story)
 
 
 def test_ready_follows_the_first_possible_completion_within_half_a_second() -> None:

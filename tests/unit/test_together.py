@@ -6,8 +6,9 @@ Nothing waits here: how long a node has been silent is told by when it was last 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Coroutine
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -43,21 +44,25 @@ class Engine:
     """Is asked for tokens, and answers when the test says so."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[Callable[[], bool], Future[bool]]] = []
+        self.asked: list[Future[bool]] = []
 
-    def start(self, work: Callable[[], bool]) -> Future[bool]:
-        future: Future[bool] = Future()
-        self.asked.append((work, future))
-        return future
+    def submit(self, work: Coroutine[Any, Any, bool]) -> Future[bool]:
+        work.close()
+        self.asked.append(Future())
+        return self.asked[-1]
 
     def makes(self, token: bool) -> None:
-        self.asked[-1][1].set_result(token)
+        self.asked[-1].set_result(token)
+
+
+async def token() -> bool:
+    return True
 
 
 def tied(*ranks: int, proves: bool = True) -> tuple[Known, Engine, Together]:
     peers, engine = Known(*ranks), Engine()
-    together = Together(peers, engine.start, TIMEOUT_SECONDS)
-    together.prove = (lambda _seconds: True) if proves else None
+    together = Together(peers, engine.submit, TIMEOUT_SECONDS)
+    together.prove = (lambda _seconds: token()) if proves else None
     together.tie(tuple(tie(one, "e") for one in peers.snapshots()))
     return peers, engine, together
 
@@ -88,9 +93,9 @@ def test_the_engine_is_asked_once_in_the_last_part_of_the_timeout_and_has_that_p
     peers, engine, together = tied(1)
     given: list[float] = []
 
-    def prove(seconds: float) -> bool:
+    def prove(seconds: float) -> Coroutine[Any, Any, bool]:
         given.append(seconds)
-        return True
+        return token()
 
     together.prove = prove
     peers.silent(1, 749)
@@ -99,8 +104,7 @@ def test_the_engine_is_asked_once_in_the_last_part_of_the_timeout_and_has_that_p
     for seconds in (751, 800, 900):
         peers.silent(1, seconds)
         together.look()
-    ((work, _),) = engine.asked
-    assert work()
+    assert len(engine.asked) == 1
     assert given == pytest.approx([249], abs=0.5)
 
 
@@ -121,8 +125,8 @@ def test_tokens_make_the_longest_silence_bearable_and_the_trouble_is_told() -> N
 
 def test_a_proof_grows_old_and_the_next_one_may_fail() -> None:
     peers, engine = Known(1), Engine()
-    together = Together(peers, engine.start, 0.08)  # a token proves for a quarter of it
-    together.prove = lambda _seconds: True
+    together = Together(peers, engine.submit, 0.08)  # a token proves for a quarter of it
+    together.prove = lambda _seconds: token()
     together.tie(tuple(tie(one, "e") for one in peers.snapshots()))
     peers.silent(1, 10)
     together.look()
@@ -214,7 +218,7 @@ def test_who_is_not_tied_to_is_shown_and_never_lost() -> None:
     peers.silent(2, 100 * OVER)
     peers.seen[0] = snapshot(Contact.REFUSED, report(0, phase=Phase.FAILED))
     shown: list[tuple[Snapshot, ...]] = []
-    together = Together(peers, Engine().start, TIMEOUT_SECONDS)
+    together = Together(peers, Engine().submit, TIMEOUT_SECONDS)
     together.show = shown.append
     assert together.look() == peers.snapshots()
     together.tie((tie(peers.seen[0], "e"),))
@@ -226,4 +230,4 @@ def test_who_is_not_tied_to_is_shown_and_never_lost() -> None:
 
 
 def test_a_node_alone_has_nobody_to_lose() -> None:
-    assert Together(Peers((), tuple, lambda: None), Engine().start, 1).look() == ()
+    assert Together(Peers((), tuple, lambda: None), Engine().submit, 1).look() == ()

@@ -105,7 +105,7 @@ def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
     def wait(seconds: float, _for: str) -> None:
         pulse.wait(seconds)
 
-    ways = Ways(run_hooks, wait, pulse.beside, _Silent(), show=lambda _findings: None)
+    ways = Ways(run_hooks, wait, pulse, _Silent(), show=lambda _findings: None)
     hands = Hands.take(host, pulse, Owner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
     try:
         admission = mend(node.checks, host, hands, _policy(config), ways)

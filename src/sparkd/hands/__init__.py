@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+from typing import TYPE_CHECKING, assert_never
 
 from sparkd.errors import LaunchError
 from sparkd.hands import caches, files, lock, orphans, page_cache, processes, readahead
@@ -27,8 +27,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.shards import Shard
     from sparkd.launch.plan import LaunchPlan
-
-T = TypeVar("T")
+    from sparkd.pulse import Pulse
 
 RUN = Path("/run/sparkd")
 STATE = Path("/var/lib/sparkd")
@@ -40,24 +39,17 @@ REMOVE_SECONDS = 15.0
 WRITE_SECONDS = 10.0
 
 
-class Patience(Protocol):
-    """Waiting that keeps the main loop alive; `Pulse` has it."""
-
-    def outwait(self, seconds: float, fd: int) -> bool: ...
-    def beside(self, work: Callable[[], T], seconds: float, what: str) -> T: ...
-
-
 class Hands:
     """Held from `take` to `release`."""
 
-    def __init__(self, host: Host, pulse: Patience, owner: Owner, lock_fd: int) -> None:
+    def __init__(self, host: Host, pulse: Pulse, owner: Owner, lock_fd: int) -> None:
         self.owner = owner
         self._host = host
         self._pulse = pulse
         self._lock_fd = lock_fd
 
     @classmethod
-    def take(cls, host: Host, pulse: Patience, owner: Owner) -> Hands:
+    def take(cls, host: Host, pulse: Pulse, owner: Owner) -> Hands:
         """Raises BlockedError (exit 10) that names who holds them."""
         return cls(host, pulse, owner, lock.take(lock.LOCK_PATH, owner))
 

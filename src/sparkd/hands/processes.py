@@ -5,22 +5,21 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from sparkd.hands.applied import Applied
 from sparkd.host.processes import Process, parse_stat
 from sparkd.preflight.fixes import EndProcess
+
+if TYPE_CHECKING:
+    from sparkd.pulse import Pulse
 
 GRACE_SECONDS = 5.0
 """A stray's leader is gone, so nothing is lost with it; a worker's own shutdown was seen to take 4 to 5 s."""
 KILL_SECONDS = 5.0
 
 
-class Waits(Protocol):
-    def outwait(self, seconds: float, fd: int) -> bool: ...
-
-
-def end(fix: EndProcess, waits: Waits) -> Applied:
+def end(fix: EndProcess, pulse: Pulse) -> Applied:
     if fix.pid <= 1:
         return Applied("failed", f"pid {fix.pid} is never ended")
     try:
@@ -37,7 +36,7 @@ def end(fix: EndProcess, waits: Waits) -> Applied:
                 signal.pidfd_send_signal(fd, number)
             except ProcessLookupError:
                 return Applied("applied", "ended by itself")
-            if waits.outwait(seconds, fd):
+            if pulse.outwait(seconds, fd):
                 return Applied("applied", f"ended by {number.name}")
         left = _look(fix.pid)
         return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {left.state if left else 'gone'}")

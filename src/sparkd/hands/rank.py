@@ -6,9 +6,13 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
+
+if TYPE_CHECKING:
+    from sparkd.pulse import Pulse
+
 
 SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
@@ -16,10 +20,6 @@ one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up sho
 KILL_SECONDS = 10.0
 LOOK_SECONDS = 0.1
 """An engine that is ended while it starts goes on making segments until it dies."""
-
-
-class Waits(Protocol):
-    def outwait(self, seconds: float, fd: int) -> bool: ...
 
 
 class Rank(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Rank(Struct, frozen=True):
     pid: int
     pidfd: int
 
-    def end(self, waits: Waits, grace_seconds: float, look: Callable[[], None], *, starting: bool) -> bool:
+    def end(self, pulse: Pulse, grace_seconds: float, look: Callable[[], None], *, starting: bool) -> bool:
         """SIGTERM, grace, SIGKILL; whether it is gone. `look` is called ahead of each signal, and between them.
 
         `starting`: the engine may not heed the first SIGTERM yet.
@@ -46,14 +46,14 @@ class Rank(Struct, frozen=True):
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:
                 return True
-            if self._gone_within(seconds, waits, look):
+            if self._gone_within(seconds, pulse, look):
                 return True
         return False
 
-    def _gone_within(self, seconds: float, waits: Waits, look: Callable[[], None]) -> bool:
+    def _gone_within(self, seconds: float, pulse: Pulse, look: Callable[[], None]) -> bool:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            if waits.outwait(min(LOOK_SECONDS, left), self.pidfd):
+            if pulse.outwait(min(LOOK_SECONDS, left), self.pidfd):
                 return True
             look()
         return False

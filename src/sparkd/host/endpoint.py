@@ -7,7 +7,7 @@ import re
 
 from msgspec import Struct
 
-from sparkd.host.http import HttpClient, Unanswered
+from sparkd.lib.http_client import HttpClient
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 
@@ -69,25 +69,21 @@ class KeyRefusedError(Exception):
 
 
 class Endpoint:
-    """Client of one engine, for one thread at a time. Every method may raise Unanswered."""
+    """Client of one engine. Every request may raise HttpError."""
 
     def __init__(self, host: str, port: int, served_name: str, api_key: str | None = None) -> None:
         address = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        # vLLM closes a connection after five seconds, and is asked every five.
-        self._http = HttpClient(f"http://{address}:{port}", headers=headers, tires=True)
+        self._http = HttpClient(f"http://{address}:{port}", headers=headers)
         self._served_name = served_name
 
-    def close(self) -> None:
-        self._http.close()
-
-    def health(self) -> int:
+    async def health(self) -> int:
         """Status of /health: 503 says that the engine is dead; 200 says only that the API server is not."""
-        return self._http.get("/health", HEALTH_TIMEOUT_SECONDS).status
+        return (await self._http.get("/health", HEALTH_TIMEOUT_SECONDS)).status
 
-    def serves(self) -> tuple[str, ...]:
+    async def serves(self) -> tuple[str, ...]:
         """Names in /v1/models; () where the answer is an error or no such list. Raises KeyRefusedError."""
-        answer = self._http.get("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        answer = await self._http.get("/v1/models", HEALTH_TIMEOUT_SECONDS)
         if answer.status in (401, 403):
             raise KeyRefusedError
         if answer.status != 200:
@@ -103,14 +99,14 @@ class Endpoint:
                 )
         return ()
 
-    def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
-        answer = self._http.get("/metrics", timeout_seconds)
+    async def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
+        answer = await self._http.get("/metrics", timeout_seconds)
         return counters(answer.body) if answer.status == 200 else None
 
-    def complete(self, timeout_seconds: float) -> Completion:
+    async def complete(self, timeout_seconds: float) -> Completion:
         """Ask for one token. Proof of life: /health stays 200 with a dead rank, a completion does not."""
         body = {"model": self._served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
-        answer = self._http.post_json("/v1/completions", body, timeout_seconds)
+        answer = await self._http.post_json("/v1/completions", body, timeout_seconds)
         if answer.status != 200:
             return Completion(token=False, said=f"HTTP {answer.status} {_head(answer.body)}".strip())
         try:
@@ -123,6 +119,3 @@ class Endpoint:
 def _head(body: bytes) -> str:
     text = body[:200].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-__all__ = ["Completion", "Counters", "Endpoint", "KeyRefusedError", "Unanswered", "counters"]

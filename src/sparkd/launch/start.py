@@ -13,13 +13,14 @@ from msgspec import Struct, field
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
 from sparkd.guard.guard import Guard
-from sparkd.hands import Hands, Patience, segments
+from sparkd.hands import Hands, segments
 from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
 from sparkd.host.docker_facts import LABEL
 from sparkd.launch.plan import LaunchPlan
 from sparkd.lib.log import Events
 from sparkd.preflight.fixes import UnlinkSegment
+from sparkd.pulse import Pulse
 
 NOTE_SECONDS = 3.0
 LOOKS = 10
@@ -44,7 +45,7 @@ class Running(Struct):
     _looks: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How often a segment, by device and inode, was looked for among its processes."""
 
-    def note_segments(self, host: Host, patience: Patience) -> None:
+    def note_segments(self, host: Host, pulse: Pulse) -> None:
         """Remember what its processes have mapped now. What can't be looked at is left to a later preflight.
 
         Its processes are only looked at when there are segments that are not known to be its own, nor somebody else's.
@@ -55,7 +56,7 @@ class Running(Struct):
             new = [(one.device, one.inode) for one in segments.named(host)]
             new = [identity for identity in new if self._looks[identity] < LOOKS]
             if new:
-                found = patience.beside(look, NOTE_SECONDS, "looking at the rank")
+                found = pulse.beside(look, NOTE_SECONDS, "looking at the rank")
                 self.segments.update(found)
                 self._looks.update(new)
                 self._looks.update({(one.device, one.inode): LOOKS for one in found})

@@ -3,13 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from socket import AddressFamily, SocketKind
+from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+AddressInfo = (
+    tuple[Literal[AddressFamily.AF_INET], SocketKind, int, str, tuple[str, int]]
+    | tuple[Literal[AddressFamily.AF_INET6], SocketKind, int, str, tuple[str, int, int, int] | tuple[int, bytes]]
+)
+
+CLOSE_SECONDS = 5.0
+"""For tasks to end once they are cancelled. The thread is a daemon: one that hangs keeps no process alive."""
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Looks names up in a thread, as asyncio does, and addresses at once: a name server that hangs delays no peer."""
+
+    async def getaddrinfo(
+        self,
+        host: bytes | str | None,
+        port: bytes | str | int | None,
+        *,
+        family: int = 0,
+        type: int = 0,  # noqa: A002 - the name that asyncio has
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[AddressInfo]:
+        numeric = flags | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        try:
+            return socket.getaddrinfo(host, port, family, type, proto, numeric)
+        except socket.gaierror:
+            return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
 
 
 def ignore_error(_error: BaseException) -> None: ...
@@ -22,11 +51,12 @@ class EventLoop:
     """
 
     def __init__(self, broken: Callable[[BaseException], None] = ignore_error) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = _Loop()
         self._broken = broken
         self._tasks: set[asyncio.Task[None]] = set()
         """asyncio itself keeps weak references to tasks only."""
         self._pinged_at: float | None = None
+        self._closing = False
         self._thread = threading.Thread(target=self._run, name="network", daemon=True)
 
     def start(self) -> None:
@@ -42,26 +72,35 @@ class EventLoop:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work` until it ends or the loop is closed. Its error goes to `broken`: the agent needs it."""
-        self._loop.call_soon_threadsafe(self._begin, work)
+        self.call(self._begin, work)
 
     def call(self, function: Callable[..., object], *args: object) -> None:
-        """Call `function` in the loop's thread, soon."""
-        self._loop.call_soon_threadsafe(function, *args)
+        """Call `function` in the loop's thread, soon. Does nothing once the loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(function, *args)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
 
     def unanswered_seconds(self) -> float:
-        """For how long the loop has not turned, as far as is known: since an earlier call of this that it has not
-        answered yet. 0 where it answered; then this call asks anew.
+        """Seconds since an earlier call of this that the loop has not answered yet: it hangs, or is that busy.
+
+        0 where it has answered, and this call pings again. 0 where the loop has ended: `broken` got the reason.
         """
-        if self._pinged_at is None:
-            self._pinged_at = time.monotonic()
-            self._loop.call_soon_threadsafe(self._answer_ping)
+        pinged_at = self._pinged_at  # the loop's thread may clear it meanwhile
+        if self._loop.is_closed():
             return 0.0
-        return time.monotonic() - self._pinged_at
+        if pinged_at is None:
+            self._pinged_at = time.monotonic()
+            self.call(self._answer_ping)
+            return 0.0
+        return time.monotonic() - pinged_at
 
     def close(self) -> None:
-        """Cancel every task, and wait for their end."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """Cancel every task, and wait for their end, but not for ever."""
+        self._closing = True
+        self.call(self._loop.stop)
+        self._thread.join(2 * CLOSE_SECONDS)
 
     def _answer_ping(self) -> None:
         self._pinged_at = None
@@ -73,7 +112,11 @@ class EventLoop:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if not task.cancelled():
+            error = task.exception()
+        else:
+            error = None if self._closing else RuntimeError("a network task was cancelled")
+        if error is not None:
             self._broken(error)
 
     def _run(self) -> None:
@@ -82,7 +125,9 @@ class EventLoop:
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()
-            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            if left:
+                self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         except BaseException as error:  # the agent must not go on without its networking
             self._broken(error)
         finally:

@@ -1,4 +1,4 @@
-"""Reads one other node's report, over and over, in a thread of its own.
+"""Reads one other node's report, over and over, as a task of the network's loop.
 
 Each request names the report that is known already, and the other side holds its answer back until it has another: so
 news arrive when they happen, and a quiet cluster exchanges next to nothing.
@@ -6,8 +6,8 @@ news arrive when they happen, and a quiet cluster exchanges next to nothing.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import threading
 import time
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
-from sparkd.host.http import Answer, HttpClient, Refused, Unanswered
+from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, Response
 from sparkd.peers.believed import believed
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report import clock
@@ -52,77 +52,51 @@ class Source(Struct, frozen=True):
         return self.hold_seconds + self.answer_seconds
 
 
-def nobody(_error: BaseException) -> None:
-    """Is told."""
-
-
 class Reader:
-    """`snapshot` may be read from any thread; `bell` is rung at each change of it, and at each failure.
+    """`snapshot` may be read from any thread; `bell` is rung at each change of it, and at each failure."""
 
-    `broken` gets, in the reader's thread, the bug that it dies of: the node is deaf from then on.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        keys: Callable[[], tuple[bytes, ...]],
-        bell: Callable[[], None],
-        broken: Callable[[BaseException], None] = nobody,
-    ) -> None:
+    def __init__(self, source: Source, keys: Callable[[], tuple[bytes, ...]], bell: Callable[[], None]) -> None:
         self.snapshot = Snapshot(source.rank, source.address, utc_now())
         self._source = source
         self._keys = keys
         self._bell = bell
-        self._broken = broken
         self._known = ""
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"peer-{source.rank}", daemon=True)
+        self._client = self._new_client()
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends with the request at hand; nobody waits for it."""
-        self._stop.set()
-
-    def _client(self) -> HttpClient:
+    def _new_client(self) -> HttpClient:
         host = f"[{self._source.address}]" if ":" in self._source.address else self._source.address
         return HttpClient(f"http://{host}:{self._source.port}", local_address=self._source.own_address)
 
-    def _run(self) -> None:
+    async def run(self) -> None:
+        """Read until cancelled."""
+        failed = False
         try:
-            self._read()
-        except BaseException as error:  # whoever waits for what is read here must know
-            self._broken(error)
+            while True:
+                failed_before, failed = failed, not await self._turn()
+                if failed:
+                    # Whatever state the connection was in, the next try has a fresh one: TCP's own waits grow too long.
+                    await self._client.close()
+                # The first failure may be an agent that has just died: whether it refuses is to be known at once.
+                await asyncio.sleep(PAUSE_SECONDS if failed and failed_before else PACE_SECONDS)
+        finally:
+            await self._client.close()
 
-    def _read(self) -> None:
-        client, failed = self._client(), False
-        while not self._stop.is_set():
-            failed_before, failed = failed, not self._turn(client)
-            if failed:
-                # Whatever state the connection was in, the next try has a fresh one: TCP's own waits grow too long.
-                client.close()
-                client = self._client()
-            # The first failure may be an agent that has just died: whether it refuses is to be known at once.
-            self._stop.wait(PAUSE_SECONDS if failed and failed_before else PACE_SECONDS)
-        client.close()
-
-    def _turn(self, client: HttpClient) -> bool:
+    async def _turn(self) -> bool:
         """Ask once; whether a good answer came."""
         try:
-            answer = self._ask(client, f"/report?known={self._known}")
+            answer = await self._ask(self._client, f"/report?known={self._known}")
             if answer.status == 404:
-                raise Unanswered("it has nothing to tell yet")
+                raise HttpError("it has nothing to tell yet")
             report = believed(answer.body, self._source.rank) if answer.status == 200 else None
             if report is None:
                 raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
-        except Refused as error:
+        except ConnectRefused as error:
             self._failed(Contact.REFUSED, str(error))
             return False
         except UnsignedError as error:
             self._failed(Contact.UNSIGNED, str(error))
             return False
-        except Unanswered as error:
+        except HttpError as error:
             self._failed(self._quiet(), str(error))
             return False
         self._known = hashlib.sha256(answer.body).hexdigest()
@@ -154,23 +128,23 @@ class Reader:
         self._known = ""  # whoever answers next may be another life, and is asked for the whole of it
         self._bell()
 
-    def values(self) -> bytes:
-        """The plan values of the other node, as it sent them. Raises Unanswered or UnsignedError."""
-        client = self._client()
+    async def values(self) -> bytes:
+        """The plan values of the other node, as it sent them. Raises HttpError or UnsignedError."""
+        client = self._new_client()
         try:
-            answer = self._ask(client, "/plan")
+            answer = await self._ask(client, "/plan")
         finally:
-            client.close()
+            await client.close()
         if answer.status != 200:
-            raise Unanswered(f"HTTP {answer.status}")
+            raise HttpError(f"HTTP {answer.status}")
         return answer.body
 
-    def _ask(self, client: HttpClient, path: str) -> Answer:
-        """An answer that is proved to be of this peer and for this request. Raises Unanswered or UnsignedError."""
+    async def _ask(self, client: HttpClient, path: str) -> Response:
+        """An answer that is proved to be of this peer and for this request. Raises HttpError or UnsignedError."""
         address = self._source.address
         for key in self._keys():  # while keys change, the other side may know the older one alone
             nonce = new_nonce()
-            answer = client.get(
+            answer = await client.get(
                 path,
                 self._source.patience_seconds,
                 headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: sign_request(key, nonce, address, path)},

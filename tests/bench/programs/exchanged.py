@@ -24,7 +24,7 @@ class Cost:
     wire_bytes: float
     """Of an exchange, headers of every layer and acknowledgements included."""
     asks_seconds: tuple[float, ...]
-    """CPU of the thread that asks: to sign, to ask, to prove and to parse the answer."""
+    """CPU of the loop that asks: to sign, to ask, to prove and to parse the answer."""
     answers_seconds: tuple[float, ...]
 
 
@@ -35,6 +35,7 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from sparkd.first_report import first_report
     from sparkd.host import Host
     from sparkd.host.cluster_key import KeyRing
+    from sparkd.lib.event_loop import EventLoop
     from sparkd.peers.reader import Reader, Source
     from sparkd.report.exchange import Exchange
     from sparkd.report.http import Limits, Server
@@ -48,7 +49,9 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     server = Server(ADDRESS, 0, exchange.handle, Limits(hold_seconds=HOLD_SECONDS))
     server.start()
     read = threading.Semaphore(0)
-    Reader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).start()
+    network = EventLoop()
+    network.start()
+    network.spawn(Reader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).run())
     count = 0
 
     def exchanges(number: int) -> None:
@@ -69,7 +72,7 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
         began = {name: time.clock_gettime(clock) for name, clock in threads.items()}
         exchanges(EXCHANGES)
         took = {name: time.clock_gettime(clock) - began[name] for name, clock in threads.items()}
-        asks.append(took["peer-0"] / EXCHANGES)
+        asks.append(took["network"] / EXCHANGES)
         answers.append(took["reports"] / EXCHANGES)
     wire = (traffic().bytes - before) / (runs * EXCHANGES)
     return Cost(len(exchange.report), round(wire), tuple(asks), tuple(answers))

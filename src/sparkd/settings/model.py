@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.settings import kinds as t
 from sparkd.settings.kinds import Section
@@ -15,7 +16,7 @@ from sparkd.settings.kinds import Section
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 
-
+PREFIX = "SPARKD_"
 MAX_NODES = 8
 
 
@@ -188,8 +189,13 @@ class Observe(Section):
         return t.split_address(self.listen) if self.listen else None
 
 
-class Settings(Section):
-    """Everything that is configured on a node."""
+class Settings(BaseSettings):
+    """Everything that is configured on a node. `Settings()` has the defaults: only `load` reads files and variables."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, extra="forbid", case_sensitive=True, enable_decoding=False,
+        env_prefix=PREFIX, env_nested_delimiter="__", env_nested_max_split=2,
+    )  # fmt: skip
 
     cluster: Cluster = Cluster()
     engine: Engine = Engine()
@@ -199,6 +205,16 @@ class Settings(Section):
     readiness: Readiness = Readiness()
     supervise: Supervise = Supervise()
     observe: Observe = Observe()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # part of the library's signature
+        init_settings: PydanticBaseSettingsSource,
+        *_: object,
+        **_options: object,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Settings:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sparkd import settings
 from sparkd.flags import JsonValue
 from sparkd.recipes.load import Loaded
-from sparkd.settings.model import PREFIX
+from sparkd.settings.sources import PREFIX
 
 TABLES = ("args", "env", "secrets")
 """What settings lay over a recipe, entry by entry."""

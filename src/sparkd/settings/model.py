@@ -16,7 +16,7 @@ from sparkd.settings.kinds import Section
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
 ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 
-PREFIX = "SPARKD_"
+
 MAX_NODES = 8
 
 
@@ -192,10 +192,7 @@ class Observe(Section):
 class Settings(BaseSettings):
     """Everything that is configured on a node. `Settings()` has the defaults: only `load` reads files and variables."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", case_sensitive=True, enable_decoding=False,
-        env_prefix=PREFIX, env_nested_delimiter="__", env_nested_max_split=2,
-    )  # fmt: skip
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", enable_decoding=False)
 
     cluster: Cluster = Cluster()
     engine: Engine = Engine()

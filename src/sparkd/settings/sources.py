@@ -17,14 +17,14 @@ from pydantic_settings import EnvSettingsSource, InitSettingsSource, TomlConfigS
 from sparkd import faults, flags, text_file
 from sparkd.errors import ConfigError
 from sparkd.nearest import did_you_mean
-from sparkd.settings.model import PREFIX, Settings
+from sparkd.settings.model import Settings
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
-FILE_VARIABLE = f"{PREFIX}CONFIG"
+PREFIX = "SPARKD_"
+FILE_VARIABLE = "SPARKD_CONFIG"
 HINT = "`sparkd config show --default` lists every key"
 
 Key = tuple[str, ...]
-Document = dict[str, dict[str, object]]
 TABLES = {("engine", name): check for name, check in flags.TABLES.items()}
 """Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
@@ -55,7 +55,7 @@ class Variable(EnvSettingsSource):
 
     def __init__(self, name: str, key: Key, value: object, problems: list[str]) -> None:
         self.__name__, self.given, self.problems = name, {PREFIX + "__".join(key): value}, problems
-        super().__init__(Settings)
+        super().__init__(Settings, True, PREFIX, env_nested_delimiter="__", env_nested_max_split=2)
 
     def _load_env_vars(self) -> dict[str, Any]:
         """With the key in lower case: the library would change the case of a table's entry too."""
@@ -94,13 +94,13 @@ def load_with_origins(config_file: Path | None, env: Mapping[str, str], root: Pa
     """As `load`, with the file or variable that each value came from."""
     problems: list[str] = []
     files = list(_files(config_file, env, root, problems))
-    origins, settings = Origins(Settings, {}), None
+    origins = Origins(Settings, {})
     sources = (*reversed([*files, *_variables(env, problems)]), origins)
     try:
         settings = Settings(_build_sources=(sources, {}))
     except ValidationError as error:
         problems.extend(_lines(error.errors(), origins))
-    if problems or settings is None:
+    if problems:
         raise ConfigError("\n".join(problems), HINT)
     return Loaded(settings, origins.found, tuple(file.path for file in files))
 
@@ -111,9 +111,9 @@ def keys() -> dict[Key, FieldInfo]:
     return {(name, key): info for name, section in sections for key, info in type(section.default).model_fields.items()}
 
 
-def _well_formed(document: Mapping[str, object], origin: str, problems: list[str]) -> Document:
+def _well_formed(document: Mapping[str, object], origin: str, problems: list[str]) -> dict[str, dict[str, object]]:
     """The known keys of a source, with tables ready to be merged. All else is added to `problems`."""
-    good: Document = {}
+    good: dict[str, dict[str, object]] = {}
     for section, table in document.items():
         if section not in Settings.model_fields:
             problems.append(f"{origin}: {_unknown((section,))}")
@@ -159,23 +159,19 @@ def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable
         if not at or (rest != key and at not in TABLES):
             problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
         elif rest == key:
-            yield Variable(name, at, _value(keys()[at].default, env[name]), problems)
-        elif at == ("engine", "args"):
-            yield Variable(name, (*at, entry.lower()), _json_or_text(env[name]), problems)
+            yield Variable(name, at, _parsed(env[name], keys()[at].default), problems)
         else:
-            yield Variable(name, (*at, entry), env[name], problems)
+            is_flag = at == ("engine", "args")
+            at = (*at, entry.lower() if is_flag else entry)
+            yield Variable(name, at, _parsed(env[name], None if is_flag else ""), problems)
 
 
-def _value(default: object, raw: str) -> object:
+def _parsed(raw: str, default: object) -> object:
     """Text where text is the default, a list by commas or JSON, all else JSON: the library would take yes for true."""
     if isinstance(default, str):
         return raw
     if isinstance(default, tuple) and not raw.lstrip().startswith("["):
         return [part.strip() for part in raw.split(",")] if raw.strip() else []
-    return _json_or_text(raw)
-
-
-def _json_or_text(raw: str) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
@@ -217,7 +213,8 @@ def _lines(errors: list[ErrorDetails], origins: Origins) -> Iterator[str]:
     for error in errors:
         context = error.get("ctx", {})
         at = context.get("at") or ".".join(str(one) for one in error["loc"][:2])
-        section, _, key = at.partition(".")
-        found = origins.current_state.get(section, {}).get(key, context.get("found"))
         origin = origins.found.get(at) or origins.found.get(context.get("other", "")) or "default"
+        section, _, key = at.partition(".")
+        document = origins.settings_sources_data.get(origin, {})
+        found = document.get(section, {}).get(key, context.get("found"))
         yield f"{origin}: {faults.said((at,), found)}: {faults.needed(error['msg'])}"

@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 from tomlkit.items import Item
 
 from sparkd.settings import kinds
-from sparkd.settings.model import PREFIX, Settings
-from sparkd.settings.sources import FILE_VARIABLE, Loaded
+from sparkd.settings.model import Settings
+from sparkd.settings.sources import FILE_VARIABLE, PREFIX, Loaded
 
 _HEAD = f"""\
 # Configuration of sparkd. Every key stands here with its default: take the # away and change the value.

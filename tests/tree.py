@@ -58,7 +58,8 @@ class Tree:
         leader = pid if group is None else group
         flags = 0x0020_0000 if kernel else 0x40_0000
         before = f"{pid} ({comm}) {state} {parent} {leader} {leader} 0 -1 {flags} 1 2 3 4 5 6 7 8 20 0 {threads} 0"
-        self.file(f"/proc/{pid}/stat", f"{before} {start_time} 1000 10 18446744073709551615\n")
+        after = " ".join(["1000 10 18446744073709551615", *["0"] * 27])
+        self.file(f"/proc/{pid}/stat", f"{before} {start_time} {after}\n")
         ids = f"{pid}\t{namespace_pid}" if namespace_pid is not None else str(pid)
         self.file(
             f"/proc/{pid}/status",

@@ -14,8 +14,10 @@ from deb.errors import BuildError
 from deb.lock import Pin
 from deb.targets import ARCHITECTURES, PYTHONS, Architecture
 
-NATIVE = frozenset({"pydantic-core", "pyyaml"})
-"""Compiled: one wheel for each Python and architecture. pip fails where another one has no pure wheel."""
+NATIVE = frozenset({"msgspec", "psutil", "pydantic-core", "pyyaml"})
+"""Compiled: a wheel for each architecture, and for each Python too. pip fails where another one has no pure wheel."""
+STABLE_ABI = frozenset({"psutil"})
+"""Of those, the ones whose single wheel serves every Python."""
 SOURCES = frozenset({"sdnotify"})
 """Published as source alone: pure Python, taken as it is and never built."""
 PURE = ("--platform", "any", "--implementation", "py", "--abi", "none", "--python-version", PYTHONS[0])
@@ -47,8 +49,13 @@ def files(pin: Pin, folder: Path, architecture: Architecture) -> tuple[Path, ...
 
 
 def _complete(pin: Pin, folder: Path) -> bool:
-    count = len(ARCHITECTURES) * len(PYTHONS) if pin.name in NATIVE else 1
-    return len(_all(pin, folder)) == count
+    return len(_all(pin, folder)) == _count(pin)
+
+
+def _count(pin: Pin) -> int:
+    if pin.name not in NATIVE:
+        return 1
+    return len(ARCHITECTURES) * (1 if pin.name in STABLE_ABI else len(PYTHONS))
 
 
 def _all(pin: Pin, folder: Path) -> list[Path]:

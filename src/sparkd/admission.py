@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, TypeVar, assert_never
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sparkd.errors import BlockedError, NeedsPersonError, SparkdError
 from sparkd.preflight.catalogue import IDS
@@ -18,7 +20,7 @@ from sparkd.preflight.strays import StrayWorkers
 if TYPE_CHECKING:
     from sparkd.hands.applied import Applied
     from sparkd.host import Host
-    from sparkd.log import Events
+    from sparkd.lib.log import Events
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 120.0
@@ -43,8 +45,7 @@ class Fixer(Protocol):
     def apply(self, fix: Fix) -> Applied: ...
 
 
-@dataclass(frozen=True)
-class Policy:
+class Policy(Struct, frozen=True):
     """What the settings say of preflight."""
 
     skip: tuple[str, ...]
@@ -53,8 +54,7 @@ class Policy:
     wait_seconds: float
 
 
-@dataclass(frozen=True)
-class Ways:
+class Ways(Struct, frozen=True):
     """How admission asks, waits and tells."""
 
     hooks: Callable[[], tuple[Finding, ...]]
@@ -68,8 +68,7 @@ class Ways:
     """Takes the findings after each look."""
 
 
-@dataclass(frozen=True)
-class Admission:
+class Admission(Struct, frozen=True):
     """How it went. `before` is empty where nothing was changed."""
 
     before: tuple[Finding, ...]
@@ -87,8 +86,7 @@ class Admission:
         return kind(f"{first.id}: {first.verdict.reason}{others}", first.verdict.hint)
 
 
-@dataclass
-class _Seen:
+class _Seen(Struct):
     """What one admission has seen and done so far."""
 
     memory: MemorySample | None = None

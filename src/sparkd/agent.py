@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sparkd.engine.story import Story
 from sparkd.hands import STATE, Hands
 from sparkd.host import Host, boots
 from sparkd.host.boots import Boots
-from sparkd.journal import Journal
 from sparkd.launch import agreement, ledger
 from sparkd.launch.agreement import Agreement
 from sparkd.launch.ledger import Ledger
 from sparkd.launch.plan import LaunchPlan
-from sparkd.log import Events, Redactor
+from sparkd.lib.journal import Journal
+from sparkd.lib.log import Events, ProcessLog
+from sparkd.lib.redact import Redactor
 from sparkd.peers.snapshot import Snapshot
 from sparkd.pulse import Pulse
 from sparkd.report.exchange import Exchange
@@ -30,8 +33,7 @@ LEDGER_FILE = "launches.json"
 BOOTS_FILE = "boots.json"
 
 
-@dataclass
-class Agent:
+class Agent(Struct):
     """One process, one launch. Made by `commands.run`; its life is told in `life`."""
 
     settings: Settings
@@ -41,6 +43,7 @@ class Agent:
     pulse: Pulse
     notifier: Notifier
     journal: Journal
+    log: ProcessLog
     events: Events
     redact: Redactor
     reporter: Reporter
@@ -92,6 +95,11 @@ class Agent:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:  # the bell rings for other things too
             self.pulse.wait(left)
+
+    def join_epoch(self, epoch: str) -> None:
+        """`epoch`: the head's incarnation, which the ranks of all nodes start in."""
+        self.log.bind(epoch=epoch)
+        self.reporter.update(epoch=epoch)
 
     def offer(self, found: Agreement) -> None:
         """Let the other nodes read what this one's rank is made of, to name what differs."""

@@ -63,6 +63,9 @@ def main(argv: list[str] | None = None) -> int:
     args = _parser(command).parse_args(words)
     from importlib import import_module
 
+    from sparkd.lib import library_log
+
+    library_log.clean_stderr()
     try:
         return int(import_module(f"sparkd.commands.{args.command}").run(args))
     except SparkdError as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.errors import BlockedError
 from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
-from sparkd.log import Events, Redactor
+from sparkd.lib.log import Events
+from sparkd.lib.redact import Redactor
 from sparkd.peers.peers import Peers
 from sparkd.peers.reader import Source
 from sparkd.pulse import Pulse
@@ -26,8 +29,7 @@ HOLD_SHARE = 0.25
 """Of the silence that counts as loss: an answer may be held back for no longer, so that four tries fit into it."""
 
 
-@dataclass(frozen=True)
-class Cluster:
+class Cluster(Struct, frozen=True):
     """`exchange` is what the other nodes read, from `server`; None where there are none."""
 
     together: Together

@@ -10,13 +10,13 @@ those 10 s: its pidfd tells, and the engine's end then names docker.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host import Host, docker
 
 
-@dataclass(frozen=True)
-class Daemon:
+class Daemon(Struct, frozen=True):
     """`pid` is empty where docker did not say whose it is: then nothing is known of its containers' end."""
 
     pid: str = ""

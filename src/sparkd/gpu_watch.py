@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from sparkd.host import gpu_clocks
 from sparkd.host.gpu_clocks import GpuClocks
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 LOOK_SECONDS = 30.0
 LASTING_SECONDS = 30.0
@@ -25,8 +26,7 @@ HINT = "shut the node down, unplug it for 60 s, start it again; where it comes b
 Clocks = tuple[GpuClocks, ...]
 
 
-@dataclass(frozen=True)
-class Slow:
+class Slow(Struct, frozen=True):
     """What is remembered of the GPU. `since`: monotonic, from when each look under load found it slow."""
 
     since: float | None = None

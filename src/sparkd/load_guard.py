@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sparkd.engine.story import Story
 from sparkd.host import Host, shards
 from sparkd.host.shards import Shard
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 PACE_SECONDS = 1.0
 LEAST_BYTES = 1 << 30
@@ -26,8 +27,7 @@ LOADING = ("building process groups", "loading weights")
 GiveBack = Callable[[Shard, Callable[[], bool]], int]
 
 
-@dataclass(frozen=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """Numbers of shards, in the order that they are loaded in."""
 
     used: frozenset[int] = frozenset()
@@ -46,14 +46,12 @@ def finished(watch: Watch, used: frozenset[int]) -> tuple[Watch, tuple[int, ...]
     return Watch(used, (watch.returned | done) - used), tuple(sorted(done))
 
 
-@dataclass
-class Tally:
+class Tally(Struct):
     shards: int = 0
     bytes: int = 0
 
 
-@dataclass
-class LoadGuard:
+class LoadGuard(Struct):
     """Runs in a thread of its own, from the launch until `over` or the rank's end.
 
     `loaded` is called when the weights are loaded, and at the end.

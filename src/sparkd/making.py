@@ -16,9 +16,10 @@ from sparkd.first_report import first_report, placeless_report
 from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.host import Host
-from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
-from sparkd.log import Events, Redactor, events
+from sparkd.lib.journal import Journal
+from sparkd.lib.log import Events, ProcessLog
+from sparkd.lib.redact import Redactor
 from sparkd.pulse import Pulse
 from sparkd.report.node_report import NodeReport, dump, redacted
 from sparkd.report.reporter import Reporter, Sink, status_line
@@ -31,32 +32,36 @@ SECRET_LIMIT_BYTES = 64 << 10
 ADDRESS_POLL_SECONDS = 1.0
 
 
-def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
+def make_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, str]) -> Agent:
     """Raises ConfigError (78) for what no restart can mend, BlockedError (10) where another owner holds the node.
 
     Waits for the node's address on the fabric, for as long as that takes; raises StopRequested.
     """
     config = settings.load(None, env)
+    log.configure(as_json=config.log.format == "json", level=config.log.level)
     host = Host()
+    log.bind(node=host.name())
+    nothing = Redactor()
+    events = log.events(nothing)
     notifier = Notifier()
     pulse = Pulse(notifier, env)
     pulse.listen()
     invocation = invocation_id(env) or uuid.uuid4().hex
     node = _place(config, role, host)
     hands = Hands.take(host, pulse, Owner(os.getpid(), f"sparkd run --role {role}", invocation))
-    nothing = Redactor()
 
     def show(message: str) -> None:
         report = placeless_report(role, host, invocation, message)
         for sink in _sinks(hands, notifier, nothing):
             sink(report)
 
-    node = node or _await_place(config, role, host, pulse, show, _events(journal, nothing))
+    node = node or _await_place(config, role, host, pulse, show, events)
+    log.bind(rank=node.rank)
     secrets = read_secrets(node.plan)
     redact = Redactor(tuple(secrets.values()))
-    log = _events(journal, redact)
+    events = log.events(redact)
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
-    cluster = join(node, host, pulse, redact, log)
+    cluster = join(node, host, pulse, redact, events)
     first = first_report(node, host, invocation, last_exit.cause(STATE))
     reporter = Reporter(first, (*_sinks(hands, notifier, redact), *cluster.sinks))
     agent = Agent(
@@ -67,7 +72,8 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
         pulse=pulse,
         notifier=notifier,
         journal=journal,
-        events=log,
+        log=log,
+        events=events,
         redact=redact,
         reporter=reporter,
         together=cluster.together,
@@ -83,7 +89,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     proven.settle_rollback(agent)
     agent.together.show = agent.meet
     pulse.guard = agent.together.look
-    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, log)
+    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, events)
     return agent
 
 
@@ -110,10 +116,6 @@ def _await_place(
             log.warning("life.address.awaited", reason=awaited, hint="ip -brief address")
             show(awaited)
         pulse.wait(ADDRESS_POLL_SECONDS)
-
-
-def _events(journal: Journal, redact: Redactor) -> Events:
-    return events(lambda priority, text: journal.put(priority, text, keep=True), redact)
 
 
 def _sinks(hands: Hands, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:

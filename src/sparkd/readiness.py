@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
+
+from msgspec import Struct
 
 from sparkd.engine.story import Story
 from sparkd.errors import NotReadyError
@@ -29,8 +30,7 @@ class Gate(Enum):
     COMPLETION = "the first completion"
 
 
-@dataclass(frozen=True)
-class Knock:
+class Knock(Struct, frozen=True):
     """How far one try came: `closed` is the gate that did not open, None when all did; `said`, the engine's answer."""
 
     closed: Gate | None
@@ -44,8 +44,7 @@ class Wait(Protocol):
     def start(self, work: Callable[[], Knock]) -> Future[Knock]: ...
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """Seconds for the whole launch, and for one completion."""
 
     launch_seconds: float

@@ -168,12 +168,12 @@ def enter_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     """
     if not agent.context.is_head:
         (head, *_) = agent.together.look()
-        agent.reporter.update(epoch=head.report.epoch if head.report else "")
+        agent.join_epoch(head.report.epoch if head.report else "")
         return
     deadline = time.monotonic() + ranks_seconds
     if agent.context.peers:
         agent.phase(Phase.AWAITING_PEERS, "calling the workers' ranks")
-    agent.reporter.update(epoch=agent.incarnation)
+    agent.join_epoch(agent.incarnation)
     while starting := [one for one in agent.together.look() if not _runs(one, agent.incarnation)]:
         awaited = "; ".join(_doing(one) for one in starting)
         if time.monotonic() >= deadline:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from sparkd import hooks, load
 from sparkd.admission import Policy, Ways, admit

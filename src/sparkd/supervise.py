@@ -6,7 +6,8 @@ that tokens and iterations move while requests run, and that a token can be had 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host.endpoint import Completion, Counters
 
@@ -14,16 +15,14 @@ DEAD_STATUS = 503
 """What vLLM's /health answers once it knows that its engine is dead."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """`canary_seconds` 0: no canary."""
 
     stall_seconds: float
     canary_seconds: float
 
 
-@dataclass(frozen=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """One look. `health` is the status of /health, None for no answer; `counters` None where there are none to read.
 
     `canary` is the answer to a canary since the last look, None where none came in.
@@ -35,8 +34,7 @@ class Observation:
     canary: Completion | None = None
 
 
-@dataclass(frozen=True)
-class Watch:
+class Watch(Struct, frozen=True):
     """What the watch remembers, in monotonic seconds."""
 
     answered_at: float
@@ -49,23 +47,20 @@ class Watch:
     canary_failed: str = ""
 
 
-@dataclass(frozen=True)
-class GoOn:
+class GoOn(Struct, frozen=True):
     watch: Watch
     degraded: str = ""
     """What is wrong while the engine is still given time; empty when all is well."""
     wants_canary: bool = False
 
 
-@dataclass(frozen=True)
-class Dead:
+class Dead(Struct, frozen=True):
     """The engine has ended: exit 13."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Stalled:
+class Stalled(Struct, frozen=True):
     """The engine makes no tokens: exit 15."""
 
     reason: str

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
 from string import Template
 from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
 
 from sparkd import share
 from sparkd.errors import ConfigError, UsageError
@@ -40,8 +41,7 @@ class UnitHand(Protocol):
     def daemon_reload(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class DropIn:
+class DropIn(Struct, frozen=True):
     """A drop-in as it should be. Empty text: there should be none, the package's unit says it all."""
 
     role: str
@@ -60,8 +60,7 @@ class State(Enum):
     FOREIGN = "was not written by sparkd"
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     path: str
     written: bool
     """False: removed."""

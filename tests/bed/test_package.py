@@ -75,6 +75,20 @@ def test_the_program_runs_and_its_units_are_clean(installed: Node) -> None:
     installed.run("sparkd", "units", "check")
 
 
+COMPILED = """
+from importlib.util import cache_from_source
+from pathlib import Path
+
+sources = [path for path in Path("/usr/lib/sparkd").rglob("*.py")]
+print(len(sources), [str(path) for path in sources if not Path(cache_from_source(str(path))).exists()])
+"""
+
+
+def test_installing_compiles_every_module(installed: Node) -> None:
+    count, _, missing = installed.run("python3", "-c", COMPILED).stdout.strip().partition(" ")
+    assert (int(count) > 1000, missing) == (True, "[]")
+
+
 def test_dropins_follow_the_configuration_and_systemd_reads_them(installed: Node) -> None:
     installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
     assert installed.run("sparkd", "units", "check", check=False).returncode == 78

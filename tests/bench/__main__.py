@@ -18,7 +18,7 @@ from tests.bed import Bed, BedError
 from tests.bed.space import REPOSITORY
 from tests.bed.sparkd_node import HEAD, SparkdNode
 
-from . import agent, checks, cluster, commands, forwarding, guard, killed, machine, scan, start, table
+from . import agent, checks, cluster, commands, forwarding, guard, imports, killed, machine, scan, start, table
 from .bench_node import BenchNode
 from .figures import Figure
 
@@ -26,6 +26,7 @@ RESULT = REPOSITORY / "build/bench.json"
 
 ON_A_NODE: tuple[tuple[str, Callable[[BenchNode], tuple[Figure, ...]]], ...] = (
     ("start", start.measure),
+    ("imports", imports.measure),
     ("commands", commands.idle),
     ("forwarding", forwarding.measure),
     ("agent", agent.measure),

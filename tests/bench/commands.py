@@ -7,7 +7,7 @@ from .figures import Beside, Figure, Limit, Spread
 from .machine import load
 
 RUNS = 20
-VERSION_SECONDS, HELP_SECONDS, PREFLIGHT_SECONDS = 0.03, 0.15, 0.5
+VERSION, HELP, PREFLIGHT = Limit(0.03), Limit(0.15), Limit(0.75, goal=0.5)
 DRY_RUN = ("sparkd", "preflight", "--dry-run")
 BARE_PYTHON = ("/usr/bin/python3", "-IBS", "-c", "pass")
 BLOCKED = 10
@@ -19,18 +19,16 @@ def idle(bench: BenchNode) -> tuple[Figure, ...]:
     bench.spark.stop()
     python = Beside("python3 -c pass", _spread(bench, BARE_PYTHON))
     return (
-        _figure("version", "sparkd --version", _spread(bench, ("sparkd", "--version")), VERSION_SECONDS, python),
-        _figure("help", "sparkd --help", _spread(bench, ("sparkd", "--help")), HELP_SECONDS, python),
-        _figure(
-            "preflight", "sparkd preflight --dry-run, idle node", _spread(bench, DRY_RUN), PREFLIGHT_SECONDS, python
-        ),
+        _figure("version", "sparkd --version", _spread(bench, ("sparkd", "--version")), VERSION, python),
+        _figure("help", "sparkd --help", _spread(bench, ("sparkd", "--help")), HELP, python),
+        _figure("preflight", "sparkd preflight --dry-run, idle node", _spread(bench, DRY_RUN), PREFLIGHT, python),
     )
 
 
 def serving(bench: BenchNode) -> tuple[Figure, ...]:
     bench.serve()
     values = _spread(bench, DRY_RUN, (BLOCKED,))
-    return (_figure("preflight-serving", "sparkd preflight --dry-run, serving node", values, PREFLIGHT_SECONDS),)
+    return (_figure("preflight-serving", "sparkd preflight --dry-run, serving node", values, PREFLIGHT),)
 
 
 def _spread(bench: BenchNode, command: tuple[str, ...], codes: tuple[int, ...] = (0,)) -> Spread:
@@ -39,5 +37,5 @@ def _spread(bench: BenchNode, command: tuple[str, ...], codes: tuple[int, ...] =
     return Spread(tuple(round(run.seconds, 5) for run in runs))
 
 
-def _figure(name: str, what: str, values: Spread, limit_seconds: float, beside: Beside | None = None) -> Figure:
-    return Figure(f"command.{name}", what, "s", values, Limit(limit_seconds), beside, load())
+def _figure(name: str, what: str, values: Spread, limit: Limit, beside: Beside | None = None) -> Figure:
+    return Figure(f"command.{name}", what, "s", values, limit, beside, load())

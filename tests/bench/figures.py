@@ -21,6 +21,8 @@ class Limit:
     value: float
     at_least: bool = False
     by: By = By.MEDIAN
+    goal: float | None = None
+    """Where the project wants to be; nothing fails for it."""
 
     def holds(self, value: float) -> bool:
         return value >= self.value if self.at_least else value <= self.value

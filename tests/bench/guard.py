@@ -43,7 +43,8 @@ def measure() -> tuple[Figure, ...]:
 def _standing() -> Iterator[Path]:
     """The process of a guard that has begun to watch: its folder in /proc. It ends with what it watches."""
     from sparkd.guard.guard import Guard
-    from sparkd.log import Redactor, events
+    from sparkd.lib.log import events
+    from sparkd.lib.redact import Redactor
 
     with subprocess.Popen(["sleep", "infinity"]) as rank:
         pidfd = os.pidfd_open(rank.pid)

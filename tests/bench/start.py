@@ -12,7 +12,7 @@ from .figures import Beside, Figure, Limit, Spread
 from .machine import load
 
 PAIRS = 3
-LIMIT_SECONDS = 1.0
+SHARE = Limit(1.2, goal=0.8)
 BARE = "bare"
 
 
@@ -87,7 +87,7 @@ def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float
             "sparkd's own share of a start",
             [one.share for one in with_sparkd],
             bare_start,
-            Limit(LIMIT_SECONDS),
+            SHARE,
         ),
         figure(
             "container",

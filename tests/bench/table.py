@@ -9,7 +9,7 @@ from .figures import Figure, Spread
 from .machine import Machine
 
 SCHEMA = 1
-HEAD = ("", "limit", "measured", "min", "max", "runs", "beside", "ratio", "")
+HEAD = ("", "limit", "goal", "measured", "min", "max", "runs", "beside", "ratio", "")
 
 
 def as_text(figures: Sequence[Figure], machine: Machine) -> str:
@@ -35,6 +35,7 @@ def _row(figure: Figure) -> tuple[str, ...]:
     return (
         figure.what,
         f"{'>=' if limit.at_least else '<='} {number(limit.value)} {figure.unit}" if limit else "",
+        f"{number(limit.goal)}" if limit and limit.goal is not None else "",
         f"{number(figure.measured)} {figure.unit}",
         number(figure.spread.low),
         number(figure.spread.high),
@@ -86,7 +87,9 @@ def _fields(figure: Figure) -> dict[str, object]:
         "what": figure.what,
         "unit": figure.unit,
         **_spread(figure.spread),
-        "limit": None if limit is None else {"value": limit.value, "at_least": limit.at_least, "by": limit.by.value},
+        "limit": None
+        if limit is None
+        else {"value": limit.value, "goal": limit.goal, "at_least": limit.at_least, "by": limit.by.value},
         "measured": figure.measured,
         "passed": figure.passed,
         "beside": None if beside is None else {"what": beside.what, **_spread(beside.spread)},

@@ -11,7 +11,7 @@ def test_a_full_disk_and_a_read_only_one_are_told() -> None:
     found = world.run(
         textwrap.dedent("""
             import json, subprocess
-            from dataclasses import replace
+            from msgspec.structs import replace
             from sparkd.host import Host, disks
             from sparkd.preflight.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
 

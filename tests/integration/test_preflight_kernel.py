@@ -9,7 +9,7 @@ from tests.integration import world
 
 COMMON = """
     import json, os, signal, subprocess, sys, time
-    from dataclasses import asdict
+    from msgspec import to_builtins
     from sparkd.host import Host
     from sparkd.preflight.strays import StrayWorkers
     from sparkd.preflight.shm import SharedMemory
@@ -98,7 +98,8 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.admission import Policy, Ways, admit
         from sparkd.hands import Hands
         from sparkd.hands.lock import Owner
-        from sparkd.log import Redactor, events
+        from sparkd.lib.log import events
+        from sparkd.lib.redact import Redactor
         from sparkd.pulse import Pulse
         from sparkd.systemd import Notifier
 
@@ -190,7 +191,7 @@ def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
         held = host.owner()
         os.close(fd)
         waits.wait()
-        print(json.dumps([before, asdict(held), host.owner()]))
+        print(json.dumps([before, to_builtins(held), host.owner()]))
     """)
     assert found == [None, {"pid": 1, "command": "sparkd run --role head", "invocation": "f" * 32}, None]
 

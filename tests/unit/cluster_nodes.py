@@ -27,10 +27,11 @@ from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import Host
 from sparkd.host.http import Unanswered
-from sparkd.journal import Journal
 from sparkd.launch.agreement import Agreement
 from sparkd.launch.start import Running
-from sparkd.log import Redactor
+from sparkd.lib.journal import Journal
+from sparkd.lib.log import ProcessLog
+from sparkd.lib.redact import Redactor
 from sparkd.pulse import Pulse, StopRequested
 from sparkd.report.node_report import NodeReport
 from sparkd.report.reporter import Reporter
@@ -185,6 +186,7 @@ def life(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> 
             pulse=pulse,
             notifier=Notifier(),
             journal=journal,
+            log=ProcessLog(journal.put),
             events=told,
             redact=Redactor(),
             reporter=Reporter(first, cluster.sinks),

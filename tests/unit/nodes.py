@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
@@ -30,7 +32,7 @@ def report(rank: int = 1, /, **changes: object) -> NodeReport:
         incarnation=f"life-of-{rank}",
         version="1",
     )
-    return replace(first, **changes)  # type: ignore[arg-type]  # a test's own fields
+    return replace(first, **changes)
 
 
 def snapshot(

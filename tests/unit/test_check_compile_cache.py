@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 
 from sparkd.host import Host, boots, caches, docker

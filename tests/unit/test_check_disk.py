@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 
 from sparkd.host import Host, disks, docker_defaults

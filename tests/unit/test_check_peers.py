@@ -7,10 +7,10 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.tree import Tree
 from tests.unit.nodes import heard, node, reading, report

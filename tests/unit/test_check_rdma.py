@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.machines.areas import fabric as machine
 from tests.machines.areas.fabric import SECOND
 from tests.tree import Tree

@@ -7,12 +7,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.tree import Tree
 
 from sparkd.host import Host, container_paths, safetensors

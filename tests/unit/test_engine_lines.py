@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.lines import LINE_LIMIT_BYTES, LineSplitter
-from sparkd.log import Redactor
+from sparkd.lib.redact import Redactor
 
 
 def split(*pieces: bytes) -> list[str]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from sparkd.engine.lines import LineSplitter
 from sparkd.engine.story import BURST_SECONDS, Story, read

@@ -81,7 +81,8 @@ def test_details_read_what_the_process_says_of_itself(tree: Tree) -> None:
     host = Host(tree.root)
     found = host.details(host.processes().processes[0])
     assert found is not None
-    assert (found.argv, found.uid, found.namespace_pid) == (("VLLM::Worker_TP0",), 0, 1)
+    assert host.argv(host.processes().processes[0]) == ("VLLM::Worker_TP0",)
+    assert (found.uid, found.namespace_pid) == (0, 1)
     assert (found.container_id, found.private_bytes) == (ID, 4096)
 
 
@@ -91,6 +92,15 @@ def test_a_pid_that_names_another_process_by_now_has_no_details(tree: Tree) -> N
     judged = host.processes().processes[0]
     tree.process(7, "bash", start_time=2)
     assert host.details(judged) is None
+
+
+def test_a_process_of_as_many_groups_as_the_kernel_knows_has_details(tree: Tree) -> None:
+    tree.process(7, "vllm", private_kib=4)
+    status = tree.root / "proc/7/status"
+    status.write_text(f"Groups:\t{' '.join(str(4_000_000_000 + one) for one in range(1 << 16))}\n{status.read_text()}")
+    host = Host(tree.root)
+    found = host.details(host.processes().processes[0])
+    assert found is not None and found.private_bytes == 4096
 
 
 def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tree) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import os
 import threading
 
-from sparkd.journal import Journal
+from sparkd.lib.journal import Journal
 
 
 def drain(fd: int, into: list[bytes]) -> threading.Thread:

@@ -8,7 +8,7 @@ import pytest
 
 from sparkd import last_exit
 from sparkd.errors import BlockedError, ConfigError, EngineEndedError, PeerLostError, SparkdError, StalledError
-from sparkd.log import Redactor
+from sparkd.lib.redact import Redactor
 from sparkd.report.node_report import Phase
 
 

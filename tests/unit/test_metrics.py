@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.test_report_table import ALONE, HEAD, NOW, PEER
 
-from sparkd.report.metrics import render
+from sparkd.report.metrics import LABEL_LIMIT, render
 from sparkd.report.node_report import Contact, EngineReport, NodeReport, Phase
 
 _SAMPLE = re.compile(
@@ -18,6 +21,12 @@ _SAMPLE = re.compile(
 
 def page(report: NodeReport) -> list[str]:
     return render(report, NOW, 1767265000.5).splitlines()
+
+
+def values(report: NodeReport) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """Every sample of the page by its name and labels, as another program reads it."""
+    families = text_string_to_metric_families(render(report, NOW, 1767265000.5))
+    return {(one.name, frozenset(one.labels.items())): one.value for family in families for one in family.samples}
 
 
 def test_every_line_is_help_type_or_a_sample() -> None:
@@ -36,19 +45,21 @@ def test_samples_of_one_name_stand_together_below_one_type() -> None:
 
 
 def test_the_figures_of_a_report() -> None:
-    lines = page(replace(ALONE, engine=EngineReport(progress=0.25, kv_cache_tokens=524288)))
-    for line in (
-        'sparkd_phase{phase="serving"} 1',
-        'sparkd_phase{phase="loading"} 0',
-        "sparkd_phase_seconds 200.0",
-        "sparkd_memory_total_bytes 128849018880",
-        "sparkd_engine_progress_ratio 0.25",
-        "sparkd_kv_cache_tokens 524288",
-        "sparkd_start_time_seconds 1767265000.5",
+    found = values(replace(ALONE, engine=EngineReport(progress=0.25, kv_cache_tokens=524288)))
+    for name, labels, value in (
+        ("sparkd_phase", {"phase": "serving"}, 1),
+        ("sparkd_phase", {"phase": "loading"}, 0),
+        ("sparkd_phase_seconds", {}, 200),
+        ("sparkd_memory_total_bytes", {}, 128849018880),
+        ("sparkd_engine_progress_ratio", {}, 0.25),
+        ("sparkd_kv_cache_tokens", {}, 524288),
+        ("sparkd_start_time_seconds", {}, 1767265000.5),
     ):
-        assert line in lines
-    assert any(line.startswith('sparkd_info{version="0.1.0",node="spark1",role="head",rank="0",') for line in lines)
-    assert sum(line.startswith("sparkd_phase{") for line in lines) == len(Phase)
+        assert found[name, frozenset(labels.items())] == value
+    (info,) = [dict(labels) for name, labels in found if name == "sparkd_info"]
+    names = {"version": "0.1.0", "node": "spark1", "role": "head", "rank": "0"}
+    assert info == {**names, "address": ALONE.address, "plan_digest": ALONE.plan_digest}
+    assert sum(name == "sparkd_phase" for name, _ in found) == len(Phase)
 
 
 def test_what_is_not_known_is_left_out() -> None:
@@ -59,13 +70,24 @@ def test_what_is_not_known_is_left_out() -> None:
 
 @pytest.mark.parametrize("contact", list(Contact))
 def test_a_peer_is_up_while_it_answers(contact: Contact) -> None:
-    lines = page(replace(HEAD, peers=(replace(PEER, contact=contact),)))
-    assert f'sparkd_peer_up{{address="10.0.0.2",rank="1"}} {int(contact is Contact.ANSWERS)}' in lines
-    assert 'sparkd_peer_phase{address="10.0.0.2",rank="1",phase="loading"} 1' in lines
-    assert 'sparkd_peer_phase{address="10.0.0.2",rank="1",phase="serving"} 0' in lines
+    found = values(replace(HEAD, peers=(replace(PEER, contact=contact),)))
+    peer = {("address", "10.0.0.2"), ("rank", "1")}
+    assert found["sparkd_peer_up", frozenset(peer)] == (contact is Contact.ANSWERS)
+    assert found["sparkd_peer_phase", frozenset({*peer, ("phase", "loading")})] == 1
+    assert found["sparkd_peer_phase", frozenset({*peer, ("phase", "serving")})] == 0
 
 
 def test_a_name_cannot_end_its_label() -> None:
     (line,) = [one for one in page(replace(ALONE, node='a"} 1\n\\')) if one.startswith("sparkd_info")]
     assert 'node="a\\"} 1\\n\\\\"' in line
     assert _SAMPLE.fullmatch(line)
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=2 * LABEL_LIMIT))
+def test_every_name_is_read_back_as_it_is_but_for_its_end_and_for_halves_of_characters(name: str) -> None:
+    (shown,) = [dict(labels)["node"] for sample, labels in values(replace(ALONE, node=name)) if sample == "sparkd_info"]
+    assert shown == name[:LABEL_LIMIT].encode("utf-8", "backslashreplace").decode()
+
+
+def test_the_page_has_no_metrics_of_the_process_or_of_the_library() -> None:
+    assert all(name.startswith("sparkd_") for name, _ in values(HEAD))

@@ -7,9 +7,9 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.test_report_table import ALONE
 
 from sparkd.report import observers

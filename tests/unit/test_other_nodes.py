@@ -183,7 +183,7 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
 
 
 def test_a_slow_login_is_no_docker_that_does_not_answer() -> None:
-    class Slow(Peer):
+    class Slow(Peer, frozen=True):
         def run(self, *words: str, seconds: float = ASK_SECONDS) -> Ended:
             return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
 

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import ClassVar, get_args
 
 import pytest
+from msgspec import Struct, field
 from tests.tree import Tree
 
 from sparkd.errors import ConfigError
@@ -26,19 +26,17 @@ DROP = DropPageCache(would_free_bytes=90)
 ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     found: int
     of: Level = Level.OK
     path: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Sick(Check[Facts]):
+class Sick(Check[Facts], frozen=True):
     """Fails where it is told to."""
 
     at: str
-    id: str = "sick"
+    id: ClassVar[str] = "sick"
     about: ClassVar[About] = About((Level.BLOCK,), "nothing", "nowhere", "")
 
     def probe(self, host: Host) -> Facts:
@@ -52,8 +50,7 @@ class Sick(Check[Facts]):
         return Verdict(Level.OK, "well")
 
 
-@dataclass(frozen=True)
-class Harmless(Sick):
+class Harmless(Sick, frozen=True):
     about: ClassVar[About] = About((Level.WARN,), "nothing", "nowhere", "")
 
 
@@ -173,8 +170,7 @@ class Odd(Enum):
     ONE = 1
 
 
-@dataclass(frozen=True)
-class Deep:
+class Deep(Struct, frozen=True):
     kind: Odd = Odd.ONE
     some: frozenset[int] = frozenset({1})
     table: dict[int, str] = field(default_factory=lambda: {1: "a"})
@@ -258,7 +254,7 @@ def test_the_table_shows_both_looks_where_something_was_changed() -> None:
 
 
 def test_what_may_change_a_machine_is_a_closed_list() -> None:
-    kinds = [next(one.default for one in fields(fix) if one.name == "kind") for fix in get_args(Fix)]
+    kinds = [fix.kind for fix in get_args(Fix)]
     assert get_args(Fix) == ORDER, "every kind has its place among the others"
     assert tuple(kinds) == ALL_FIXES, "and can be forbidden in the settings"
     asked_for = {kind for check in CHECKS for kind in check.about.fixes}

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import Life, addresses, free_port, life, settings
 from tests.unit.nodes import Node, node, report, until
@@ -19,6 +21,7 @@ from sparkd.agent import Agent
 from sparkd.ending import mourn
 from sparkd.errors import BlockedError, EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
 from sparkd.known_good import rollback
+from sparkd.lib.redact import Redactor
 from sparkd.pulse import StopRequested
 from sparkd.rendezvous import RANKS_SECONDS, await_peers, enter_epoch
 from sparkd.report.node_report import NodeReport, Phase
@@ -125,6 +128,24 @@ def test_a_worker_stands_by_until_its_head_calls_and_enters_the_heads_epoch(work
             head.tell(report(0, epoch="e", plan_digest="d"))
             assert until(lambda: walk.over) < 1
             assert (walk.error, worker.report.epoch) == (None, "e")
+
+
+def test_lines_in_json_carry_the_epoch_once_it_is_known(
+    worker: Life, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    worker.agent.log.configure(as_json=True, level="info")
+    events = worker.agent.log.events(Redactor())
+    with node("127.0.0.1", port=port) as head:
+        head.tell(report(0, epoch="e", plan_digest="d"))
+        events.info("a.b.c")
+        with walking(worker, come_together) as walk:
+            assert walk.join() is None
+        events.info("a.b.c")
+    until(lambda: worker.journal.read_bytes().count(b"\n") == 2)
+    before, after = (json.loads(line.removeprefix("<6>")) for line in worker.journal.read_text().splitlines())
+    assert "epoch" not in before
+    assert after["epoch"] == "e"
 
 
 def test_a_worker_that_answered_the_call_is_tied_to_the_life_that_called(worker: Life, port: int) -> None:

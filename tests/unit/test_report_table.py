@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from msgspec.structs import replace
 
 from sparkd.report.ages import seconds_since, words
 from sparkd.report.node_report import Contact, EngineReport, FindingReport, MemoryReport, NodeReport, PeerReport, Phase

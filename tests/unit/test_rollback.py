@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.test_known_good import entry
 from tests.unit.test_plan import configured, plan, recipe

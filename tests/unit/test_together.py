@@ -8,9 +8,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.nodes import report, snapshot
 
 from sparkd.errors import ExitCode, PeerLostError

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sparkd.commands import other_nodes
 from sparkd.errors import BlockedError, UsageError
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
     return code
 
 
-@dataclass(frozen=True)
-class _Image:
+class _Image(Struct, frozen=True):
     ref: str
     identity: str
     size_bytes: int

@@ -57,9 +57,10 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
 
 def _as_json(plan: LaunchPlan) -> str:
     import json
-    from dataclasses import asdict
 
-    return json.dumps({**asdict(plan), "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+    from msgspec import to_builtins
+
+    return json.dumps({**to_builtins(plan), "env": dict(plan.env)}, indent=2, ensure_ascii=False)
 
 
 def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""
@@ -24,6 +24,11 @@ class LineSplitter:
         self._cut_bytes = 0
 
     def feed(self, data: bytes) -> Iterator[str]:
+        length = len(data) - 1
+        if data.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in data and not self._pending:
+            # One whole line, as most of docker's frames are.
+            yield printable(data[:length].decode("utf-8", "replace"))
+            return
         *whole, rest = _BREAK.split(data)
         for piece in whole:
             self._grow(piece)

@@ -11,7 +11,7 @@ from sparkd.engine.lines import LineSplitter
 from sparkd.engine.story import Story, read
 from sparkd.host.docker import DockerUnreadableError
 from sparkd.host.http import Unanswered
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 RETRY_SECONDS = 1.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import sparkd
 from sparkd.errors import MemoryGuardError
 from sparkd.guard import KILLED, LOCKED, UNLOCKED, trace
-from sparkd.log import Events
+from sparkd.lib.log import Events
 
 AGAIN_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 MIB = 1 << 20
 AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
 """Seconds before the end that are told of."""
 
 
-@dataclass(frozen=True)
-class Sample:
+class Sample(Struct, frozen=True):
     at: float
     available_bytes: int
     full_avg10: float

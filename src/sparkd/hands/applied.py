@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+from msgspec import Struct
 
-@dataclass(frozen=True)
-class Applied:
+
+class Applied(Struct, frozen=True):
     """`stale`: what the fix was judged on is gone or changed, nothing was done. `failed`: `note` says why."""
 
     state: Literal["applied", "stale", "failed"]

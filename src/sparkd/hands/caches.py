@@ -6,8 +6,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 ROOT = Path("/var/lib/sparkd/cache")
 KEPT = 3
@@ -18,8 +19,7 @@ DOOMED = ".removed-"
 _IMAGE = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Pruned:
+class Pruned(Struct, frozen=True):
     path: str
     error: str = ""
     """Why it could not be removed; empty where it was."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+from msgspec import Struct
 
 from sparkd.errors import LaunchError
 from sparkd.hands import caches
@@ -29,8 +29,7 @@ FAILED = (DockerException, OSError)
 """What the SDK raises. A connection refused or timed out comes as requests' own errors, which are OSErrors."""
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(Struct, frozen=True):
     container_id: str
     name: str
     pid: int

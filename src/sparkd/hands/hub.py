@@ -9,10 +9,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+
+from msgspec import Struct
 
 from sparkd.errors import BlockedError
 from sparkd.host.harmless import harmless
@@ -27,8 +28,7 @@ MOST_VAIN = 3
 AGAIN = "run it again: it goes on where it ended"
 
 
-@dataclass(frozen=True)
-class Repo:
+class Repo(Struct, frozen=True):
     name: str
     commit: str
     """What the revision stood for when the hub was asked: a download that is taken up again gets the same files."""
@@ -119,8 +119,10 @@ def _client(name: str) -> Iterator[None]:
     os.environ.update(BY_HTTP)
     import huggingface_hub
 
-    # Its warnings tell whole addresses, which may be signed.
-    logging.getLogger(huggingface_hub.__name__).setLevel(logging.ERROR)
+    # Its warnings tell whole addresses, which may be signed, and its own handler prints text as it is.
+    logger = logging.getLogger(huggingface_hub.__name__)
+    logger.setLevel(logging.ERROR)
+    logger.handlers.clear()
     try:
         yield
     except (OSError, ValueError, RuntimeError) as error:

@@ -6,11 +6,11 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import docker
 from docker.errors import DockerException
+from msgspec import Struct
 
 from sparkd.errors import BlockedError
 from sparkd.hands.files import sync_folder
@@ -71,14 +71,12 @@ def remove(file: Path) -> None:
     file.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Struct, frozen=True):
     status: int
     body: bytes
 
 
-@dataclass(frozen=True)
-class PeerDocker:
+class PeerDocker(Struct, frozen=True):
     """The docker of another node, asked for images by its own command, as `host.docker` asks this node's.
 
     In the time that ssh gets for anything: the asker's is for a socket of this node, and a login may take longer.

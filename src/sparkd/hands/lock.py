@@ -5,16 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from msgspec import Struct, to_builtins
 
 from sparkd.errors import BlockedError
 
 LOCK_PATH = Path("/run/sparkd/hands.lock")
 
 
-@dataclass(frozen=True)
-class Owner:
+class Owner(Struct, frozen=True):
     """Who holds the lock, written into it for whoever is turned away."""
 
     pid: int
@@ -38,7 +38,7 @@ def take(path: Path, owner: Owner) -> int:
         ) from None
     # The file is never removed: a lock on an unlinked file would exclude nobody.
     os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+    os.pwrite(fd, json.dumps(to_builtins(owner)).encode(), 0)
     return fd
 
 

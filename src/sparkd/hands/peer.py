@@ -10,11 +10,12 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 from signal import SIGKILL
 from tempfile import TemporaryFile
 from threading import Timer
 from typing import IO, NamedTuple
+
+from msgspec import Struct
 
 from sparkd.errors import BlockedError
 from sparkd.host.harmless import harmless
@@ -64,8 +65,7 @@ class PeerRoom(NamedTuple):
     free_bytes: int
 
 
-@dataclass(frozen=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """`user` is empty for whom ssh takes by itself."""
 
     address: str

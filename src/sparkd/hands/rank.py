@@ -6,8 +6,9 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
@@ -21,8 +22,7 @@ class Waits(Protocol):
     def outwait(self, seconds: float, fd: int) -> bool: ...
 
 
-@dataclass(frozen=True)
-class Rank:
+class Rank(Struct, frozen=True):
     """One container. `pidfd` becomes readable when its init ends, docker or not."""
 
     container_id: str

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sparkd.hands import files
 from sparkd.host import Host, readahead
@@ -19,8 +20,7 @@ FILE = "readahead.json"
 _SETTING = re.compile(rf"{readahead.BDI}/\d+:\d+/read_ahead_kb")
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     path: str
     before_kib: int
     after_kib: int

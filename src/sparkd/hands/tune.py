@@ -9,8 +9,9 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sparkd.errors import ConfigError, UsageError
 from sparkd.hands import files
@@ -26,8 +27,7 @@ _BY_HAND = f"look at it, set what it names by hand (sysctl -w), and remove it an
 _NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)+")
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     name: str
     before: str
     after: str

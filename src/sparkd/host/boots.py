@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 if TYPE_CHECKING:
     from sparkd.host.files import Files
@@ -23,8 +25,7 @@ MOST_FACTS = 400
 FACT_LENGTH = 2000
 
 
-@dataclass(frozen=True)
-class Boot:
+class Boot(Struct, frozen=True):
     """The last launch in a boot of the machine."""
 
     boot_id: str
@@ -36,8 +37,7 @@ class Boot:
     """Whether sparkd has not seen its end."""
 
 
-@dataclass(frozen=True)
-class Boots:
+class Boots(Struct, frozen=True):
     """Since the last good start, oldest first."""
 
     boots: tuple[Boot, ...] = ()
@@ -79,7 +79,7 @@ def read(files: Files) -> Boots:
 
 
 def dump(boots: Boots) -> str:
-    return json.dumps({"schema": 1, **asdict(boots)}, indent=1) + "\n"
+    return json.dumps({"schema": 1, **to_builtins(boots)}, indent=1) + "\n"
 
 
 def parse(text: str) -> Boots:

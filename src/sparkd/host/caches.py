@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files, Kind
 
@@ -17,8 +18,7 @@ MOST_ENTRIES = 20_000
 _IMAGE = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """A cache as it is."""
 
     path: str

@@ -9,11 +9,12 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.host import mounts
+from msgspec import Struct
+
+from sparkd.host import mounts, os_stats
 from sparkd.host.recorded import FOLDER
 
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 """ext4 stays `rw` after an error since Linux 6.15, and says one of the others."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Struct, frozen=True):
     """Of the file system that `path` is on, or will be once it is made."""
 
     path: str
@@ -40,8 +40,7 @@ class Room:
     read_only: bool
 
 
-@dataclass(frozen=True)
-class _Counts:
+class _Counts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     free_inodes: int | None
@@ -66,12 +65,13 @@ def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
 def _living(path: str) -> _Counts:
     while True:
         try:
-            found = os.statvfs(path)
+            total, free = os_stats.disk_space(path)
+            found = os.statvfs(path)  # for the inodes
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
         inodes = found.f_ffree if found.f_files else None
-        return _Counts(found.f_blocks * found.f_frsize, found.f_bfree * found.f_frsize, inodes)
+        return _Counts(total, free, inodes)
 
 
 def _record(files: Files) -> dict[str, _Counts]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sparkd.host import docker, processes
 
@@ -28,8 +29,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
 _MEMLOCK = re.compile(r"memlock=(-?\d{1,19})(?::-?\d{1,19})?", re.ASCII)
 
 
-@dataclass(frozen=True)
-class DockerDefaults:
+class DockerDefaults(Struct, frozen=True):
     shm_bytes: int = SHM_BYTES
     memlock_bytes: int | None = None
     """The soft limit, -1 unlimited. None: what containerd itself runs with."""

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.host.docker import Asks, DockerUnreadableError, ask
 from sparkd.host.harmless import harmless
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True):
     version: str
     runtimes: tuple[str, ...]
     cdi_folders: tuple[str, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LABEL = "io.sparkd."
 """Labels of every container that sparkd makes: role, rank, epoch, invocation, plan."""
@@ -11,8 +12,7 @@ LABEL = "io.sparkd."
 _NAME = re.compile(r"sparkd-rank\d+", re.ASCII)
 
 
-@dataclass(frozen=True)
-class ContainerFacts:
+class ContainerFacts(Struct, frozen=True):
     id: str
     """Full id, 64 hex digits."""
     name: str
@@ -42,8 +42,7 @@ class ContainerFacts:
         return dict(self.labels).get(key, "")
 
 
-@dataclass(frozen=True)
-class DockerFacts:
+class DockerFacts(Struct, frozen=True):
     """Every container, running or not."""
 
     running: bool

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from sparkd.host.docker import Asks, DockerUnreadableError, ask, asked
 from sparkd.host.harmless import harmless
@@ -19,8 +20,7 @@ SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
 """As images of some tools say it, and docker takes it for the same."""
 
 
-@dataclass(frozen=True)
-class Image:
+class Image(Struct, frozen=True):
     id: str
     architecture: str
     os: str

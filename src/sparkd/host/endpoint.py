@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.http import HttpClient, Unanswered
 
@@ -23,8 +24,7 @@ _SAMPLE = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Counters:
+class Counters(Struct, frozen=True):
     """What stands still when the engine hangs. Names as in vLLM's /metrics, summed over its engines."""
 
     running: float
@@ -57,8 +57,7 @@ def counters(metrics: bytes) -> Counters | None:
     return Counters(**{field: sums[name] for field, name in _COUNTERS.items()})
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(Struct, frozen=True):
     """A one-token completion: whether a token came, and what the engine said otherwise."""
 
     token: bool

@@ -9,8 +9,9 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 LIMIT_BYTES = 4 << 20
 """What is read whole is small: units, tables of the kernel. A caller that expects more says so."""
@@ -30,8 +31,7 @@ class Kind(Enum):
     OTHER = "something else"
 
 
-@dataclass(frozen=True)
-class FileFacts:
+class FileFacts(Struct, frozen=True):
     """What stat says, symlinks followed."""
 
     kind: Kind
@@ -56,16 +56,14 @@ class FileFacts:
         return bool(self.permissions & 0o022)
 
 
-@dataclass(frozen=True)
-class Opened:
+class Opened(Struct, frozen=True):
     """Facts and content of one and the same file, whatever became of its name meanwhile."""
 
     facts: FileFacts
     content: bytes
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(Struct, frozen=True):
     """Reads below `root`. Every method raises OSError as the kernel would."""
 
     root: str = "/"

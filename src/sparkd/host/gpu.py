@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import Enum
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -28,15 +29,13 @@ class Trouble(Enum):
     OTHER = "other"
 
 
-@dataclass(frozen=True)
-class GpuProcess:
+class GpuProcess(Struct, frozen=True):
     pid: int
     used_bytes: int | None
     """None where the driver does not say."""
 
 
-@dataclass(frozen=True)
-class GpuFacts:
+class GpuFacts(Struct, frozen=True):
     names: tuple[str, ...]
     """One for each GPU; empty where there is none, or no driver."""
     total_bytes: int | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host import nvml
 from sparkd.host.nvml import NvmlError, call
@@ -20,8 +21,7 @@ _REASONS = {
 """Of nvmlClocksEventReasons, those that slow a GPU down under load."""
 
 
-@dataclass(frozen=True)
-class GpuClocks:
+class GpuClocks(Struct, frozen=True):
     """One GPU. None: the driver does not say."""
 
     name: str

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from urllib.parse import urlencode, urlsplit
+
+from msgspec import Struct, field
 
 from sparkd.host.http_connection import Connection, Deadline, Question, Refused, Server, Unanswered
 
@@ -21,8 +22,7 @@ BODY_LIMIT_BYTES = 8 << 20
 CONNECT_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Struct, frozen=True):
     status: int
     body: bytes
     headers: Mapping[str, str] = field(default_factory=dict)

@@ -10,10 +10,10 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import h11
+from msgspec import Struct
 
 HEAD_LIMIT_BYTES = 64 << 10
 READ_BYTES = 64 << 10
@@ -27,8 +27,7 @@ class Refused(Unanswered):
     """The machine answers, and nobody listens there."""
 
 
-@dataclass(frozen=True)
-class Deadline:
+class Deadline(Struct, frozen=True):
     """`seconds` from when it is made, for everything together; None: no end."""
 
     seconds: float | None
@@ -48,8 +47,7 @@ class Deadline:
         return left
 
 
-@dataclass(frozen=True)
-class Server:
+class Server(Struct, frozen=True):
     """Who is asked: behind a socket of this machine where there is a `path`."""
 
     host: str

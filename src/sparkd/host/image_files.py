@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import quote
+
+from msgspec import Struct
 
 from sparkd.host.docker import ask
 from sparkd.host.files import MAX_LINKS, Kind
@@ -33,8 +34,7 @@ class ElsewhereError(Exception):
     """A path leads to what the container has mounted, which is no matter of the image."""
 
 
-@dataclass(frozen=True)
-class Stored:
+class Stored(Struct, frozen=True):
     layers: tuple[str, ...]
     """Their folders, topmost first; none where docker keeps the image otherwise, as in containerd's store."""
     path: str

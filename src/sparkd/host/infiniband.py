@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import IPv6Address
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -18,16 +19,14 @@ ROCE_V2 = "RoCE v2"
 ACTIVE = "ACTIVE"
 
 
-@dataclass(frozen=True)
-class Port:
+class Port(Struct, frozen=True):
     number: int
     state: str
     """`ACTIVE`, `DOWN`, `INIT`, `ARMED`."""
     ethernet: bool
 
 
-@dataclass(frozen=True)
-class Hca:
+class Hca(Struct, frozen=True):
     name: str
     interfaces: tuple[str, ...]
     pci: str
@@ -40,8 +39,7 @@ class Hca:
         return self.pci.rpartition(".")[0]
 
 
-@dataclass(frozen=True)
-class Gid:
+class Gid(Struct, frozen=True):
     index: int
     kind: str
     """`RoCE v2` or `IB/RoCE v1`."""

@@ -6,7 +6,8 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 
@@ -18,8 +19,7 @@ RECORD_BYTES = 16384
 """Twice the longest that the kernel makes of one: a read with less room for it fails."""
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(Struct, frozen=True):
     sequence: int
     seconds: float
     """Since boot, by the kernel's own clock."""

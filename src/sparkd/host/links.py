@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -21,8 +22,7 @@ MAX_LOWER = 16
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Struct, frozen=True):
     """One interface. None where the kernel does not say: of an interface that is down, and of one made in software."""
 
     name: str

@@ -1,8 +1,8 @@
-"""/proc/meminfo, in bytes."""
+"""The machine's memory, in bytes: what psutil says of it, and the lines of /proc/meminfo that it has no word for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.host.files import Files
 
@@ -12,8 +12,7 @@ _KERNEL = (
 )
 
 
-@dataclass(frozen=True)
-class MemInfo:
+class MemInfo(Struct, frozen=True):
     """The kernel's own figures. A figure that an older kernel or lxcfs leaves out is 0."""
 
     total_bytes: int
@@ -21,13 +20,13 @@ class MemInfo:
     available_bytes: int
     buffers_bytes: int = 0
     cached_bytes: int = 0
+    """Page cache, and slab memory that the kernel would give back."""
     anonymous_bytes: int = 0
     mapped_bytes: int = 0
     shared_bytes: int = 0
     """tmpfs and shared memory: counted in Cached too, and not to be dropped."""
     dirty_bytes: int = 0
     """Dirty and under writeback."""
-    slab_reclaimable_bytes: int = 0
     slab_unreclaimable_bytes: int = 0
     kernel_bytes: int = 0
     """Kernel stacks, page tables, vmalloc, huge pages set apart, compressed swap, and what a balloon gave back."""
@@ -46,7 +45,6 @@ class MemInfo:
             + self.buffers_bytes
             + self.cached_bytes
             + self.anonymous_bytes
-            + self.slab_reclaimable_bytes
             + self.slab_unreclaimable_bytes
             + self.kernel_bytes
         )
@@ -55,6 +53,8 @@ class MemInfo:
 
 def read(files: Files) -> MemInfo:
     """Raises OSError, and ValueError where the three figures that decide are missing."""
+    from sparkd.host import os_stats
+
     kib = dict(_entries(files.text("/proc/meminfo", limit=65536)))
     for key in ("MemTotal", "MemFree", "MemAvailable"):
         if key not in kib:
@@ -63,17 +63,18 @@ def read(files: Files) -> MemInfo:
     def sum_of(*keys: str) -> int:
         return sum(kib.get(key, 0) for key in keys) * 1024
 
+    memory = os_stats.memory(files)
     return MemInfo(
-        total_bytes=sum_of("MemTotal"),
-        free_bytes=sum_of("MemFree"),
+        total_bytes=memory.total,
+        free_bytes=memory.free,
+        # The kernel's own, be it 0 or more than there is: psutil puts an estimate in its place.
         available_bytes=sum_of("MemAvailable"),
-        buffers_bytes=sum_of("Buffers"),
-        cached_bytes=sum_of("Cached"),
+        buffers_bytes=memory.buffers,
+        cached_bytes=memory.cached,
         anonymous_bytes=sum_of("AnonPages"),
         mapped_bytes=sum_of("Mapped"),
-        shared_bytes=sum_of("Shmem"),
+        shared_bytes=memory.shared,
         dirty_bytes=sum_of("Dirty", "Writeback"),
-        slab_reclaimable_bytes=sum_of("SReclaimable"),
         slab_unreclaimable_bytes=sum_of("SUnreclaim"),
         kernel_bytes=sum_of(*_KERNEL),
         huge_pages_bytes=sum_of("Hugetlb"),

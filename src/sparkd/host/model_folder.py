@@ -7,8 +7,10 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from functools import partial
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host import safetensors
 from sparkd.host.files import Files, Kind
@@ -39,8 +41,7 @@ _SHOWN_LENGTH = 120
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
-@dataclass(frozen=True)
-class Flaw:
+class Flaw(Struct, frozen=True):
     """What is wrong with `count` files, of which `name` is the first."""
 
     name: str
@@ -50,8 +51,7 @@ class Flaw:
     """It could not be looked at."""
 
 
-@dataclass(frozen=True)
-class ModelFolder:
+class ModelFolder(Struct, frozen=True):
     there: bool
     """Whether there is a folder with something in it."""
     download_cache: str = ""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 
@@ -14,8 +15,7 @@ _SIZE = re.compile(r"(\d+)([kmg]?)")
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     target: str
     kind: str
     """Of file system."""

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.processes import GONE, Process
 
 
-@dataclass(frozen=True)
-class OpenFile:
+class OpenFile(Struct, frozen=True):
     pid: int
     descriptor: str
     target: str
     """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
 
 
-@dataclass(frozen=True)
-class OpenFiles:
+class OpenFiles(Struct, frozen=True):
     found: tuple[OpenFile, ...]
     unreadable_pids: tuple[int, ...]
     """Processes whose descriptors could not be looked at: anything may be open there."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -12,8 +13,7 @@ from sparkd.host.harmless import harmless
 LOCK = "/run/sparkd/hands.lock"
 
 
-@dataclass(frozen=True)
-class NodeOwner:
+class NodeOwner(Struct, frozen=True):
     pid: int
     command: str
     """As a person would type it; empty where the lock's text is not the holder's."""

@@ -14,8 +14,9 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct
 
 from sparkd.host import recorded
 
@@ -35,8 +36,7 @@ HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Of IP and UDP."""
 
 
-@dataclass(frozen=True)
-class Path:
+class Path(Struct, frozen=True):
     """To another node."""
 
     address: str

@@ -1,11 +1,16 @@
-"""All processes from one pass over /proc/*/stat; more is read of those that a question is about."""
+"""All processes, each from its line in /proc/PID/stat; more is read of those that a question is about.
+
+psutil lists them and names their users. The line holds what psutil has no word for: group, clock ticks, kernel thread.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -14,7 +19,11 @@ KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
 CMDLINE_BYTES = 32 << 10
 """What a process is stands in its first words; some have megabytes of them."""
+STATUS_BYTES = 1 << 20
+"""A process may be in 65,536 groups, which stand there too."""
 
+_STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem):[ \t]*(?:\d+[ \t]+)*(\d+)", re.MULTILINE)
+"""Of several numbers the last: a process has a pid in each of its namespaces."""
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
 
@@ -22,8 +31,7 @@ GONE = (FileNotFoundError, ProcessLookupError)
 """What reading a process's file raises when the process ended meanwhile."""
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(Struct, frozen=True):
     """One line of /proc/PID/stat. `(pid, start_time)` names it for good."""
 
     pid: int
@@ -44,12 +52,17 @@ class Process:
         return self.state in "ZX" and self.threads <= 1
 
 
-@dataclass(frozen=True)
-class Details:
+class Status(NamedTuple):
+    namespace_pid: int
+    anonymous_bytes: int
+    shared_bytes: int
+
+
+class Details(Struct, frozen=True):
     """What a closer look at one process gives."""
 
-    argv: tuple[str, ...]
     uid: int
+    """The effective one."""
     namespace_pid: int
     """Its pid in its own PID namespace: 1 for a container's first process."""
     container_id: str
@@ -58,8 +71,7 @@ class Details:
     """Anonymous and shared memory in use: what its end gives back."""
 
 
-@dataclass(frozen=True)
-class ProcessTable:
+class ProcessTable(Struct, frozen=True, dict=True):
     processes: tuple[Process, ...]
 
     def __iter__(self) -> Iterator[Process]:
@@ -101,8 +113,10 @@ class ProcessTable:
 
 def scan(files: Files) -> ProcessTable:
     """Every process that could be read before it ended, in order of pid."""
+    from sparkd.host import os_stats
+
     found = []
-    for pid in sorted(int(name) for name in files.names("/proc") if name.isascii() and name.isdigit()):
+    for pid in os_stats.pids(files):
         try:
             process = parse_stat(files.bytes(f"/proc/{pid}/stat", limit=4096))
         except GONE:
@@ -140,14 +154,15 @@ def argv(files: Files, pid: int) -> tuple[str, ...]:
 
 def details(files: Files, process: Process) -> Details | None:
     """None when the process has ended, or its pid names another by now. PermissionError is the caller's to judge."""
+    from sparkd.host import os_stats
+
     try:
-        status = _status(files.text(f"/proc/{process.pid}/status", limit=65536))
+        status = read_status(files, process.pid)
         found = Details(
-            argv=argv(files, process.pid),
-            uid=int(status["Uid"].split()[1]),
-            namespace_pid=int(status.get("NSpid", str(process.pid)).split()[-1]),
+            uid=os_stats.effective_uid(files, process.pid),
+            namespace_pid=status.namespace_pid or process.pid,
             container_id=container_id(files.text(f"/proc/{process.pid}/cgroup", limit=65536)),
-            private_bytes=(_kib(status, "RssAnon") + _kib(status, "RssShmem")) * 1024,
+            private_bytes=status.anonymous_bytes + status.shared_bytes,
         )
         again = parse_stat(files.bytes(f"/proc/{process.pid}/stat", limit=4096))
     except GONE:
@@ -166,11 +181,8 @@ def container_id(cgroup: str) -> str:
     return ""
 
 
-def _status(text: str) -> dict[str, str]:
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {key: value.strip() for key, _, value in pairs}
-
-
-def _kib(status: dict[str, str], key: str) -> int:
-    words = status.get(key, "").split()
-    return int(words[0]) if words and words[0].isdigit() else 0
+def read_status(files: Files, pid: int) -> Status:
+    """What /proc/PID/status has beside psutil's words; 0 for what it leaves out. Raises one of GONE."""
+    text = files.text(f"/proc/{pid}/status", limit=STATUS_BYTES)
+    said = {match[1]: int(match[2]) for match in _STATUS.finditer(text)}
+    return Status(said.get("NSpid", 0), said.get("RssAnon", 0) * 1024, said.get("RssShmem", 0) * 1024)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 
@@ -26,8 +27,7 @@ _TAIL_BYTES = 4096
 _END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,18}\s*,\s*(\d{1,18})\s*\]')
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Struct, frozen=True):
     size_bytes: int
     wrong: str = ""
     """What is wrong with the file; empty where it is whole."""

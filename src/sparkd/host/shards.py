@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host import shm
 from sparkd.host.files import Files, Kind
@@ -15,8 +16,7 @@ from sparkd.host.weights import WEIGHTS
 _DIGITS = re.compile(r"(\d+)")
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(Struct, frozen=True):
     path: str
     name: str
     """Of the file itself, where `path` is a symlink to it."""
@@ -29,8 +29,7 @@ class Shard:
         return self.device, self.inode
 
 
-@dataclass(frozen=True)
-class InUse:
+class InUse(Struct, frozen=True):
     """Identities of shards that are open or mapped; `sure`: every process could be looked at."""
 
     found: frozenset[tuple[int, int]]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from sparkd.host import open_files
 from sparkd.host.files import Files, Kind
@@ -28,8 +29,7 @@ class File(Protocol):
     def inode(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(Struct, frozen=True):
     path: str
     name: str
     device: int
@@ -43,8 +43,7 @@ class Segment:
     """Since it was last written to as a file; negative where the clock was set back."""
 
 
-@dataclass(frozen=True)
-class Uses:
+class Uses(Struct, frozen=True):
     """Who uses segments, and whose use could not be looked at."""
 
     used: tuple[tuple[int, int, int], ...]

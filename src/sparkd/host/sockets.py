@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address
+
+from msgspec import Struct
 
 from sparkd.host import open_files
 from sparkd.host.files import Files
@@ -15,15 +16,13 @@ _LISTEN = "0A"
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
 
-@dataclass(frozen=True)
-class Listener:
+class Listener(Struct, frozen=True):
     address: str
     port: int
     inode: int
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A process with a listening socket open. Several may share one."""
 
     listener: Listener

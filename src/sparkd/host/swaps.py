@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
@@ -11,8 +12,7 @@ from sparkd.host.harmless import harmless
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True)
-class Swap:
+class Swap(Struct, frozen=True):
     path: str
     bytes: int
     used_bytes: int

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host import users
 from sparkd.host.files import Files
 from sparkd.host.harmless import harmless
-from sparkd.host.processes import GONE, Process, container_id
+from sparkd.host.processes import GONE, Process, container_id, read_status
 
 SMALLEST_BYTES = 16 << 20
 """A process with less is not looked at closer, nor counted."""
 
 _UNIT = re.compile(r".+\.(?:service|scope)")
-_FIELD = re.compile(r"^(Uid|RssAnon|RssShmem):[ \t]*(?:\d+[ \t]+)?(\d+)", re.MULTILINE)
-"""Of a user's four ids, the effective one."""
 _USER_MANAGER = re.compile(r"user@\d+\.service")
 _UNREADABLE = (*GONE, PermissionError)
 
 
-@dataclass(frozen=True)
-class Tenant:
+class Tenant(Struct, frozen=True):
     """A container, a unit, or a process that is in neither."""
 
     name: str
@@ -38,11 +36,8 @@ class Tenant:
     """What its end gives back: anonymous memory, shared memory once, and what the GPU holds for it."""
 
 
-@dataclass(frozen=True)
-class _Share:
+class _Share(Struct, frozen=True):
     pid: int
-    comm: str
-    uid: int
     anonymous_bytes: int
     shared_bytes: int
     gpu_bytes: int
@@ -59,7 +54,9 @@ def read(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -
         if process.kernel or process.dead:
             continue
         try:
-            share = _share(files, process, gpu_bytes.get(process.pid, 0))
+            status = read_status(files, process.pid)
+            gpu = gpu_bytes.get(process.pid, 0)
+            share = _Share(process.pid, status.anonymous_bytes, status.shared_bytes, gpu)
             if share.bytes >= SMALLEST_BYTES:
                 group = _group(files.text(f"/proc/{process.pid}/cgroup", limit=65536), process)
                 groups.setdefault(group, []).append(share)
@@ -67,19 +64,6 @@ def read(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -
             continue
     found = [_tenant(files, kind, name, shares) for (kind, name), shares in groups.items()]
     return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
-
-
-def _share(files: Files, process: Process, gpu_bytes: int) -> _Share:
-    status = files.text(f"/proc/{process.pid}/status", limit=65536)
-    said = {match[1]: int(match[2]) for match in _FIELD.finditer(status)}
-    return _Share(
-        process.pid,
-        process.comm,
-        said.get("Uid", 0),
-        said.get("RssAnon", 0) * 1024,
-        said.get("RssShmem", 0) * 1024,
-        gpu_bytes,
-    )
 
 
 def _group(cgroup: str, process: Process) -> tuple[str, str]:
@@ -103,4 +87,13 @@ def _tenant(files: Files, kind: str, name: str, shares: list[_Share]) -> Tenant:
     # Shared memory is mapped by several of them: the largest share of one stands for all.
     shared = max(share.shared_bytes for share in shares)
     total = shared + sum(share.anonymous_bytes + share.gpu_bytes for share in shares)
-    return Tenant(name, kind, users.name(files, largest.uid), largest.pid, len(shares), total)
+    return Tenant(name, kind, _user(files, largest.pid), largest.pid, len(shares), total)
+
+
+def _user(files: Files, pid: int) -> str:
+    from sparkd.host import os_stats
+
+    try:
+        return users.name(files, os_stats.effective_uid(files, pid))
+    except (OSError, ValueError):  # it has ended since its memory was counted
+        return "?"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.unit_syntax import Assignment, CommandLine, assignments, command_lines
@@ -29,16 +29,14 @@ EXEC_KEYS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class UnitCommand:
+class UnitCommand(Struct, frozen=True):
     key: str
     command: CommandLine
     source: str
     """The file that it stands in."""
 
 
-@dataclass(frozen=True)
-class Unit:
+class Unit(Struct, frozen=True):
     name: str
     sources: tuple[str, ...]
     """The unit's file, then its drop-ins in the order in which they apply."""

@@ -9,8 +9,9 @@ import errno
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import sha256
+
+from msgspec import Struct
 
 from sparkd.host.files import FileFacts, Files, Kind
 
@@ -36,8 +37,7 @@ _NAMED = re.compile(rb':\s*"([^"\\]{1,255}\.(?:safetensors|bin|gguf|pth?))"')
 _TOTAL = re.compile(rb'"total_size"\s*:\s*(\d{1,18})[\s,}]')
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Struct, frozen=True):
     """`*.index.json`: which shards there must be, and how many bytes all tensors have, where it says so."""
 
     shards: frozenset[str]
@@ -46,8 +46,7 @@ class Index:
     """Whether it ends as it must; one that was cut off names too few."""
 
 
-@dataclass(frozen=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """`files`: sorted names with what is known of each: `123 bytes`, `sha256 ...`, or `missing`."""
 
     files: tuple[tuple[str, str], ...]

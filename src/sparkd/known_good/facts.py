@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sparkd.flags import JsonValue
 from sparkd.launch import agreement
@@ -26,8 +27,7 @@ WIDTH = 56
 NOT_SET = "not set"
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """Of one start. A name that `unseen` has, or has up to its first dot, was not looked at: the text says why."""
 
     values: Mapping[str, str]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
 from sparkd.known_good.facts import Facts
@@ -23,8 +25,7 @@ LIMIT_BYTES = 16 << 20
 _IMAGE_ID = re.compile(r"(?:[a-z0-9]+:[a-z0-9]+)?")
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """A plan that has proven itself. Stamps are UTC, ISO 8601."""
 
     since: str
@@ -68,7 +69,7 @@ def read(files: Files) -> tuple[Entry, ...]:
 
 def dump(known: Sequence[Entry]) -> str:
     """What `read` takes: the oldest entries are left out where all would be too large."""
-    entries = [asdict(one) for one in known]
+    entries = [to_builtins(one) for one in known]
     for kept in range(len(entries), 0, -1):
         text = json.dumps({"schema": 1, "known_good": entries[:kept]}, indent=1) + "\n"
         if len(text) <= LIMIT_BYTES:

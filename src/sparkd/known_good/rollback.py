@@ -7,10 +7,10 @@ recipe can be loaded where it could not, the rollback is over. What is configure
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
 from pydantic import ValidationError
 
 from sparkd.host.harmless import harmless
@@ -34,8 +34,7 @@ TELLS_ONLY = {"name", "description", "source", "extends", "expect"}
 """What a recipe says of itself."""
 
 
-@dataclass(frozen=True)
-class Rollback:
+class Rollback(Struct, frozen=True):
     replaces: str
     """Fingerprint of what is configured."""
     proven: str

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.harmless import harmless
 from sparkd.host.weights import Weights
@@ -29,8 +30,7 @@ _ESCAPED_LIMIT = 10 * LONGEST_TEXT
 """The longest escape is \\UXXXXXXXX."""
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """What a look at the node adds to its plan."""
 
     image_identity: str
@@ -40,15 +40,13 @@ class Seen:
     allow_image_difference: bool = False
 
 
-@dataclass(frozen=True)
-class Agreement:
+class Agreement(Struct, frozen=True):
     values: Mapping[str, str]
     digest: str
     """Of all values but the unchecked ones: nodes may launch together when it is the same."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     """A value that two nodes have unlike; empty where a node has no such value."""
 
     name: str

@@ -6,7 +6,9 @@ Each failed load can leak driver memory on GB10, and systemd's own growing delay
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+
+from msgspec import Struct, field, to_builtins
+from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
 from sparkd.last_exit import KILLED
@@ -17,8 +19,7 @@ PLANS_KEPT = 16
 REASON_LIMIT = 1000
 
 
-@dataclass(frozen=True)
-class Open:
+class Open(Struct, frozen=True):
     """A launch under way. Found by a later process of the same boot, its agent died with it; of another boot, the
     power was cut, which is nobody's fault."""
 
@@ -26,8 +27,7 @@ class Open:
     boot_id: str
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Struct, frozen=True):
     reason: str
     code: int | None = None
     """Exit code of the life that it ended; None where its agent was killed."""
@@ -36,8 +36,7 @@ class Failure:
         return self.reason if self.code is None else f"{self.reason} (exit {self.code})"
 
 
-@dataclass(frozen=True)
-class Ledger:
+class Ledger(Struct, frozen=True):
     """Failed launches in a row by plan digest, oldest entry first."""
 
     failures: dict[str, int] = field(default_factory=dict)
@@ -79,7 +78,7 @@ class Ledger:
 
 
 def dump(ledger: Ledger) -> str:
-    return json.dumps({"schema": 1, **asdict(ledger)}, indent=1) + "\n"
+    return json.dumps({"schema": 1, **to_builtins(ledger)}, indent=1) + "\n"
 
 
 def parse(text: str) -> Ledger:

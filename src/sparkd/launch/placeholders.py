@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.flags import JsonValue
 from sparkd.launch.plan import Node
@@ -27,8 +28,7 @@ class PlaceholderError(Exception):
         self.hint = hint
 
 
-@dataclass(frozen=True)
-class Placeholders:
+class Placeholders(Struct, frozen=True):
     values: Mapping[str, str]
 
     @classmethod

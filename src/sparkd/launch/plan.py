@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 PLAN_SCHEMA = 2
 """Part of the digest: two sparkd versions that plan differently never agree by accident."""
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(Struct, frozen=True):
     """What the plan knows of the node it is for."""
 
     rank: int
@@ -21,15 +20,13 @@ class Node:
     hcas: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Struct, frozen=True):
     source: str
     target: str
     read_only: bool = True
 
 
-@dataclass(frozen=True)
-class Ulimit:
+class Ulimit(Struct, frozen=True):
     """`soft` and `hard` in the limit's own unit; -1 is unlimited."""
 
     name: str
@@ -37,24 +34,21 @@ class Ulimit:
     hard: int
 
 
-@dataclass(frozen=True)
-class Secret:
+class Secret(Struct, frozen=True):
     """Environment variable `name` gets the content of `file`, read in the container at launch and kept nowhere else."""
 
     name: str
     file: str
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(Struct, frozen=True):
     """Folder `name` below /var/lib/sparkd/cache/<image id>/, mounted writable at `target`."""
 
     name: str
     target: str
 
 
-@dataclass(frozen=True)
-class LineCount:
+class LineCount(Struct, frozen=True):
     """What the image must hold: so many lines of a file that match a pattern of grep's."""
 
     file: str
@@ -69,8 +63,7 @@ Assertion = str | LineCount
 """A shell command that must succeed in the container, or a count."""
 
 
-@dataclass(frozen=True)
-class ContainerSpec:
+class ContainerSpec(Struct, frozen=True):
     """Options of `docker create`. Restart policy and log driver are not choices: `no`, and a bounded one."""
 
     gpus: str
@@ -87,8 +80,7 @@ class ContainerSpec:
     mounts: tuple[Mount, ...]
 
 
-@dataclass(frozen=True)
-class LaunchPlan:
+class LaunchPlan(Struct, frozen=True):
     """One rank, ready to be launched."""
 
     recipe: str

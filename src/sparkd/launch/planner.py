@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TypeVar
+
+from msgspec import Struct
 
 from sparkd.errors import ConfigError
 from sparkd.flags import JsonValue
@@ -42,8 +43,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class _Engine:
+class _Engine(Struct, frozen=True):
     """The recipe with the settings laid over it; texts still hold their placeholders."""
 
     image: str

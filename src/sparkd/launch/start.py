@@ -6,8 +6,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
+
+from msgspec import Struct, field
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
@@ -17,7 +18,7 @@ from sparkd.hands.rank import Rank
 from sparkd.host import Host, docker
 from sparkd.host.docker_facts import LABEL
 from sparkd.launch.plan import LaunchPlan
-from sparkd.log import Events
+from sparkd.lib.log import Events
 from sparkd.preflight.fixes import UnlinkSegment
 
 NOTE_SECONDS = 3.0
@@ -27,8 +28,7 @@ LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 
 
-@dataclass
-class Running:
+class Running(Struct):
     """A rank under way. `ready` once it has completed a prompt."""
 
     rank: Rank

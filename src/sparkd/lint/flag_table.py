@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from sparkd.lint.launch import counted
 from sparkd.nearest import did_you_mean
@@ -26,8 +27,7 @@ Kind = Literal[
 Count = Literal["one", "at most one", "at least one"]
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(Struct, frozen=True):
     name: str
     kind: Kind
     count: Count = "one"

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+
+from msgspec import Struct
 
 MODULES = ("vllm.entrypoints.openai.api_server",)
 """Modules of Python that hand all their words to vLLM's own parser, as `vllm serve` does."""
@@ -13,8 +14,7 @@ PASSED_ON = 'vllm serve "$@"'
 """How a script in the command itself ends that does the same."""
 
 
-@dataclass(frozen=True)
-class Given:
+class Given(Struct, frozen=True):
     """`--name value value`, or `--name=value`. A value that is not known yet is None."""
 
     name: str

@@ -6,7 +6,8 @@ import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sparkd.flags import JsonValue
 from sparkd.lint.flag_words import Given
@@ -19,8 +20,7 @@ _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """Flags and environment as the engine gets them, and what is known around them."""
 
     flags: Flags

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LENGTHS = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "model_max_length", "max_target_positions",
@@ -15,8 +16,7 @@ UNSCALED = ("default", "su", "longrope", "llama3", "deepseek_yarn", "deepseek_ll
 HIGHEST = 10**12
 
 
-@dataclass(frozen=True)
-class ModelLimits:
+class ModelLimits(Struct, frozen=True):
     """`kind` is config.json's model_type."""
 
     kind: str = ""

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.lint import flag_rules, sights
 from sparkd.lint.launch import Launch
 from sparkd.lint.sights import Sights
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(Struct, frozen=True):
     name: str
     blocks: bool
     """Whether the engine would fail, or take the machine with it; else it serves, and worse than it could."""
@@ -21,8 +21,7 @@ class Rule:
     source: str
 
 
-@dataclass(frozen=True)
-class Issue:
+class Issue(Struct, frozen=True):
     rule: str
     blocks: bool
     at: str

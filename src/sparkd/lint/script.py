@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.lint.rules import Issue
 from sparkd.lint.words import Flags, flags
@@ -25,8 +27,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """What a rank must be told."""
 
     rank: int
@@ -35,8 +36,7 @@ class Place:
     master_port: int
 
 
-@dataclass(frozen=True)
-class Script:
+class Script(Struct, frozen=True):
     """`serves`: the flags of each `vllm serve` in it. What a variable gives has no value there."""
 
     serves: tuple[Flags, ...]

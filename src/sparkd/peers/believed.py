@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass, replace
 from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
 from sparkd.report.node_report import NodeReport, parse
@@ -47,6 +49,6 @@ def _bounded(value: object) -> object:
         return tuple(_bounded(one) for one in value[:ITEMS_LIMIT])
     if isinstance(value, Mapping):
         return {_bounded(name): _bounded(one) for name, one in list(value.items())[:ITEMS_LIMIT]}
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{one.name: _bounded(getattr(value, one.name)) for one in fields(value)})
+    if isinstance(value, Struct):
+        return replace(value, **{name: _bounded(getattr(value, name)) for name in value.__struct_fields__})
     return value

@@ -10,7 +10,9 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
 from sparkd.host.http import Answer, HttpClient, Refused, Unanswered
@@ -34,8 +36,7 @@ class UnsignedError(Exception):
     """An answer that proves nothing: not signed with our key, or ours was refused."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(Struct, frozen=True):
     """Where a report is read, and from where. `hold_seconds`: how long the other side may hold an answer back."""
 
     rank: int

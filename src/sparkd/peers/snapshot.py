@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.report.node_report import Contact, NodeReport, PeerReport, Phase
 
@@ -15,8 +15,7 @@ ENDING = {
 """Phases of a life that launches nothing more, in words."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
+class Snapshot(Struct, frozen=True):
     """`heard_at`, monotonic: when the last answer with a right signature came; None while none has come."""
 
     rank: int

@@ -6,14 +6,13 @@ headless worker never notices that its head died, and a head's /health stays 200
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from sparkd.peers.snapshot import ENDING, Snapshot
 from sparkd.report.node_report import Contact
 
 
-@dataclass(frozen=True)
-class Tie:
+class Tie(Struct, frozen=True):
     """To the life of one other agent. `epoch` is the one that it has entered or may enter."""
 
     rank: int
@@ -21,15 +20,13 @@ class Tie:
     epoch: str
 
 
-@dataclass(frozen=True)
-class Lost:
+class Lost(Struct, frozen=True):
     """Something happened: there is nothing to wait for."""
 
     reason: str
 
 
-@dataclass(frozen=True)
-class Silent:
+class Silent(Struct, frozen=True):
     """Nothing was heard for so long; what that means is for the engine to say."""
 
     seconds: float

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -16,8 +17,7 @@ JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "Jso
 F = TypeVar("F")
 
 
-@dataclass(frozen=True)
-class About:
+class About(Struct, frozen=True):
     """A check's row in docs/checks.md, and its page: what `sparkd preflight --explain` prints.
 
     Every check may also be `ok`. One that could not look at all is `unknown`, or warns where `levels` has none that
@@ -46,8 +46,7 @@ class Level(Enum):
         return self in (Level.BLOCK, Level.UNKNOWN)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(Struct, frozen=True):
     """What a check thinks of its facts.
 
     `fixes` may ride on a WARN too. A blocking verdict is clearable when `clears` is set (its own fixes are enough),
@@ -65,21 +64,19 @@ class Verdict:
     """What may come up by itself and would clear this, such as "docker": preflight waits for it. Empty: nothing."""
 
 
-class Check(Protocol[F]):
-    """One concern; subclass it. `F` is a frozen dataclass of facts; its public fields become the finding's evidence."""
+class Check(Struct, Generic[F], frozen=True):
+    """One concern; subclass it. `F` is a frozen Struct of facts; its public fields become the finding's evidence."""
 
     about: ClassVar[About]
-
-    @property
-    def id(self) -> str: ...
+    id: ClassVar[str]
 
     def probe(self, host: Host) -> F:
         """Read the machine. May raise: that is UNKNOWN."""
-        ...
+        raise NotImplementedError
 
     def judge(self, facts: F) -> Verdict:
         """Pure: decide from the facts alone."""
-        ...
+        raise NotImplementedError
 
     def look(self, host: Host) -> tuple[F, Verdict]:
         """Probe, then judge."""
@@ -91,15 +88,12 @@ class AnyCheck(Protocol):
     """A check of whatever facts, for a list of several."""
 
     about: ClassVar[About]
-
-    @property
-    def id(self) -> str: ...
+    id: ClassVar[str]
 
     def look(self, host: Host) -> tuple[object, Verdict]: ...
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """A verdict with its check's id, the evidence, and how long the look took."""
 
     id: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import boots, caches, docker, docker_image
 from sparkd.host.harmless import harmless
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 SLOW = "the first start compiles anew: 36 to 40 minutes were seen"
 
 
-@dataclass(frozen=True)
-class CacheFacts:
+class CacheFacts(Struct, frozen=True):
     image: str
     """"known", "away" (docker), "missing", or why docker could not be asked."""
     caches: tuple[Folder, ...] = ()
@@ -36,15 +36,14 @@ class CacheFacts:
     others_whole: bool = True
 
 
-@dataclass(frozen=True)
-class CompileCache(Check[CacheFacts]):
+class CompileCache(Check[CacheFacts], frozen=True):
     """The image's compile caches can be used, and are still there. A slow start is no fault, and never blocks."""
 
     image: str
     caches: tuple[Cache, ...]
     compiles: bool = True
     """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
-    id: str = "compile-cache"
+    id: ClassVar[str] = "compile-cache"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder; "

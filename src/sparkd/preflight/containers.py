@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host.docker_facts import LABEL
 from sparkd.host.harmless import harmless
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(Struct, frozen=True):
     """A container with sparkd's label, or with the name that the rank's will have."""
 
     id: str
@@ -26,20 +26,18 @@ class Seen:
     restart_policy: str
 
 
-@dataclass(frozen=True)
-class ContainersFacts:
+class ContainersFacts(Struct, frozen=True):
     docker: str
     """"known", "away", or why a living docker could not be asked."""
     containers: tuple[Seen, ...]
 
 
-@dataclass(frozen=True)
-class StaleContainer(Check[ContainersFacts]):
+class StaleContainer(Check[ContainersFacts], frozen=True):
     """The name of the rank's container is free, and docker starts none of sparkd's by itself."""
 
     name: str
     """Of the container to come."""
-    id: str = "stale-container"
+    id: ClassVar[str] = "stale-container"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="docker's containers: names, labels, restart policies",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import disks, docker_defaults
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -18,8 +19,7 @@ FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     """A folder that is written to. Below `block_bytes` a launch fails, below `warn_bytes` it may fail later."""
 
     path: str
@@ -38,24 +38,21 @@ LOGS = Place("/var/log", "the journal", 0, 512 * MIB, optional=True, vital=False
 CONTAINERD = Place("/var/lib/containerd", "docker's images", 256 * MIB, 5 * GIB, optional=True)
 
 
-@dataclass(frozen=True)
-class PlaceFacts:
+class PlaceFacts(Struct, frozen=True):
     place: Place
     room: Room
 
 
-@dataclass(frozen=True)
-class DiskFacts:
+class DiskFacts(Struct, frozen=True):
     places: tuple[PlaceFacts, ...]
 
 
-@dataclass(frozen=True)
-class DiskRoom(Check[DiskFacts]):
+class DiskRoom(Check[DiskFacts], frozen=True):
     """A launch can write what it must."""
 
     caches: bool = True
     """Whether the plan keeps compile caches."""
-    id: str = "disk"
+    id: ClassVar[str] = "disk"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "

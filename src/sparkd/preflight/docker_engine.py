@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, gpu_ways
 from sparkd.host.harmless import harmless
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
 UNIT = "docker.service"
 
 
-@dataclass(frozen=True)
-class DockerEngineFacts:
+class DockerEngineFacts(Struct, frozen=True):
     running: bool
     installed: bool
     """Whether there is a unit that starts it."""
@@ -28,12 +28,11 @@ class DockerEngineFacts:
     """How a container can be given the GPU."""
 
 
-@dataclass(frozen=True)
-class Docker(Check[DockerEngineFacts]):
+class Docker(Check[DockerEngineFacts], frozen=True):
     """A docker that answers, with a way to the GPU where the plan uses one."""
 
     uses_gpu: bool
-    id: str = "docker"
+    id: ClassVar[str] = "docker"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; "

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -32,8 +33,7 @@ class Leader(Enum):
     """Something else that lives, such as a shell: whether the engine's own main process lives can't be told."""
 
 
-@dataclass(frozen=True)
-class Member:
+class Member(Struct, frozen=True):
     """One process of an engine's tree."""
 
     pid: int
@@ -43,8 +43,7 @@ class Member:
     frees_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Engine:
+class Engine(Struct, frozen=True):
     """A tree of vLLM's processes, by its topmost one that lives."""
 
     members: tuple[Member, ...]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.errors import ConfigError
 from sparkd.host.one_look import OneLook
@@ -107,7 +108,7 @@ def _cleared(verdict: Verdict, allowed_kinds: Sequence[str], freed_bytes: int) -
 
 
 def evidence(facts: object) -> dict[str, JsonValue]:
-    """The public fields of a dataclass of facts, as JSON has them."""
+    """The public fields of a Struct of facts, as JSON has them."""
     value = _json(facts)
     return value if isinstance(value, dict) else {}
 
@@ -117,8 +118,8 @@ def _json(value: object) -> JsonValue:
         return value
     if isinstance(value, Enum):
         return str(value.value)
-    if dataclasses.is_dataclass(value):
-        names = (field.name for field in dataclasses.fields(value) if not field.name.startswith("_"))
+    if isinstance(value, Struct):
+        names = (name for name in value.__struct_fields__ if not name.startswith("_"))
         return {name: _json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
         return {str(key): _json(one) for key, one in value.items()}

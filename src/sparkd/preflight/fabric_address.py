@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import addresses, fabric, infiniband, links
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -14,8 +15,7 @@ if TYPE_CHECKING:
     from sparkd.host.links import Link
 
 
-@dataclass(frozen=True)
-class FabricAddressFacts:
+class FabricAddressFacts(Struct, frozen=True):
     owned: bool
     carriers: tuple[str, ...]
     """Interfaces that may carry the address: more than one where several lie in its subnet."""
@@ -27,15 +27,14 @@ class FabricAddressFacts:
     """Interfaces with RDMA devices and a cable, where the fabric's has no such device."""
 
 
-@dataclass(frozen=True)
-class FabricAddress(Check[FabricAddressFacts]):
+class FabricAddress(Check[FabricAddressFacts], frozen=True):
     """The address of cluster.nodes is here, on an interface that is fit to be the fabric."""
 
     address: str
     nodes: int
     interface: str = ""
     """As the settings name it; empty where it is found."""
-    id: str = "fabric-address"
+    id: ClassVar[str] = "fabric-address"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="/proc/net/{fib_trie,if_inet6,route}; /sys/class/net, /sys/class/infiniband",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import links, path_mtu
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -19,16 +20,14 @@ EXPECTED_MBPS = 200_000
 """What the kernel says of each twin of a ConnectX-7 port, though its PCI lanes carry about 110,000."""
 
 
-@dataclass(frozen=True)
-class FabricLinkFacts:
+class FabricLinkFacts(Struct, frozen=True):
     links: tuple[Link, ...]
     """The fabric's interface, then what it is made of."""
     paths: tuple[Path, ...]
     """To the other nodes; empty where this node's own interface takes no such frames anyway."""
 
 
-@dataclass(frozen=True)
-class FabricLink(Check[FabricLinkFacts]):
+class FabricLink(Check[FabricLinkFacts], frozen=True):
     """A cable that is in, at its full speed, with large frames from end to end. It warns, and never blocks."""
 
     interface: str
@@ -38,7 +37,7 @@ class FabricLink(Check[FabricLinkFacts]):
     mtu: int
     uses_gpu: bool = True
     """Else the machine need not be a DGX Spark, and no speed is expected."""
-    id: str = "fabric-link"
+    id: ClassVar[str] = "fabric-link"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/sys/class/net; a datagram of fabric.mtu bytes to each other node, 0.3 s at most",

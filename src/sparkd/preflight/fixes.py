@@ -2,60 +2,58 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import ClassVar
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class EndProcess:
+class EndProcess(Struct, frozen=True):
     """SIGTERM, then SIGKILL, through a pidfd, if `pid` still has `start_time` (clock ticks since boot)."""
 
     pid: int
     start_time: int
     comm: str
     frees_bytes: int = 0
-    kind: str = "end-process"
+    kind: ClassVar[str] = "end-process"
 
     @property
     def target(self) -> str:
         return f"pid {self.pid} ({self.comm})"
 
 
-@dataclass(frozen=True)
-class RemoveContainer:
+class RemoveContainer(Struct, frozen=True):
     """Stop and remove a container of ours whose agent is gone. `container_id` is the full id."""
 
     container_id: str
     name: str
     frees_bytes: int = 0
-    kind: str = "remove-container"
+    kind: ClassVar[str] = "remove-container"
 
     @property
     def target(self) -> str:
         return f"container {self.name} ({self.container_id[:12]})"
 
 
-@dataclass(frozen=True)
-class UnlinkSegment:
+class UnlinkSegment(Struct, frozen=True):
     """Unlink a /dev/shm file that no process has open or mapped, if it is still (device, inode)."""
 
     path: str
     device: int
     inode: int
     frees_bytes: int = 0
-    kind: str = "unlink-segment"
+    kind: ClassVar[str] = "unlink-segment"
 
     @property
     def target(self) -> str:
         return self.path
 
 
-@dataclass(frozen=True)
-class DropPageCache:
+class DropPageCache(Struct, frozen=True):
     """sync, then write 3 to /proc/sys/vm/drop_caches. What it frees was counted in MemAvailable already."""
 
     would_free_bytes: int
     frees_bytes: int = 0
-    kind: str = "drop-page-cache"
+    kind: ClassVar[str] = "drop-page-cache"
 
     @property
     def target(self) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import enabled_units, unit_files
 from sparkd.host.harmless import harmless
@@ -34,8 +35,7 @@ LAUNCHES = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class ForeignUnit:
+class ForeignUnit(Struct, frozen=True):
     name: str
     wanted_by: str
     key: str
@@ -44,16 +44,14 @@ class ForeignUnit:
     """The file that says so."""
 
 
-@dataclass(frozen=True)
-class ForeignContainer:
+class ForeignContainer(Struct, frozen=True):
     name: str
     image: str
     restart_policy: str
     running: bool
 
 
-@dataclass(frozen=True)
-class ForeignFacts:
+class ForeignFacts(Struct, frozen=True):
     units: tuple[ForeignUnit, ...]
     containers: tuple[ForeignContainer, ...]
     unread: tuple[str, ...]
@@ -62,11 +60,10 @@ class ForeignFacts:
     docker_known: bool
 
 
-@dataclass(frozen=True)
-class ForeignUnits(Check[ForeignFacts]):
+class ForeignUnits(Check[ForeignFacts], frozen=True):
     """Nobody else starts vLLM at boot. What runs now is the concern of stray-workers, so this never blocks."""
 
-    id: str = "foreign-units"
+    id: ClassVar[str] = "foreign-units"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="services that another unit wants, their drop-ins, the scripts that they name; docker's containers",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import infiniband
 from sparkd.host.harmless import harmless
@@ -21,8 +22,7 @@ INDEX = "NCCL_IB_GID_INDEX"
 HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
 
 
-@dataclass(frozen=True)
-class GidTable:
+class GidTable(Struct, frozen=True):
     """Of one port that is to be used and is up."""
 
     hca: str
@@ -33,13 +33,11 @@ class GidTable:
     """Indexes that would do."""
 
 
-@dataclass(frozen=True)
-class GidFacts:
+class GidFacts(Struct, frozen=True):
     tables: tuple[GidTable, ...]
 
 
-@dataclass(frozen=True)
-class GidIndex(Check[GidFacts]):
+class GidIndex(Check[GidFacts], frozen=True):
     """Indexes move when addresses come and go, and differ between devices: unset is best."""
 
     env: Mapping[str, str]
@@ -47,7 +45,7 @@ class GidIndex(Check[GidFacts]):
     """Of this node on the fabric: its family is that of the GIDs."""
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
-    id: str = "gid"
+    id: ClassVar[str] = "gid"
     about: ClassVar[About] = About(
         levels=(Level.BLOCK,),
         reads="/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import kernel
 from sparkd.host.gpu import AWAITED, Trouble
@@ -26,8 +27,7 @@ _REMEDIES = {
 }
 
 
-@dataclass(frozen=True)
-class GpuCheckFacts:
+class GpuCheckFacts(Struct, frozen=True):
     asked: bool
     """False: the plan uses no GPU, and the driver was left alone."""
     names: tuple[str, ...] = ()
@@ -39,12 +39,11 @@ class GpuCheckFacts:
     error: str = ""
 
 
-@dataclass(frozen=True)
-class Gpu(Check[GpuCheckFacts]):
+class Gpu(Check[GpuCheckFacts], frozen=True):
     """A GPU whose driver answers."""
 
     uses_gpu: bool = True
-    id: str = "gpu"
+    id: ClassVar[str] = "gpu"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="NVML: driver version, names; /proc/driver/nvidia/version",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sparkd.host.files import Kind
 from sparkd.host.harmless import harmless
@@ -18,8 +19,7 @@ FOLDER = "/etc/sparkd/preflight.d"
 _IGNORED = re.compile(r"\..*|.*~|.*\.(dpkg-(old|new|dist|tmp)|bak|orig|swp)")
 
 
-@dataclass(frozen=True)
-class Hook:
+class Hook(Struct, frozen=True):
     """One program. A hook with a `problem` is never run: it is UNKNOWN, and that blocks."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, docker_image, image_files
 from sparkd.host.harmless import harmless
@@ -26,8 +27,7 @@ VLLM_COMMIT = re.compile(r"vllm_commit:\s*([0-9a-f]{7,12})")
 VERSION = "org.opencontainers.image.version"
 
 
-@dataclass(frozen=True)
-class ImageFacts:
+class ImageFacts(Struct, frozen=True):
     ref: str
     asserts: tuple[str, ...]
     """What the launch script asks of the image, in the container, before the engine starts."""
@@ -40,14 +40,13 @@ class ImageFacts:
     """What was found in its files; None where they can't be looked at."""
 
 
-@dataclass(frozen=True)
-class EngineImage(Check[ImageFacts]):
+class EngineImage(Check[ImageFacts], frozen=True):
     """The plan's image is here, and for this machine. Nothing is pulled: an image that changes by itself is drift."""
 
     ref: str
     asserts: tuple[str, ...] = ()
     launched: Launched | None = None
-    id: str = "image"
+    id: ClassVar[str] = "image"
     about: ClassVar[About] = About(
         levels=(Level.BLOCK, Level.UNKNOWN),
         reads="docker's description of the image; the architecture of docker; names in the image's layers, and "

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from sparkd.host import image_files
 from sparkd.host.harmless import harmless
@@ -26,8 +27,7 @@ MOST_LINES = 40
 _SAYS = re.compile(r"\s*[\w.-]{1,60}:\s*\S")
 
 
-@dataclass(frozen=True)
-class Launched:
+class Launched(Struct, frozen=True):
     """What a launch needs of the image."""
 
     programs: tuple[str, ...]
@@ -38,8 +38,7 @@ class Launched:
     """Folders and files of the container that are not the image's."""
 
 
-@dataclass(frozen=True)
-class Inside:
+class Inside(Struct, frozen=True):
     wrong: tuple[str, ...]
     """What a launch executes and the image lacks."""
     metadata: tuple[str, ...]
@@ -65,8 +64,7 @@ def look(files: Files, image: Stored, wanted: Launched) -> Inside:
     return Inside(tuple(one for one in wrong if one), seen.metadata())
 
 
-@dataclass(frozen=True)
-class _Image:
+class _Image(Struct, frozen=True):
     files: Files
     layers: tuple[str, ...]
     mounted: tuple[str, ...]

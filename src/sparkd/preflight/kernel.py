@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import kernel
 from sparkd.preflight import known_bad
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 
-@dataclass(frozen=True)
-class KernelFacts:
+class KernelFacts(Struct, frozen=True):
     release: str
     kho_off: bool
     """Whether it was booted with kho=off."""
@@ -25,11 +25,10 @@ class KernelFacts:
     """CmaFree beyond CmaTotal."""
 
 
-@dataclass(frozen=True)
-class Kernel(Check[KernelFacts]):
+class Kernel(Check[KernelFacts], frozen=True):
     """No kernel that is known to be bad on GB10."""
 
-    id: str = "kernel"
+    id: ClassVar[str] = "kernel"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/proc/sys/kernel/osrelease, /proc/cmdline, /proc/meminfo",

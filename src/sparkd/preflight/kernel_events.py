@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host.harmless import harmless
 
@@ -28,8 +30,7 @@ class Kind(Enum):
     DRIVER_NO_MEMORY = "driver-no-memory"
 
 
-@dataclass(frozen=True)
-class Event:
+class Event(Struct, frozen=True):
     kind: Kind
     subject: str
     """Of which device, or which process was killed."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from msgspec import Struct
 
 from sparkd.host import kmsg
 from sparkd.preflight import kernel_events
@@ -60,8 +61,7 @@ WARNINGS = (
 )
 
 
-@dataclass(frozen=True)
-class KernelLogFacts:
+class KernelLogFacts(Struct, frozen=True):
     uptime_seconds: float
     begins_seconds: float
     """When the oldest message was said that the log still has, since boot."""
@@ -71,12 +71,11 @@ class KernelLogFacts:
     absent: bool = False
 
 
-@dataclass(frozen=True)
-class KernelLog(Check[KernelLogFacts]):
+class KernelLog(Check[KernelLogFacts], frozen=True):
     """What the kernel has said since boot that a launch should know."""
 
     uses_gpu: bool = True
-    id: str = "kernel-log"
+    id: ClassVar[str] = "kernel-log"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="/dev/kmsg",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import sysctl
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -19,16 +20,14 @@ FEWEST_PIDS = 8192
 NEVER_OVERCOMMIT = 2
 
 
-@dataclass(frozen=True)
-class Setting:
+class Setting(Struct, frozen=True):
     name: str
     wanted: str
     found: str | None
     """None: this kernel has no such setting."""
 
 
-@dataclass(frozen=True)
-class KernelFacts:
+class KernelFacts(Struct, frozen=True):
     wanted: tuple[Setting, ...]
     reserved_bytes: int
     """vm.min_free_kbytes."""
@@ -38,13 +37,12 @@ class KernelFacts:
     huge_pages_bytes: int
 
 
-@dataclass(frozen=True)
-class KernelSettings(Check[KernelFacts]):
+class KernelSettings(Check[KernelFacts], frozen=True):
     """The kernel is set as the recipe asks, and to nothing that is known to break engines."""
 
     wanted: tuple[tuple[str, str], ...] = ()
     """Names and values of the recipe's host.sysctls."""
-    id: str = "kernel-settings"
+    id: ClassVar[str] = "kernel-settings"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.UNKNOWN),
         reads="/proc/sys, as far as named; /proc/meminfo",

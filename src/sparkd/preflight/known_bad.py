@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True)
-class KnownBad:
+class KnownBad(Struct, frozen=True):
     version: str
     """The version, or how it begins: 590 is 590.44.01 too."""
     trouble: str

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import boots
 from sparkd.host.boots import LOADING
@@ -24,16 +25,14 @@ LIKELY = ("kernel", "driver", "image.identity", "docker", "sparkd")
 VALUE_LENGTH = 60
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(Struct, frozen=True):
     name: str
     good: str
     """Empty where the last good start had no such value."""
     tried: str
 
 
-@dataclass(frozen=True)
-class Launch:
+class Launch(Struct, frozen=True):
     """The last launch of a boot."""
 
     phase: str
@@ -42,8 +41,7 @@ class Launch:
     """False: it was ended with its machine."""
 
 
-@dataclass(frozen=True)
-class LastBootFacts:
+class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
     """Of the boots before this one since the last good start, oldest first."""
     started_well: bool
@@ -54,14 +52,13 @@ class LastBootFacts:
     """How many in all."""
 
 
-@dataclass(frozen=True)
-class LastBoot(Check[LastBootFacts]):
+class LastBoot(Check[LastBootFacts], frozen=True):
     """A plan that takes the machine down each time it loads is not tried for ever."""
 
     digest: str
     """Of the plan."""
     unit: str = ""
-    id: str = "last-boot"
+    id: ClassVar[str] = "last-boot"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="/var/lib/sparkd/boots.json; /proc/sys/kernel/random/boot_id",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight.check import About, Check, Level, Verdict
 
@@ -17,14 +18,12 @@ ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")  # noqa: S104  # compared, not bound
 SHOWN = 32
 
 
-@dataclass(frozen=True)
-class ListenersFacts:
+class ListenersFacts(Struct, frozen=True):
     on_all_addresses: tuple[int, ...]
     """TCP ports of this machine that listen on all addresses now, whoever holds them; the first of them."""
 
 
-@dataclass(frozen=True)
-class Listeners(Check[ListenersFacts]):
+class Listeners(Check[ListenersFacts], frozen=True):
     """An API on all addresses without a key serves whoever finds it. It never blocks: the network may be closed."""
 
     host: str
@@ -35,7 +34,7 @@ class Listeners(Check[ListenersFacts]):
     serves: bool
     """Whether this rank serves the API: the head alone does."""
     nodes: int
-    id: str = "listeners"
+    id: ClassVar[str] = "listeners"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="the plan; /proc/net/tcp, /proc/net/tcp6",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import docker_defaults, limits
 from sparkd.host.processes import GONE
@@ -19,8 +20,7 @@ ENOUGH_BYTES = 16 * GIB
 UNLIMITED = limits.UNLIMITED
 
 
-@dataclass(frozen=True)
-class MemlockFacts:
+class MemlockFacts(Struct, frozen=True):
     needless: str
     """Why the limit does not matter to this plan; empty where it does."""
     limit_bytes: int | None = None
@@ -28,12 +28,11 @@ class MemlockFacts:
     set_by: str = ""
 
 
-@dataclass(frozen=True)
-class Memlock(Check[MemlockFacts]):
+class Memlock(Check[MemlockFacts], frozen=True):
     """The container may lock what NCCL registers with the RDMA devices."""
 
     plan: LaunchPlan
-    id: str = "memlock"
+    id: ClassVar[str] = "memlock"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.UNKNOWN),
         reads="the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/PID/limits of containerd",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host.gpu import AWAITED, NO_GPU
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -20,8 +21,7 @@ DRIVER_DAEMONS = ("nvidia-persiste",)
 """nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds no memory to speak of."""
 
 
-@dataclass(frozen=True)
-class MemorySample:
+class MemorySample(Struct, frozen=True):
     """How much was available at a time, to tell later whether it has changed."""
 
     uptime_seconds: float
@@ -32,8 +32,7 @@ def sample(host: Host) -> MemorySample:
     return MemorySample(host.uptime_seconds(), host.meminfo().available_bytes)
 
 
-@dataclass(frozen=True)
-class MemoryFacts:
+class MemoryFacts(Struct, frozen=True):
     uptime_seconds: float
     total_bytes: int
     free_bytes: int
@@ -47,8 +46,7 @@ class MemoryFacts:
     """Processes that the driver lists or that have its devices open; None where that could not be told."""
 
 
-@dataclass(frozen=True)
-class UnifiedMemory(Check[MemoryFacts]):
+class UnifiedMemory(Check[MemoryFacts], frozen=True):
     """Enough memory for the plan. vLLM on integrated GPUs gates on MemAvailable, older builds on MemFree."""
 
     need: MemoryNeed
@@ -56,7 +54,7 @@ class UnifiedMemory(Check[MemoryFacts]):
     uses_gpu: bool = True
     earlier: MemorySample | None = None
     """The first look at the memory as it is now; None in the first examination."""
-    id: str = "unified-memory"
+    id: ClassVar[str] = "unified-memory"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import meminfo
 from sparkd.host.gpu import NO_GPU
@@ -20,8 +21,7 @@ LEAST_SHARE = 0.04
 """Below these it is the driver's own, network buffers and the like: an idle DGX Spark has 4.8 GiB in use in all."""
 
 
-@dataclass(frozen=True)
-class Holder:
+class Holder(Struct, frozen=True):
     """A process that the driver lists, or that has its devices open."""
 
     pid: int
@@ -30,8 +30,7 @@ class Holder:
     """None where the driver does not say."""
 
 
-@dataclass(frozen=True)
-class HeldFacts:
+class HeldFacts(Struct, frozen=True):
     shares_memory: bool
     """Whether a GPU without memory of its own is there."""
     total_bytes: int = 0
@@ -42,12 +41,11 @@ class HeldFacts:
     gpu_error: str = ""
 
 
-@dataclass(frozen=True)
-class MemoryHeld(Check[HeldFacts]):
+class MemoryHeld(Check[HeldFacts], frozen=True):
     """No memory that is in use and that nobody uses. Whether enough is left is unified-memory's to judge."""
 
     uses_gpu: bool = True
-    id: str = "memory-held"
+    id: ClassVar[str] = "memory-held"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open",

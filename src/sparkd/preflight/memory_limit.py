@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
@@ -13,22 +14,20 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 
-@dataclass(frozen=True)
-class MemoryLimitFacts:
+class MemoryLimitFacts(Struct, frozen=True):
     container_limit_bytes: int | None
     floor_bytes: int
     headroom_bytes: int
 
 
-@dataclass(frozen=True)
-class MemoryLimit(Check[MemoryLimitFacts]):
+class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
     """No limit that does not hold, and a floor of the memory guard that the plan leaves room for."""
 
     uses_gpu: bool
     container_limit_bytes: int | None
     floor_bytes: int
     headroom_bytes: int
-    id: str = "memory-limit"
+    id: ClassVar[str] = "memory-limit"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="the plan and the settings alone",

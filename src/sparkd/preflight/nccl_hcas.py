@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.host.infiniband import Hca, Port
 
@@ -36,8 +37,7 @@ def by_tcp(env: Mapping[str, str]) -> str:
     return "NCCL_NET is Socket, so NCCL goes by TCP" if env.get("NCCL_NET", "").lower() == "socket" else ""
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """NCCL_IB_HCA: `rocep1s0f0,mlx5_1:1` are beginnings of names, each with a port where one is meant; a leading `=`
     means whole names, a leading `^` all others. Empty: every device.
     """

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
+
+from msgspec import Struct
 
 DEFAULT_UTILIZATION = 0.92
 """vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
 
 
-@dataclass(frozen=True)
-class MemoryNeed:
+class MemoryNeed(Struct, frozen=True):
     """What the recipe says its rank takes, and what must be left over beside it."""
 
     memory_bytes: int | None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from sparkd.launch.plan import LaunchPlan
@@ -22,8 +23,7 @@ class Needed(Enum):
     PROGRAM = "an executable file"
 
 
-@dataclass(frozen=True)
-class NeededPath:
+class NeededPath(Struct, frozen=True):
     path: str
     what: str
     """Where it is asked for: `engine.script`, `ExecStart of ...`."""

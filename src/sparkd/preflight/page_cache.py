@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.fixes import DropPageCache
@@ -20,20 +21,18 @@ WORTH_SHARE = 0.1
 """The same for smaller machines: a tenth of the memory."""
 
 
-@dataclass(frozen=True)
-class PageCacheFacts:
+class PageCacheFacts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     droppable_bytes: int
     """Clean cache of files and slab that nobody maps."""
 
 
-@dataclass(frozen=True)
-class PageCache(Check[PageCacheFacts]):
+class PageCache(Check[PageCacheFacts], frozen=True):
     """Worth dropping, or not. It never blocks: MemAvailable counts the page cache as available already."""
 
     need: MemoryNeed
-    id: str = "page-cache"
+    id: ClassVar[str] = "page-cache"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/proc/meminfo",
@@ -54,7 +53,7 @@ disk).""",
 
     def probe(self, host: Host) -> PageCacheFacts:
         info = host.meminfo()
-        cache = info.cached_bytes + info.buffers_bytes + info.slab_reclaimable_bytes
+        cache = info.cached_bytes + info.buffers_bytes
         kept = info.shared_bytes + info.mapped_bytes + info.dirty_bytes
         return PageCacheFacts(info.total_bytes, info.free_bytes, max(0, cache - kept))
 

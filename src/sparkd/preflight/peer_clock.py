@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
@@ -19,25 +20,22 @@ APART_SECONDS = 5.0
 """Clocks that chrony or timesyncd keep differ by milliseconds; an answer's date has whole seconds."""
 
 
-@dataclass(frozen=True)
-class PeerClock:
+class PeerClock(Struct, frozen=True):
     node: str
     address: str
     ahead_seconds: float
 
 
-@dataclass(frozen=True)
-class PeerClockFacts:
+class PeerClockFacts(Struct, frozen=True):
     clocks: tuple[PeerClock, ...]
     """Of the nodes that answer."""
 
 
-@dataclass(frozen=True)
-class PeerClocks(Check[PeerClockFacts]):
+class PeerClocks(Check[PeerClockFacts], frozen=True):
     """Clocks that agree, so that the journals of the nodes can be read side by side. It never blocks."""
 
     nodes: int
-    id: str = "peer-clock"
+    id: ClassVar[str] = "peer-clock"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="the living agent's /run/sparkd/report.json: the date of each other node's last answers",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host import model_config
 from sparkd.lint import flag_words, rules, words
@@ -24,8 +26,7 @@ SCRIPT_LIMIT_BYTES = 64 << 10
 NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)
 
 
-@dataclass(frozen=True)
-class PlanFacts:
+class PlanFacts(Struct, frozen=True):
     flags: int
     """Of the engine that is judged."""
     model: ModelLimits
@@ -34,12 +35,11 @@ class PlanFacts:
     _script: scripts.Script | None
 
 
-@dataclass(frozen=True)
-class PlanLint(Check[PlanFacts]):
+class PlanLint(Check[PlanFacts], frozen=True):
     """Nothing in the plan is known to fail."""
 
     plan: LaunchPlan
-    id: str = "plan-lint"
+    id: ClassVar[str] = "plan-lint"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="the plan's flags and environment; engine.script; config.json of the model",

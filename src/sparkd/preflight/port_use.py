@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -15,8 +16,7 @@ EPHEMERAL = 32768
 """Ports from here on are given out by the kernel: an engine has a dozen, and they tell nobody anything."""
 
 
-@dataclass(frozen=True)
-class PortUse:
+class PortUse(Struct, frozen=True):
     """A listening socket. `pid` is None where no process that could be looked at has it open."""
 
     port: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight import engines, port_use
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -20,8 +21,7 @@ PROXY = "docker-proxy"
 """Has the published ports of containers open, and is in none: without it the container goes on, and is cut off."""
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(Struct, frozen=True):
     """A port to listen on."""
 
     port: int
@@ -36,8 +36,7 @@ class Wanted:
     """Whether a launch fails without it."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """A port that somebody listens on."""
 
     wanted: Wanted
@@ -48,19 +47,17 @@ class Held:
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
 
 
-@dataclass(frozen=True)
-class PortsFacts:
+class PortsFacts(Struct, frozen=True):
     held: tuple[Held, ...]
     owner_pid: int | None
     """Of the agent that owns this node."""
 
 
-@dataclass(frozen=True)
-class Ports(Check[PortsFacts]):
+class Ports(Check[PortsFacts], frozen=True):
     """Every port that the plan needs is free, or its holder is named. Nobody is ended for a port."""
 
     wanted: tuple[Wanted, ...]
-    id: str = "ports"
+    id: ClassVar[str] = "ports"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "

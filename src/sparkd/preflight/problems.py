@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.fixes import Fix
@@ -14,8 +15,7 @@ ORDER = (Level.BLOCK, Level.UNKNOWN, Level.WARN, Level.OK)
 """Worst first."""
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Struct, frozen=True):
     """One thing found. Where it blocks and carries fixes, they are enough to clear it."""
 
     level: Level

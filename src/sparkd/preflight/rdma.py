@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import infiniband, links
 from sparkd.host.harmless import harmless
@@ -20,15 +21,13 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 
-@dataclass(frozen=True)
-class RdmaFacts:
+class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
     """Interfaces of the devices that have nothing at their other end."""
 
 
-@dataclass(frozen=True)
-class Rdma(Check[RdmaFacts]):
+class Rdma(Check[RdmaFacts], frozen=True):
     """Without RDMA NCCL goes by TCP, many times slower, and says so in a log that nobody reads."""
 
     env: Mapping[str, str]
@@ -38,7 +37,7 @@ class Rdma(Check[RdmaFacts]):
     """Whether the container sees the devices of /dev/infiniband."""
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
-    id: str = "rdma"
+    id: ClassVar[str] = "rdma"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import docker_image, logind, users
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -15,8 +16,7 @@ FIRST_PERSON = 1000
 """Users below are the system's own, whose segments logind leaves alone."""
 
 
-@dataclass(frozen=True)
-class RemoveIpcFacts:
+class RemoveIpcFacts(Struct, frozen=True):
     removes: bool
     """Whether logind removes segments at all."""
     image_user: str | None = None
@@ -26,13 +26,12 @@ class RemoveIpcFacts:
     lingers: bool = False
 
 
-@dataclass(frozen=True)
-class RemoveIpc(Check[RemoveIpcFacts]):
+class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
     """The end of somebody's ssh session does not take the engine's semaphores away."""
 
     image: str
     host_ipc: bool
-    id: str = "remove-ipc"
+    id: ClassVar[str] = "remove-ipc"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="logind.conf(5) with its drop-ins; docker: the image's user; /etc/passwd; /var/lib/systemd/linger",

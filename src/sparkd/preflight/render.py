@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.preflight.check import Finding, JsonValue
 from sparkd.preflight.examine import fixes_to_apply, overall
@@ -16,8 +17,7 @@ HELD_BACK = "held back"
 """Not to be applied, since something else blocks that no fix clears."""
 
 
-@dataclass(frozen=True)
-class FixState:
+class FixState(Struct, frozen=True):
     """What became of a fix, or would."""
 
     fix: Fix
@@ -26,8 +26,7 @@ class FixState:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Shown:
+class Shown(Struct, frozen=True):
     """All that one run of preflight has to say."""
 
     node: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import resolver
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -12,25 +13,22 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 
-@dataclass(frozen=True)
-class NameServer:
+class NameServer(Struct, frozen=True):
     address: str
     answers: bool | None
     """None where it was not asked."""
 
 
-@dataclass(frozen=True)
-class ResolverFacts:
+class ResolverFacts(Struct, frozen=True):
     servers: tuple[NameServer, ...]
 
 
-@dataclass(frozen=True)
-class Resolver(Check[ResolverFacts]):
+class Resolver(Check[ResolverFacts], frozen=True):
     """Nothing of the engine needs DNS, but torch asks for the name of each node and waits. It never blocks."""
 
     peers: tuple[str, ...]
     """Addresses of the other nodes."""
-    id: str = "resolver"
+    id: ClassVar[str] = "resolver"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/etc/resolv.conf, /run/systemd/resolve/resolv.conf; one question to each server, 0.3 s at most",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host.files import Kind
 from sparkd.host.unit_syntax import assignments
@@ -21,8 +22,7 @@ NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
 LAUNCH_SCRIPT = "/run/sparkd/launch.sh"
 
 
-@dataclass(frozen=True)
-class WantedDropIn:
+class WantedDropIn(Struct, frozen=True):
     """The drop-in that the configuration asks for. Empty text: none."""
 
     path: str
@@ -31,8 +31,7 @@ class WantedDropIn:
     """How a file begins that sparkd wrote."""
 
 
-@dataclass(frozen=True)
-class PathFacts:
+class PathFacts(Struct, frozen=True):
     needed: NeededPath
     kind: Kind | None
     """None where there is nothing."""
@@ -40,8 +39,7 @@ class PathFacts:
     empty: bool = False
 
 
-@dataclass(frozen=True)
-class ScriptFacts:
+class ScriptFacts(Struct, frozen=True):
     unit: str
     unit_sources: tuple[str, ...]
     """Empty where the unit is not installed."""
@@ -53,14 +51,13 @@ class ScriptFacts:
     launch_script: Kind | None
 
 
-@dataclass(frozen=True)
-class ScriptPaths(Check[ScriptFacts]):
+class ScriptPaths(Check[ScriptFacts], frozen=True):
     """Nothing that will be needed is missing. A unit whose script is gone would fail and loop all day."""
 
     unit: str
     needed: tuple[NeededPath, ...] = ()
     drop_in: WantedDropIn | None = None
-    id: str = "script-paths"
+    id: ClassVar[str] = "script-paths"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK),
         reads="the effective unit with its drop-ins; every path of the plan",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.fixes import UnlinkSegment
@@ -20,8 +21,7 @@ YOUNGEST_SECONDS = 60.0
 """A program that has just made a segment may not have mapped it yet, or be about to hand it to another."""
 
 
-@dataclass(frozen=True)
-class SegmentFacts:
+class SegmentFacts(Struct, frozen=True):
     path: str
     device: int
     inode: int
@@ -33,8 +33,7 @@ class SegmentFacts:
     used_by: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class ShmFacts:
+class ShmFacts(Struct, frozen=True):
     own_device: int
     """Of the machine's own /dev/shm."""
     segments: tuple[SegmentFacts, ...]
@@ -42,13 +41,12 @@ class ShmFacts:
     unreadable_pids: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class SharedMemory(Check[ShmFacts]):
+class SharedMemory(Check[ShmFacts], frozen=True):
     """Orphans are a WARN: they take memory, and no launch fails by them alone."""
 
     owners: tuple[int, ...] = (0,)
     """Users whose segments may be unlinked."""
-    id: str = "shared-memory"
+    id: ClassVar[str] = "shared-memory"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="files of /dev/shm; /proc/PID/maps and fd of every process",

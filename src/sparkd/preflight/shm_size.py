@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import docker_defaults, mounts
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -18,8 +19,7 @@ RANK_BYTES = 24 * MIB
 COMFORT_BYTES = GIB
 
 
-@dataclass(frozen=True)
-class ShmSizeFacts:
+class ShmSizeFacts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     """Less what lies there already."""
@@ -27,8 +27,7 @@ class ShmSizeFacts:
     """Who says so: the recipe, docker, or the mount."""
 
 
-@dataclass(frozen=True)
-class ShmSize(Check[ShmSizeFacts]):
+class ShmSize(Check[ShmSizeFacts], frozen=True):
     """Room in /dev/shm for vLLM's queues and NCCL's buffers."""
 
     host_ipc: bool
@@ -36,7 +35,7 @@ class ShmSize(Check[ShmSizeFacts]):
     """That the recipe gives the container; None: docker's default."""
     is_head: bool
     cluster_size: int
-    id: str = "shm-size"
+    id: ClassVar[str] = "shm-size"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="the plan; /etc/docker/daemon.json and the arguments of dockerd; "

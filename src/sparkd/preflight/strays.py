@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.preflight import engines, gpu_memory, port_use
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -19,8 +21,7 @@ if TYPE_CHECKING:
     from sparkd.host.processes import ProcessTable
 
 
-@dataclass(frozen=True)
-class Container:
+class Container(Struct, frozen=True):
     """A container that has processes of engines in it, or our label on it."""
 
     id: str
@@ -30,8 +31,7 @@ class Container:
     running: bool
 
 
-@dataclass(frozen=True)
-class StrayFacts:
+class StrayFacts(Struct, frozen=True):
     engines: tuple[Engine, ...]
     containers: tuple[Container, ...]
     docker_known: bool
@@ -46,15 +46,14 @@ class StrayFacts:
     """Processes looked at."""
 
 
-@dataclass(frozen=True)
-class StrayWorkers(Check[StrayFacts]):
+class StrayWorkers(Check[StrayFacts], frozen=True):
     """No engine but the one to come. What is orphaned beyond doubt is ended; anything else is named and left alone."""
 
     tried: frozenset[tuple[int, int]] = frozenset()
     """(pid, start time) of processes that were to be ended already."""
     tried_containers: frozenset[str] = frozenset()
     """Full ids of containers that were to be removed already."""
-    id: str = "stray-workers"
+    id: ClassVar[str] = "stray-workers"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="every process; docker's containers; the engines' listening sockets",

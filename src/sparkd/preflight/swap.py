@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import swaps
 from sparkd.preflight.check import About, Check, Level, Verdict
@@ -14,17 +15,15 @@ if TYPE_CHECKING:
     from sparkd.host.swaps import Swap
 
 
-@dataclass(frozen=True)
-class SwapFacts:
+class SwapFacts(Struct, frozen=True):
     areas: tuple[Swap, ...]
 
 
-@dataclass(frozen=True)
-class SwapOff(Check[SwapFacts]):
+class SwapOff(Check[SwapFacts], frozen=True):
     """Swap is off where the engine shares its memory with a GPU."""
 
     uses_gpu: bool = True
-    id: str = "swap"
+    id: ClassVar[str] = "swap"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="/proc/swaps",

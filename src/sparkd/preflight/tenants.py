@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import tenants
 from sparkd.host.gpu import NO_GPU
@@ -19,8 +20,7 @@ LEAST_BYTES = GIB
 SHOWN = 5
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(Struct, frozen=True):
     """One who holds more than `LEAST_BYTES`, as a person knows it."""
 
     name: str
@@ -29,8 +29,7 @@ class Held:
     """The command that ends it."""
 
 
-@dataclass(frozen=True)
-class TenantFacts:
+class TenantFacts(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
     gpu_total_bytes: int | None
@@ -42,13 +41,12 @@ class TenantFacts:
     """How many more there are."""
 
 
-@dataclass(frozen=True)
-class OtherTenants(Check[TenantFacts]):
+class OtherTenants(Check[TenantFacts], frozen=True):
     """Nobody else's memory is missing to the plan. What blocks is unified-memory; here stands whose it is."""
 
     need: MemoryNeed
     uses_gpu: bool = True
-    id: str = "other-tenants"
+    id: ClassVar[str] = "other-tenants"
     about: ClassVar[About] = About(
         levels=(Level.WARN,),
         reads="every process's memory and control group; NVML: memory of processes; docker's names of containers",

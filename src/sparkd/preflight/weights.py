@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
+
+from msgspec import Struct
 
 from sparkd.host import container_paths, docker_image, model_folder
 from sparkd.host.container_paths import Bind
@@ -22,8 +23,7 @@ FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "insta
 MOST_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class WeightsFacts:
+class WeightsFacts(Struct, frozen=True):
     folder: str
     there: bool
     download_cache: str
@@ -43,8 +43,7 @@ class WeightsFacts:
     """Whom the engine runs as, asked for where that matters; empty is root, None unknown."""
 
 
-@dataclass(frozen=True)
-class ModelWeights(Check[WeightsFacts]):
+class ModelWeights(Check[WeightsFacts], frozen=True):
     """Every file that the loader will open is there and whole."""
 
     folder: str
@@ -55,7 +54,7 @@ class ModelWeights(Check[WeightsFacts]):
     load_format: str = ""
     needs_tokenizer: bool = True
     needs_config: bool = True
-    id: str = "weights"
+    id: ClassVar[str] = "weights"
     about: ClassVar[About] = About(
         levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
         reads="names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "

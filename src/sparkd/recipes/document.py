@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:
     from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
@@ -32,8 +33,7 @@ class YamlError(Exception):
         super().__init__(f"line {line}: {reason}")
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(Struct, frozen=True):
     data: dict[str, object]
     lines: dict[Key, int] = field(default_factory=dict)
     """Line of each key, and of each item `[n]` of a list, by its path."""
@@ -77,8 +77,7 @@ def _line_of(text: str, error: Exception) -> int:
     return text.count("\n", 0, position) + 1 if isinstance(position, int) else 1
 
 
-@dataclass
-class _Builder:
+class _Builder(Struct):
     keeps_text: Callable[[Key], bool]
     last_wins: bool = False
     """Whether a key may be given twice."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import Struct, field
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
@@ -22,8 +22,7 @@ OWN = ("schema", "name", "description", "extends", "expect")
 """What a recipe says of itself and never takes from its base."""
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Struct, frozen=True):
     recipe: Recipe
     files: tuple[Path, ...]
     """The recipe's own file, then those of its bases."""
@@ -31,8 +30,7 @@ class Loaded:
     """File and line that set a dotted key, such as `args.max-model-len`."""
 
 
-@dataclass(frozen=True)
-class _Written:
+class _Written(Struct, frozen=True):
     path: Path
     document: Document
 
@@ -43,8 +41,7 @@ class _Written:
         return f"{self.path}: line {self.document.lines.get(key, 1)}"
 
 
-@dataclass
-class _Merged:
+class _Merged(Struct):
     values: dict[Key, object] = field(default_factory=dict)
     origins: dict[Key, _Written] = field(default_factory=dict)
     written_as: dict[Key, Key] = field(default_factory=dict)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sparkd import share
 from sparkd.errors import ConfigError
@@ -14,8 +15,7 @@ ADMINISTRATORS = "etc/sparkd/recipes"
 SUFFIX = ".yaml"
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(Struct, frozen=True):
     name: str
     path: Path
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.flags import JsonValue
 from sparkd.lint import launch
@@ -21,8 +22,7 @@ COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs", "block-size
 UNORDERED = ("container.devices", "container.volumes")
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(Struct, frozen=True):
     key: str
     left: str
     right: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd import settings
 from sparkd.flags import JsonValue
@@ -14,8 +15,7 @@ TABLES = ("args", "env", "secrets")
 """What settings lay over a recipe, entry by entry."""
 
 
-@dataclass(frozen=True)
-class Told:
+class Told(Struct, frozen=True):
     key: str
     value: JsonValue
     by: str

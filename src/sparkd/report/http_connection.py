@@ -8,18 +8,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 
 import h11
+from msgspec import Struct
 
 
 class Gone(Exception):  # noqa: N818 - a state of affairs, not an error
     """There is nothing more to say on this connection."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Struct, frozen=True):
     """A GET without a body. `source`: IP of who asks. `path` includes the query. Names of headers are lower-case."""
 
     source: str
@@ -27,16 +26,14 @@ class Request:
     headers: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class Response:
+class Response(Struct, frozen=True):
     status: int
     body: bytes = b""
     content_type: str = "application/json"
     headers: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The bounds of one server; those of a source are for all its connections together."""
 
     connections: int = 64

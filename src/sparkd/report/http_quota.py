@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 SOURCES_KEPT = 1024
 """Buckets kept. Past it the one unused for longest goes, and that source begins with a full one: memory stays flat."""
 
 
-@dataclass(frozen=True)
-class _Bucket:
+class _Bucket(Struct, frozen=True):
     tokens: float
     at: float
 

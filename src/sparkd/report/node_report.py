@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
+from msgspec import Struct, convert, field, to_builtins
+from msgspec.structs import replace
 
 REPORT_SCHEMA = 1
 """New fields are free: who does not know one leaves it out. A new phase or contact is a new schema."""
@@ -34,16 +31,14 @@ class Phase(Enum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True)
-class FindingReport:
+class FindingReport(Struct, frozen=True):
     id: str
     level: str
     reason: str
     hint: str
 
 
-@dataclass(frozen=True)
-class EngineReport:
+class EngineReport(Struct, frozen=True):
     """The rank on this node. `progress` is 0 to 1 of the step at hand, None where it has no count."""
 
     container_id: str = ""
@@ -54,8 +49,7 @@ class EngineReport:
     kv_cache_tokens: int | None = None
 
 
-@dataclass(frozen=True)
-class MemoryReport:
+class MemoryReport(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
 
@@ -73,8 +67,7 @@ class Contact(Enum):
     """It answers, but the signature is not of our key, or it refuses ours."""
 
 
-@dataclass(frozen=True)
-class PeerReport:
+class PeerReport(Struct, frozen=True):
     """Another node of the cluster, as this node knows it. `since`: UTC, when the contact became what it is."""
 
     address: str
@@ -89,8 +82,7 @@ class PeerReport:
     """How far its clock is ahead of this node's; None while no date of it has come."""
 
 
-@dataclass(frozen=True)
-class NodeReport:
+class NodeReport(Struct, frozen=True):
     """Stamps are UTC, ISO 8601."""
 
     node: str
@@ -133,31 +125,15 @@ def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
 
 
 def dump(report: NodeReport) -> str:
-    data = asdict(report)
-    return json.dumps({"schema": REPORT_SCHEMA, **data}, indent=1, default=_value) + "\n"
-
-
-def _value(one: object) -> str:
-    assert isinstance(one, Enum)
-    return str(one.value)
+    return json.dumps({"schema": REPORT_SCHEMA, **to_builtins(report)}, indent=1) + "\n"
 
 
 def parse(text: str) -> NodeReport | None:
     """Read a report; None where it is not one (other schema, cut off, nested without end)."""
-    from pydantic import ValidationError
-
     try:
         match json.loads(text):
             case {"schema": 1, **fields}:
-                return _reader().validate_python(fields)
-    except (ValueError, ValidationError, RecursionError):
+                return convert(fields, NodeReport)
+    except (ValueError, RecursionError):  # msgspec's own ValidationError is a ValueError
         pass
     return None
-
-
-@cache
-def _reader() -> TypeAdapter[NodeReport]:
-    """Made once: making it takes twenty times as long as reading a report."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(NodeReport)

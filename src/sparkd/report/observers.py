@@ -8,7 +8,6 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 
-from sparkd.report import metrics
 from sparkd.report.http import Handler, Request, Response
 from sparkd.report.node_report import NodeReport, Phase, dump
 
@@ -37,6 +36,9 @@ def handler(report: Callable[[], NodeReport], beat_age: Callable[[], float]) -> 
             case "/readyz":
                 return _ready(known, beat_age())
             case "/metrics":
+                # Imported at the first page: 16 ms of CPU that a node without Prometheus does not need.
+                from sparkd.report import metrics
+
                 page = metrics.render(known, datetime.now(UTC), _started_at(known))
                 return _answer(200, page, metrics.CONTENT_TYPE)
             case "/report":

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
 from typing import assert_never
+
+from msgspec import Struct
 
 from sparkd.host.harmless import harmless
 from sparkd.report.ages import seconds_since, words
@@ -18,8 +19,7 @@ CAUSE_WIDTH = 24
 """Characters of a cause that a terminal shows at least, however narrow it is."""
 
 
-@dataclass(frozen=True)
-class View:
+class View(Struct, frozen=True):
     """How a report is looked at."""
 
     now: datetime

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.errors import AddressAwaitedError, ConfigError
 from sparkd.launch.plan import LaunchPlan, Node
@@ -29,8 +31,7 @@ class Peer(NamedTuple):
     address: str
 
 
-@dataclass(frozen=True)
-class NodeContext:
+class NodeContext(Struct, frozen=True):
     """What settings make of this node."""
 
     role: str

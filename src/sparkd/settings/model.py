@@ -189,6 +189,21 @@ class Observe(Section):
         return t.split_address(self.listen) if self.listen else None
 
 
+class Log(Section):
+    """The lines that the agent writes to the journal."""
+
+    format: Literal["logfmt", "json"] = Field(
+        "logfmt",
+        description='How sparkd\'s own events are written: "logfmt", or "json", one object per line, which also has '
+        "level, timestamp, node, rank and epoch. The engine's lines stay as they are.",
+    )
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info",
+        description="Lowest level of sparkd's own events and of its libraries' messages; of the libraries at least "
+        '"warning", except with "debug". The engine\'s lines are always written.',
+    )
+
+
 class Settings(BaseSettings):
     """Everything that is configured on a node. `Settings()` has the defaults: only `load` reads files and variables."""
 
@@ -202,6 +217,7 @@ class Settings(BaseSettings):
     readiness: Readiness = Readiness()
     supervise: Supervise = Supervise()
     observe: Observe = Observe()
+    log: Log = Log()
 
     @classmethod
     def settings_customise_sources(

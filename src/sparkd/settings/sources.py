@@ -7,8 +7,9 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
+from msgspec import Struct
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -29,7 +30,7 @@ TABLES = {("engine", name): check for name, check in flags.TABLES.items()}
 """Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
 
-class Loaded(NamedTuple):
+class Loaded(Struct, frozen=True):
     settings: Settings
     origins: Mapping[str, str]
     """File or variable that set a dotted key, such as `engine.env.NAME`. What is absent has its default."""

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
 from sparkd.host import Host, docker
-from sparkd.journal import Journal
-from sparkd.log import Redactor, events
+from sparkd.lib.journal import Journal
+from sparkd.lib.log import events
+from sparkd.lib.redact import Redactor
 
 POLL_SECONDS = 0.1
 END_SECONDS = 120.0

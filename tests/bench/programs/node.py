@@ -16,8 +16,9 @@ import os
 import re
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 import sparkd.life  # noqa: F401 - the memory that an agent has before it has peers
 from sparkd.cluster import Cluster, join
@@ -25,7 +26,8 @@ from sparkd.first_report import first_report
 from sparkd.hands import files
 from sparkd.host import Host
 from sparkd.launch.planner import make_plan
-from sparkd.log import Redactor, events
+from sparkd.lib.log import events
+from sparkd.lib.redact import Redactor
 from sparkd.peers.snapshot import Snapshot
 from sparkd.pulse import Pulse
 from sparkd.recipes.load import load

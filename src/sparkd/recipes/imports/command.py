@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from sparkd.lint.words import SHORT as JUDGED_SHORT
 from sparkd.recipes.imports.shell import Command
@@ -31,15 +32,13 @@ class CommandError(Exception):
     """The command is none that sparkd can run; says why."""
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(Struct, frozen=True):
     name: str
     """In kebab case, without dashes; with `no-` where it was written so."""
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Serve:
+class Serve(Struct, frozen=True):
     env: dict[str, str]
     """Variables set in front of the program."""
     entrypoint: tuple[str, ...]

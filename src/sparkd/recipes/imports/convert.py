@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from math import prod
 
+from msgspec import Struct, field
 from pydantic import ValidationError
 
 from sparkd import faults, flags
@@ -24,16 +24,14 @@ CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", 
 COMMAND = ("command",)
 
 
-@dataclass(frozen=True)
-class Imported:
+class Imported(Struct, frozen=True):
     recipe: Recipe
     format: str
     notes: tuple[Note, ...]
     """What was left out and what is for a person to do, in the order of the file."""
 
 
-@dataclass
-class _Engine:
+class _Engine(Struct):
     """What the command says, in schema 1's words."""
 
     served_name: str = ""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from sparkd import text_file
 from sparkd.errors import ConfigError
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 from sparkd.recipes.document import YamlError, parse_as_pyyaml
 from sparkd.recipes.imports.convert import Imported, convert
 from sparkd.recipes.imports.source import Overrides, Unusable
@@ -20,8 +21,7 @@ SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True):
     name: str
     text: str
     """The recipe as YAML."""

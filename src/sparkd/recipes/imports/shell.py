@@ -6,7 +6,8 @@ What only a shell can know (variables, file names that a pattern matches) makes 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 _EXPANDS = re.compile(r"\$[A-Za-z0-9_{(@*#?!$\-]")
 _SEPARATORS = ("&&", "||", ";", "\n")
@@ -19,8 +20,7 @@ class ShellError(Exception):
     """The text is no shell command; says why."""
 
 
-@dataclass
-class Command:
+class Command(Struct):
     words: list[str] = field(default_factory=list)
     unclear: str = ""
     """Why the words alone do not say what bash would run; empty where they do."""

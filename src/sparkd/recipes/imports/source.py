@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sparkd import faults
 from sparkd.recipes.document import Document, Key
@@ -21,16 +22,14 @@ class Unusable(Exception):  # noqa: N818  # a word about the recipe, not about s
         self.reason = reason
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(Struct, frozen=True):
     """What was left out, or is for a person to do; `line` of the file it was read from."""
 
     line: int
     text: str
 
 
-@dataclass
-class Source:
+class Source(Struct):
     """Typed access to the document: every fault names its key."""
 
     document: Document
@@ -86,8 +85,7 @@ class Source:
         return Unusable(key, f"{faults.said(key, value)}: {needed}")
 
 
-@dataclass(frozen=True)
-class Foreign:
+class Foreign(Struct, frozen=True):
     """What both formats say alike, templates filled in."""
 
     format: str

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from sparkd.flags import LONGEST_TEXT_BYTES as LONGEST
 
@@ -19,8 +20,7 @@ class TemplateError(Exception):
     """The template cannot be filled in; says why."""
 
 
-@dataclass
-class Values:
+class Values(Struct):
     """What placeholders stand for; remembers which were asked for."""
 
     values: Mapping[str, object]

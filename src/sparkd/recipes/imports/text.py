@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from sparkd.printable import printable
+from sparkd.lib.text import printable
 from sparkd.recipes.imports.convert import Imported
 from sparkd.recipes.schema import Image
 

@@ -6,7 +6,7 @@ Every function raises ValueError with a sentence for a person; whoever calls kno
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
 
@@ -176,3 +176,11 @@ def absolute_path(raw: str, what: str = "a path") -> str:
     if ".." in raw.split("/") or any(ord(letter) < 32 for letter in raw) or ":" in raw:
         raise ValueError(f"{what} may hold no .., no colon and no control character")
     return raw.rstrip("/") or "/"
+
+
+TABLES: Mapping[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
+    "args": flags,
+    "env": variables,
+    "secrets": secret_files,
+}
+"""What recipes and settings have tables of, each with the check of its entries."""

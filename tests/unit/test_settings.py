@@ -57,6 +57,22 @@ def test_tables_merge_entry_by_entry_and_flags_in_either_writing(tmp_path: Path)
     assert loaded.origins["engine.env.A"] == "SPARKD_ENGINE__ENV__A"
 
 
+def test_a_flags_json_value_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    write(tmp_path, "[engine.args]\ncompilation-config = { mode = 3, pass = { a = 1 } }\n")
+    write(tmp_path, "[engine.args]\ncompilation-config = { pass = { b = 2 } }\n", "conf.d/1.toml")
+    assert load(None, {}, tmp_path).engine.args == {"compilation-config": {"pass": {"b": 2}}}
+    env = {"SPARKD_ENGINE__ARGS": '{"compilation_config": {"level": 1}}'}
+    assert load(None, env, tmp_path).engine.args == {"compilation-config": {"level": 1}}
+
+
+def test_only_load_reads_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Settings()
+    for name in ("SPARKD_ENGINE__RECIPE", "SPARKD_engine__recipe", "engine__recipe", "ENGINE__RECIPE"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("ENGINE", '{"recipe": "x"}')
+    assert Settings() == before
+
+
 @pytest.mark.parametrize(
     ("raw", "nodes"),
     [
@@ -164,6 +180,8 @@ def test_each_fault_names_file_key_value_and_need(tmp_path: Path, text: str, nee
         ("SPARKD_", "a", ["no such setting"]),
         ("SPARKD_CLUSTER__NODES__X", "a", ["no such setting"]),
         ("SPARKD_CLUSTER__MASTER_PORT", "many", ['cluster.master_port = "many"', "valid integer"]),
+        ("SPARKD_CLUSTER__MASTER_PORT", "1_000", ['cluster.master_port = "1_000"', "valid integer"]),
+        ("SPARKD_MEMORY__LOAD_GUARD", "yes", ['memory.load_guard = "yes"', "valid boolean"]),
         ("SPARKD_CLUSTER__MASTER_PORT", "[" * 5000, ["cluster.master_port", "..."]),
         ("SPARKD_ENGINE__ENV", "A=b", ['engine.env = "A=b"', "table"]),
         ("SPARKD_ENGINE__ENV__HF_TOKEN", "hf_123", ["HF_TOKEN looks like a secret"]),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -20,11 +20,6 @@ from sparkd.settings.kinds import Section
 HINT = "`sparkd recipe schema` describes the format"
 OWN = ("schema", "name", "description", "extends", "expect")
 """What a recipe says of itself and never takes from its base."""
-TABLES: dict[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
-    "args": flags.flags,
-    "env": flags.variables,
-    "secrets": flags.secret_files,
-}
 
 
 class Loaded(Struct, frozen=True):
@@ -147,8 +142,8 @@ def _merge_section(merged: _Merged, written: _Written, section: str, table: Mapp
     for name, value in table.items():
         checked: Mapping[str, object] = {name: value}
         try:
-            if section in TABLES:
-                checked = TABLES[section]({name: value})
+            if section in flags.TABLES:
+                checked = flags.TABLES[section]({name: value})
         except ValueError as error:
             merged.problems.append(f"{written.at((section, name))}: {section}: {error}")
             continue
@@ -197,4 +192,4 @@ def _known(depth: int) -> list[str]:
 _SECTIONS: dict[str, type[Section]] = {
     name: type(info.default) for name, info in Recipe.model_fields.items() if isinstance(info.default, Section)
 }
-_MERGED = (*_SECTIONS, *TABLES, "caches")
+_MERGED = (*_SECTIONS, *flags.TABLES, "caches")

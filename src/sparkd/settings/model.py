@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.settings import kinds as t
 from sparkd.settings.kinds import Section
@@ -203,8 +204,10 @@ class Log(Section):
     )
 
 
-class Settings(Section):
-    """Everything that is configured on a node."""
+class Settings(BaseSettings):
+    """Everything that is configured on a node. `Settings()` has the defaults: only `load` reads files and variables."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", enable_decoding=False)
 
     cluster: Cluster = Cluster()
     engine: Engine = Engine()
@@ -215,6 +218,16 @@ class Settings(Section):
     supervise: Supervise = Supervise()
     observe: Observe = Observe()
     log: Log = Log()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # part of the library's signature
+        init_settings: PydanticBaseSettingsSource,
+        *_: object,
+        **_options: object,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
 
     @model_validator(mode="after")
     def _ports_differ(self) -> Settings:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from msgspec import Struct, field
+from msgspec import Struct
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
+from pydantic_settings import EnvSettingsSource, InitSettingsSource, TomlConfigSettingsSource
 
 from sparkd import faults, flags, text_file
 from sparkd.errors import ConfigError
@@ -22,13 +26,8 @@ FILE_VARIABLE = "SPARKD_CONFIG"
 HINT = "`sparkd config show --default` lists every key"
 
 Key = tuple[str, ...]
-Entries = Callable[[Mapping[str, object]], Mapping[str, object]]
-TABLES: dict[Key, Entries] = {
-    ("engine", "args"): flags.flags,
-    ("engine", "env"): flags.variables,
-    ("engine", "secrets"): flags.secret_files,
-}
-"""Keys that are tables, each with what checks its entries: layers merge these entry by entry."""
+TABLES = {("engine", name): check for name, check in flags.TABLES.items()}
+"""Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
 
 class Loaded(Struct, frozen=True):
@@ -38,42 +37,49 @@ class Loaded(Struct, frozen=True):
     files: tuple[Path, ...]
 
 
-class _Layers(Struct):
-    """What the layers said so far, who said it last, and every fault on the way."""
+class File(TomlConfigSettingsSource):
+    """One TOML file. Each is a source, so that its name is known as the origin of what it sets."""
 
-    values: dict[Key, object] = field(default_factory=dict)
-    origins: dict[Key, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
+    def __init__(self, path: Path, problems: list[str]) -> None:
+        self.__name__, self.path, self.problems = str(path), path, problems
+        super().__init__(Settings, None)
 
-    def put(self, key: Key, value: object, origin: str) -> None:
-        if key not in TABLES:
-            self.values[key], self.origins[key] = value, origin
-        elif isinstance(value, Mapping):
-            self._put_table(key, value, origin)
-        else:
-            self.problems.append(f"{origin}: {faults.said(key, value)}: must be a table of names and values")
+    def _read_files(self, *_: object, **_options: object) -> dict[str, Any]:
+        """The library ignores what is no regular file, and reads without a limit."""
+        import tomllib
 
-    def _put_table(self, key: Key, table: Mapping[str, object], origin: str) -> None:
-        try:
-            entries = TABLES[key](table)
-        except ValueError as error:
-            self.problems.append(f"{origin}: {'.'.join(key)}: {error}")
-            return
-        for name, value in entries.items():
-            self.values[(*key, name)], self.origins[(*key, name)] = value, origin
+        return _well_formed(tomllib.loads(text_file.read(self.path)), self.__name__, self.problems)
 
-    def nested(self) -> dict[str, dict[str, object]]:
-        document: dict[str, dict[str, object]] = {}
-        for key, value in self.values.items():
-            section = document.setdefault(key[0], {})
-            if len(key) == 2:
-                section[key[1]] = value
-            else:
-                table = section.setdefault(key[1], {})
-                assert isinstance(table, dict)
-                table[key[2]] = value
-        return document
+
+class Variable(EnvSettingsSource):
+    """One variable of the environment: each is a source, as files are."""
+
+    def __init__(self, name: str, key: Key, value: object, problems: list[str]) -> None:
+        self.__name__, self.given, self.problems = name, {PREFIX + "__".join(key): value}, problems
+        super().__init__(Settings, True, PREFIX, env_nested_delimiter="__", env_nested_max_split=2)
+
+    def _load_env_vars(self) -> dict[str, Any]:
+        """With the key in lower case: the library would change the case of a table's entry too."""
+        return self.given
+
+    def __call__(self) -> dict[str, Any]:
+        return _well_formed(super().__call__(), self.__name__, self.problems)
+
+
+class Origins(InitSettingsSource):
+    """The last source: it sets nothing, and sees what each source before it has set."""
+
+    found: dict[str, str]
+
+    def __call__(self) -> dict[str, Any]:
+        self.found = {}
+        for origin, document in reversed(self.settings_sources_data.items()):
+            for section, table in document.items():
+                for key, value in table.items():
+                    dotted = f"{section}.{key}"
+                    entries = [f"{dotted}.{name}" for name in value] if (section, key) in TABLES else [dotted]
+                    self.found |= dict.fromkeys(entries, origin)
+        return {}
 
 
 def load(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Settings:
@@ -87,130 +93,129 @@ def load(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/"
 
 def load_with_origins(config_file: Path | None, env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """As `load`, with the file or variable that each value came from."""
-    layers = _Layers()
-    for path, required in _files(config_file, env, root):
-        _read_file(layers, path, required)
-    for name in sorted(env):
-        if name.startswith(PREFIX) and name != FILE_VARIABLE:
-            _read_variable(layers, name, env[name])
-    settings = None
+    problems: list[str] = []
+    files = list(_files(config_file, env, root, problems))
+    origins = Origins(Settings, {})
+    sources = (*reversed([*files, *_variables(env, problems)]), origins)
     try:
-        settings = Settings.model_validate(layers.nested())
+        settings = Settings(_build_sources=(sources, {}))
     except ValidationError as error:
-        layers.problems.extend(_lines(error.errors(), layers))
-    if layers.problems or settings is None:
-        raise ConfigError("\n".join(layers.problems), HINT)
-    origins = {".".join(key): origin for key, origin in layers.origins.items()}
-    return Loaded(settings, origins, tuple(layers.files))
+        problems.extend(_lines(error.errors(), origins))
+    if problems:
+        raise ConfigError("\n".join(problems), HINT)
+    return Loaded(settings, origins.found, tuple(file.path for file in files))
 
 
-def keys() -> list[Key]:
+def keys() -> dict[Key, FieldInfo]:
     """Every key that there is, in the order of the model."""
     sections = Settings.model_fields.items()
-    return [(section, key) for section, info in sections for key in type(info.default).model_fields]
+    return {(name, key): info for name, section in sections for key, info in type(section.default).model_fields.items()}
 
 
-def _files(config_file: Path | None, env: Mapping[str, str], root: Path) -> Iterator[tuple[Path, bool]]:
-    named = config_file or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
-    main = named or root / DEFAULT_FILE
-    yield main, named is not None
-    try:
-        if named is not None:
-            _refuse_foreign(main.parent / "conf.d")
-        drop_ins = sorted(path for path in (main.parent / "conf.d").iterdir() if path.name.endswith(".toml"))
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    except OSError as error:
-        raise ConfigError(f"{main.parent / 'conf.d'}: cannot be read: {error.strerror}") from None
-    for path in drop_ins:
-        yield path, True
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Whoever names a file, such as one in /tmp, does not mean what others have put beside it."""
-    trusted = (0, os.geteuid())
-    found = folder.stat()
-    if folder.lstat().st_uid not in trusted or found.st_uid not in trusted or found.st_mode & 0o022:
-        raise ConfigError(
-            f"{folder}: others may write in it, and what stands in it is read after the named file",
-            f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
-        )
-
-
-def _read_file(layers: _Layers, path: Path, required: bool) -> None:
-    import tomllib
-
-    try:
-        document = tomllib.loads(text_file.read(path))
-    except FileNotFoundError:
-        if required:
-            layers.problems.append(f"{path}: does not exist")
-        return
-    except ConfigError as error:
-        layers.problems.append(error.reason)
-        return
-    except (ValueError, RecursionError) as error:
-        layers.problems.append(f"{path}: is no TOML: {error}")
-        return
-    layers.files.append(path)
-    known = keys()
+def _well_formed(document: Mapping[str, object], origin: str, problems: list[str]) -> dict[str, dict[str, object]]:
+    """The known keys of a source, with tables ready to be merged. All else is added to `problems`."""
+    good: dict[str, dict[str, object]] = {}
     for section, table in document.items():
         if section not in Settings.model_fields:
-            layers.problems.append(f"{path}: {_unknown((section,), known)}")
+            problems.append(f"{origin}: {_unknown((section,))}")
         elif not isinstance(table, dict):
-            layers.problems.append(f"{path}: {faults.said((section,), table)}: must be a table, [{section}]")
+            problems.append(f"{origin}: {faults.said((section,), table)}: must be a table, [{section}]")
         else:
-            for key, value in table.items():
-                if (section, key) in known:
-                    layers.put((section, key), value, str(path))
-                else:
-                    layers.problems.append(f"{path}: {_unknown((section, key), known)}")
+            good[section] = {}
+            for name, value in table.items():
+                try:
+                    good[section][name] = _mergeable((section, name), value)
+                except ValueError as error:
+                    problems.append(f"{origin}: {error}")
+    return good
 
 
-def _unknown(key: Key, known: list[Key]) -> str:
-    names = [".".join(one) for one in known] if len(key) > 1 else [one[0] for one in known]
-    if len(key) == 1 and not did_you_mean(key[0], names):
-        names = [".".join(one) for one in known]
-    dotted = ".".join(key)
-    return f"{dotted}: there is no such key{did_you_mean(dotted, names)}"
+def _mergeable(key: Key, value: object) -> object:
+    if key not in keys():
+        raise ValueError(_unknown(key))
+    if key not in TABLES:
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(f"{faults.said(key, value)}: must be a table of names and values")
+    try:
+        entries = TABLES[key](value)
+    except ValueError as error:
+        raise ValueError(f"{'.'.join(key)}: {error}") from None
+    # The library merges each dict with the one below it, but a flag's JSON value is replaced as a whole.
+    return {name: MappingProxyType(one) if isinstance(one, dict) else one for name, one in entries.items()}
 
 
-def _read_variable(layers: _Layers, name: str, raw: str) -> None:
-    known = keys()
-    parts = name.removeprefix(PREFIX).split("__", 2)
-    key = tuple(part.lower() for part in parts[:2])
-    if key not in known or parts[:2] != [part.upper() for part in key] or (len(parts) == 3 and key not in TABLES):
-        names = [FILE_VARIABLE, *(PREFIX + "__".join(one).upper() for one in known)]
-        layers.problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), names)}")
-    elif len(parts) == 3:
-        entry, value = (parts[2].lower(), _json_or_text(raw)) if key == ("engine", "args") else (parts[2], raw)
-        layers.put(key, {entry: value}, name)
-    else:
-        layers.put(key, _value(key, raw), name)
+def _unknown(key: Key) -> str:
+    dotted, known = ".".join(key), [".".join(one) for one in keys()]
+    near = (did_you_mean(dotted, Settings.model_fields) if len(key) == 1 else "") or did_you_mean(dotted, known)
+    return f"{dotted}: there is no such key{near}"
 
 
-def _value(key: Key, raw: str) -> object:
-    """What a variable's text means: text where text is the default, a list by commas or JSON, all else JSON."""
-    default = getattr(getattr(Settings(), key[0]), key[1])
+def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
+    known = {PREFIX + "__".join(key).upper(): key for key in keys()}
+    for name in sorted(name for name in env if name.startswith(PREFIX) and name != FILE_VARIABLE):
+        section, _, rest = name.partition("__")
+        key, _, entry = rest.partition("__")
+        at = known.get(f"{section}__{key}", ())
+        if not at or (rest != key and at not in TABLES):
+            problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
+        elif rest == key:
+            yield Variable(name, at, _parsed(env[name], keys()[at].default), problems)
+        else:
+            is_flag = at == ("engine", "args")
+            at = (*at, entry.lower() if is_flag else entry)
+            yield Variable(name, at, _parsed(env[name], None if is_flag else ""), problems)
+
+
+def _parsed(raw: str, default: object) -> object:
+    """Text where text is the default, a list by commas or JSON, all else JSON: the library would take yes for true."""
     if isinstance(default, str):
         return raw
     if isinstance(default, tuple) and not raw.lstrip().startswith("["):
         return [part.strip() for part in raw.split(",")] if raw.strip() else []
-    return _json_or_text(raw)
-
-
-def _json_or_text(raw: str) -> object:
     try:
         return json.loads(raw)
     except (ValueError, RecursionError):
         return raw
 
 
-def _lines(errors: list[ErrorDetails], layers: _Layers) -> Iterator[str]:
+def _files(config_file: Path | None, env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[File]:
+    named = config_file or (Path(env[FILE_VARIABLE]) if env.get(FILE_VARIABLE) else None)
+    main = named or root / DEFAULT_FILE
+    for path in (main, *_drop_ins(main.parent / "conf.d", trusted=named is None)):
+        try:
+            yield File(path, problems)
+        except FileNotFoundError:
+            if named or path != main:
+                problems.append(f"{path}: does not exist")
+        except ConfigError as error:
+            problems.append(error.reason)
+        except (ValueError, RecursionError) as error:
+            problems.append(f"{path}: is no TOML: {error}")
+
+
+def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
+    """Raises ConfigError where others may write: that a file was named, such as one in /tmp, covers that file alone."""
+    try:
+        found, owners = folder.stat(), (0, os.geteuid())
+        if not trusted and (folder.lstat().st_uid not in owners or found.st_uid not in owners or found.st_mode & 0o022):
+            raise ConfigError(
+                f"{folder}: others may write in it, and what stands in it is read after the named file",
+                f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
+            )
+        return sorted(path for path in folder.iterdir() if path.name.endswith(".toml"))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from None
+
+
+def _lines(errors: list[ErrorDetails], origins: Origins) -> Iterator[str]:
     for error in errors:
         context = error.get("ctx", {})
-        at = tuple(str(context["at"]).split(".")) if "at" in context else tuple(str(one) for one in error["loc"][:2])
-        other = tuple(str(context.get("other", "")).split("."))
-        origin = layers.origins.get(at) or layers.origins.get(other) or "default"
-        found = layers.values.get(at, context.get("found"))
-        yield f"{origin}: {faults.said(at, found)}: {faults.needed(error['msg'])}"
+        at = context.get("at") or ".".join(str(one) for one in error["loc"][:2])
+        origin = origins.found.get(at) or origins.found.get(context.get("other", "")) or "default"
+        section, _, key = at.partition(".")
+        document = origins.settings_sources_data.get(origin, {})
+        found = document.get(section, {}).get(key, context.get("found"))
+        yield f"{origin}: {faults.said((at,), found)}: {faults.needed(error['msg'])}"

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator, Mapping
 from textwrap import wrap
 
+import tomlkit
 from pydantic.fields import FieldInfo
+from tomlkit.items import Item
 
-from sparkd.settings import kinds, toml
+from sparkd.settings import kinds
 from sparkd.settings.model import Settings
 from sparkd.settings.sources import FILE_VARIABLE, PREFIX, Loaded
 
@@ -27,7 +29,7 @@ def default_file() -> str:
         parts.append(f"\n# {section.__doc__}\n[{name}]\n")
         for key, info in type(section).model_fields.items():
             parts.append("\n" + "".join(f"# {line}\n" for line in wrap(_description(info), 116)))
-            parts.append(f"#{key} = {toml.value(getattr(section, key))}\n")
+            parts.append(f"#{_line(key, getattr(section, key))}\n")
     return "".join(parts)
 
 
@@ -41,8 +43,8 @@ def manual() -> str:
     for name, section in _sections():
         parts.append(f"\n# [{name}]\n\n{section.__doc__}\n")
         for key, info in type(section).model_fields.items():
-            default = toml.value(getattr(section, key))
-            parts.append(f"\n`{name}.{key}` = `{default}`\n: {_description(info)}{_bounds(info)}\n")
+            default = _line(key, getattr(section, key)).replace(" = ", "` = `", 1)
+            parts.append(f"\n`{name}.{default}`\n: {_description(info)}{_bounds(info)}\n")
     return "".join(parts) + _FILES
 
 
@@ -57,7 +59,7 @@ def show(loaded: Loaded) -> str:
             if isinstance(value, Mapping) and value:
                 tables += ["", f"[{dotted}]", *(_entry(loaded, dotted, entry, one) for entry, one in value.items())]
             else:
-                lines.append(_set_by(f"{key} = {toml.value(value)}", loaded.origins.get(dotted, "default")))
+                lines.append(_set_by(_line(key, value), loaded.origins.get(dotted, "default")))
         lines += tables
     return "\n".join(lines[1:])
 
@@ -83,9 +85,27 @@ def _origins(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]
 def _entry(loaded: Loaded, table: str, name: str, value: object) -> str:
     origin = loaded.origins.get(f"{table}.{name}", "default")
     try:
-        return _set_by(f"{toml.key(name)} = {toml.value(value)}", origin)
+        return _set_by(_line(name, value), origin)
     except ValueError:  # null, which only a variable can say
         return _set_by(f"# {name} is left out", origin)
+
+
+def _line(key: str, value: object) -> str:
+    """`key = value` as TOML, on one line. Raises ValueError where the value holds null."""
+    return _item({key: value}).as_string()[1:-1]
+
+
+def _item(raw: object) -> Item:
+    """Tables inline. The library's own inline tables in inline tables have no space after a comma."""
+    if isinstance(raw, Mapping):
+        table = tomlkit.inline_table()
+        table.update({name: _item(one) for name, one in raw.items()})
+        return table
+    if isinstance(raw, list | tuple):
+        array = tomlkit.array()
+        array.extend(_item(one) for one in raw)
+        return array
+    return tomlkit.item(raw)
 
 
 def _set_by(text: str, origin: str) -> str:

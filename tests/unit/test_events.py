@@ -262,7 +262,7 @@ def test_the_level_is_the_libraries_too_but_they_are_quiet_unless_it_is_debug(
 ) -> None:
     with of_process(level=level) as (lines, _, _):
         for one in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-            logging.getLogger("httpx").log(one, "said")
+            logging.getLogger("urllib3").log(one, "said")
     assert [int(line[1]) for line in lines.droppable] == written_levels
 
 

@@ -26,10 +26,10 @@ from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import Host
-from sparkd.host.http import Unanswered
 from sparkd.journal import Journal
 from sparkd.launch.agreement import Agreement
 from sparkd.launch.start import Running
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.log import Redactor
 from sparkd.pulse import Pulse, StopRequested
 from sparkd.report.node_report import NodeReport
@@ -213,7 +213,7 @@ def running(
     def follow(_since: float) -> Iterator[tuple[int, bytes]]:
         yield 1, "".join(f"{line}\n" for line in lines).encode()
         if docker_goes:
-            raise Unanswered("docker is away")
+            raise DockerUnreadableError("docker is away")
 
     with subprocess.Popen(command) as process:
         rank = Rank("c" * 64, "sparkd-rank1", "sha256:i", process.pid, os.pidfd_open(process.pid))

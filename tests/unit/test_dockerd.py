@@ -7,9 +7,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from tests.tree import Tree
 from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, listening, plain, told
 from tests.unit.wire import dripped, http, serving
@@ -25,6 +27,7 @@ from sparkd.lib.dockerd.reader import (
     DockerUnreadableError,
     connect,
 )
+from sparkd.lib.dockerd.spec import BindMount, ContainerSpec, GpuRequest, Limit
 from sparkd.lib.dockerd.transport import ANSWER_LIMIT_BYTES
 
 ID = "ab" * 32
@@ -97,13 +100,18 @@ def test_what_is_not_dockers_answer_is_an_error(status: int, body: bytes, error:
     assert str(raised.value).startswith(says)
 
 
+def silent() -> Iterator[bytes]:
+    time.sleep(3 * SECONDS)
+    yield b""
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         lambda: dripped(HEAD + b"X: ", 0.02),
         lambda: dripped(HEAD + b"\r\n", 0.02),
         lambda: dripped(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", 0.02),
-        lambda: (time.sleep(3 * SECONDS), b"")[1:],
+        silent,
     ],
     ids=["headers drip", "a body drips", "chunks drip", "silence"],
 )
@@ -203,7 +211,12 @@ def test_a_container_that_is_being_removed_needs_no_removal(status: int) -> None
 def test_what_docker_refuses_is_an_error_in_its_own_words() -> None:
     with dockerd(lambda _: told({"message": "driver failed:\n  no space"}, 500)) as path:
         engine = DockerEngine(path)
-        for act in (lambda: engine.remove(ID), lambda: engine.start(ID), lambda: engine.stop(ID, 1)):
+        acts: tuple[Callable[[], None], ...] = (
+            partial(engine.remove, ID),
+            partial(engine.start, ID),
+            partial(engine.stop, ID, 1),
+        )
+        for act in acts:
             with pytest.raises(DockerError, match=r"^driver failed: no space$"):
                 act()
 
@@ -232,7 +245,10 @@ def test_a_container_is_removed_with_force_and_stopped_within_its_grace() -> Non
 
 
 def test_an_image_is_saved_in_pieces() -> None:
-    def answer(_request: str) -> Iterable[bytes]:
+    def answer(request: str) -> Iterable[bytes]:
+        if request.endswith("/json"):
+            yield from told({"Id": "sha256:1"})
+            return
         yield STREAM
         yield from [chunk(b"t" * (1 << 20))] * 5
         yield STREAM_END
@@ -241,3 +257,87 @@ def test_an_image_is_saved_in_pieces() -> None:
         assert sum(map(len, DockerEngine(path).save_image("a:1"))) == 5 << 20
     with dockerd(answers({})) as path, pytest.raises(DockerError, match="no such thing"):
         list(DockerEngine(path).save_image("a:1"))
+
+
+SPEC = ContainerSpec(
+    image="sha256:1",
+    name="sparkd-rank0",
+    entrypoint=("/bin/bash",),
+    command=("/run/script",),
+    labels={"a": "b"},
+    network_mode="host",
+    ipc_mode="host",
+    privileged=False,
+    init=True,
+    shm_bytes=None,
+    memory_bytes=1 << 30,
+    ulimits=(Limit("memlock", -1, -1),),
+    devices=("/dev/infiniband",),
+    gpus=(GpuRequest(driver="cdi", device_ids=("nvidia.com/gpu=all",)),),
+    runtime=None,
+    environment={},
+    mounts=(BindMount("/srv/models", "/models", True),),
+    log_driver="local",
+    log_options={"max-size": "20m"},
+)
+ALL_GPUS = {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]], "Options": {}}
+HOST_CONFIG = {
+    "NetworkMode": "host",
+    "IpcMode": "host",
+    "Init": True,
+    "Memory": 1 << 30,
+    "Ulimits": [{"Name": "memlock", "Soft": -1, "Hard": -1}],
+    "Devices": [{"PathOnHost": "/dev/infiniband", "PathInContainer": "/dev/infiniband", "CgroupPermissions": "rwm"}],
+    "DeviceRequests": [
+        {"Driver": "cdi", "Count": 0, "DeviceIDs": ["nvidia.com/gpu=all"], "Capabilities": [], "Options": {}}
+    ],
+    "Mounts": [{"Target": "/models", "Source": "/srv/models", "Type": "bind", "ReadOnly": True}],
+    "LogConfig": {"Type": "local", "Config": {"max-size": "20m"}},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "host_config", "others"),
+    [
+        ({}, {}, {}),
+        ({"privileged": True, "shm_bytes": 1 << 34}, {"Privileged": True, "ShmSize": 1 << 34}, {}),
+        (
+            {"gpus": (), "runtime": "nvidia", "environment": {"NVIDIA_VISIBLE_DEVICES": "all"}},
+            {"DeviceRequests": [], "Runtime": "nvidia"},
+            {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]},
+        ),
+        (
+            {"gpus": (GpuRequest(count=-1, capabilities=("gpu",)),)},
+            {
+                "DeviceRequests": [
+                    {"Driver": "", "Count": -1, "DeviceIDs": [], "Capabilities": [["gpu"]], "Options": {}}
+                ]
+            },
+            {},
+        ),
+    ],
+    ids=["cdi", "privileged", "runtime", "hook"],
+)
+def test_what_docker_is_sent_for_a_container(
+    changes: dict[str, object], host_config: dict[str, object], others: dict[str, object]
+) -> None:
+    sent = []
+
+    def answer(request: bytes) -> Iterable[bytes]:
+        sent.append(request)
+        return told({"Id": ID, "Warnings": []}, 201)
+
+    with listening() as (path, listener), serving(listener, answer):
+        assert DockerEngine(path).create(structs.replace(SPEC, **changes)) == ID
+    head, _, body = sent[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1.44/containers/create?name=sparkd-rank0 ")
+    found = json.loads(body)
+    assert found.pop("HostConfig") == {**HOST_CONFIG, **host_config}
+    said = {key: value for key, value in found.items() if value}
+    assert said == {
+        "Image": "sha256:1",
+        "Entrypoint": ["/bin/bash"],
+        "Cmd": ["/run/script"],
+        "Labels": {"a": "b"},
+        **others,
+    }

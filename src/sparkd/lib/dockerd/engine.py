@@ -58,6 +58,7 @@ class DockerEngine:
 
     def save_image(self, ref: str) -> Iterator[bytes]:
         """The archive that `docker load` reads, in pieces."""
+        self.image_id(ref)  # settles the API version, which a stream can't, and that it is there
         try:
             yield from self._client.call(lambda api: api.get_image(ref, chunk_size=CHUNK_BYTES), None)
         except (*UNANSWERED, *MALFORMED) as error:

@@ -150,21 +150,27 @@ def test_a_server_that_is_none_is_an_error(answer: tuple[bytes, ...]) -> None:
         info(path, 5)
 
 
-def test_a_docker_that_has_dropped_this_version_is_asked_for_its_own() -> None:
+@pytest.mark.parametrize(
+    ("own", "words"),
+    [
+        ("1.60", "client version 1.44 is too old. Minimum supported API version is 1.52, please upgrade your client"),
+        ("1.43", "client version 1.44 is too new. Maximum supported API version is 1.43"),
+    ],
+)
+def test_a_docker_without_this_version_is_asked_for_its_own(own: str, words: str) -> None:
     seen = []
 
     def answer(request: str) -> Iterable[bytes]:
         seen.append(request)
         if request == "GET /version":
-            return told({"ApiVersion": "1.60"})
-        if "/v1.60/" in request:
+            return told({"ApiVersion": own})
+        if f"/v{own}/" in request:
             return told({"good": True})
-        words = "client version 1.44 is too old. Minimum supported API version is 1.52, please upgrade your client"
         return told({"message": words}, 400)
 
     with dockerd(answer) as path, closing(connect(path)) as docker:
         assert docker.info() == docker.info() == {"good": True}
-    assert seen == ["GET /v1.44/info", "GET /version", "GET /v1.60/info", "GET /v1.60/info"]
+    assert seen == ["GET /v1.44/info", "GET /version", f"GET /v{own}/info", f"GET /v{own}/info"]
 
 
 def test_roots_own_configuration_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

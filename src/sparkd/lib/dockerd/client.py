@@ -24,9 +24,9 @@ from sparkd.lib.dockerd.transport import Transport
 T = TypeVar("T")
 
 API_VERSION = "1.44"
-"""docker 25 to 29 have it, and 29 has no older one. A later docker may have dropped it: see `SdkClient.call`."""
-TOO_OLD = "Minimum supported API version is"
-"""dockerd's words for that, with HTTP 400 (daemon/server/middleware/version.go)."""
+"""docker 25 to 29 have it, and 29 has no older one. For all others see `SdkClient.call`."""
+UNSUPPORTED = "supported API version is"
+"""dockerd's words with HTTP 400, behind Minimum or Maximum (daemon/server/middleware/version.go)."""
 UNANSWERED = (OSError, HTTPError, HTTPException)
 """requests' errors are OSErrors. urllib3's come from streams, http.client's from a server that is none of HTTP."""
 MALFORMED = (DockerException, KeyError, TypeError, ValueError, RecursionError)
@@ -45,13 +45,13 @@ class SdkClient:
     def call(self, work: Callable[[APIClient], T], seconds: float | None) -> T:
         """Within `seconds`; None: the work opens a stream. Raises what the SDK raises.
 
-        A docker that has dropped this API version is asked for its own, once.
+        A docker without this API version is asked for its own, once.
         """
         self._transport.limit(seconds)
         try:
             return work(self._api)
         except APIError as error:
-            if error.status_code != 400 or TOO_OLD not in str(error.explanation):
+            if error.status_code != 400 or UNSUPPORTED not in str(error.explanation):
                 raise
             self._api = self._connect(str(self._api.version(api_version=False)["ApiVersion"]))
             return work(self._api)

@@ -13,24 +13,6 @@ from sparkd.lib.imports import without
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorOrPath
 
-__all__ = [
-    "APIClient",
-    "APIError",
-    "BaseAdapter",
-    "DeviceRequest",
-    "DockerException",
-    "HTTPAdapter",
-    "HTTPConnection",
-    "HTTPConnectionPool",
-    "HTTPError",
-    "LogConfig",
-    "Mount",
-    "NotFound",
-    "PreparedRequest",
-    "Response",
-    "Ulimit",
-]
-
 
 @contextmanager
 def _slim() -> Iterator[None]:
@@ -49,15 +31,22 @@ def _slim() -> Iterator[None]:
 
 
 with _slim():
-    from docker import APIClient
-    from docker.errors import APIError, DockerException, NotFound
-    from docker.types import DeviceRequest, LogConfig, Mount, Ulimit
+    from docker import APIClient as APIClient
+    from docker.errors import APIError as APIError
+    from docker.errors import DockerException as DockerException
+    from docker.errors import NotFound as NotFound
+    from docker.types import DeviceRequest as DeviceRequest
+    from docker.types import LogConfig as LogConfig
+    from docker.types import Mount as Mount
+    from docker.types import Ulimit as Ulimit
     from docker.utils import config
-    from requests import PreparedRequest, Response
-    from requests.adapters import BaseAdapter, HTTPAdapter
-    from urllib3 import HTTPConnectionPool
-    from urllib3.connection import HTTPConnection
-    from urllib3.exceptions import HTTPError
+    from requests import PreparedRequest as PreparedRequest
+    from requests import Response as Response
+    from requests.adapters import BaseAdapter as BaseAdapter
+    from requests.adapters import HTTPAdapter as HTTPAdapter
+    from urllib3 import HTTPConnectionPool as HTTPConnectionPool
+    from urllib3.connection import HTTPConnection as HTTPConnection
+    from urllib3.exceptions import HTTPError as HTTPError
 
 
 def _no_config_file(config_path: FileDescriptorOrPath | None = None) -> FileDescriptorOrPath | None:  # noqa: ARG001

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
@@ -34,18 +35,15 @@ _VERSION_PREFIX = re.compile(r"/v\d+\.\d+(?=/)")
 
 
 class Transport(BaseAdapter):
-    """What `mount` of a requests.Session takes."""
+    """What `mount` of a requests.Session takes, with the limits of what is answered."""
 
-    def limit(self, seconds: float | None) -> None:
-        """For all that is answered from here on; None: streams, which only the timeout of each read ends."""
-
-
-class AnswerLimits:
     def __init__(self) -> None:
+        super().__init__()
         self._deadline: float | None = None
         self._bytes_left = 0
 
-    def begin(self, seconds: float | None) -> None:
+    def limit(self, seconds: float | None) -> None:
+        """For all that is answered from here on; None: streams, which only the timeout of each read ends."""
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._bytes_left = ANSWER_LIMIT_BYTES
 
@@ -66,50 +64,45 @@ class AnswerLimits:
 class _LimitedSocket(socket.socket):
     """http.client reads by recv_into alone, through socket.SocketIO."""
 
-    def __init__(self, limits: AnswerLimits) -> None:
+    def __init__(self, transport: Transport) -> None:
         super().__init__(socket.AF_UNIX)
-        self._limits = limits
+        self._transport = transport
 
     def recv_into(self, buffer: WriteableBuffer, nbytes: int = 0, flags: int = 0) -> int:
-        self._limits.arm(self)
+        self._transport.arm(self)
         received_bytes = super().recv_into(buffer, nbytes, flags)
-        self._limits.count(received_bytes)
+        self._transport.count(received_bytes)
         return received_bytes
 
 
 class _Connection(HTTPConnection):
-    def __init__(self, limits: AnswerLimits, path: str) -> None:
+    def __init__(self, transport: Transport, path: str) -> None:
         super().__init__("localhost")
-        self._limits = limits
+        self._transport = transport
         self._path = path
 
     def connect(self) -> None:
-        self.sock = _LimitedSocket(self._limits)
+        self.sock = _LimitedSocket(self._transport)
         self.sock.settimeout(self.timeout)
-        self._limits.arm(self.sock)
+        self._transport.arm(self.sock)
         self.sock.connect(self._path)
 
 
 class _Pool(HTTPConnectionPool):
-    def __init__(self, limits: AnswerLimits, path: str) -> None:
-        super().__init__("localhost", maxsize=2)
-        self._limits = limits
-        self._path = path
+    def __init__(self, transport: Transport, path: str) -> None:
+        super().__init__("localhost", maxsize=10)
+        self._new = partial(_Connection, transport, path)
 
     def _new_conn(self) -> HTTPConnection:
-        return _Connection(self._limits, self._path)
+        return self._new()
 
 
-class SocketTransport(HTTPAdapter, Transport):
+class SocketTransport(Transport, HTTPAdapter):
     """dockerd's socket. All questions share its connections; the SDK's own adapter keeps one open for each URL."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
-        self._limits = AnswerLimits()
-        self._pool = _Pool(self._limits, path)
-
-    def limit(self, seconds: float | None) -> None:
-        self._limits.begin(seconds)
+        self._pool = _Pool(self, path)
 
     def get_connection_with_tls_context(self, *_args: object, **_kwargs: object) -> HTTPConnectionPool:
         return self._pool

@@ -14,6 +14,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from sparkd.host import Host, docker
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 
 
 class Daemon(Struct, frozen=True):
@@ -29,14 +30,11 @@ class Daemon(Struct, frozen=True):
 
 def of(host: Host) -> Daemon:
     """The living one. It may wait for docker, for ten seconds at most."""
-    with suppress(OSError, docker.DockerUnreadableError):
+    with suppress(OSError, DockerUnreadableError):
         pid = docker.daemon_pid(host)
-        if docker.running(host):
-            http = docker.reader(host)
-            try:
-                return Daemon(pid, docker.live_restore(http))
-            finally:
-                http.close()
+        kept = docker.asked(host, docker.live_restore)
+        if kept is not None:
+            return Daemon(pid, kept)
     return Daemon()
 
 

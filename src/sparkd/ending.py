@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 
 from sparkd import last_exit, load, proven
 from sparkd.agent import Agent
 from sparkd.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.host import docker, oom
-from sparkd.host.docker import DockerUnreadableError
 from sparkd.launch.ledger import Failure
 from sparkd.launch.start import LOG_END_SECONDS, Running
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.peers.snapshot import ENDING, Snapshot
 from sparkd.report.node_report import Phase
 from sparkd.together import HINT
@@ -135,15 +135,12 @@ def _exit_code(agent: Agent, running: Running) -> str:
 def _ask_exit_code(agent: Agent, running: Running) -> int | None:
     """Docker knows of the end a little later than the kernel."""
     deadline = time.monotonic() + EXIT_CODE_SECONDS
-    client = docker.client()
-    try:
+    with closing(agent.host.docker_reader()) as reader:
         while docker.running(agent.host) and time.monotonic() < deadline:
-            code = docker.exit_code(client, running.rank.container_id)
+            code = docker.exit_code(reader, running.rank.container_id)
             if code is not None:
                 return code
             time.sleep(0.02)
-    finally:
-        client.close()
     return None
 
 

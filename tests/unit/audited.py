@@ -34,11 +34,11 @@ def main(report: int, arguments: list[str]) -> int:
     from sparkd.cli import main as sparkd
 
     code = sparkd(arguments)
-    for module in ("sparkd.hands", "sparkd.hooks", "sparkd.admission", "docker"):
+    for module in ("sparkd.hands", "sparkd.hooks", "sparkd.admission", "sparkd.lib.dockerd.engine"):
         if module in sys.modules:
             os.write(report, f"imported {module}\n".encode())
-    for name, loaded in list(sys.modules.items()):  # psutil imports subprocess for its Popen, which nobody uses
-        if name.startswith("sparkd.") and hasattr(loaded, "subprocess"):
+    for name, imported in tuple(sys.modules.items()):  # the docker SDK imports subprocess too, and must not use it
+        if name.startswith("sparkd") and hasattr(imported, "subprocess"):
             os.write(report, f"{name} imported subprocess\n".encode())
     return code
 

@@ -26,9 +26,9 @@ from sparkd.hands import STATE, Hands
 from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import Host
-from sparkd.host.http import Unanswered
 from sparkd.launch.agreement import Agreement
 from sparkd.launch.start import Running
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.journal import Journal
 from sparkd.lib.log import ProcessLog
@@ -225,7 +225,7 @@ def running(
     def follow(_since: float) -> Iterator[tuple[int, bytes]]:
         yield 1, "".join(f"{line}\n" for line in lines).encode()
         if docker_goes:
-            raise Unanswered("docker is away")
+            raise DockerUnreadableError("docker is away")
 
     with subprocess.Popen(command) as process:
         rank = Rank("c" * 64, "sparkd-rank1", "sha256:i", process.pid, os.pidfd_open(process.pid))

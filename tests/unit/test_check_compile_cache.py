@@ -80,7 +80,7 @@ def good(tree: Tree, identity: str) -> None:
 
 
 def identity(tree: Tree) -> str:
-    return docker.image_identity(docker.reader(Host(tree.root)), REF) or ""
+    return docker.image_identity(Host(tree.root).docker_reader(), REF) or ""
 
 
 def test_probe_counts_this_images_caches_and_the_others(machine: Tree) -> None:

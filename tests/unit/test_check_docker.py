@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.hands.container import device_requests
+from sparkd.hands.container import gpu_requests
 from sparkd.host import Host, docker_image, gpu_ways
-from sparkd.host.docker import Asks, DockerUnreadableError, reader
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
+from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
 from sparkd.preflight.check import Level
 from sparkd.preflight.containers import ContainersFacts, Seen, StaleContainer
 from sparkd.preflight.docker_engine import Docker, DockerEngineFacts
@@ -130,11 +130,11 @@ def test_docker_is_asked_for_its_ways_anew_at_a_launch(tree: Tree) -> None:
 
 def test_what_docker_is_sent_for_each_way_to_the_gpu() -> None:
     """As `docker run` sends it: a request of driver cdi may have no count (moby, daemon/cdi.go)."""
-    (gpus,) = device_requests(gpu_ways.Request.GPUS)
-    assert (gpus["Driver"], gpus["Count"], gpus["Capabilities"]) == ("", -1, [["gpu"]])
-    (device,) = device_requests(gpu_ways.Request.DEVICE)
-    assert (device["Driver"], device["Count"], device["DeviceIDs"]) == ("cdi", 0, ["nvidia.com/gpu=all"])
-    assert device_requests(gpu_ways.Request.RUNTIME) == device_requests(None) == []
+    (gpus,) = gpu_requests(gpu_ways.Request.GPUS)
+    assert (gpus.driver, gpus.count, gpus.capabilities) == ("", -1, ("gpu",))
+    (device,) = gpu_requests(gpu_ways.Request.DEVICE)
+    assert (device.driver, device.count, device.device_ids) == ("cdi", 0, ("nvidia.com/gpu=all",))
+    assert gpu_requests(gpu_ways.Request.RUNTIME) == gpu_requests(None) == ()
 
 
 @pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])
@@ -308,9 +308,9 @@ def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:
     assert "sparkd rollback" in verdict.hint
 
 
-def asks(tree: Tree, answer: object) -> Asks:
+def asks(tree: Tree, answer: object) -> DockerReader:
     tree.docker(f"/images/{REF}/json", answer)
-    return reader(Host(tree.root))
+    return Host(tree.root).docker_reader()
 
 
 def test_of_an_images_labels_those_of_its_build_are_kept(tree: Tree) -> None:

@@ -8,7 +8,6 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.host import Host, image_files
-from sparkd.host.docker import reader
 from sparkd.host.image_files import ElsewhereError, Stored
 from sparkd.preflight import image_inside
 from sparkd.preflight.check import Level
@@ -77,7 +76,7 @@ def test_a_folder_that_was_renamed_in_its_layer_can_not_be_told(tree: Tree) -> N
 def described(tree: Tree, **more: object) -> Stored:
     config = {"Env": ["A=b", "PATH=/opt/bin:/bin"]}
     tree.docker(f"/images/{REF}/json", {"Id": "sha256:1", "Config": config, **more})
-    return image_files.read(reader(Host(tree.root)), REF)
+    return image_files.read(Host(tree.root).docker_reader(), REF)
 
 
 @pytest.mark.parametrize(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.wire import answering, http
+from tests.unit.docker_server import dockerd, listening, told
 
 from sparkd.host import Host
-from sparkd.host.docker import Asks, Reply
-from sparkd.host.http import HttpClient, Unanswered
 from sparkd.host.one_look import Answers, OneLook
 from sparkd.launch.plan import Cache
+from sparkd.lib.dockerd.reader import DockerReader, DockerUnansweredError, connect, recorded
 from sparkd.preflight.check import AnyCheck, Level, Verdict
 from sparkd.preflight.compile_cache import CompileCache
 from sparkd.preflight.containers import StaleContainer
@@ -39,11 +37,11 @@ UNKNOWN: tuple[AnyCheck, ...] = (
 class Elsewhere(Host):
     """A machine of files, whose docker is one that another function reaches."""
 
-    def __init__(self, tree: Tree, reader: Asks) -> None:
+    def __init__(self, tree: Tree, reader: DockerReader) -> None:
         super().__init__(tree.root)
         self.reader = reader
 
-    def docker_reader(self) -> Asks:
+    def docker_reader(self) -> DockerReader:
         return self.reader
 
 
@@ -56,13 +54,10 @@ def machine(tree: Tree) -> Tree:
 
 
 @pytest.fixture
-def silent(tmp_path: Path) -> Iterator[str]:
-    """A socket that takes every connection and never says a word."""
-    path = str(tmp_path / "docker.sock")
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)
-        listener.listen(64)
-        yield path
+def silent() -> Iterator[DockerReader]:
+    """A docker that takes every connection and never says a word."""
+    with listening() as (path, _):
+        yield connect(path)
 
 
 def verdicts(host: Host) -> list[Verdict]:
@@ -70,8 +65,8 @@ def verdicts(host: Host) -> list[Verdict]:
         return [check.look(seen)[1] for check in UNKNOWN]
 
 
-def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: str) -> None:
-    host = Elsewhere(machine, HttpClient("http://docker", socket_path=silent))
+def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: DockerReader) -> None:
+    host = Elsewhere(machine, silent)
     began = time.monotonic()
     found = verdicts(host)
     assert SECONDS <= time.monotonic() - began < 2 * SECONDS
@@ -80,11 +75,11 @@ def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: 
     assert all(one.awaits == "docker" for one in found)
 
 
-def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: str) -> None:
+def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: DockerReader) -> None:
     machine.file("/usr/lib/systemd/systemd-logind", "")
     cache = CompileCache("engine", (Cache(name="vllm", target="/root/.cache/vllm"),))
     others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc("engine", host_ipc=True), cache)
-    with closing(OneLook(Elsewhere(machine, HttpClient("http://docker", socket_path=silent)), SECONDS)) as seen:
+    with closing(OneLook(Elsewhere(machine, silent), SECONDS)) as seen:
         StaleContainer("sparkd-rank0").look(seen)
         began = time.monotonic()
         said = [check.look(seen)[1].reason for check in others]
@@ -93,45 +88,33 @@ def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: str
 
 
 def test_answers_that_drag_on_have_one_limit_together() -> None:
-    def answer(_request: bytes) -> tuple[bytes, ...]:
+    def answer(_request: str) -> tuple[bytes]:
         time.sleep(0.6 * SECONDS)
-        return (http(b"{}"),)
+        return told({})
 
-    with answering("127.0.0.1", answer) as port:
-        known = Answers(lambda: HttpClient(f"http://127.0.0.1:{port}"), SECONDS)
+    with dockerd(answer) as path:
+        known = Answers(lambda: connect(path), SECONDS)
         began = time.monotonic()
-        assert known.get("/1", 10).body == b"{}"
-        for path in ("/2", "/3"):
-            with pytest.raises(Unanswered, match=rf"no answer within {SECONDS} s"):
-                known.get(path, 10)
-        assert known.get("/1", 10).body == b"{}", "what it has said stays said"
+        assert known.image("1") == {}
+        for ref in ("2", "3"):
+            with pytest.raises(DockerUnansweredError, match=rf"GET /images/{ref}/json: no answer within {SECONDS} s"):
+                known.image(ref)
+        assert known.image("1") == {}, "what it has said stays said"
         assert time.monotonic() - began < 2 * SECONDS
         known.forget()
 
 
-def answers(tree: Tree) -> Asks:
-    tree.docker("/containers/json", [])
-    tree.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
-    tree.docker("/info", {"Runtimes": {"nvidia": {}}})
-    return Host(tree.root).docker_reader()
-
-
-class Counted:
-    """Answers as the machine's record does."""
-
-    def __init__(self, recorded: Asks) -> None:
-        self.asked: Counter[str] = Counter()
-        self._recorded = recorded
-
-    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply:
-        self.asked[path] += 1
-        return self._recorded.get(path, timeout_seconds, params)
-
-    def close(self) -> None: ...
-
-
 def test_each_question_is_asked_once_in_a_look_and_anew_in_the_next(machine: Tree) -> None:
-    counted = Counted(answers(machine))
+    machine.docker("/containers/json", [])
+    machine.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+    machine.docker("/info", {"Runtimes": {"nvidia": {}}})
+    asked: Counter[str] = Counter()
+
+    def read(name: str) -> bytes:
+        asked[name.removesuffix(".json")] += 1
+        return Path(f"{machine.root}/.sparkd/docker{name}").read_bytes()
+
+    paths = ("/containers/json", "/version", "/info", "/images/engine/json", "/images/engine/json.500")
     for look in (1, 2):
-        verdicts(Elsewhere(machine, counted))
-        assert counted.asked == dict.fromkeys(("/containers/json", "/version", "/info", "/images/engine/json"), look)
+        verdicts(Elsewhere(machine, recorded(read)))
+        assert asked == dict.fromkeys(paths, look)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from urllib.parse import quote
 
 import pytest
 from tests.tree import Tree
-from tests.unit.engine_server import Reply, engine
+from tests.unit.docker_server import answers, dockerd
 
 from sparkd import __version__
 from sparkd.host import Host, docker, versions
-from sparkd.host.docker import DockerUnreadableError
-from sparkd.host.http import HttpClient
+from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError, connect
 
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release Build\nGCC version: 13\n"
 
@@ -42,17 +42,14 @@ CONTAINERD: dict[str, object] = {
 
 
 @contextmanager
-def dockerd(answers: dict[str, Reply]) -> Iterator[HttpClient]:
-    with (
-        engine(lambda request, _: answers.get(request, (404, b"{}"))) as port,
-        closing(HttpClient(f"http://127.0.0.1:{port}")) as http,
-    ):
-        yield http
+def reader(found: dict[str, tuple[int, bytes]]) -> Iterator[DockerReader]:
+    with dockerd(answers(found)) as path, closing(connect(path)) as docker:
+        yield docker
 
 
 def identity(found: object, ref: str = "a/b:1") -> str | None:
-    with dockerd({f"GET /images/{ref}/json": (200, json.dumps(found).encode())}) as http:
-        return docker.image_identity(http, ref)
+    with reader({f"GET /images/{quote(ref, safe='/:')}/json": (200, json.dumps(found).encode())}) as known:
+        return docker.image_identity(known, ref)
 
 
 def test_an_image_is_the_same_in_both_stores_of_docker() -> None:
@@ -77,22 +74,22 @@ def test_other_layers_or_another_configuration_are_another_image(changed: dict[s
 
 
 def test_an_image_that_is_not_there_has_no_identity() -> None:
-    with dockerd({}) as http:
-        assert docker.image_identity(http, "x:1") is None
+    with reader({}) as known:
+        assert docker.image_identity(known, "x:1") is None
 
 
 @pytest.mark.parametrize("reply", [(500, b"{}"), (200, b"["), (200, b"[]"), (200, b'{"RootFS": {}, "Config": {}}')])
-def test_what_is_not_dockers_answer_is_unreadable(reply: Reply) -> None:
-    with dockerd({"GET /images/x/json": reply, "GET /version": reply}) as http:
+def test_what_is_not_dockers_answer_is_unreadable(reply: tuple[int, bytes]) -> None:
+    with reader({"GET /images/x/json": reply, "GET /version": reply}) as known:
         with pytest.raises(DockerUnreadableError):
-            docker.image_identity(http, "x")
+            docker.image_identity(known, "x")
         with pytest.raises(DockerUnreadableError):
-            docker.version(http)
+            docker.version(known)
 
 
 def test_docker_says_its_version() -> None:
-    with dockerd({"GET /version": (200, b'{"Version": "29.0.1"}')}) as http:
-        assert docker.version(http) == "29.0.1"
+    with reader({"GET /version": (200, b'{"Version": "29.0.1"}')}) as known:
+        assert docker.version(known) == "29.0.1"
 
 
 def test_versions_are_read_from_the_kernels_files(tree: Tree) -> None:

@@ -49,6 +49,13 @@ def dripped(data: bytes, seconds: float) -> Iterator[bytes]:
 def answering(address: str, answer: Callable[[bytes], Iterable[bytes]]) -> Iterator[int]:
     """Serve; the port. An answer without a byte closes the connection."""
     listener = socket.create_server((address, 0))
+    with serving(listener, answer):
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def serving(listener: socket.socket, answer: Callable[[bytes], Iterable[bytes]]) -> Iterator[None]:
+    """Serve on a socket that listens, and close it."""
     ended = threading.Event()
 
     def serve(sock: socket.socket) -> None:
@@ -71,7 +78,7 @@ def answering(address: str, answer: Callable[[bytes], Iterable[bytes]]) -> Itera
 
     threading.Thread(target=accept, daemon=True).start()
     try:
-        yield listener.getsockname()[1]
+        yield
     finally:
         ended.set()
         with contextlib.suppress(OSError):

@@ -18,7 +18,7 @@ from sparkd.preflight.sizes import size
 if TYPE_CHECKING:
     from sparkd.hands.peer import Peer
     from sparkd.host import Host
-    from sparkd.host.docker import Asks
+    from sparkd.lib.dockerd.reader import DockerReader
     from sparkd.settings import Settings
 
 SCRATCH = ".cache/sparkd"
@@ -90,13 +90,14 @@ def _ref(word: str | None, settings: Settings, host: Host) -> str:
 
 def _look(ref: str, host: Host) -> _Image:
     from sparkd.host import docker, docker_image
+    from sparkd.lib.dockerd.reader import DockerUnreadableError
 
-    def ask(http: Asks) -> tuple[str | None, docker_image.Image | None]:
-        return docker.image_identity(http, ref), docker_image.read(http, ref)
+    def ask(reader: DockerReader) -> tuple[str | None, docker_image.Image | None]:
+        return docker.image_identity(reader, ref), docker_image.read(reader, ref)
 
     try:
         found = docker.asked(host, ask)
-    except docker.DockerUnreadableError as error:
+    except DockerUnreadableError as error:
         raise BlockedError(f"docker can't be asked for {ref}: {error}", "systemctl status docker") from None
     if found is None:
         raise BlockedError("docker is not running on this node", "systemctl start docker")
@@ -135,7 +136,8 @@ def _copy(image: _Image, host: Host, peer: Peer) -> None:
 
 def _identity(image: _Image, peer: Peer) -> str | None:
     from sparkd.hands.images import PeerDocker
-    from sparkd.host.docker import DockerUnreadableError, image_identity
+    from sparkd.host.docker import image_identity
+    from sparkd.lib.dockerd.reader import DockerUnreadableError
 
     try:
         return image_identity(PeerDocker(peer), image.ref)

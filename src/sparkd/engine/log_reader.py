@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.lines import LineSplitter
 from sparkd.engine.story import Story, read
-from sparkd.host.docker import DockerUnreadableError
-from sparkd.host.http import Unanswered
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.lib.log import Events
 
 RETRY_SECONDS = 1.0
@@ -29,7 +28,7 @@ class LogReader:
         events: Events,
         bell: Callable[[], None],
     ) -> None:
-        """`follow(since)` opens the log (wall clock; 0: all of it), raising Unanswered.
+        """`follow(since)` opens the log (wall clock; 0: all of it), raising DockerUnreadableError.
 
         `bell` is rung at each step, at the first error, and when docker goes away.
         """
@@ -59,7 +58,7 @@ class LogReader:
             try:
                 self._read(self._follow(self._read_at))
                 ended = "the log ended"
-            except (Unanswered, DockerUnreadableError) as error:
+            except DockerUnreadableError as error:
                 ended = str(error)
                 self.broken_off_at = time.monotonic()
                 self._bell()

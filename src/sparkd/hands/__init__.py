@@ -20,6 +20,7 @@ from sparkd.hands.lock import Owner
 from sparkd.hands.rank import Rank
 from sparkd.host import docker, gpu_ways, mounts
 from sparkd.launch import ray
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.preflight.fixes import DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 
 if TYPE_CHECKING:
@@ -58,10 +59,10 @@ class Hands:
 
     @cached_property
     def containers(self) -> Containers:
-        """Docker's engine. Raises LaunchError; ask only while dockerd lives: a call on its socket starts it."""
+        """Docker's engine. Use it only while dockerd runs: a call on its socket starts it."""
         from sparkd.hands.container import Containers
 
-        return self._pulse.beside(Containers, ACT_SECONDS, "docker")
+        return Containers()
 
     def apply(self, fix: Fix) -> Applied:
         """Make one change, if what it was judged on still holds."""
@@ -123,7 +124,7 @@ class Hands:
     def _gpu(self) -> gpu_ways.Request:
         try:
             return gpu_ways.of(self._host)
-        except docker.DockerUnreadableError as error:
+        except DockerUnreadableError as error:
             raise LaunchError(f"docker can't be asked for its way to the GPU: {error}") from None
 
     def remove(self, rank: Rank) -> None:

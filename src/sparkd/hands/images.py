@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-import docker
-from docker.errors import DockerException
 from msgspec import Struct
 
 from sparkd.errors import BlockedError
 from sparkd.hands.files import sync_folder
 from sparkd.hands.peer import Peer
-from sparkd.host.docker import SOCKET
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.engine import DockerEngine
+from sparkd.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError, DockerUnreadableError, image_path
 
-SILENCE_SECONDS = 300
-"""Of docker, while it gathers the layers of a large image."""
-CHUNK_BYTES = 4 << 20
 _UNKNOWN = ("no such image", "no such object")
 
 
@@ -49,16 +46,15 @@ def save(ref: str, file: Path, told: Callable[[int], None]) -> None:
     part = file.with_suffix(".part")
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        client = docker.APIClient(base_url=f"unix://{SOCKET}", timeout=SILENCE_SECONDS)
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as written:
-            for piece in client.get_image(ref, chunk_size=CHUNK_BYTES):
+            for piece in DockerEngine().save_image(ref):
                 written.write(piece)
                 told(len(piece))
             written.flush()
             os.fsync(written.fileno())
         part.replace(file)
         sync_folder(file.parent)
-    except (DockerException, OSError) as error:
+    except (DockerError, OSError) as error:
         raise BlockedError(
             f"{ref} can't be written to {file}: {harmless(str(error))}", f"df -h {file.parent}"
         ) from None
@@ -71,28 +67,21 @@ def remove(file: Path) -> None:
     file.unlink(missing_ok=True)
 
 
-class Reply(Struct, frozen=True):
-    status: int
-    body: bytes
-
-
 class PeerDocker(Struct, frozen=True):
-    """The docker of another node, asked for images by its own command, as `host.docker` asks this node's.
-
-    In the time that ssh gets for anything: the asker's is for a socket of this node, and a login may take longer.
-    """
+    """The docker of another node, read by its own command as this node's is by `lib.dockerd`."""
 
     peer: Peer
 
-    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply:  # noqa: ARG002
-        ref = path.removeprefix("/images/").removesuffix("/json")
+    def image(self, ref: str, seconds: float = TIMEOUT_SECONDS) -> object:  # noqa: ARG002 - ssh has a limit of its own
+        """Raises BlockedError, and DockerUnreadableError where the answer is not JSON."""
         words = ("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
         ended = self.peer.run(*words)
         if ended.code == 0:
-            return Reply(200, ended.answer.encode())
-        if any(said in ended.trouble.lower() for said in _UNKNOWN):
-            return Reply(404, b"")
+            try:
+                found: object = json.loads(ended.answer)
+            except ValueError:
+                raise DockerUnreadableError(f"GET {image_path(ref)}: not JSON") from None
+            return found
+        if any(words in ended.trouble.lower() for words in _UNKNOWN):
+            return None
         raise self.peer.failed(ended)
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -22,7 +22,7 @@ from sparkd.host.sockets import Holder, Listener
 from sparkd.host.unit_files import Unit
 
 if TYPE_CHECKING:
-    from sparkd.host.docker import Asks
+    from sparkd.lib.dockerd.reader import DockerReader
 
 
 class Host:
@@ -123,15 +123,16 @@ class Host:
 
     def docker(self) -> DockerFacts:
         """What docker says; a living dockerd that does not answer is an `error` in it."""
-        from sparkd.host.docker import DockerUnreadableError, read
+        from sparkd.host.docker import read
+        from sparkd.lib.dockerd.reader import DockerUnreadableError
 
         try:
             return self.told_docker() if self.told_docker else read(self)
         except DockerUnreadableError as error:
             return DockerFacts(running=True, containers=(), error=harmless(str(error)))
 
-    def docker_reader(self) -> Asks:
-        """Whom to ask about docker, for one thread. Ask only while one runs; close it."""
+    def docker_reader(self) -> DockerReader:
+        """Docker's answers, for one thread. Read only while one runs; close it."""
         from sparkd.host.docker import reader
 
         return reader(self)

@@ -1,4 +1,4 @@
-"""Docker, looked at: GET over its socket, and only while a living dockerd stands behind it.
+"""This machine's docker: whether it runs, its containers, and what identifies an image.
 
 systemd holds /run/docker.sock while dockerd is down, and a single GET on it would start the daemon. dockerd writes
 /run/docker.pid for as long as it runs, so that file and /proc decide whether there is anybody to ask.
@@ -7,18 +7,19 @@ systemd holds /run/docker.sock while dockerd is down, and a single GET on it wou
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from hashlib import sha256
-from typing import TYPE_CHECKING, Protocol, TypeVar
-from urllib.parse import quote
+from typing import TYPE_CHECKING, TypeVar
 
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
+from sparkd.host.recorded import FOLDER
+from sparkd.lib.dockerd import reader as dockerd
+from sparkd.lib.dockerd.reader import DockerFailedError, DockerReader, DockerUnreadableError, ImageReader
 
 if TYPE_CHECKING:
     from sparkd.host import Host
-    from sparkd.host.http import HttpClient
 
-SOCKET = "/run/docker.sock"
 CONFIG_KEYS = (
     *("User", "Env", "Entrypoint", "Cmd", "WorkingDir", "StopSignal", "Healthcheck", "Shell"),
     *("Volumes", "ExposedPorts", "Labels", "OnBuild"),
@@ -28,50 +29,15 @@ in by some versions of docker and left out by others (Hostname, AttachStdin, Tty
 PID_FILE = "/run/docker.pid"
 SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
 LISTENING = "00010000"
-TIMEOUT_SECONDS = 10.0
-FRAME_HEADER_BYTES = 8
-FRAME_LIMIT_BYTES = 16 << 20
-"""dockerd frames are log messages of at most 16 KiB or raw copies of 32 KiB; more is not docker."""
 
 T = TypeVar("T")
 
 
-class DockerUnreadableError(Exception):
-    """dockerd lives but did not answer, or answered what is not docker's API."""
-
-
-class DockerFailedError(DockerUnreadableError):
-    """dockerd answered that it failed: HTTP 500."""
-
-
-class Reply(Protocol):
-    @property
-    def status(self) -> int: ...
-    @property
-    def body(self) -> bytes: ...
-
-
-class Asks(Protocol):
-    """Whom to ask: dockerd, or what a tree of files has recorded of one."""
-
-    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply: ...
-    def close(self) -> None: ...
-
-
-def reader(host: Host) -> Asks:
-    """Whom to ask about this machine, for one thread. Ask only while `running`."""
+def reader(host: Host) -> DockerReader:
+    """Of this machine's docker, for one thread. Read only while it is `running`, and close it."""
     if host.live:
-        return client()
-    from sparkd.host.recorded import RecordedDocker
-
-    return RecordedDocker(host.files)
-
-
-def client() -> HttpClient:
-    """A client of the socket, for one thread. Asking through it when dockerd is down starts dockerd: see `running`."""
-    from sparkd.host.http import HttpClient
-
-    return HttpClient("http://docker", socket_path=SOCKET)
+        return dockerd.connect()
+    return dockerd.recorded(lambda name: host.files.bytes(f"{FOLDER}/docker{name}"))
 
 
 def running(host: Host) -> bool:
@@ -105,55 +71,26 @@ def _listens(host: Host, pid: str) -> bool:
 
 def read(host: Host) -> DockerFacts:
     """All containers of this node, running or not. Raises DockerUnreadableError."""
-    if not running(host):
-        return AWAY
-    http = host.docker_reader()
-    try:
-        listed = ask(http, "/containers/json", {"all": "1"})
-        if not isinstance(listed, list):
-            raise DockerUnreadableError("the container list is no list")
-        found = (_container(http, entry) for entry in listed)
-        return DockerFacts(running=True, containers=tuple(one for one in found if one is not None))
-    finally:
-        http.close()
+    return asked(host, _containers) or AWAY
 
 
-def asked(host: Host, question: Callable[[Asks], T]) -> T | None:
+def asked(host: Host, question: Callable[[DockerReader], T]) -> T | None:
     """The answer to a question about this machine's docker; None where it is away. Raises DockerUnreadableError."""
     if not running(host):
         return None
-    http = host.docker_reader()
-    try:
-        return question(http)
-    finally:
-        http.close()
+    with closing(host.docker_reader()) as docker:
+        return question(docker)
 
 
-def ask(http: Asks, path: str, params: dict[str, str] | None = None) -> object:
-    """The answer, unchecked JSON; None where docker knows no such thing."""
-    from sparkd.host.http import Unanswered
-
-    try:
-        answer = http.get(path, TIMEOUT_SECONDS, params)
-        if answer.status == 404:
-            return None
-        if answer.status == 500:
-            raise DockerFailedError(f"GET {path}: HTTP 500")
-        if answer.status != 200:
-            raise DockerUnreadableError(f"GET {path}: HTTP {answer.status}")
-        found: object = json.loads(answer.body)
-    except Unanswered as error:
-        raise DockerUnreadableError(f"GET {path}: {error}") from None
-    except ValueError:
-        raise DockerUnreadableError(f"GET {path}: not JSON") from None
-    return found
+def _containers(docker: DockerReader) -> DockerFacts:
+    listed = docker.containers()
+    if not isinstance(listed, list):
+        raise DockerUnreadableError("the container list is no list")
+    found = (_container(docker, entry) for entry in listed)
+    return DockerFacts(running=True, containers=tuple(one for one in found if one is not None))
 
 
-def _path(container_id: str, what: str) -> str:
-    return f"/containers/{quote(container_id, safe='')}/{what}"
-
-
-def _container(http: Asks, entry: object) -> ContainerFacts | None:
+def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
     match entry:
         case {"Id": str(full_id)}:
@@ -161,7 +98,7 @@ def _container(http: Asks, entry: object) -> ContainerFacts | None:
         case _:
             raise DockerUnreadableError("an entry of the container list has no id")
     try:
-        detail = ask(http, _path(full_id, "json"))
+        detail = docker.container(full_id)
     except DockerFailedError:
         if (listed := _as_listed(entry)) is None:
             raise
@@ -214,14 +151,14 @@ def _started_from(detail: object) -> tuple[str, tuple[str, ...]]:
             return "", ()
 
 
-def image_identity(http: Asks, ref: str) -> str | None:
+def image_identity(docker: ImageReader, ref: str) -> str | None:
     """SHA-256 of an image's layers and configuration, None where there is no such image.
 
     Equal on all nodes that have the image, while ids are not: docker's classic store calls an image by the digest of
     its config, containerd's by that of its manifest. Layers are told by their content unpacked, in both. Empty values
     count as none, for versions of docker differ in which they name. Raises DockerUnreadableError.
     """
-    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
+    match docker.image(ref):
         case None:
             return None
         case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
@@ -232,27 +169,27 @@ def image_identity(http: Asks, ref: str) -> str | None:
             raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
 
 
-def version(http: Asks) -> str:
+def version(docker: DockerReader) -> str:
     """Of dockerd. Raises DockerUnreadableError."""
-    match ask(http, "/version"):
-        case {"Version": str(said)}:
-            return said
+    match docker.version():
+        case {"Version": str(found)}:
+            return found
         case _:
             raise DockerUnreadableError("docker says no version")
 
 
-def live_restore(http: Asks) -> bool:
+def live_restore(docker: DockerReader) -> bool:
     """Whether containers outlive their dockerd. Raises DockerUnreadableError."""
-    match ask(http, "/info"):
+    match docker.info():
         case {"LiveRestoreEnabled": bool(kept)}:
             return kept
         case _:
             raise DockerUnreadableError("docker does not say whether its containers outlive it")
 
 
-def exit_code(http: Asks, container_id: str) -> int | None:
+def exit_code(docker: DockerReader, container_id: str) -> int | None:
     """Exit code of an ended container, None while it runs. Raises DockerUnreadableError, also where it is gone."""
-    match ask(http, _path(container_id, "json")):
+    match docker.container(container_id):
         case {"State": {"Running": False, "ExitCode": int(code)}}:
             return code
         case None:
@@ -261,33 +198,10 @@ def exit_code(http: Asks, container_id: str) -> int | None:
             return None
 
 
-def follow_log(host: Host, http: HttpClient, container_id: str, since: float) -> Iterator[tuple[int, bytes]]:
-    """(stream, bytes) that the container wrote from `since` on (wall clock; 0: all): 1 is stdout, 2 stderr.
-
-    Ends with the container; raises Unanswered.
-    """
-    from sparkd.host.http import Unanswered
+def follow_log(host: Host, container_id: str, since: float) -> Iterator[tuple[int, bytes]]:
+    """`lib.dockerd.log.follow`. Raises DockerUnreadableError, also where docker is away."""
+    from sparkd.lib.dockerd import log
 
     if not running(host):
-        raise Unanswered("docker is away")
-    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "since": f"{since:.9f}" if since else "0"}
-    with http.stream(_path(container_id, "logs"), params) as chunks:
-        yield from frames(chunks)
-
-
-def frames(chunks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Take docker's multiplexed stream apart: header (stream, 0, 0, 0, big-endian length), then that many bytes."""
-    pending = bytearray()
-    for chunk in chunks:
-        pending += chunk
-        start = 0
-        while len(pending) - start >= FRAME_HEADER_BYTES:
-            length = int.from_bytes(pending[start + 4 : start + 8], "big")
-            if length > FRAME_LIMIT_BYTES:
-                raise DockerUnreadableError(f"a log frame of {length} bytes")
-            end = start + FRAME_HEADER_BYTES + length
-            if len(pending) < end:
-                break
-            yield pending[start], bytes(pending[start + FRAME_HEADER_BYTES : end])
-            start = end
-        del pending[:start]
+        raise DockerUnreadableError("docker is away")
+    yield from log.follow(container_id, since)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host.docker import Asks, DockerUnreadableError, ask
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
 
 
 class Engine(Struct, frozen=True):
@@ -15,9 +15,9 @@ class Engine(Struct, frozen=True):
     """Where it looks for specifications of devices; empty where it does not use them."""
 
 
-def read(http: Asks) -> Engine:
+def read(docker: DockerReader) -> Engine:
     """Raises DockerUnreadableError."""
-    match ask(http, "/version"), ask(http, "/info"):
+    match docker.version(), docker.info():
         case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
             return Engine(
                 harmless(version, 40),
@@ -28,9 +28,9 @@ def read(http: Asks) -> Engine:
             raise DockerUnreadableError("docker does not say its version and its runtimes")
 
 
-def architecture(http: Asks) -> str:
+def architecture(docker: DockerReader) -> str:
     """Of this machine, as images name it: arm64, amd64. Raises DockerUnreadableError."""
-    match ask(http, "/version"):
+    match docker.version():
         case {"Arch": str(said)}:
             return harmless(said, 20)
         case _:

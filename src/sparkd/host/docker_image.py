@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from msgspec import Struct
 
-from sparkd.host.docker import Asks, DockerUnreadableError, ask, asked
+from sparkd.host.docker import asked
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -34,9 +34,9 @@ class Image(Struct, frozen=True):
     labels: tuple[tuple[str, str], ...]
 
 
-def read(http: Asks, ref: str) -> Image | None:
+def read(docker: DockerReader, ref: str) -> Image | None:
     """None where there is no such image. Raises DockerUnreadableError."""
-    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
+    match docker.image(ref):
         case None:
             return None
         case {"Id": str(full_id), "Architecture": str(architecture), "Os": str(os), "Config": dict() | None as config,
@@ -68,7 +68,7 @@ def way_to_get(ref: str) -> str:
 def user(host: Host, ref: str) -> str | None:
     """Whom an image of this node runs as, without the group; empty is root. None where that can't be told."""
     try:
-        found = asked(host, lambda http: read(http, ref))
+        found = asked(host, lambda docker: read(docker, ref))
     except DockerUnreadableError:
         return None
     return None if found is None else found.user.partition(":")[0]

@@ -9,16 +9,14 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from msgspec import Struct
 
-from sparkd.host.docker import ask
 from sparkd.host.files import MAX_LINKS, Kind
 
 if TYPE_CHECKING:
-    from sparkd.host.docker import Asks
     from sparkd.host.files import Files
+    from sparkd.lib.dockerd.reader import DockerReader
 
 MOST_LAYERS = 128
 """As many as overlay2 itself can lay over each other."""
@@ -41,9 +39,9 @@ class Stored(Struct, frozen=True):
     """PATH as the image sets it; empty where it does not."""
 
 
-def read(http: Asks, ref: str) -> Stored:
+def read(docker: DockerReader, ref: str) -> Stored:
     """Raises DockerUnreadableError."""
-    match ask(http, f"/images/{quote(ref, safe='/:@')}/json"):
+    match docker.image(ref):
         case {"GraphDriver": {"Name": "overlay2", "Data": dict(data)}, "Config": dict() | None as config}:
             lower = data.get("LowerDir") or ""
             folders = [str(data.get("UpperDir")), *(lower.split(":") if lower and isinstance(lower, str) else ())]

@@ -1,17 +1,14 @@
 """What a tree of files carries of a machine beside its files: answers of docker, of the GPU's driver, of the network.
 
 `/.sparkd/docker/PATH.json` is the body of docker's answer to GET PATH, without its query, and PATH.500.json that of one
-with which docker failed; `/.sparkd/nvml.json` is what
-the driver says. They are read by the same code that reads the living ones. `/.sparkd/path_mtu.json` and
+with which docker failed; `/.sparkd/nvml.json` is what the driver says. They are read by the same code that reads the
+living ones. `/.sparkd/path_mtu.json` and
 `/.sparkd/resolver.json` say of other machines' addresses what the network answered.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import NamedTuple
 
 from sparkd.host.files import Files
 
@@ -31,23 +28,3 @@ def by_address(files: Files, name: str) -> dict[str, bool]:
     if not isinstance(found, dict):
         raise ValueError(f"{path} is no object")
     return {address: said for address, said in found.items() if isinstance(said, bool)}
-
-
-class Reply(NamedTuple):
-    status: int
-    body: bytes
-
-
-class RecordedDocker:
-    """Answers as docker did when the machine was recorded. What was not asked then is unknown to it: 404."""
-
-    def __init__(self, files: Files) -> None:
-        self._files = files
-
-    def get(self, path: str, timeout_seconds: float, params: Mapping[str, str] | None = None) -> Reply:  # noqa: ARG002
-        for status, end in ((200, "json"), (500, "500.json")):
-            with suppress(FileNotFoundError, NotADirectoryError):
-                return Reply(status, self._files.bytes(f"{FOLDER}/docker{path}.{end}"))
-        return Reply(404, b"")
-
-    def close(self) -> None: ...

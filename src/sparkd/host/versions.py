@@ -9,6 +9,7 @@ from contextlib import suppress
 from sparkd import __version__
 from sparkd.host import Host, docker
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 
 DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 """The second says a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
@@ -38,15 +39,9 @@ def _driver(host: Host) -> str:
 
 
 def _docker(host: Host) -> str:
-    if not host.live or not docker.running(host):
-        return ""
-    http = docker.client()
-    try:
-        return docker.version(http).strip()
-    except docker.DockerUnreadableError:
-        return ""
-    finally:
-        http.close()
+    with suppress(DockerUnreadableError):
+        return (docker.asked(host, docker.version) or "").strip() if host.live else ""
+    return ""
 
 
 def _line(host: Host, path: str) -> str:

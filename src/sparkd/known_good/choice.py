@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sparkd.errors import UsageError
 from sparkd.host import docker, docker_image
-from sparkd.host.docker import DockerUnreadableError
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -45,7 +45,7 @@ def image_id(host: Host, ref: str) -> str | None:
     if not docker.running(host):
         return None
     try:
-        found = docker.asked(host, lambda http: docker_image.read(http, ref))
+        found = docker.asked(host, lambda reader: docker_image.read(reader, ref))
     except DockerUnreadableError:
         return None
     return found.id if found else ""

@@ -35,7 +35,7 @@ def look(host: Host, plan: LaunchPlan) -> Facts:
         unseen["weights"] = str(error)
     identity = ""
     if docker.running(host):
-        identity = tried("image.identity", lambda: survey.image_identity(plan.image_to_run))
+        identity = tried("image.identity", lambda: survey.image_identity(host, plan.image_to_run))
     else:
         unseen["image.identity"] = "docker is away"
     script = tried("script", lambda: survey.script(host, plan))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -91,14 +91,6 @@ def start(
 ) -> Running:
     """Launch the rank; its log goes to `put(priority, line)`. Raises LaunchError (exit 11)."""
     rank = hands.launch(plan, labels(plan, epoch, hands.owner.invocation), ray_token)
-
-    def follow(since: float) -> Iterator[tuple[int, bytes]]:
-        client = docker.client()
-        try:
-            yield from docker.follow_log(host, client, rank.container_id, since)
-        finally:
-            client.close()
-
-    log = LogReader(follow, forwarder, put, events, bell)
+    log = LogReader(partial(docker.follow_log, host, rank.container_id), forwarder, put, events, bell)
     log.start()
     return Running(rank, log, time.monotonic())

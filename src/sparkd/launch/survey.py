@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from hashlib import sha256
 
 from sparkd.errors import BlockedError, LaunchError
 from sparkd.host import Host, docker, docker_image, weights
-from sparkd.host.docker import DockerUnreadableError
 from sparkd.host.weights import Weights
 from sparkd.launch.agreement import Agreement, Seen, agreement
 from sparkd.launch.plan import LaunchPlan
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 
 
 def survey(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
@@ -18,19 +19,17 @@ def survey(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreem
     Waits for as long as a dead file server lets it, so it belongs beside the main loop. Raises LaunchError where the
     image cannot be looked at or is not there, BlockedError where the model's folder or the script cannot be read.
     """
-    seen = Seen(image_identity(plan.image_to_run), model(host, plan), script(host, plan), allow_image_difference)
+    seen = Seen(image_identity(host, plan.image_to_run), model(host, plan), script(host, plan), allow_image_difference)
     return agreement(plan, seen)
 
 
-def image_identity(ref: str) -> str:
-    """Of an image on this machine."""
-    http = docker.client()
+def image_identity(host: Host, ref: str) -> str:
+    """Of an image on this machine, whose docker runs."""
     try:
-        found = docker.image_identity(http, ref)
+        with closing(host.docker_reader()) as reader:
+            found = docker.image_identity(reader, ref)
     except DockerUnreadableError as error:
         raise LaunchError(f"docker can't be asked for the image: {error}", "look at: systemctl status docker") from None
-    finally:
-        http.close()
     if found is None:
         raise LaunchError(f"image {ref} is not on this node", docker_image.way_to_get(ref))
     return found

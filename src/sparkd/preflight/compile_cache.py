@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from sparkd.host import boots, caches, docker, docker_image
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
 from sparkd.preflight.sizes import size
@@ -15,8 +16,8 @@ from sparkd.preflight.sizes import size
 if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.caches import Folder
-    from sparkd.host.docker import Asks
     from sparkd.launch.plan import Cache
+    from sparkd.lib.dockerd.reader import DockerReader
 
 SLOW = "the first start compiles anew: 36 to 40 minutes were seen"
 
@@ -71,12 +72,12 @@ docker and image say so.""",
         if not self.caches:
             return CacheFacts("known")
 
-        def look(http: Asks) -> tuple[docker_image.Image | None, str | None]:
-            return docker_image.read(http, self.image), docker.image_identity(http, self.image)
+        def look(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
+            return docker_image.read(reader, self.image), docker.image_identity(reader, self.image)
 
         try:
             image, identity = docker.asked(host, look) or (None, "away")
-        except docker.DockerUnreadableError as error:
+        except DockerUnreadableError as error:
             return CacheFacts(harmless(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")

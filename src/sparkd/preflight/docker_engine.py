@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, gpu_ways
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.preflight.check import About, Check, Level, Verdict
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ That the way works can't be told without a container: this check reads, and star
         installed = host.unit(UNIT) is not None
         try:
             found = docker.asked(host, docker_engine.read)
-        except docker.DockerUnreadableError as error:
+        except DockerUnreadableError as error:
             return DockerEngineFacts(True, installed, harmless(str(error)))
         if found is None:
             return DockerEngineFacts(False, installed)

@@ -10,15 +10,16 @@ from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, docker_image, image_files
 from sparkd.host.harmless import harmless
+from sparkd.lib.dockerd.reader import DockerUnreadableError
 from sparkd.preflight import image_inside
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.sizes import size
 
 if TYPE_CHECKING:
     from sparkd.host import Host
-    from sparkd.host.docker import Asks
     from sparkd.host.docker_image import Image
     from sparkd.host.image_files import Stored
+    from sparkd.lib.dockerd.reader import DockerReader
     from sparkd.preflight.image_inside import Inside, Launched
 
 REVISION = "org.opencontainers.image.revision"
@@ -80,13 +81,13 @@ image is looked at again once it has come.""",
     )
 
     def probe(self, host: Host) -> ImageFacts:
-        def look(http: Asks) -> tuple[str, Image | None, Inside | None]:
-            machine, image = docker_engine.architecture(http), docker_image.read(http, self.ref)
-            return machine, image, self._inside(host, image_files.read(http, self.ref)) if image else None
+        def look(reader: DockerReader) -> tuple[str, Image | None, Inside | None]:
+            machine, image = docker_engine.architecture(reader), docker_image.read(reader, self.ref)
+            return machine, image, self._inside(host, image_files.read(reader, self.ref)) if image else None
 
         try:
             found = docker.asked(host, look)
-        except docker.DockerUnreadableError as error:
+        except DockerUnreadableError as error:
             return ImageFacts(self.ref, self.asserts, harmless(str(error)))
         if found is None:
             return ImageFacts(self.ref, self.asserts, "away")

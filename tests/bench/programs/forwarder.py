@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 
 from sparkd.engine.forward import Forwarder
 from sparkd.engine.log_reader import LogReader
@@ -23,22 +24,19 @@ END_SECONDS = 120.0
 
 def main(container: str) -> None:
     host = Host()
-
-    def follow(since: float) -> Iterator[tuple[int, bytes]]:
-        client = docker.client()
-        try:
-            yield from docker.follow_log(host, client, container, since)
-        finally:
-            client.close()
-
     journal = Journal(sys.stdout.fileno())
     redact = Redactor(("a-key-that-is-looked-for",))
-    log = LogReader(follow, Forwarder(redact, "127.0.0.1"), journal.put, events(journal.put, redact), lambda: None)
+    log = LogReader(
+        partial(docker.follow_log, host, container),
+        Forwarder(redact, "127.0.0.1"),
+        journal.put,
+        events(journal.put, redact),
+        lambda: None,
+    )
     log.start()
-    asker = docker.client()
-    while docker.exit_code(asker, container) is None:
-        time.sleep(POLL_SECONDS)
-    asker.close()
+    with closing(host.docker_reader()) as reader:
+        while docker.exit_code(reader, container) is None:
+            time.sleep(POLL_SECONDS)
     log.stop(END_SECONDS)
     journal.close(END_SECONDS)
     print(json.dumps({"cpu_seconds": time.process_time()}), file=sys.stderr)

@@ -146,7 +146,7 @@ def _cache_wiped(tree: Tree) -> None:
     for name in ("vllm", "flashinfer"):
         (tree.root / f"{CACHES}/{name}/kernels.bin".lstrip("/")).unlink()
     host = Host(tree.root)
-    identity = docker.image_identity(docker.reader(host), IMAGE)
+    identity = docker.image_identity(host.docker_reader(), IMAGE)
     good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
     tree.file(boots.PATH, boots.dump(boots.Boots(good=good)))
 

@@ -52,13 +52,13 @@ def run(args: argparse.Namespace) -> int:
     configured = settings.load(None, os.environ)
     name, folder = _wanted(args.name, args.to, configured)
     token = _token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
-    repo = hub.ask(name, args.revision, token, tuple(args.exclude))
+    repo = hub.find_repo(name, args.revision, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     _room(repo, folder, host)
     model_check.tell_of_use(folder, host)
     # The client's threads would first finish their files. What they have is kept for the next time.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    hub.download(repo, Path(folder), token)
+    hub.download(repo, Path(folder), token, lambda _count: None)
     model_check.check(folder, host)
     model_check.compare(folder, host.files)
     return ExitCode.GOOD

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -125,6 +126,23 @@ def test_what_an_interrupt_leaves_is_gone_on_with(machine: Machine, hub: Hub) ->
     )
     assert [one for one in hub.asked if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+
+
+def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, hub: Hub) -> None:
+    hub.cut_at, hub.stalls = CUT_AT, True
+    ours, theirs = pty.openpty()
+    env = {**machine.env, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(machine.command(REPO), env=env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        while not machine.begun():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == -signal.SIGINT
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert f"1/1 {REPO}" in shown
+    assert "\x1b[?25l" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
 
 
 def test_a_second_time_nothing_is_downloaded(machine: Machine, hub: Hub) -> None:

@@ -22,7 +22,7 @@ LONGEST_VALUE = 60
 
 def listed() -> Table:
     """Every recipe that can be named."""
-    return Table([HEADINGS, *_rows()], heading=True)
+    return Table([HEADINGS, *_rows()], heading=True, one_line=True)
 
 
 def _rows() -> Iterator[tuple[str, ...]]:

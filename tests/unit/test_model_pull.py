@@ -162,6 +162,27 @@ def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) 
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 
 
+def test_a_file_without_a_record_is_compared_and_not_downloaded(machine: Machine, hub: Hub) -> None:
+    machine.pull(REPO)
+    (machine.folder / f".cache/huggingface/download/{SHARD}.metadata").unlink()
+    hub.asked.clear()
+    assert machine.pull(REPO).returncode == 0
+    assert [one for one in hub.asked if one.endswith(SHARD)] == [f"HEAD /{REPO}/resolve/{COMMIT}/{SHARD}"]
+
+
+def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, hub: Hub) -> None:
+    hub.cut_at, hub.stalls = CUT_AT, True
+    with subprocess.Popen(machine.command(REPO), env=machine.env, stdout=subprocess.DEVNULL) as process:
+        while not machine.begun():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+    (partial,) = machine.folder.rglob("*.incomplete")
+    os.truncate(partial, len(hub.files[SHARD]) + 1)
+    hub.cut_at = None
+    assert machine.pull(REPO).returncode == 0
+    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+
+
 def test_files_may_be_left_out(machine: Machine) -> None:
     assert machine.pull(REPO, "--exclude", "original/*").returncode == 0
     assert not (machine.folder / "original").exists()

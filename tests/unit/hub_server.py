@@ -28,7 +28,7 @@ class Hub:
     stalls: bool = False
     """Where it would end it stays open instead, and says nothing more."""
     answers: int | None = None
-    """So often it tells of the model; after that it hangs up."""
+    """It answers so many requests; after that it hangs up."""
     expired: bool = False
     """Refuses the first who asks for the rest of a file, as an address that is too old."""
     freed: threading.Event = field(default_factory=threading.Event)
@@ -61,14 +61,14 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.asked.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
+            if hub.answers is not None:
+                hub.answers -= 1
+                if hub.answers < 0:
+                    self.close_connection = True
+                    return
             if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 self.told(401, b"", {"X-Error-Code": "GatedRepo"})
             elif self.path.startswith(f"/api/models/{REPO}"):
-                if hub.answers is not None:
-                    hub.answers -= 1
-                    if hub.answers < 0:
-                        self.close_connection = True
-                        return
                 self.told(200, hub.info(), {"Content-Type": "application/json"})
             elif self.path.startswith(start := f"/{REPO}/resolve/{COMMIT}/"):
                 self.file(unquote(self.path.removeprefix(start)))

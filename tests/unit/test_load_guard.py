@@ -21,7 +21,7 @@ from sparkd.agent import Agent
 from sparkd.engine.story import Story, read
 from sparkd.gpu_watch import Clocks, GpuWatch, Slow, decide
 from sparkd.hands import page_cache, readahead
-from sparkd.host import Host, gpu_clocks, shards
+from sparkd.host import Host, shards
 from sparkd.host import readahead as host_readahead
 from sparkd.host.gpu_clocks import GpuClocks
 from sparkd.host.shards import Shard
@@ -520,8 +520,3 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
     assert with_gpu(agent, "m on port 8000", GpuWatch(Now(), Told(), lambda: FAST, Clock())) == "m on port 8000"
     assert list(agent.reporter.report.findings) == [preflight]
     assert agent.reporter.report.phase is Phase.SERVING
-
-
-def test_a_machine_without_a_driver_has_no_clocks() -> None:
-    assert gpu_clocks.ask("libno-such-library.so.1") == ()
-    assert gpu_clocks.ask("libc.so.6") == ()

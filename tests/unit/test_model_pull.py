@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -127,6 +128,23 @@ def test_what_an_interrupt_leaves_is_gone_on_with(machine: Machine, hub: Hub) ->
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 
 
+def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, hub: Hub) -> None:
+    hub.cut_at, hub.stalls = CUT_AT, True
+    ours, theirs = pty.openpty()
+    env = {**machine.env, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(machine.command(REPO), env=env, stdout=subprocess.DEVNULL, stderr=theirs) as process:
+        while not machine.begun():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == -signal.SIGINT
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert f"1/1 {REPO}" in shown
+    assert "\x1b[?25l" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
+
+
 def test_a_second_time_nothing_is_downloaded(machine: Machine, hub: Hub) -> None:
     machine.pull(REPO)
     hub.asked.clear()
@@ -140,6 +158,27 @@ def test_a_file_that_was_spoilt_is_downloaded_again(machine: Machine, hub: Hub) 
         file.seek(-1, 2)
         file.write(b"x")
     os.utime(machine.folder / SHARD, (2e9, 2e9))
+    assert machine.pull(REPO).returncode == 0
+    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+
+
+def test_a_file_without_a_record_is_compared_and_not_downloaded(machine: Machine, hub: Hub) -> None:
+    machine.pull(REPO)
+    (machine.folder / f".cache/huggingface/download/{SHARD}.metadata").unlink()
+    hub.asked.clear()
+    assert machine.pull(REPO).returncode == 0
+    assert [one for one in hub.asked if one.endswith(SHARD)] == [f"HEAD /{REPO}/resolve/{COMMIT}/{SHARD}"]
+
+
+def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, hub: Hub) -> None:
+    hub.cut_at, hub.stalls = CUT_AT, True
+    with subprocess.Popen(machine.command(REPO), env=machine.env, stdout=subprocess.DEVNULL) as process:
+        while not machine.begun():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+    partial = max(machine.folder.rglob("*.incomplete"), key=lambda path: path.stat().st_size)  # others may be begun
+    os.truncate(partial, len(hub.files[SHARD]) + 1)
+    hub.cut_at = None
     assert machine.pull(REPO).returncode == 0
     assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
 

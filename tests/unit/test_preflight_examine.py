@@ -10,13 +10,14 @@ from tests.tree import Tree
 
 from sparkd.errors import ConfigError
 from sparkd.host import Host
+from sparkd.lib.tables import plain
 from sparkd.preflight import render
 from sparkd.preflight.catalogue import CHECKS, IDS
 from sparkd.preflight.check import About, Check, Finding, Level, Verdict
 from sparkd.preflight.examine import chosen, downgraded, evidence, examine, fixes_to_apply, overall
 from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
 from sparkd.preflight.problems import Problem, verdict
-from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, FixState, Shown, as_json, as_text
+from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, FixState, Shown, as_json, parts
 from sparkd.settings.model import ALL_FIXES
 
 END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
@@ -236,6 +237,10 @@ def test_what_was_done_shows_under_its_check_though_the_check_is_good_by_now() -
     assert found["checks"][0]["fixes"][0]["state"] == "applied"
     assert found["before"][0]["level"] == "block"
     assert found["dry_run"] is False
+
+
+def as_text(all_of_it: Shown) -> str:
+    return plain(parts(all_of_it)) + "\n"
 
 
 def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:

@@ -6,7 +6,9 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.terminal import shown
 
+from sparkd.lib.tables import plain
 from sparkd.report.ages import seconds_since, words
 from sparkd.report.node_report import Contact, EngineReport, FindingReport, MemoryReport, NodeReport, PeerReport, Phase
 from sparkd.report.table import View, render
@@ -57,11 +59,15 @@ HEAD = replace(ALONE, address="10.0.0.1", peers=(PEER,))
 
 
 def rows(report: NodeReport, view: View = VIEW) -> list[str]:
-    return render(report, view).splitlines()
+    return plain(render(report, view)).splitlines()
+
+
+def on_terminal(report: NodeReport, columns: int) -> list[str]:
+    return shown(render(report, VIEW), columns=columns, TERM="dumb").splitlines()
 
 
 def test_a_node_alone_is_a_few_lines_of_what_is_not_as_it_should_be() -> None:
-    shown = render(ALONE, VIEW)
+    shown = plain(render(ALONE, VIEW))
     memory = "11.5 of 120.0 GiB free"
     for needle in ("spark1, rank 0 (head)", "3 min (2026-01-01T11", memory, "4 GiB of page", "(exit 13)"):
         assert needle in shown
@@ -130,10 +136,10 @@ def test_a_cause_is_shortened_to_the_terminal_and_whole_without_one() -> None:
     long = replace(HEAD, last_cause="x" * 300)
     assert "x" * 300 in rows(long)[1]
     for width in (120, 160):
-        narrow = rows(long, replace(VIEW, width=width))[1]
+        narrow = on_terminal(long, width)[1]
         assert len(narrow) == width
         assert narrow.endswith("x…")
-    assert rows(long, replace(VIEW, width=10))[1].endswith(" " + "x" * 23 + "…")
+    assert on_terminal(long, 10)[1].endswith(" " + "x" * 23 + "…")
 
 
 def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
@@ -144,10 +150,10 @@ def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
     report = replace(
         WORKER, node=evil, last_cause=evil, since=evil, findings=findings, engine=engine, memory=memory, message=evil
     )
-    shown = render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW)
+    shown = plain(render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
     assert len(shown.splitlines()) == 6
     assert all(character == "\n" or character.isprintable() for character in shown)
-    alone = render(replace(report, peers=()), VIEW)
+    alone = plain(render(replace(report, peers=()), VIEW))
     assert all(character == "\n" or character.isprintable() for character in alone)
 
 

@@ -7,6 +7,7 @@ from tests.tree import Tree
 from sparkd.commands.status import exit_code, look
 from sparkd.errors import ExitCode
 from sparkd.host.files import Files
+from sparkd.lib.tables import plain
 from sparkd.report.living import is_alive
 from sparkd.report.node_report import (
     EngineReport,
@@ -80,7 +81,12 @@ def shown_in(
     tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
     if alive:
         tree.process(77, "sparkd", start_time=1234)
-    return look(Files(str(tree.root)), as_json=as_json, width=None)
+    return looked_at(tree, as_json=as_json)
+
+
+def looked_at(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:
+    shown, code = look(Files(str(tree.root)), as_json=as_json)
+    return plain(shown), code
 
 
 def test_a_living_agent_that_serves_is_good(tree: Tree) -> None:
@@ -101,7 +107,7 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
 
 
 def test_no_report_is_said(tree: Tree) -> None:
-    assert look(Files(str(tree.root)), as_json=False, width=None) == (
+    assert looked_at(tree) == (
         "no report: sparkd has not run since boot",
         ExitCode.DOWN,
     )

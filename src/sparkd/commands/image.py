@@ -160,7 +160,7 @@ def _room(image: _Image, peer: Peer, there: str) -> None:
 
 
 def _save(image: _Image, host: Host) -> None:
-    from sparkd.commands.progress import Progress
+    from sparkd.commands.console import Progress
     from sparkd.hands import images
     from sparkd.host.disks import rooms
 
@@ -172,7 +172,6 @@ def _save(image: _Image, host: Host) -> None:
             f"make room: df -h {room.mount}; docker system df",
         )
     print(f"docker writes {image.ref} to {image.file}", flush=True)
-    progress = Progress(1, image.size_bytes)
-    progress.next(image.ref)
-    images.save(image.ref, image.file, progress.done)
-    progress.end()
+    with Progress(1, image.size_bytes) as progress:
+        progress.next(image.ref)
+        images.save(image.ref, image.file, progress.done)

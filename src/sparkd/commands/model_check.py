@@ -75,20 +75,19 @@ def tell_of_use(folder: str, host: Host) -> None:
 
 def compare(folder: str, files: Files) -> None:
     """Raises BlockedError (10) where a file is another than was downloaded."""
-    from sparkd.commands.progress import Progress
+    from sparkd.commands.console import Progress
     from sparkd.host import model_hashes
 
     wanted = model_hashes.recorded(files, folder, files.names(folder))
     if not wanted:
         print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
         return
-    progress = Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted))
     wrong = []
-    for name, sha256 in wanted.items():
-        progress.next(name)
-        if model_hashes.computed(files, f"{folder}/{name}", progress.done) != sha256:
-            wrong.append(name)
-    progress.end()
+    with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
+        for name, sha256 in wanted.items():
+            progress.next(name)
+            if model_hashes.computed(files, f"{folder}/{name}", progress.done) != sha256:
+                wrong.append(name)
     if wrong:
         more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
         hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"

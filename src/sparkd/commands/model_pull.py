@@ -5,13 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkd.errors import BlockedError, ConfigError, ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from sparkd.commands.console import Progress
     from sparkd.hands.hub import Repo
     from sparkd.host import Host
     from sparkd.host.files import Files
@@ -45,6 +47,7 @@ def arguments(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
 def run(args: argparse.Namespace) -> int:
     from sparkd import settings
     from sparkd.commands import model_check
+    from sparkd.commands.console import Progress
     from sparkd.hands import hub
     from sparkd.host import Host
 
@@ -52,16 +55,32 @@ def run(args: argparse.Namespace) -> int:
     configured = settings.load(None, os.environ)
     name, folder = _wanted(args.name, args.to, configured)
     token = _token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
-    repo = hub.ask(name, args.revision, token, tuple(args.exclude))
+    repo = hub.find_repo(name, args.revision, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     _room(repo, folder, host)
     model_check.tell_of_use(folder, host)
-    # The client's threads would first finish their files. What they have is kept for the next time.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    hub.download(repo, Path(folder), token)
+    with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
+        progress.next(name)
+        hub.download(repo, Path(folder), token, progress.done)
     model_check.check(folder, host)
     model_check.compare(folder, host.files)
     return ExitCode.GOOD
+
+
+@contextmanager
+def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
+    """The download's threads would first finish their files. What they have is kept for the next time."""
+
+    def end(number: int, _frame: object) -> None:
+        progress.__exit__()  # the cursor is shown again
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _wanted(word: str | None, to: str | None, settings: Settings) -> tuple[str, str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sparkd.commands import console
 from sparkd.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -44,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
     if node.rollback is not None:
         print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
     shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
-    sys.stdout.write(render.as_json(shown) if args.json else render.as_text(shown))
+    if args.json:
+        sys.stdout.write(render.as_json(shown))
+    else:
+        console.show(render.parts(shown))
     return _code(shown)
 
 

@@ -8,11 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.commands import recipe_import
+from sparkd.commands import console, recipe_import
 from sparkd.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from sparkd import settings
+    from sparkd.lib.tables import Table
     from sparkd.lint.launch import Launch
     from sparkd.recipes.load import Loaded
     from sparkd.recipes.schema import Recipe
@@ -37,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "list":
         from sparkd.commands.recipe_tables import listed
 
-        print(listed())
+        console.show([listed()])
     elif args.action == "show":
         print(_load(args.recipe).recipe.model_dump_json(by_alias=True, indent=2) if args.json else _shown(args.recipe))
     elif args.action == "diff":
-        print(_diff(args.left, args.right))
+        console.show([_diff(args.left, args.right)])
     elif args.action == "check":
         _check(args.recipes)
     elif args.action == "import":
@@ -71,7 +72,7 @@ def _settings() -> settings.Loaded | None:
         return None
 
 
-def _diff(left: str, right: str) -> str:
+def _diff(left: str, right: str) -> str | Table:
     from sparkd.commands.recipe_tables import compared
     from sparkd.recipes.meaning import differences
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparkd.errors import ConfigError
+from sparkd.lib.tables import Table
 
 if TYPE_CHECKING:
     from sparkd.flags import JsonValue
@@ -19,9 +20,9 @@ LONGEST_SOURCE = 70
 LONGEST_VALUE = 60
 
 
-def listed() -> str:
+def listed() -> Table:
     """Every recipe that can be named."""
-    return _table([HEADINGS, *_rows()])
+    return Table([HEADINGS, *_rows()], heading=True, one_line=True)
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
@@ -72,12 +73,12 @@ def _instead(one: Told) -> str:
     return "" if one.instead_of is None else f", instead of {_cut(_json(one.instead_of), LONGEST_VALUE)}"
 
 
-def compared(left: str, right: str, differences: Sequence[Difference]) -> str:
+def compared(left: str, right: str, differences: Sequence[Difference]) -> str | Table:
     """What differs, under the names of both."""
     if not differences:
         return f"{left} and {right} mean the same"
     rows = [(one.key, one.left or "-", one.right or "-") for one in differences]
-    return _table([("", left, right), *rows])
+    return Table([("", left, right), *rows], heading=True, flexible=2)
 
 
 def _json(value: JsonValue) -> str:
@@ -86,9 +87,3 @@ def _json(value: JsonValue) -> str:
 
 def _cut(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"
-
-
-def _table(lines: list[tuple[str, ...]]) -> str:
-    widths = [max(len(cell) for cell in column) for column in zip(*lines, strict=True)]
-    padded = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
-    return "\n".join(line.rstrip() for line in padded)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from sparkd.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
+from sparkd.lib.tables import Table
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -72,8 +73,7 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
             one.image_id.removeprefix("sha256:")[:12],
         )
         rows.append((*(harmless(cell, 80) for cell in cells), ", ".join(marks)))
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return str(Table(rows))
 
 
 def _is(one: Entry, back: Rollback) -> bool:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
+from sparkd.commands import console
 from sparkd.errors import ExitCode
 
 if TYPE_CHECKING:
     from sparkd.host.files import Files
+    from sparkd.lib.tables import Parts
     from sparkd.report.node_report import NodeReport
 
 WATCH_SECONDS = 1.0
-CLEAR = "\x1b[H\x1b[2J"
-"""To the corner, and erase all: of every terminal since the VT100."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,21 +28,15 @@ def run(args: argparse.Namespace) -> int:
     from sparkd.host.files import Files
 
     while True:
-        shown, code = look(Files(), as_json=args.json, width=_width())
-        print(f"{CLEAR}{shown}" if args.watch and sys.stdout.isatty() else shown, flush=True)
+        shown, code = look(Files(), as_json=args.json)
+        console.show(shown, clear=args.watch)
         if not args.watch:
             return code
         time.sleep(WATCH_SECONDS)
 
 
-def _width() -> int | None:
-    import shutil
-
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def look(files: Files, *, as_json: bool, width: int | None) -> tuple[str, ExitCode]:
-    """What to print, and the exit code. `width` is the terminal's, None where there is none."""
+def look(files: Files, *, as_json: bool) -> tuple[Parts, ExitCode]:
+    """What to print, and the exit code."""
     from datetime import UTC, datetime
 
     from sparkd.report import living
@@ -55,10 +48,10 @@ def look(files: Files, *, as_json: bool, width: int | None) -> tuple[str, ExitCo
     alive = report is not None and living.is_alive(files, report)
     code = exit_code(report, alive=alive)
     if as_json:
-        return text.strip() or "{}", code
+        return [text.strip() or "{}"], code
     if report is None:
-        return "no report: sparkd has not run since boot", code
-    return render(report, View(datetime.now(UTC), alive, width)), code
+        return ["no report: sparkd has not run since boot"], code
+    return render(report, View(datetime.now(UTC), alive)), code
 
 
 def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:

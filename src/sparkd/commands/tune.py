@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from sparkd.errors import ExitCode, UsageError
+from sparkd.lib.tables import Table
 
 if TYPE_CHECKING:
     from sparkd.hands.tune import Change, Tuning
@@ -59,7 +60,7 @@ def shown(tuning: Tuning, proposals: Sequence[Proposal]) -> Iterator[str]:
         (name, tuning.now(name) or "-", *(table.get(name, "-") for table in (proposed, in_file, before)))
         for name in names
     ]
-    yield from _table([HEADINGS, *rows])
+    yield from str(Table([HEADINGS, *rows])).splitlines()
     yield from ("", *(line for one in proposals for line in _sourced(one, "")))
     for name, file in sorted(tuning.set_at_boot(names).items()):
         if file != PATH:
@@ -105,9 +106,3 @@ def _sourced(one: Proposal, prefix: str) -> list[str]:
 
 def _changed(changes: Iterable[Change]) -> Iterator[str]:
     yield from (f"{one.name}: {one.before} -> {one.after}" for one in changes)
-
-
-def _table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

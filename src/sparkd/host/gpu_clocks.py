@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-
-from msgspec import Struct
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 from sparkd.host import nvml
-from sparkd.host.nvml import NvmlError, call
 
-_SM = 1
-"""Of nvmlClockType_t."""
+T = TypeVar("T")
+
 _REASONS = {
     0x4: "its power cap",
     0x8: "a hardware slowdown",
@@ -21,7 +19,7 @@ _REASONS = {
 """Of nvmlClocksEventReasons, those that slow a GPU down under load."""
 
 
-class GpuClocks(Struct, frozen=True):
+class GpuClocks(NamedTuple):
     """One GPU. None: the driver does not say."""
 
     name: str
@@ -33,54 +31,39 @@ class GpuClocks(Struct, frozen=True):
     """Why the driver says that its clocks are down; it has no word for the firmware's own limits."""
 
 
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
 def read(deadline_seconds: float = nvml.DEADLINE_SECONDS) -> tuple[GpuClocks, ...]:
     """One for each GPU; empty where there is none, or its driver does not answer."""
-    return nvml.answer_within(deadline_seconds, ask) or ()
+    return nvml.answer_within(deadline_seconds, query) or ()
 
 
-def ask(library_name: str = nvml.LIBRARY) -> tuple[GpuClocks, ...]:
-    """What the driver says, however long it takes."""
+def query() -> tuple[GpuClocks, ...]:
+    """What the driver reports, however long it takes."""
     try:
-        with nvml.session(library_name) as library:
-            return tuple(_clocks(library, device) for device in nvml.devices(library))
-    except (OSError, NvmlError):
+        with nvml.session():
+            return tuple(_clocks(device) for device in nvml.devices())
+    except (nvml.driver().NVMLError, UnicodeDecodeError):
         return ()
 
 
-def _clocks(library: ctypes.CDLL, device: ctypes.c_void_p) -> GpuClocks:
-    utilization = _Utilization()
-    milliwatts = _number(library, "nvmlDeviceGetPowerUsage", device)
-    busy = _said(library, "nvmlDeviceGetUtilizationRates", device, ctypes.byref(utilization))
+def _clocks(device: object) -> GpuClocks:
+    driver = nvml.driver()
+    milliwatts = _unless_refused(driver.nvmlDeviceGetPowerUsage, device)
+    busy = _unless_refused(driver.nvmlDeviceGetUtilizationRates, device)
+    # The second is what drivers before 535 call it.
+    reasons = _unless_refused(driver.nvmlDeviceGetCurrentClocksEventReasons, device)
+    if reasons is None:
+        reasons = _unless_refused(driver.nvmlDeviceGetCurrentClocksThrottleReasons, device)
     return GpuClocks(
-        name=nvml.name(library, device),
-        sm_mhz=_number(library, "nvmlDeviceGetClockInfo", device, ctypes.c_int(_SM)),
+        name=nvml.name(device),
+        sm_mhz=_unless_refused(driver.nvmlDeviceGetClockInfo, device, driver.NVML_CLOCK_SM),
         power_watts=None if milliwatts is None else milliwatts / 1000,
-        utilization_percent=int(utilization.gpu) if busy else None,
-        held_by=_held_by(library, device),
+        utilization_percent=None if busy is None else busy.gpu,
+        held_by=tuple(words for bit, words in _REASONS.items() if (reasons or 0) & bit),
     )
 
 
-def _held_by(library: ctypes.CDLL, device: ctypes.c_void_p) -> tuple[str, ...]:
-    bits = ctypes.c_ulonglong()
-    # The second is what drivers before 535 call it.
-    for function in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
-        if _said(library, function, device, ctypes.byref(bits)):
-            return tuple(words for bit, words in _REASONS.items() if bits.value & bit)
-    return ()
-
-
-def _number(library: ctypes.CDLL, function: str, device: ctypes.c_void_p, *args: object) -> int | None:
-    value = ctypes.c_uint()
-    return int(value.value) if _said(library, function, device, *args, ctypes.byref(value)) else None
-
-
-def _said(library: ctypes.CDLL, function: str, *args: object) -> bool:
+def _unless_refused(function: Callable[..., T], *args: object) -> T | None:
     try:
-        call(library, function, *args)
-    except NvmlError:
-        return False
-    return True
+        return function(*args)
+    except nvml.driver().NVMLError:
+        return None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
+from sparkd.lib.tables import Parts, Table
 from sparkd.preflight.check import Finding, JsonValue
 from sparkd.preflight.examine import fixes_to_apply, overall
 from sparkd.preflight.fixes import Fix
@@ -85,31 +86,29 @@ def _check(finding: Finding, shown: Shown) -> JsonValue:
     }
 
 
-def as_text(shown: Shown) -> str:
-    """One line a finding, then what was done, then the verdict."""
-    lines = []
+def parts(shown: Shown) -> Parts:
+    """One row a finding, then what was done, then the verdict."""
+    lines: list[str | Table] = []
     if shown.before:
-        lines += ["before:", *_rows(shown.before), "", "after:"]
-    lines += _rows(shown.findings)
+        lines += ["before:", _table(shown.before), "", "after:"]
+    lines.append(_table(shown.findings))
     if shown.fixes:
         lines.append("")
         lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{_note(one)}" for one in shown.fixes]
     lines += [f"would run: {hook}" for hook in shown.hooks]
     word = overall(shown.findings).value
     person = ", and a person is needed" if any(one.verdict.needs_person for one in shown.findings) else ""
-    lines += ["", f"{shown.node} ({shown.role}): {word}{person}"]
-    return "\n".join(lines) + "\n"
+    return [*lines, "", f"{shown.node} ({shown.role}): {word}{person}"]
 
 
 def _note(one: FixState) -> str:
     return f" ({one.note})" if one.note else ""
 
 
-def _rows(findings: Sequence[Finding]) -> list[str]:
-    width = max((len(finding.id) for finding in findings), default=0)
+def _table(findings: Sequence[Finding]) -> Table:
     rows = []
     for finding in findings:
         verdict = finding.verdict
         hint = f" -> {verdict.hint}" if verdict.hint and verdict.level.value != "ok" else ""
-        rows.append(f"{verdict.level.value.upper():8}{finding.id:{width}}  {verdict.reason}{hint}")
-    return rows
+        rows.append((f"{verdict.level.value.upper():8}{finding.id}", f"{verdict.reason}{hint}"))
+    return Table(rows, levels=[finding.verdict.level.value for finding in findings])

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import assert_never
 
 from msgspec import Struct
 
 from sparkd.host.harmless import harmless
+from sparkd.lib.tables import Parts, Table
 from sparkd.report.ages import seconds_since, words
 from sparkd.report.node_report import Contact, MemoryReport, NodeReport, PeerReport, Phase
 
 HEADINGS = ("RANK", "NODE", "PHASE", "SINCE", "MEMORY", "PROGRESS", "CAUSE")
 TEXT_LIMIT, NAME_LIMIT = 2000, 64
 """Characters of what others wrote."""
-CAUSE_WIDTH = 24
-"""Characters of a cause that a terminal shows at least, however narrow it is."""
+LABEL_WIDTH = 10
+LEVELS = {Phase.SERVING: "ok", Phase.DEGRADED: "warn", Phase.BLOCKED: "block", Phase.FAILED: "block"}
 
 
 class View(Struct, frozen=True):
@@ -25,17 +25,17 @@ class View(Struct, frozen=True):
     now: datetime
     alive: bool
     """Whether the agent that wrote the report still runs: if not, its news of the other nodes is old."""
-    width: int | None = None
-    """Columns of the terminal; None where there is none, and nothing is shortened."""
 
 
-def render(report: NodeReport, view: View) -> str:
-    lines = _table(report, view) if report.peers else _alone(report, view)
-    findings = list(_findings(report))
-    return "\n".join([*lines, *([""] if report.peers and findings else []), *findings])
+def render(report: NodeReport, view: View) -> Parts:
+    shown = _table(report, view) if report.peers else _alone(report, view)
+    findings = _findings(report)
+    if not findings.rows:
+        return [shown]
+    return [shown, "", findings] if report.peers else [shown, findings]
 
 
-def _alone(report: NodeReport, view: View) -> list[str]:
+def _alone(report: NodeReport, view: View) -> Table:
     rows = [
         ("node", f"{_name(report.node)}, {_rank(report)} ({_name(report.role)})"),
         ("phase", _own_phase(report, view)),
@@ -46,26 +46,27 @@ def _alone(report: NodeReport, view: View) -> list[str]:
         ("plan", _name(report.plan_digest[:12])),
         ("last cause", harmless(report.last_cause, TEXT_LIMIT)),
     ]
-    return [f"{name:<11} {value}" for name, value in rows if value]
+    return Table([(name.ljust(LABEL_WIDTH), value) for name, value in rows if value])
 
 
 def _rank(report: NodeReport) -> str:
     return f"rank {report.rank}" if report.rank >= 0 else "rank not known yet"
 
 
-def _table(report: NodeReport, view: View) -> list[str]:
-    rows = [(report.rank, _own_row(report, view)), *((peer.rank, _peer_row(peer, view)) for peer in report.peers)]
-    cells = [HEADINGS, *(row for _, row in sorted(rows))]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(HEADINGS) - 1)]
-    before = sum(widths) + 2 * len(widths)
-    left = None if view.width is None else max(CAUSE_WIDTH, view.width - before)
-    return [_line(row, widths, left) for row in cells]
+def _table(report: NodeReport, view: View) -> Table:
+    """A cause is cut to its line on a terminal: a table of eight nodes stays one."""
+    rows = [(report.rank, _own_row(report, view), _level(report, heard=view.alive))]
+    for peer in report.peers:
+        heard = view.alive and peer.contact is Contact.ANSWERS
+        rows.append((peer.rank, _peer_row(peer, view), _level(peer.report, heard=heard)))
+    rows.sort()
+    return Table(
+        [HEADINGS, *(row for _, row, _ in rows)], ["", *(level for _, _, level in rows)], heading=True, one_line=True
+    )
 
 
-def _line(row: tuple[str, ...], widths: list[int], left: int | None) -> str:
-    *fixed, cause = row
-    shown = cause if left is None else harmless(cause, left)
-    return "  ".join([*(cell.ljust(width) for cell, width in zip(fixed, widths, strict=True)), shown]).rstrip()
+def _level(report: NodeReport | None, *, heard: bool) -> str:
+    return LEVELS.get(report.phase, "") if report and heard else "unknown"
 
 
 def _own_row(report: NodeReport, view: View) -> tuple[str, ...]:
@@ -142,14 +143,16 @@ def _cause(report: NodeReport) -> str:
     return "; last: ".join(part for part in (message, last) if part) if message else last
 
 
-def _findings(report: NodeReport) -> Iterator[str]:
+def _findings(report: NodeReport) -> Table:
     """Those that are not good: this node's, then those of the nodes that are known, which are named."""
+    rows = []
     known = [(report, ""), *((peer.report, f"{_name(peer.report.node)}: ") for peer in report.peers if peer.report)]
     for one, prefix in known:
         for finding in one.findings:
             if finding.level != "ok":
                 text = f"{prefix}{_name(finding.id)}: {harmless(finding.reason, TEXT_LIMIT)}"
-                yield f"{_name(finding.level):<11} {text}"
+                rows.append((_name(finding.level).ljust(LABEL_WIDTH), text))
+    return Table(rows, [level.strip() for level, _ in rows])
 
 
 def _name(text: str) -> str:

@@ -9,13 +9,14 @@ from sparkd.errors import BlockedError
 from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_server import HttpServer, Limits
 from sparkd.log import Events, Redactor
 from sparkd.peers.peers import Peers
 from sparkd.peers.reader import Source
 from sparkd.pulse import Pulse
 from sparkd.report import observers
 from sparkd.report.exchange import Exchange
-from sparkd.report.http import Limits, Server
 from sparkd.report.node_report import NodeReport, dump, redacted
 from sparkd.report.reporter import Sink
 from sparkd.roles import NodeContext
@@ -33,10 +34,12 @@ class Cluster:
     together: Together
     exchange: Exchange | None = None
     sinks: tuple[Sink, ...] = ()
-    server: Server | None = None
+    server: HttpServer | None = None
 
 
-def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: Events, owner_uid: int = 0) -> Cluster:
+def join(
+    node: NodeContext, host: Host, pulse: Pulse, loop: EventLoop, redact: Redactor, events: Events, owner_uid: int = 0
+) -> Cluster:
     """Begin to serve this node's report and to read the others'. `owner_uid`: whose the key file must be.
 
     Raises ConfigError (78) for a bad key file, BlockedError (10) where the port is taken.
@@ -48,21 +51,17 @@ def join(node: NodeContext, host: Host, pulse: Pulse, redact: Redactor, events: 
     own, port = node.plan.node.address, settings.cluster.report_port
     keys = _keys(KeyRing(host.files, settings.cluster.key_file, owner_uid), events)
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * timeout_seconds)
-    exchange = Exchange(own, keys)
+    exchange = Exchange(own, keys, hold_seconds)
     # Requests are not counted: a signature refuses one at no more cost than a count would, and whoever sends from a
     # node's address, as any user there can, must not use up what is its agent's.
-    limits = Limits(hold_seconds=hold_seconds, requests_per_second=None)
-    server = _server(own, port, exchange, limits, node, events, pulse.fail)
-    server.start()
+    server = _server(own, port, exchange, Limits(requests_per_second=None), node, events, pulse.fail)
+    server.start(loop)
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
     peers = Peers(tuple(sources), keys, pulse.ring, pulse.fail)
     peers.start()
 
     def to_peers(report: NodeReport) -> None:
-        told = dump(replace(redacted(report, redact), peers=())).encode()
-        if told != exchange.report:
-            exchange.report = told
-            server.ring()
+        loop.call(exchange.publish, dump(replace(redacted(report, redact), peers=())).encode())
 
     return Cluster(Together(peers, pulse.start, timeout_seconds), exchange, (to_peers,), server)
 
@@ -95,7 +94,7 @@ def _server(
     node: NodeContext,
     events: Events,
     broken: Callable[[BaseException], None],
-) -> Server:
+) -> HttpServer:
     known = frozenset(canonical(peer.address) for peer in node.peers)
 
     def admits(source: str) -> bool:
@@ -105,7 +104,7 @@ def _server(
         events.error("reports.server.failed", reason=trouble)
 
     try:
-        return Server(own, port, exchange.handle, limits, admits, on_error, broken)
+        return HttpServer(own, port, exchange.handle, limits, admits, on_error, broken)
     except OSError as error:
         raise BlockedError(
             f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
@@ -113,7 +112,9 @@ def _server(
         ) from None
 
 
-def observe(address: tuple[str, int] | None, report: Callable[[], NodeReport], pulse: Pulse, events: Events) -> None:
+def observe(
+    address: tuple[str, int] | None, report: Callable[[], NodeReport], pulse: Pulse, loop: EventLoop, events: Events
+) -> None:
     """Serve people and monitors. Where that fails the journal says so, and no engine waits for it."""
     if address is None:
         return
@@ -122,6 +123,6 @@ def observe(address: tuple[str, int] | None, report: Callable[[], NodeReport], p
         events.warning("observers.server.failed", reason=trouble)
 
     try:
-        Server(*address, observers.handler(report, pulse.beat_age), on_error=on_error).start()
+        HttpServer(*address, observers.handler(report, pulse.beat_age), on_error=on_error).start(loop)
     except OSError as error:
         on_error(f"{address[0]} port {address[1]} can't be had: {error.strerror}")

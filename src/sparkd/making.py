@@ -18,6 +18,7 @@ from sparkd.hands.lock import Owner
 from sparkd.host import Host
 from sparkd.journal import Journal
 from sparkd.launch.plan import LaunchPlan
+from sparkd.lib.event_loop import EventLoop
 from sparkd.log import Events, Redactor, events
 from sparkd.pulse import Pulse
 from sparkd.report.node_report import NodeReport, dump, redacted
@@ -56,7 +57,9 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     redact = Redactor(tuple(secrets.values()))
     log = _events(journal, redact)
     boot_id = host.files.text("/proc/sys/kernel/random/boot_id").strip()
-    cluster = join(node, host, pulse, redact, log)
+    loop = EventLoop(pulse.fail)
+    loop.start()
+    cluster = join(node, host, pulse, loop, redact, log)
     first = first_report(node, host, invocation, last_exit.cause(STATE))
     reporter = Reporter(first, (*_sinks(hands, notifier, redact), *cluster.sinks))
     agent = Agent(
@@ -83,7 +86,7 @@ def make_agent(role: str, journal: Journal, env: Mapping[str, str]) -> Agent:
     proven.settle_rollback(agent)
     agent.together.show = agent.meet
     pulse.guard = agent.together.look
-    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, log)
+    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, loop, log)
     return agent
 
 

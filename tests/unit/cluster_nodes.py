@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.tree import Tree
-from tests.unit.nodes import KEY
+from tests.unit.nodes import KEY, loop_thread
 
 from sparkd import roles
 from sparkd.agent import Agent
@@ -105,13 +105,15 @@ def context(configured: Settings, host: Host) -> NodeContext:
 @contextmanager
 def joined(node: NodeContext, host: Host, pulse: Pulse | None = None, told: Told | None = None) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
-    cluster = join(node, host, pulse or Pulse(Notifier(), {}), Redactor(), told or Told(), owner_uid=os.getuid())
-    try:
-        yield cluster
-    finally:
-        cluster.together.peers.stop()
-        if cluster.server is not None:
-            cluster.server.close()
+    with loop_thread() as loop:
+        beat = pulse or Pulse(Notifier(), {})
+        cluster = join(node, host, beat, loop, Redactor(), told or Told(), owner_uid=os.getuid())
+        try:
+            yield cluster
+        finally:
+            cluster.together.peers.stop()
+            if cluster.server is not None:
+                cluster.server.close()
 
 
 class MemoryHands(Hands):

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import pytest
+from tests.unit.nodes import loop_thread
 
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_server import Handler, HttpServer, Limits, Request, Response
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -56,16 +56,6 @@ class Holder:
 
 
 @contextmanager
-def running() -> Iterator[EventLoop]:
-    loop = EventLoop()
-    loop.start()
-    try:
-        yield loop
-    finally:
-        loop.close()
-
-
-@contextmanager
 def serving(
     handle: Handler = simple,
     limits: Limits = PLENTY,
@@ -73,7 +63,7 @@ def serving(
     told: list[str] | None = None,
 ) -> Iterator[HttpServer]:
     server = HttpServer("127.0.0.1", 0, handle, limits, admits, (told if told is not None else []).append)
-    with running() as loop:
+    with loop_thread() as loop:
         server.start(loop)
         try:
             yield server
@@ -422,7 +412,7 @@ def test_a_bug_that_ends_the_server_is_told_and_the_port_refuses() -> None:
     told: list[str] = []
     broken: list[BaseException] = []
     server = HttpServer("127.0.0.1", 0, simple, admits=admits, on_error=told.append, broken=broken.append)
-    with running() as loop:
+    with loop_thread() as loop:
         server.start(loop)
         with connect(server):
             assert until(lambda: bool(broken))
@@ -522,7 +512,7 @@ def test_without_descriptors_the_server_waits_for_some_and_does_not_spin() -> No
 def test_close_leaves_no_socket_and_may_come_twice() -> None:
     before, threads = descriptors(), threading.active_count()
     holder = Holder()
-    with running() as loop:
+    with loop_thread() as loop:
         server = HttpServer("127.0.0.1", 0, holder)
         server.start(loop)
         with connect(server) as held, connect(server) as silent:
@@ -541,7 +531,7 @@ def test_close_leaves_no_socket_and_may_come_twice() -> None:
 
 def test_the_end_of_the_loop_is_the_end_of_the_server() -> None:
     before = descriptors()
-    with running() as loop:
+    with loop_thread() as loop:
         server = HttpServer("127.0.0.1", 0, simple)
         server.start(loop)
         sock = connect(server)
@@ -580,7 +570,7 @@ def test_ipv6_is_served_too() -> None:
         seen.append(request.source)
         return Response(200, BODY)
 
-    with running() as loop:
+    with loop_thread() as loop:
         server = HttpServer("::1", 0, handle)
         server.start(loop)
         with socket.create_connection(("::1", server.port), PATIENCE_SECONDS) as sock:

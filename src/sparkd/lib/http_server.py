@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, Coroutine, Mapping, MutableMapping
 from contextlib import suppress
 from logging import CRITICAL, Logger
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ class Response(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 """Runs in the loop's thread and must not block it. It may wait for news: a held request costs a socket and no thread.
 It is cancelled when its client leaves."""
 
@@ -190,11 +190,10 @@ class HttpServer:
         if not self._admits(source):
             with suppress(OSError):
                 sock.send(STRANGER)
-                sock.recv(1 << 16)  # with bytes unread the kernel would reset the connection, and its answer be lost
+                sock.recv(1 << 16)  # with bytes unread the kernel would reset the connection, and the answer be lost
         elif await self._make_room(source):
-            # A client that means it has sent its request by now: it shows who it is before it could have to make room.
             with suppress(OSError):
-                await loop.connect_accepted_socket(lambda: Connection(self, source, self._received(sock)), sock)
+                await loop.connect_accepted_socket(lambda: Connection(self, source, sock), sock)
                 return
         sock.close()
         await asyncio.sleep(0)
@@ -214,27 +213,17 @@ class HttpServer:
             await asyncio.sleep(0)  # two turns: the loop learns which clients have left
         return False
 
-    def _received(self, sock: socket.socket) -> bytes:
-        """What has come by now. Raises ConnectionError where the client has left."""
-        try:
-            data = sock.recv(len(self.buffer))
-        except BlockingIOError:
-            return b""
-        if not data:
-            raise ConnectionResetError
-        return data
-
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """One connection of the server. As a BufferedProtocol it says how many bytes it takes at a time."""
 
-    def __init__(self, server: HttpServer, source: str, received: bytes) -> None:
+    def __init__(self, server: HttpServer, source: str, sock: socket.socket) -> None:
         super().__init__(server.config, server.state, {"connection": self})
         self.logger = SILENT
         self.source = source
         self._server = server
         self._limits = server.limits
-        self._received = received
+        self._socket = sock
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited = ""
@@ -260,8 +249,12 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=0)  # pause_writing as soon as the client has to take what is buffered
         self._set_deadline()
-        if self._received:
-            self.data_received(self._received)
+        # A client that means it has sent its request by now: it shows who it is before it could have to make room.
+        received = b""
+        with suppress(OSError):
+            received = self._socket.recv(len(self._server.buffer))
+        if received:
+            self.data_received(received)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.connections.pop(self, None)
@@ -371,6 +364,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         events = (head, h11.Data(data=body), h11.EndOfMessage())
         self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
         if self.conn.our_state is h11.MUST_CLOSE:
+            with suppress(OSError):
+                self._socket.recv(1 << 16)  # with bytes unread the kernel would reset the connection
             self.transport.close()
         if self._busy:
             self.cycle.response_started = self.cycle.response_complete = True

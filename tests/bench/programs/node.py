@@ -25,6 +25,7 @@ from sparkd.first_report import first_report
 from sparkd.hands import files
 from sparkd.host import Host
 from sparkd.launch.planner import make_plan
+from sparkd.lib.event_loop import EventLoop
 from sparkd.log import Redactor, events
 from sparkd.peers.snapshot import Snapshot
 from sparkd.pulse import Pulse
@@ -85,6 +86,8 @@ class Node:
         self._host, self._redact = Host(), Redactor()
         self._notifier = Notifier()
         self._pulse = Pulse(self._notifier, {})
+        self._loop = EventLoop()
+        self._loop.start()
         self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)
         self._file = folder / f"report-{place.rank}.json"
         self._cluster: Cluster | None = None
@@ -143,7 +146,7 @@ class Node:
         return {"at": time.monotonic(), "cpu": time.process_time(), "pss": int(found[1]), "hears": hears}
 
     def _join(self) -> None:
-        self._cluster = join(self._place, self._host, self._pulse, self._redact, self._log)
+        self._cluster = join(self._place, self._host, self._pulse, self._loop, self._redact, self._log)
         sinks = (self._to_file, self._to_systemd, self._stamp, *self._cluster.sinks)
         self._reporter = Reporter(self._reporter.report, sinks)
         self._cluster.together.show = self._meet

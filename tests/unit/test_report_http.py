@@ -6,6 +6,8 @@ import asyncio
 import os
 import select
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ from sparkd.lib.http_server import Handler, HttpServer, Limits, Request, Respons
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 BODY = b'{"schema": 1}'
 PATIENCE_SECONDS = 10.0
+PATHS = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 PLENTY = Limits(requests_per_second=1e6, burst=10**6)
 
 Opened = Callable[..., AbstractContextManager[HttpServer]]
@@ -252,6 +255,12 @@ def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent()
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\nx", 413),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 99999999999999999999\r\n\r\n", 413),
         (b"GET / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 413),
+        (b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + GET, 405),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n", 413),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 405),
+        (b"GET * HTTP/1.1\r\nHost: a\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: a\r\nsparkd-nonce: b\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 400),
@@ -260,6 +269,9 @@ def test_a_client_that_closes_its_sending_half_gets_the_answer_to_what_it_sent()
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03garbage\r\n\r\n", 400),
         (b"\0" * 5000 + b"\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 9000, 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 9000 + b"\r\n\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
         (b"GET / HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 20000, 431),
     ],
 )
@@ -278,6 +290,45 @@ def test_what_is_no_small_get_is_refused_and_closed_and_no_handler_sees_it(data:
             assert closed(sock)
         assert seen == []
         assert ask(server)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (b"Expect: 100-continue",),
+        (b"Connection: Upgrade, HTTP2-Settings", b"Upgrade: h2c", b"HTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA"),
+        (b"Connection: Upgrade", b"Upgrade: websocket", b"Sec-WebSocket-Version: 13", b"Sec-WebSocket-Key: YQ=="),
+        (b"Connection: Upgrade", b"Upgrade:"),
+    ],
+    ids=["continue", "h2c", "websocket", "nothing"],
+)
+def test_what_asks_for_another_protocol_is_answered_in_this_one_and_nothing_is_logged(
+    lines: tuple[bytes, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving() as server, connect(server) as sock:
+        sock.sendall(b"\r\n".join((b"GET / HTTP/1.1", b"Host: a", *lines, b"", b"")) + GET)
+        assert [answer(sock), answer(sock)] == [(200, BODY)] * 2
+        sock.sendall(b"garbage\r\n\r\n")
+        assert answer(sock) == (400, b"")
+        assert closed(sock)
+    assert caplog.records == []
+
+
+def test_http_1_0_is_answered_and_closed() -> None:
+    with serving() as server, connect(server) as sock:
+        sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        assert answer(sock) == (200, BODY)
+        assert closed(sock)
+
+
+def test_garbage_behind_a_held_request_is_refused_after_the_answer() -> None:
+    holder = Holder()
+    with serving(holder) as server, connect(server) as sock:
+        sock.sendall(GET + b"\0garbage\r\n\r\n")
+        assert until(lambda: holder.asked == 1)
+        holder.publish()
+        assert [answer(sock), answer(sock)] == [(200, b"news"), (400, b"")]
+        assert closed(sock)
 
 
 def test_a_request_that_drips_is_closed_at_its_deadline_however_lively_the_drip() -> None:
@@ -333,6 +384,40 @@ def test_a_client_that_never_reads_loses_its_connection_and_delays_nobody() -> N
             while more := len(sock.recv(1 << 20)):
                 got += more
         assert got < len(large)
+
+
+def test_requests_sent_all_at_once_and_answers_never_read_take_the_memory_of_one_answer() -> None:
+    large = b"x" * (16 << 20)
+
+    async def handle(_request: Request) -> Response:
+        return Response(200, large)
+
+    with serving(handle, Limits(answer_seconds=0.5)) as server, connect(server) as sock:
+        before = resident_bytes()
+        sock.sendall(GET * 20)
+        time.sleep(0.3)
+        assert resident_bytes() - before < 3 * len(large)
+        time.sleep(0.5)
+        got = 0
+        with suppress(ConnectionError):
+            while more := len(sock.recv(1 << 20)):
+                got += more
+        assert got < len(large)
+
+
+def test_a_client_that_took_a_large_answer_slowly_is_answered_again() -> None:
+    large = b"x" * (16 << 20)
+
+    async def handle(request: Request) -> Response:
+        return Response(200, large if request.path == "/large" else BODY)
+
+    with serving(handle, Limits(answer_seconds=2.0, request_seconds=0.2)) as server, connect(server) as sock:
+        sock.sendall(GET.replace(b"/ ", b"/large ", 1))
+        time.sleep(0.5)  # longer than a request may take, which this is none of
+        assert answer(sock) == (200, large)
+        time.sleep(0.5)
+        sock.sendall(GET)
+        assert answer(sock) == (200, BODY)
 
 
 def test_a_large_answer_arrives_whole() -> None:
@@ -401,6 +486,34 @@ def test_a_request_that_is_held_makes_room_for_nobody_and_one_that_was_refused_d
             assert closed(refused)
             holder.publish()
             assert answer(held) == (200, b"news")
+
+
+def test_refused_requests_without_a_pause_on_all_places_of_a_source_keep_nobody_of_it_out() -> None:
+    async def handle(request: Request) -> Response:
+        return Response(401) if request.path == "/unsigned" else Response(200, BODY)
+
+    ended = threading.Event()
+
+    def flood(server: HttpServer) -> None:
+        data = GET.replace(b"/ ", b"/unsigned ", 1) * 100
+        while not ended.is_set():
+            with suppress(OSError), connect(server) as sock:
+                while not ended.is_set():
+                    sock.sendall(data)
+                    sock.recv(65536)
+
+    with serving(handle, Limits(per_source=4, requests_per_second=None)) as server:
+        floods = [threading.Thread(target=flood, args=(server,)) for _ in range(8)]
+        for one in floods:
+            one.start()
+        try:
+            time.sleep(0.3)
+            answers = [ask(server)[0] for _ in range(40)]
+            assert answers.count(200) >= 30
+        finally:
+            ended.set()
+            for one in floods:
+                one.join()
 
 
 def test_a_bug_that_ends_the_server_is_told_and_the_port_refuses() -> None:
@@ -577,3 +690,10 @@ def test_ipv6_is_served_too() -> None:
             sock.sendall(GET)
             assert answer(sock) == (200, BODY)
     assert seen == ["::1"]
+
+
+def test_the_server_comes_without_its_librarys_command_line() -> None:
+    unwanted = {"click", "rich", "multiprocessing", "uvicorn.main"}
+    code = f"import sys, sparkd.lib.http_server; print({unwanted} & {{*sys.modules}})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=PATHS)
+    assert done.stdout == "set()\n"

@@ -15,11 +15,14 @@ from logging import CRITICAL, Logger
 from typing import Any, NamedTuple
 
 import h11
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
 
 from sparkd.lib.event_loop import EventLoop, ignore_error
+from sparkd.lib.imports import stub
+
+with stub("uvicorn.main", "Server", "main", "run"):
+    from uvicorn.config import Config
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.server import ServerState
 
 BACKLOG = 1024
 """For listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""
@@ -111,7 +114,7 @@ class HttpServer:
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            workers=1,
+            workers=1,  # else it is read from the environment
             timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]  # for call_later, which takes a float
             h11_max_incomplete_event_size=limits.header_bytes,
         )
@@ -176,7 +179,7 @@ class HttpServer:
             await asyncio.wait((self._serving,))
 
     async def _accept(self) -> None:
-        """Not by loop.create_server: who has no place costs no transport, and the loop takes one connection a turn."""
+        """Not by loop.create_server: a refused client costs no transport, and each turn of the loop accepts one at most."""
         loop = asyncio.get_running_loop()
         try:
             sock, peer = await loop.sock_accept(self._listener)
@@ -202,15 +205,15 @@ class HttpServer:
         """Whether there is a place for one more connection. Of those that hold all of a source's, the oldest that was
         never served goes: any user of a node can send from its address, and must not keep its agent out.
         """
-        for _ in range(3):
+        for turn in range(3):  # the loop learns which clients have left, and begins with the requests that have come
             own = [one for one in self.connections if one.source == source]
             if len(self.connections) < self.limits.connections:
                 if len(own) < self.limits.per_source:
                     return True
-                if (oldest := next((one for one in own if not one.served), None)) is not None:
+                if turn == 2 and (oldest := next((one for one in own if not one.served), None)) is not None:
                     oldest.drop()
                     return True
-            await asyncio.sleep(0)  # two turns: the loop learns which clients have left
+            await asyncio.sleep(0)
         return False
 
 
@@ -227,12 +230,9 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._task: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._awaited = ""
-        self._accepted = False
-
-    @property
-    def served(self) -> bool:
-        """Whether a request of it was ever accepted: where requests are signed, whether it is no stranger's."""
-        return self._accepted or self._busy
+        self.served = False
+        """Whether a handler holds a request of it, or has answered one with more than 401: where requests are signed,
+        whether it is no stranger's."""
 
     @property
     def _busy(self) -> bool:
@@ -311,8 +311,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if status is not None:
             self._refuse(status)
             return
+        served, self.served = self.served, True  # for as long as the handler waits
         try:
             response = await self._handled()
+            self.served = served or response.status != 401
             head = h11.Response(
                 status_code=response.status,
                 headers=[
@@ -324,10 +326,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             )
         except Exception as error:
             # A bug in what makes one answer must not make the node fall silent, which would end a serving engine.
+            self.served = served
             self._server.report(f"a request was answered with 500: {type(error).__name__}: {error}")
             self._refuse(500)
             return
-        self._accepted = self._accepted or response.status != 401
         self._send(head, response.body)
 
     def _fault(self) -> int | None:

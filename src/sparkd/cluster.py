@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from sparkd.errors import BlockedError
@@ -61,7 +62,9 @@ def join(
     peers.start()
 
     def to_peers(report: NodeReport) -> None:
-        loop.call(exchange.publish, dump(replace(redacted(report, redact), peers=())).encode())
+        body = dump(replace(redacted(report, redact), peers=())).encode()
+        with suppress(RuntimeError):  # a loop that has ended ends the agent, whose last reports come here too
+            loop.call(exchange.publish, body)
 
     return Cluster(Together(peers, pulse.start, timeout_seconds), exchange, (to_peers,), server)
 

@@ -179,7 +179,7 @@ class HttpServer:
             await asyncio.wait((self._serving,))
 
     async def _accept(self) -> None:
-        """Not by loop.create_server: a refused client costs no transport, and each turn of the loop accepts one at most."""
+        """Not by loop.create_server: a refused client costs no transport, and a turn of the loop accepts one."""
         loop = asyncio.get_running_loop()
         try:
             sock, peer = await loop.sock_accept(self._listener)

@@ -12,6 +12,7 @@ from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
 from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_server import HttpServer, Limits
 from sparkd.lib.log import Events
 from sparkd.lib.redact import Redactor
 from sparkd.peers.peers import Peers
@@ -19,7 +20,6 @@ from sparkd.peers.reader import Source
 from sparkd.pulse import Pulse
 from sparkd.report import observers
 from sparkd.report.exchange import Exchange
-from sparkd.report.http import Limits, Server
 from sparkd.report.node_report import NodeReport, dump, redacted
 from sparkd.report.reporter import Sink
 from sparkd.roles import NodeContext
@@ -36,7 +36,7 @@ class Cluster(Struct, frozen=True):
     together: Together
     exchange: Exchange | None = None
     sinks: tuple[Sink, ...] = ()
-    server: Server | None = None
+    server: HttpServer | None = None
 
 
 def join(
@@ -59,21 +59,18 @@ def join(
     own, port = node.plan.node.address, settings.cluster.report_port
     keys = _keys(KeyRing(host.files, settings.cluster.key_file, owner_uid), events)
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * timeout_seconds)
-    exchange = Exchange(own, keys)
+    exchange = Exchange(own, keys, hold_seconds)
     # Requests are not counted: a signature refuses one at no more cost than a count would, and whoever sends from a
     # node's address, as any user there can, must not use up what is its agent's.
-    limits = Limits(hold_seconds=hold_seconds, requests_per_second=None)
-    server = _server(own, port, exchange, limits, node, events, pulse.fail)
-    server.start()
+    server = _server(own, port, exchange, Limits(requests_per_second=None), node, events, pulse.fail)
+    server.start(network)
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
     peers = Peers(tuple(sources), keys, pulse.ring)
     peers.start(network)
 
     def to_peers(report: NodeReport) -> None:
-        told = dump(replace(redacted(report, redact), peers=())).encode()
-        if told != exchange.report:
-            exchange.report = told
-            server.ring()
+        body = dump(replace(redacted(report, redact), peers=())).encode()
+        network.call(exchange.publish, body)
 
     return Cluster(Together(peers, pulse.submit, timeout_seconds), exchange, (to_peers,), server)
 
@@ -106,7 +103,7 @@ def _server(
     node: NodeContext,
     events: Events,
     broken: Callable[[BaseException], None],
-) -> Server:
+) -> HttpServer:
     known = frozenset(canonical(peer.address) for peer in node.peers)
 
     def admits(source: str) -> bool:
@@ -116,7 +113,7 @@ def _server(
         events.error("reports.server.failed", reason=trouble)
 
     try:
-        return Server(own, port, exchange.handle, limits, admits, on_error, broken)
+        return HttpServer(own, port, exchange.handle, limits, admits, on_error, broken)
     except OSError as error:
         raise BlockedError(
             f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
@@ -124,7 +121,9 @@ def _server(
         ) from None
 
 
-def observe(address: tuple[str, int] | None, report: Callable[[], NodeReport], pulse: Pulse, events: Events) -> None:
+def observe(
+    address: tuple[str, int] | None, report: Callable[[], NodeReport], pulse: Pulse, network: EventLoop, events: Events
+) -> None:
     """Serve people and monitors. Where that fails the journal says so, and no engine waits for it."""
     if address is None:
         return
@@ -133,6 +132,6 @@ def observe(address: tuple[str, int] | None, report: Callable[[], NodeReport], p
         events.warning("observers.server.failed", reason=trouble)
 
     try:
-        Server(*address, observers.handler(report, pulse.beat_age), on_error=on_error).start()
+        HttpServer(*address, observers.handler(report, pulse.beat_age), on_error=on_error).start(network)
     except OSError as error:
         on_error(f"{address[0]} port {address[1]} can't be had: {error.strerror}")

@@ -93,7 +93,7 @@ def make_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, s
     proven.settle_rollback(agent)
     agent.together.show = agent.meet
     pulse.guard = agent.together.look
-    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, events)
+    observe(config.observe.address, lambda: redacted(reporter.report, redact), pulse, network, events)
     return agent
 
 

@@ -19,8 +19,8 @@ from tests.unit.wire import http, message, passed_on
 
 from sparkd.cluster import Cluster
 from sparkd.errors import BlockedError
+from sparkd.lib.http_server import Limits
 from sparkd.peers.reader import Reader
-from sparkd.report.http import Limits
 from sparkd.report.node_report import NodeReport
 from sparkd.signing import new_nonce, sign_request
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from sparkd.lib.event_loop import EventLoop, ignore_error
+from sparkd.lib.http_server import Handler, HttpServer, Limits
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report.exchange import Exchange
-from sparkd.report.http import Handler, Limits, Server
 from sparkd.report.node_report import Contact, NodeReport, Phase, dump
 
 KEY, NEW_KEY, OTHER_KEY = b"k" * 32, b"n" * 32, b"o" * 32
@@ -63,21 +63,31 @@ class Node:
     """What one node serves to the others."""
 
     exchange: Exchange
-    server: Server
+    server: HttpServer
+    loop: EventLoop
 
     def tell(self, told: NodeReport) -> None:
         self.say(dump(told).encode())
 
     def say(self, body: bytes) -> None:
-        self.exchange.report = body
-        self.server.ring()
+        self.loop.call(self.exchange.publish, body)
 
     @property
     def port(self) -> int:
         return self.server.port
 
 
-PLENTY = Limits(hold_seconds=HOLD_SECONDS, requests_per_second=1e6, burst=10**6)
+PLENTY = Limits(requests_per_second=1e6, burst=10**6)
+
+
+@contextmanager
+def network(broken: Callable[[BaseException], None] = ignore_error) -> Iterator[EventLoop]:
+    loop = EventLoop(broken)
+    loop.start()
+    try:
+        yield loop
+    finally:
+        loop.close()
 
 
 @contextmanager
@@ -91,36 +101,19 @@ def node(
     admits: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[Node]:
     """A node that answers on `address`, and signs as `claims` where that is another one."""
-    exchange = Exchange(claims or address, lambda: tuple(keys))
-    with served(address, exchange.handle, port=port, limits=limits, admits=admits) as server:
-        yield Node(exchange, server)
+    exchange = Exchange(claims or address, lambda: tuple(keys), HOLD_SECONDS)
+    server = HttpServer(address, port, exchange.handle, limits, admits)
+    with network() as loop:
+        server.start(loop)
+        yield Node(exchange, server, loop)
 
 
 @contextmanager
-def served(
-    address: str,
-    handle: Handler,
-    *,
-    port: int = 0,
-    limits: Limits = PLENTY,
-    admits: Callable[[str], bool] = lambda _: True,
-) -> Iterator[Server]:
-    server = Server(address, port, handle, limits, admits)
-    server.start()
-    try:
+def served(address: str, handle: Handler) -> Iterator[HttpServer]:
+    server = HttpServer(address, 0, handle, PLENTY)
+    with network() as loop:
+        server.start(loop)
         yield server
-    finally:
-        server.close()
-
-
-@contextmanager
-def network(broken: Callable[[BaseException], None] = ignore_error) -> Iterator[EventLoop]:
-    loop = EventLoop(broken)
-    loop.start()
-    try:
-        yield loop
-    finally:
-        loop.close()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import time
@@ -10,10 +11,11 @@ from contextlib import contextmanager
 
 import pytest
 from msgspec.structs import replace
+from tests.unit.nodes import network
 from tests.unit.test_report_table import ALONE
 
+from sparkd.lib.http_server import HttpServer, Request
 from sparkd.report import observers
-from sparkd.report.http import Request, Server
 from sparkd.report.node_report import NodeReport, Phase, parse
 
 
@@ -21,21 +23,19 @@ def ask(
     path: str, host: str | None = "127.0.0.1:29511", report: NodeReport = ALONE, beat_age: float = 0.1
 ) -> tuple[int, str]:
     headers = {} if host is None else {"host": host}
-    answer = observers.handler(lambda: report, lambda: beat_age)(Request("127.0.0.1", path, headers), False)
-    assert answer is not None
+    handle = observers.handler(lambda: report, lambda: beat_age)
+    answer = asyncio.run(handle(Request("127.0.0.1", path, headers)))
     return answer.status, answer.body.decode()
 
 
 @contextmanager
 def served(report: NodeReport) -> Iterator[http.client.HTTPConnection]:
-    server = Server("127.0.0.1", 0, observers.handler(lambda: report, lambda: 0.0))
-    server.start()
+    server = HttpServer("127.0.0.1", 0, observers.handler(lambda: report, lambda: 0.0))
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
-    try:
+    with network() as loop:
+        server.start(loop)
         yield connection
-    finally:
         connection.close()
-        server.close()
 
 
 def test_monitors_are_answered_over_http() -> None:

@@ -112,7 +112,7 @@ def workers(port: int) -> Iterator[tuple[Node, Node]]:
 def test_a_worker_stands_by_until_its_head_calls_and_enters_the_heads_epoch(worker: Life, port: int) -> None:
     with walking(worker, come_together) as walk:
         says(worker, "waiting for 127.0.0.1, where no sparkd runs")
-        assert not worker.agent.pulse.extending  # systemd holds it to be up
+        until(lambda: not worker.agent.pulse.extending, 1)  # systemd holds it to be up, just after that message
         with node("127.0.0.1", port=port) as head:
             for told, awaited in [
                 (report(0, phase=Phase.PREFLIGHT), "spark1 (127.0.0.1), which is preflight"),

@@ -1,45 +1,64 @@
-"""What a node serves to the others: its report and the values of its plan, to nobody who has not the cluster's key."""
+"""What a node serves to the others: its report and the values of its plan, for requests signed with the cluster key."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
+from sparkd.lib.http_server import Request, Response
 from sparkd.report import clock
-from sparkd.report.http import Request, Response
 from sparkd.signing import NONCE_HEADER, SIGNATURE_HEADER, matches, sign_answer, sign_request
 
 NONCE_LIMIT = 64
 
 
 class Exchange:
-    """Answers requests in the server's thread; `report` and `values` are set from the main one."""
+    """Answers in the loop's thread, where `publish` is called too; `values` may be set from any."""
 
-    def __init__(self, own_address: str, keys: Callable[[], tuple[bytes, ...]]) -> None:
+    def __init__(self, own_address: str, keys: Callable[[], tuple[bytes, ...]], hold_seconds: float) -> None:
+        """`hold_seconds`: how long an answer is held back from a reader that knows the report already."""
         self._own_address = own_address
         self._keys = keys
-        self.report = b""
+        self._hold_seconds = hold_seconds
+        self._report = b""
+        self._digest = ""
+        self._published = asyncio.Event()
+        """Of the next report."""
         self.values = b""
 
-    def handle(self, request: Request, expired: bool) -> Response | None:
-        """None holds the answer back: whoever asks knows this report already."""
+    def publish(self, report: bytes) -> None:
+        """Serve this report from now on, and answer the requests that are held."""
+        if report != self._report:
+            self._report = report
+            self._digest = hashlib.sha256(report).hexdigest()
+            self._published.set()
+            self._published = asyncio.Event()
+
+    async def handle(self, request: Request) -> Response:
         nonce = request.headers.get(NONCE_HEADER.lower(), "")
         key = self._key_of(request, nonce)
         if key is None:
             return Response(401)
         path = urlsplit(request.path)
-        if path.path == "/report" and self.report:
-            body = self.report
-            known = parse_qs(path.query).get("known", [""])[0]
-            if not expired and known == hashlib.sha256(body).hexdigest():
-                return None
-        elif path.path == "/plan" and self.values:
+        body = b""
+        if path.path == "/report" and self._report:
+            await self._await_news(parse_qs(path.query).get("known", [""])[0])
+            body = self._report
+        elif path.path == "/plan":
             body = self.values
-        else:
-            return self._signed(key, nonce, request.path, 404, b"")
-        return self._signed(key, nonce, request.path, 200, body)
+        return self._signed(key, nonce, request.path, 200 if body else 404, body)
+
+    async def _await_news(self, known: str) -> None:
+        """Wait for another report than the one with the digest `known`, for as long as an answer may be held back."""
+        try:
+            async with asyncio.timeout(self._hold_seconds):
+                while known == self._digest:
+                    await self._published.wait()
+        except TimeoutError:
+            return
 
     def _key_of(self, request: Request, nonce: str) -> bytes | None:
         """The key that the request is signed with: every one in the file is good, so that keys can change."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 
-from sparkd.report.http import Handler, Request, Response
+from sparkd.lib.http_server import Handler, Request, Response
 from sparkd.report.node_report import NodeReport, Phase, dump
 
 BEAT_LIMIT_SECONDS = 30.0
@@ -20,12 +20,12 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def handler(report: Callable[[], NodeReport], beat_age: Callable[[], float]) -> Handler:
-    """Answers at once, in the server's thread.
+    """Answers at once, in the loop's thread.
 
     `report` is without secrets. `beat_age`: seconds since the agent's main loop last turned.
     """
 
-    def handle(request: Request, _expired: bool) -> Response:
+    async def handle(request: Request) -> Response:
         known = report()
         if not _is_own_name(request.headers.get("host", ""), known.node):
             # A page of a stranger's may have its own name point at this machine, and have a browser read from here.

@@ -36,18 +36,20 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from sparkd.host import Host
     from sparkd.host.cluster_key import KeyRing
     from sparkd.lib.event_loop import EventLoop
+    from sparkd.lib.http_server import HttpServer
     from sparkd.peers.reader import Reader, Source
     from sparkd.report.exchange import Exchange
-    from sparkd.report.http import Limits, Server
     from sparkd.report.node_report import dump
 
     report = usual(first_report(context(2, 0, key_file), Host(), os.urandom(16).hex(), ""), findings)
     text = dump(report)
     keys = KeyRing(Host().files, key_file).keys
-    exchange = Exchange(ADDRESS, keys)
-    exchange.report = text.encode()
-    server = Server(ADDRESS, 0, exchange.handle, Limits(hold_seconds=HOLD_SECONDS))
-    server.start()
+    exchange = Exchange(ADDRESS, keys, HOLD_SECONDS)
+    exchange.publish(text.encode())
+    loop = EventLoop()
+    loop.start()
+    server = HttpServer(ADDRESS, 0, exchange.handle)
+    server.start(loop)
     read = threading.Semaphore(0)
     network = EventLoop()
     network.start()
@@ -61,21 +63,22 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
             if not read.acquire(timeout=HOLD_SECONDS):
                 raise SystemExit("no report was read")
             count += 1
-            exchange.report = text.replace("loading weights", f"loading weight{count:05}", 1).encode()
-            server.ring()
+            loop.call(exchange.publish, text.replace("loading weights", f"loading weight{count:05}", 1).encode())
 
     exchanges(EXCHANGES)  # warm
-    threads = {thread.name: time.pthread_getcpuclockid(thread.ident or 0) for thread in threading.enumerate()}
+    # The loop that answers was started first.
+    loops = [thread.ident or 0 for thread in threading.enumerate() if thread.name == "network"]
+    clocks = [time.pthread_getcpuclockid(ident) for ident in loops]
     asks, answers = [], []
     before = traffic().bytes
     for _ in range(runs):
-        began = {name: time.clock_gettime(clock) for name, clock in threads.items()}
+        began = [time.clock_gettime(clock) for clock in clocks]
         exchanges(EXCHANGES)
-        took = {name: time.clock_gettime(clock) - began[name] for name, clock in threads.items()}
-        asks.append(took["network"] / EXCHANGES)
-        answers.append(took["reports"] / EXCHANGES)
+        answering, asking = (time.clock_gettime(clock) - start for clock, start in zip(clocks, began, strict=True))
+        asks.append(asking / EXCHANGES)
+        answers.append(answering / EXCHANGES)
     wire = (traffic().bytes - before) / (runs * EXCHANGES)
-    return Cost(len(exchange.report), round(wire), tuple(asks), tuple(answers))
+    return Cost(len(text), round(wire), tuple(asks), tuple(answers))
 
 
 if __name__ == "__main__":

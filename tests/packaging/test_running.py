@@ -14,7 +14,10 @@ from tests.unit.hub_server import REPO, Hub, serving
 from deb.targets import PYTHONS
 from sparkd import __version__
 
-IMPORTS = "docker, h11, pydantic, ruamel.yaml, sdnotify"
+IMPORTS = (
+    "docker, httpx, huggingface_hub, msgspec, prometheus_client, psutil, pydantic_settings, pynvml, rich, ruamel.yaml, "
+    "sdnotify, structlog, tomlkit, uvicorn"
+)
 
 
 def interpreters() -> list[str]:
@@ -53,7 +56,7 @@ def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: st
         f"import {IMPORTS}\n"
         "from sparkd.settings import Settings\nSettings()\n"
         "own = sys.path[:2]\n"
-        "print(all(m.__file__.startswith(own[1]) for m in (docker, h11, pydantic, sdnotify)))"
+        "print(all(m.__file__.startswith(own[1]) for m in (docker, httpx, psutil, pydantic_settings, sdnotify, structlog)))"
     )
     done = run(unpacked, interpreter, code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

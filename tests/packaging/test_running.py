@@ -56,7 +56,8 @@ def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: st
         f"import {IMPORTS}\n"
         "from sparkd.settings import Settings\nSettings()\n"
         "own = sys.path[:2]\n"
-        "print(all(m.__file__.startswith(own[1]) for m in (docker, httpx, psutil, pydantic_settings, sdnotify, structlog)))"
+        "six = (docker, httpx, psutil, pydantic_settings, sdnotify, structlog)\n"
+        "print(all(module.__file__.startswith(own[1]) for module in six))"
     )
     done = run(unpacked, interpreter, code)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

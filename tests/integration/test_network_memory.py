@@ -1,0 +1,40 @@
+"""An hour of an agent's requests and answers, as fast as they go: its memory stays flat."""
+
+from __future__ import annotations
+
+from tests.unit.nodes import KEY, network, report, served
+from tests.unit.test_report_http import resident_bytes
+
+from sparkd.lib.http_client import HttpClient
+from sparkd.lib.http_server import Request, Response
+from sparkd.report.node_report import dump
+
+HOUR_SECONDS = 3600
+LOOKS = 2 * HOUR_SECONDS // 5
+"""/health and /metrics of the engine, every five seconds."""
+REPORTS = HOUR_SECONDS // 5
+"""A report that is held back for five seconds each time."""
+METRICS = b"vllm:num_requests_running 0.0\n" * 1800
+"""54 KB, as vLLM's page has."""
+GROWTH_BYTES = 2 << 20
+
+
+def test_an_hour_of_polls_leaves_memory_flat() -> None:
+    body = dump(report()).encode()
+
+    async def handle(request: Request) -> Response:
+        return Response(200, METRICS if request.path == "/metrics" else body)
+
+    async def poll(client: HttpClient, count: int) -> None:
+        for number in range(count):
+            path = "/metrics" if number % 2 else "/report"
+            answer = await client.get(path, 10, headers={"Sparkd-Nonce": KEY.hex()})
+            assert answer.status == 200
+
+    with network() as loop, served("127.0.0.1", handle) as server:
+        client = HttpClient(f"http://127.0.0.1:{server.port}")
+        loop.run(poll(client, 300))  # warm
+        before = resident_bytes()
+        loop.run(poll(client, LOOKS + REPORTS))
+        assert resident_bytes() - before < GROWTH_BYTES
+        loop.run(client.close())

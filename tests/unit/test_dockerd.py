@@ -24,9 +24,9 @@ from sparkd.launch.planner import make_plan
 from sparkd.launch.script import SCRIPT_TARGET
 from sparkd.lib.dockerd.engine import DockerEngine
 from sparkd.lib.dockerd.reader import (
+    FAILED,
+    MISSING,
     DockerError,
-    DockerFailedError,
-    DockerMissingError,
     DockerReader,
     DockerUnansweredError,
     DockerUnreadableError,
@@ -75,7 +75,7 @@ def test_nobody_is_connected_to_before_the_first_question(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("status", "body", "error", "says"),
     [
-        (500, b'{"message": "RWLayer is nil"}', DockerFailedError, "GET /info: HTTP 500"),
+        (500, b'{"message": "RWLayer is nil"}', DockerUnreadableError, "GET /info: HTTP 500"),
         (503, b"busy", DockerUnreadableError, "GET /info: HTTP 503"),
         (500, b"{}", DockerUnreadableError, "GET /info: not as docker's"),
         (500, b"[]", DockerUnreadableError, "GET /info: not as docker's"),
@@ -172,8 +172,9 @@ def test_recorded_answers_come_by_the_same_way(tree: Tree) -> None:
     docker = Host(tree.root).docker_reader()
     assert docker.image("a/b@sha256:00") == {"Id": "x"}
     assert docker.image("a/b@sha256:01") is None
-    with pytest.raises(DockerFailedError, match="GET /containers/json: HTTP 500"):
+    with pytest.raises(DockerUnreadableError, match="GET /containers/json: HTTP 500") as raised:
         docker.containers()
+    assert raised.value.status == FAILED
 
 
 @pytest.mark.parametrize("status", [204, 304, 404])
@@ -203,10 +204,10 @@ def test_what_docker_refuses_is_an_error_in_its_own_words() -> None:
 
 
 def test_a_missing_image_is_told_from_a_failure() -> None:
-    with dockerd(answers({})) as path, pytest.raises(DockerMissingError):
-        DockerEngine(path).image_id("a:1")
-    with dockerd(answers({"GET /images/a:1/json": (200, b"[]")})) as path, pytest.raises(DockerError):
-        DockerEngine(path).image_id("a:1")
+    for found, status in ({}, MISSING), ({"GET /images/a:1/json": (200, b"[]")}, 0):
+        with dockerd(answers(found)) as path, pytest.raises(DockerError) as raised:
+            DockerEngine(path).image_id("a:1")
+        assert raised.value.status == status
 
 
 def test_a_container_is_removed_with_force_and_stopped_within_its_grace() -> None:

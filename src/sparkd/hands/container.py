@@ -16,7 +16,7 @@ from sparkd.host.harmless import harmless
 from sparkd.launch.ray import TOKEN_FILE, TOKEN_TARGET
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 from sparkd.lib.dockerd.engine import DockerEngine
-from sparkd.lib.dockerd.reader import SOCKET, DockerError, DockerMissingError
+from sparkd.lib.dockerd.reader import MISSING, SOCKET, DockerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,9 +44,9 @@ class Containers:
         """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
         try:
             return self._engine.image_id(ref)
-        except DockerMissingError:
-            raise LaunchError(f"image {ref} is not on this node", way_to_get(ref)) from None
         except DockerError as error:
+            if error.status == MISSING:
+                raise LaunchError(f"image {ref} is not on this node", way_to_get(ref)) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
     def start(

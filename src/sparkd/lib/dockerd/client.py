@@ -12,12 +12,7 @@ from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TypeVar
 from urllib.parse import unquote
 
-from sparkd.lib.dockerd.reader import (
-    DockerFailedError,
-    DockerMissingError,
-    DockerUnansweredError,
-    DockerUnreadableError,
-)
+from sparkd.lib.dockerd.reader import DockerUnansweredError, DockerUnreadableError
 from sparkd.lib.imports import without
 
 
@@ -56,7 +51,6 @@ UNANSWERED = (OSError, HTTPError, HTTPException)
 """requests' errors are OSErrors. urllib3's come from streams, http.client's from a server that is none of HTTP."""
 MALFORMED = (DockerException, AttributeError, KeyError, TypeError, RecursionError)
 """The SDK takes the body of an error for an object with a message, and ~/.docker/config.json for one of objects."""
-KINDS = {404: DockerMissingError, 500: DockerFailedError}
 
 _VERSION_PREFIX = re.compile(r"/v\d+\.\d+(?=/)")
 
@@ -106,8 +100,7 @@ def docker_errors(seconds: float | None = None) -> Iterator[None]:
     try:
         yield
     except APIError as error:
-        status = error.status_code or 0
-        raise KINDS.get(status, DockerUnreadableError)(_line(error.explanation or error), status) from None
+        raise DockerUnreadableError(_line(error.explanation or error), error.status_code or 0) from None
     except ValueError:
         raise DockerUnreadableError("not JSON") from None
     except UNANSWERED as error:
@@ -120,13 +113,11 @@ def _reason(error: BaseException, seconds: float | None) -> str:
     """Of the error below those of requests and urllib3."""
     while isinstance(error.__context__, UNANSWERED):
         error = error.__context__
-    match error:
-        case TimeoutError():
-            return "no answer" if seconds is None else f"no answer within {seconds:g} s"
-        case IncompleteRead() | RemoteDisconnected():
-            return "the server closed the connection before the end of its answer"
-        case _:
-            return _line(error) or type(error).__name__
+    if isinstance(error, TimeoutError):
+        return "no answer" if seconds is None else f"no answer within {seconds:g} s"
+    if isinstance(error, IncompleteRead | RemoteDisconnected):
+        return "the server closed the connection before the end of its answer"
+    return _line(error) or type(error).__name__
 
 
 def _line(text: object) -> str:
@@ -144,15 +135,12 @@ class RecordedTransport(BaseAdapter):
         path = unquote(_VERSION_PREFIX.sub("", request.path_url.partition("?")[0], count=1))
         answer = Response()
         answer.request, answer.url = request, str(request.url)
-        answer.status_code, body = self._answer(path)
-        answer.headers["Content-Type"] = "application/json"
-        answer.raw = io.BytesIO(body)
-        return answer
-
-    def _answer(self, path: str) -> tuple[int, bytes]:
+        answer.status_code, body = 404, b'{"message": "not recorded"}'
         for status, end in ((200, "json"), (500, "500.json")):
             with suppress(FileNotFoundError, NotADirectoryError):
-                return status, self._read(f"{path}.{end}")
-        return 404, b'{"message": "not recorded"}'
+                answer.status_code, body = status, self._read(f"{path}.{end}")
+                break
+        answer.raw = io.BytesIO(body)
+        return answer
 
     def close(self) -> None: ...

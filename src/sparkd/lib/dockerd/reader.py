@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 SOCKET = "/run/docker.sock"
 TIMEOUT_SECONDS = 10.0
+MISSING, CONFLICT, FAILED = 404, 409, 500
+"""Status of HTTP: no such container or image; another action is under way, or the name is taken; dockerd failed."""
 
 
 class DockerError(Exception):
@@ -26,16 +28,8 @@ class DockerError(Exception):
         return f"HTTP {self.status}" if self.status else str(self)
 
 
-class DockerMissingError(DockerError):
-    """dockerd knows no such container or image: HTTP 404."""
-
-
 class DockerUnreadableError(DockerError):
-    """dockerd runs but did not answer, or its answer is not the one of docker's API."""
-
-
-class DockerFailedError(DockerUnreadableError):
-    """dockerd answered that it failed: HTTP 500."""
+    """dockerd runs, but there is no answer of docker's API, or one of failure."""
 
 
 class DockerUnansweredError(DockerUnreadableError):
@@ -64,7 +58,7 @@ class DockerReader:
 
     def image(self, ref: str) -> object:
         """The description of one; None where there is none."""
-        return self._answer(f"/images/{ref}/json", lambda api: api.inspect_image(ref))  # type: ignore[no-untyped-call]  # no type
+        return self._answer(f"/images/{ref}/json", lambda api: api.inspect_image(ref))
 
     def version(self) -> object:
         return self._answer("/version", lambda api: api.version())
@@ -79,10 +73,10 @@ class DockerReader:
     def _answer(self, path: str, work: Callable[[APIClient], object]) -> object:
         try:
             return self._ask(path, work)
-        except DockerMissingError:
-            return None
         except DockerUnreadableError as error:
-            raise type(error)(f"GET {path}: {error.brief}") from None
+            if error.status == MISSING:
+                return None
+            raise type(error)(f"GET {path}: {error.brief}", error.status) from None
 
     def _ask(self, _path: str, work: Callable[[APIClient], object]) -> object:
         return self._client.call(work)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.hands.container import gpu_requests
+from sparkd.hands.container import device_requests
 from sparkd.host import Host, docker_image, gpu_ways
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
 from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
@@ -130,11 +130,9 @@ def test_docker_is_asked_for_its_ways_anew_at_a_launch(tree: Tree) -> None:
 
 def test_what_docker_is_sent_for_each_way_to_the_gpu() -> None:
     """As `docker run` sends it: a request of driver cdi may have no count (moby, daemon/cdi.go)."""
-    (gpus,) = gpu_requests(gpu_ways.Request.GPUS)
-    assert (gpus.driver, gpus.count, gpus.capabilities) == ("", -1, ("gpu",))
-    (device,) = gpu_requests(gpu_ways.Request.DEVICE)
-    assert (device.driver, device.count, device.device_ids) == ("cdi", 0, ("nvidia.com/gpu=all",))
-    assert gpu_requests(gpu_ways.Request.RUNTIME) == gpu_requests(None) == ()
+    assert device_requests(gpu_ways.Request.GPUS) == [{"Count": -1, "Capabilities": [["gpu"]]}]
+    assert device_requests(gpu_ways.Request.DEVICE) == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=all"]}]
+    assert device_requests(gpu_ways.Request.RUNTIME) == device_requests(None) == []
 
 
 @pytest.mark.parametrize("folder", ["/etc/cdi", "/var/run/cdi"])

@@ -13,9 +13,9 @@ from tests.tree import Tree
 from tests.unit.docker_server import dockerd, listening, told
 
 from sparkd.host import Host
-from sparkd.host.one_look import Answers, OneLook
+from sparkd.host.one_look import OneLook
 from sparkd.launch.plan import Cache
-from sparkd.lib.dockerd.reader import DockerReader, DockerUnansweredError, connect, recorded
+from sparkd.lib.dockerd.reader import CachedReader, DockerReader, DockerUnansweredError, connect, recorded
 from sparkd.preflight.check import AnyCheck, Level, Verdict
 from sparkd.preflight.compile_cache import CompileCache
 from sparkd.preflight.containers import StaleContainer
@@ -61,8 +61,8 @@ def silent() -> Iterator[DockerReader]:
 
 
 def verdicts(host: Host) -> list[Verdict]:
-    with closing(OneLook(host, SECONDS)) as seen:
-        return [check.look(seen)[1] for check in UNKNOWN]
+    seen = OneLook(host, SECONDS)
+    return [check.look(seen)[1] for check in UNKNOWN]
 
 
 def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: DockerReader) -> None:
@@ -79,10 +79,10 @@ def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: Doc
     machine.file("/usr/lib/systemd/systemd-logind", "")
     cache = CompileCache("engine", (Cache(name="vllm", target="/root/.cache/vllm"),))
     others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc("engine", host_ipc=True), cache)
-    with closing(OneLook(Elsewhere(machine, silent), SECONDS)) as seen:
-        StaleContainer("sparkd-rank0").look(seen)
-        began = time.monotonic()
-        said = [check.look(seen)[1].reason for check in others]
+    seen = OneLook(Elsewhere(machine, silent), SECONDS)
+    StaleContainer("sparkd-rank0").look(seen)
+    began = time.monotonic()
+    said = [check.look(seen)[1].reason for check in others]
     assert time.monotonic() - began < SECONDS
     assert [one for one in said if "not looked at" not in one] == []
 
@@ -92,8 +92,7 @@ def test_answers_that_drag_on_have_one_limit_together() -> None:
         time.sleep(0.6 * SECONDS)
         return told({})
 
-    with dockerd(answer) as path:
-        known = Answers(lambda: connect(path), SECONDS)
+    with dockerd(answer) as path, closing(CachedReader(connect(path), SECONDS)) as known:
         began = time.monotonic()
         assert known.image("1") == {}
         for ref in ("2", "3"):
@@ -101,7 +100,6 @@ def test_answers_that_drag_on_have_one_limit_together() -> None:
                 known.image(ref)
         assert known.image("1") == {}, "what it has said stays said"
         assert time.monotonic() - began < 2 * SECONDS
-        known.forget()
 
 
 def test_each_question_is_asked_once_in_a_look_and_anew_in_the_next(machine: Tree) -> None:

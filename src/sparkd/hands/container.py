@@ -16,8 +16,7 @@ from sparkd.host.harmless import harmless
 from sparkd.launch.ray import TOKEN_FILE, TOKEN_TARGET
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 from sparkd.lib.dockerd.engine import DockerEngine
-from sparkd.lib.dockerd.reader import SOCKET, DockerError, DockerMissingError
-from sparkd.lib.dockerd.spec import BindMount, ContainerSpec, GpuRequest, Limit
+from sparkd.lib.dockerd.reader import MISSING, SOCKET, DockerError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,22 +44,22 @@ class Containers:
         """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
         try:
             return self._engine.image_id(ref)
-        except DockerMissingError:
-            raise LaunchError(f"image {ref} is not on this node", way_to_get(ref)) from None
         except DockerError as error:
+            if error.status == MISSING:
+                raise LaunchError(f"image {ref} is not on this node", way_to_get(ref)) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
     def start(
         self, plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: Request | None
     ) -> Started:
         """Create and start the rank's container, under docker's default restart policy `no`."""
-        spec = container_spec(plan, image_id, script, labels, gpu)
-        with _launch_error(f"container {spec.name} can't be made"):
-            container_id = self._engine.create(spec)
+        name = f"sparkd-rank{plan.node.rank}"
+        with _launch_error(f"container {name} can't be made"):
+            container_id = self._engine.create(name, create_body(plan, image_id, script, labels, gpu))
         try:
-            with _launch_error(f"container {spec.name} can't be started"):
+            with _launch_error(f"container {name} can't be started"):
                 self._engine.start(container_id)
-                return Started(container_id, spec.name, self._engine.pid(container_id))
+                return Started(container_id, name, self._engine.pid(container_id))
         except LaunchError:
             self.remove(container_id)
             raise
@@ -98,55 +97,63 @@ def _launch_error(what: str) -> Iterator[None]:
         raise LaunchError(f"{what}: {error}") from None
 
 
-def container_spec(
+def create_body(
     plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: Request | None
-) -> ContainerSpec:
-    """The plan in docker's terms. Pure."""
+) -> dict[str, object]:
+    """The plan as docker's API has it: the body of POST /containers/create. The restart policy is its default, `no`."""
     wanted = plan.container
-    return ContainerSpec(
-        image=image_id,
-        name=f"sparkd-rank{plan.node.rank}",
-        entrypoint=("/bin/bash",),
-        command=(SCRIPT_TARGET,),
-        labels=labels,
-        network_mode=wanted.network,
-        ipc_mode=wanted.ipc,
-        privileged=wanted.privileged,
-        init=wanted.init,
-        shm_bytes=wanted.shm_bytes,
-        memory_bytes=wanted.memory_limit_bytes,
-        ulimits=tuple(Limit(one.name, one.soft, one.hard) for one in wanted.ulimits),
-        devices=wanted.devices,
-        gpus=gpu_requests(gpu),
-        runtime="nvidia" if gpu is Request.RUNTIME else None,
-        environment={"NVIDIA_VISIBLE_DEVICES": "all"} if gpu is Request.RUNTIME else {},
-        mounts=tuple(_mounts(plan, image_id, script)),
-        log_driver="local",
-        log_options=LOG_LIMITS,
-    )
+    runtime = gpu is Request.RUNTIME
+    return {
+        "Image": image_id,
+        "Entrypoint": ["/bin/bash"],
+        "Cmd": [SCRIPT_TARGET],
+        "Labels": labels,
+        "Env": ["NVIDIA_VISIBLE_DEVICES=all"] if runtime else [],
+        "HostConfig": {
+            "NetworkMode": wanted.network,
+            "IpcMode": wanted.ipc,
+            "Privileged": wanted.privileged,
+            "Init": wanted.init,
+            "ShmSize": wanted.shm_bytes or 0,
+            "Memory": wanted.memory_limit_bytes or 0,
+            "Ulimits": [{"Name": one.name, "Soft": one.soft, "Hard": one.hard} for one in wanted.ulimits],
+            "Devices": [
+                {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in wanted.devices
+            ],
+            "DeviceRequests": device_requests(gpu),
+            "Runtime": "nvidia" if runtime else "",
+            # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+                for source, target, read_only in _mounts(plan, image_id, script)
+            ],
+            "LogConfig": {"Type": "local", "Config": LOG_LIMITS},
+        },
+    }
 
 
-def gpu_requests(gpu: Request | None) -> tuple[GpuRequest, ...]:
+def device_requests(gpu: Request | None) -> list[dict[str, object]]:
     match gpu:
         case Request.GPUS:
-            return (GpuRequest(count=-1, capabilities=("gpu",)),)
+            return [{"Count": -1, "Capabilities": [["gpu"]]}]
         case Request.DEVICE:
-            return (GpuRequest(driver="cdi", device_ids=(f"{CDI_KIND}=all",)),)
+            return [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}=all"]}]
         case Request.RUNTIME | None:
-            return ()
+            return []
         case _:
             assert_never(gpu)
 
 
-def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[BindMount]:
-    yield BindMount(str(script), SCRIPT_TARGET, True)
+def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str, str, bool]]:
+    """Source, target, whether it is read-only."""
+    yield str(script), SCRIPT_TARGET, True
     for mount in plan.container.mounts:
-        yield BindMount(mount.source, mount.target, mount.read_only)
+        yield mount.source, mount.target, mount.read_only
     for cache in plan.caches:
-        yield BindMount(str(caches.folder(image_id, cache.name)), cache.target, False)
+        yield str(caches.folder(image_id, cache.name)), cache.target, False
     for secret in plan.secrets:
-        yield BindMount(secret.file, f"{SECRETS_TARGET}/{secret.name}", True)
+        yield secret.file, f"{SECRETS_TARGET}/{secret.name}", True
     if plan.on_ray:
-        yield BindMount(str(script.with_name(TOKEN_FILE)), TOKEN_TARGET, True)
+        yield str(script.with_name(TOKEN_FILE)), TOKEN_TARGET, True
     if plan.user_script:
-        yield BindMount(plan.user_script, USER_SCRIPT_TARGET, True)
+        yield plan.user_script, USER_SCRIPT_TARGET, True

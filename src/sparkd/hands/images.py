@@ -16,7 +16,7 @@ from sparkd.hands.files import sync_folder
 from sparkd.hands.peer import Peer
 from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.engine import DockerEngine
-from sparkd.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError, DockerUnreadableError, image_path
+from sparkd.lib.dockerd.reader import DockerError, DockerUnreadableError
 
 _UNKNOWN = ("no such image", "no such object")
 
@@ -72,7 +72,7 @@ class PeerDocker(Struct, frozen=True):
 
     peer: Peer
 
-    def image(self, ref: str, seconds: float = TIMEOUT_SECONDS) -> object:  # noqa: ARG002 - ssh has a limit of its own
+    def image(self, ref: str) -> object:
         """Raises BlockedError, and DockerUnreadableError where the answer is not JSON."""
         words = ("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
         ended = self.peer.run(*words)
@@ -80,7 +80,7 @@ class PeerDocker(Struct, frozen=True):
             try:
                 found: object = json.loads(ended.answer)
             except ValueError:
-                raise DockerUnreadableError(f"GET {image_path(ref)}: not JSON") from None
+                raise DockerUnreadableError(f"GET /images/{ref}/json: not JSON") from None
             return found
         if any(words in ended.trouble.lower() for words in _UNKNOWN):
             return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
 from sparkd.host.recorded import FOLDER
 from sparkd.lib.dockerd import reader as dockerd
-from sparkd.lib.dockerd.reader import DockerFailedError, DockerReader, DockerUnreadableError, ImageReader
+from sparkd.lib.dockerd.reader import FAILED, DockerReader, DockerUnreadableError, ImageReader
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -99,8 +99,8 @@ def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
             raise DockerUnreadableError("an entry of the container list has no id")
     try:
         detail = docker.container(full_id)
-    except DockerFailedError:
-        if (listed := _as_listed(entry)) is None:
+    except DockerUnreadableError as error:
+        if error.status != FAILED or (listed := _as_listed(entry)) is None:
             raise
         return listed
     match detail:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import closing
 from enum import Enum
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
     """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
-    with closing(OneLook(host)) as seen:
-        return tuple(_examine(check, seen) for check in checks)
+    seen = OneLook(host)
+    return tuple(_examine(check, seen) for check in checks)
 
 
 def _examine(check: AnyCheck, host: Host) -> Finding:

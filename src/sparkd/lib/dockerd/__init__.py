@@ -2,5 +2,5 @@
 holds: the caller makes sure that one runs.
 
 `reader.DockerReader` is what probes get: a type without a method that changes anything. `engine.DockerEngine` acts, and
-only `sparkd.hands` builds one. Neither `reader` nor `spec` imports the SDK: types cost nothing.
+only `sparkd.hands` builds one. `reader` imports the SDK where it connects: types cost nothing.
 """

@@ -5,11 +5,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from urllib.parse import quote
 
-from sparkd.lib.dockerd.client import MALFORMED, UNANSWERED, SdkClient, reason
-from sparkd.lib.dockerd.reader import SOCKET, DockerUnreadableError, container_path
-from sparkd.lib.dockerd.sdk import APIClient, APIError, Response
-from sparkd.lib.dockerd.transport import SocketTransport
+from sparkd.lib.dockerd.client import APIClient, APIError, Response, SdkClient, docker_errors
+from sparkd.lib.dockerd.reader import SOCKET, DockerError, DockerUnreadableError
 
 CONNECT_SECONDS = 10.0
 FRAME = struct.Struct(">BxxxL")
@@ -29,20 +28,18 @@ def follow(container_id: str, since: float, socket_path: str = SOCKET) -> Iterat
     params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "since": f"{since:.9f}" if since else "0"}
 
     def begin(api: APIClient) -> Response:
-        url = f"{api.base_url}/v{api.api_version}{container_path(container_id, 'logs')}"
+        url = f"{api.base_url}/v{api.api_version}/containers/{quote(container_id, safe='')}/logs"
         answer = api.get(url, params=params, stream=True, timeout=(CONNECT_SECONDS, None))
         if answer.status_code != 200:
             raise APIError(f"HTTP {answer.status_code}", answer, answer.text)
         return answer
 
-    with closing(SdkClient(SocketTransport(socket_path))) as client:
+    with closing(SdkClient(socket_path, CONNECT_SECONDS)) as client:
         try:
-            with closing(client.call(begin, None)) as answer:
+            with docker_errors(), closing(client.call(begin)) as answer:
                 yield from frames(answer.raw.read)
-        except APIError as error:
-            raise DockerUnreadableError(f"HTTP {error.status_code}") from None
-        except (*UNANSWERED, *MALFORMED) as error:
-            raise DockerUnreadableError(reason(error)) from None
+        except DockerError as error:
+            raise DockerUnreadableError(error.brief) from None
 
 
 def frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:

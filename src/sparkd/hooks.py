@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Protocol
 
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.hook_list import Hook
 
@@ -137,7 +137,7 @@ class _Output:
     @property
     def first_line(self) -> str:
         lines = self._kept.decode("utf-8", "backslashreplace").splitlines()
-        return harmless(next((line.strip() for line in lines if line.strip()), ""))
+        return sanitize(next((line.strip() for line in lines if line.strip()), ""))
 
     def close(self) -> None:
         self._poll.close()

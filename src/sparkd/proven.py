@@ -5,10 +5,10 @@ from __future__ import annotations
 from sparkd import roles
 from sparkd.agent import Agent
 from sparkd.host import boot_facts, versions
-from sparkd.host.harmless import harmless
 from sparkd.known_good import history, rollback
 from sparkd.known_good.facts import LOOKED_AT, Facts, differences, gathered, own, shown
 from sparkd.known_good.history import Entry
+from sparkd.lib.text import sanitize
 from sparkd.report.node_report import utc_now
 
 MOST_LINES = 12
@@ -57,7 +57,7 @@ def tell_what_differs(agent: Agent) -> None:
 
 
 def _name(text: str) -> str:
-    return harmless(text, NAME_LIMIT)
+    return sanitize(text, NAME_LIMIT)
 
 
 def _facts(agent: Agent) -> Facts:

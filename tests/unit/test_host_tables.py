@@ -9,9 +9,9 @@ from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.host.gpu import GpuFacts
-from sparkd.host.harmless import harmless
 from sparkd.host.owner import NodeOwner
 from sparkd.host.sockets import Holder, Listener
+from sparkd.lib.text import sanitize
 
 FIB_TRIE = """\
 Main:
@@ -166,4 +166,4 @@ def test_a_tree_tells_the_gpus_name_and_that_nobody_was_asked(tree: Tree) -> Non
     ],
 )
 def test_nothing_from_outside_moves_the_cursor(text: str, shown: str) -> None:
-    assert harmless(text) == shown
+    assert sanitize(text) == shown

@@ -105,10 +105,10 @@ class Progress:
     def next(self, name: str) -> None:
         self._number += 1
         if self._bar:
-            from sparkd.host.harmless import harmless
+            from sparkd.lib.text import sanitize
 
             room = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
-            self._bar.update(self._task, description=harmless(f"{self._number}/{self._files} {name}", room))
+            self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
 
     def done(self, size_bytes: int) -> None:
         """So many bytes more; a number below zero takes some back."""

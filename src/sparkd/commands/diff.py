@@ -48,16 +48,16 @@ def none_yet(proven_seconds: int) -> str:
 
 
 def as_text(last: Entry, now: Facts) -> str:
-    from sparkd.host.harmless import harmless
     from sparkd.known_good.facts import differences, gathered
     from sparkd.known_good.history import in_utc
     from sparkd.launch.agreement import table
+    from sparkd.lib.text import sanitize
 
-    then = f"the last known good start (recipe {harmless(last.name)}, plan {last.plan[:12]}, {in_utc(last.until)})"
+    then = f"the last known good start (recipe {sanitize(last.name)}, plan {last.plan[:12]}, {in_utc(last.until)})"
     found = gathered(differences(last.facts, now))
     rows = table(found, "then", "now")
-    unseen = [f"not compared: {name}: {harmless(why, 300)}" for name, why in now.unseen.items()]
-    head = f"since {harmless(then)}:" if rows else f"nothing that sparkd knows of differs from {harmless(then)}"
+    unseen = [f"not compared: {name}: {sanitize(why, 300)}" for name, why in now.unseen.items()]
+    head = f"since {sanitize(then)}:" if rows else f"nothing that sparkd knows of differs from {sanitize(then)}"
     return "\n".join([head, *rows, *unseen])
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from sparkd.commands import other_nodes
 from sparkd.errors import BlockedError
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.hands.peer import Peer
@@ -72,6 +72,6 @@ def _copy(folder: str, peer: Peer, *, quick: bool) -> None:
         return
     if ended.code:
         lines = ended.trouble.strip().splitlines()
-        raise BlockedError(f"{peer.address}: {harmless(lines[-1], 400) if lines else f'ended with {ended.code}'}")
+        raise BlockedError(f"{peer.address}: {sanitize(lines[-1], 400) if lines else f'ended with {ended.code}'}")
     for line in ended.answer.splitlines():
-        print(f"{peer.address}: {harmless(line, 400)}", flush=True)
+        print(f"{peer.address}: {sanitize(line, 400)}", flush=True)

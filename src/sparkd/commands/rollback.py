@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
     """One line a plan."""
     from sparkd.commands.diff import none_yet
-    from sparkd.host.harmless import harmless
     from sparkd.known_good.history import in_utc
+    from sparkd.lib.text import sanitize
 
     if not known:
         return none_yet(config.supervise.proven_seconds)
@@ -72,7 +72,7 @@ def listed(known: tuple[Entry, ...], config: Settings, host: Host) -> str:
             in_utc(one.until),
             one.image_id.removeprefix("sha256:")[:12],
         )
-        rows.append((*(harmless(cell, 80) for cell in cells), ", ".join(marks)))
+        rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return str(Table(rows))
 
 

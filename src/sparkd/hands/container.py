@@ -12,11 +12,11 @@ from sparkd.errors import LaunchError
 from sparkd.hands import caches
 from sparkd.host.docker_image import way_to_get
 from sparkd.host.gpu_ways import CDI_KIND, Request
-from sparkd.host.harmless import harmless
 from sparkd.launch.ray import TOKEN_FILE, TOKEN_TARGET
 from sparkd.launch.script import SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 from sparkd.lib.dockerd.engine import DockerEngine
 from sparkd.lib.dockerd.reader import MISSING, SOCKET, DockerError
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ class Containers:
         except DockerError:
             return ""
         lines = log.decode("utf-8", "replace").splitlines()
-        return f": {harmless(lines[0], 300)}" if lines else ""
+        return f": {sanitize(lines[0], 300)}" if lines else ""
 
     def stop(self, container_id: str, grace_seconds: int) -> None:
         """SIGTERM, grace, SIGKILL; gone is fine."""

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sparkd.errors import BlockedError
-from sparkd.host.harmless import harmless
 from sparkd.host.model_folder import DOWNLOADS
 from sparkd.lib.imports import without
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from huggingface_hub._local_folder import LocalDownloadFileMetadata
@@ -67,7 +67,7 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
         wanted = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
     for path in wanted:
         if path.startswith("/") or ".." in path.split("/"):
-            raise BlockedError(f"{name} has a file {harmless(path)}, which is outside of the model's folder")
+            raise BlockedError(f"{name} has a file {sanitize(path)}, which is outside of the model's folder")
     return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in wanted), contents)
 
 
@@ -86,7 +86,7 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
         _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
     if missing := repo.missing(folder):
         raise BlockedError(
-            f"{folder}: {harmless(missing[0])} is not as large as the hub has it",
+            f"{folder}: {sanitize(missing[0])} is not as large as the hub has it",
             "run it again; where that does not help, move the file away before",
         )
 
@@ -201,7 +201,7 @@ def _blocked(error: Exception, name: str) -> BlockedError:
         case OSError(errno=int()):
             return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", f"mend that, then {AGAIN}")
         case ValueError() | RuntimeError() | ImportError():
-            return BlockedError(f"the hub's client can't download {name}: {harmless(str(error))}")
+            return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:
             return BlockedError(
                 f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}",

@@ -14,9 +14,9 @@ from msgspec import Struct
 from sparkd.errors import BlockedError
 from sparkd.hands.files import sync_folder
 from sparkd.hands.peer import Peer
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.engine import DockerEngine
 from sparkd.lib.dockerd.reader import DockerError, DockerUnreadableError
+from sparkd.lib.text import sanitize
 
 _UNKNOWN = ("no such image", "no such object")
 
@@ -56,7 +56,7 @@ def save(ref: str, file: Path, told: Callable[[int], None]) -> None:
         sync_folder(file.parent)
     except (DockerError, OSError) as error:
         raise BlockedError(
-            f"{ref} can't be written to {file}: {harmless(str(error))}", f"df -h {file.parent}"
+            f"{ref} can't be written to {file}: {sanitize(str(error))}", f"df -h {file.parent}"
         ) from None
     finally:
         part.unlink(missing_ok=True)

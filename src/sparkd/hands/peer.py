@@ -18,7 +18,7 @@ from typing import IO, NamedTuple
 from msgspec import Struct
 
 from sparkd.errors import BlockedError
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 ASK_SECONDS = 60.0
@@ -91,7 +91,7 @@ class Peer(Struct, frozen=True):
         answer = self.ask("sh", "-c", _ROOM, "sh", path)
         if not (match := _DF.search(answer.rstrip())):
             raise BlockedError(f"{self.address}: df says nothing of {path}")
-        return PeerRoom(harmless(match[2]), int(match[1]) << 10)
+        return PeerRoom(sanitize(match[2]), int(match[1]) << 10)
 
     def length(self, path: str) -> int:
         """Of a file there; 0 where there is none."""
@@ -137,7 +137,7 @@ def diagnose(ended: Ended, login: str) -> tuple[str, str]:
             return reason, hint.format(login)
     if ended.code == -SIGKILL:
         return "it did not answer in time", again
-    lines = [harmless(line) for line in ended.trouble.splitlines() if line.strip()]
+    lines = [sanitize(line) for line in ended.trouble.splitlines() if line.strip()]
     return (lines[0] if lines else f"ended with {ended.code}"), again
 
 

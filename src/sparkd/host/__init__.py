@@ -12,7 +12,6 @@ from sparkd.host import addresses, devices, meminfo, owner, processes, shm, sock
 from sparkd.host.docker_facts import DockerFacts
 from sparkd.host.files import Files
 from sparkd.host.gpu import GpuFacts
-from sparkd.host.harmless import harmless
 from sparkd.host.meminfo import MemInfo
 from sparkd.host.open_files import OpenFiles
 from sparkd.host.owner import NodeOwner
@@ -20,6 +19,7 @@ from sparkd.host.processes import Details, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
 from sparkd.host.unit_files import Unit
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.lib.dockerd.reader import DockerReader
@@ -49,7 +49,7 @@ class Host:
 
     def name(self) -> str:
         try:
-            return harmless(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
+            return sanitize(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
         except OSError:  # a tree of files that has none
             return "?"
 
@@ -129,7 +129,7 @@ class Host:
         try:
             return self.told_docker() if self.told_docker else read(self)
         except DockerUnreadableError as error:
-            return DockerFacts(running=True, containers=(), error=harmless(str(error)))
+            return DockerFacts(running=True, containers=(), error=sanitize(str(error)))
 
     def docker_reader(self) -> DockerReader:
         """Docker's answers, for one thread. Read only while one runs; close it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from sparkd.host import Host, kernel, swaps, sysctl
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 PLACES = ("BOOT_IMAGE=", "initrd=")
 """Words of the command line that say where the kernel lay: its version says that better."""
@@ -27,7 +27,7 @@ def read(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
         with suppress(OSError):
             if (value := sysctl.read(host.files, name)) is not None:
                 found[f"sysctl.{name}"] = value
-    return {name: harmless(text, LIMIT) for name, text in found.items()}
+    return {name: sanitize(text, LIMIT) for name, text in found.items()}
 
 
 def _gib(count: int) -> str:

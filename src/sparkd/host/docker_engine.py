@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
+from sparkd.lib.text import sanitize
 
 
 class Engine(Struct, frozen=True):
@@ -20,8 +20,8 @@ def read(docker: DockerReader) -> Engine:
     match docker.version(), docker.info():
         case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
             return Engine(
-                harmless(version, 40),
-                tuple(sorted(harmless(str(name), 40) for name in runtimes)),
+                sanitize(version, 40),
+                tuple(sorted(sanitize(str(name), 40) for name in runtimes)),
                 _cdi_folders(rest.get("CDISpecDirs")),
             )
         case _:
@@ -32,7 +32,7 @@ def architecture(docker: DockerReader) -> str:
     """Of this machine, as images name it: arm64, amd64. Raises DockerUnreadableError."""
     match docker.version():
         case {"Arch": str(said)}:
-            return harmless(said, 20)
+            return sanitize(said, 20)
         case _:
             raise DockerUnreadableError("docker does not say what machine it is for")
 

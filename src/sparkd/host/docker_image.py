@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sparkd.host.docker import asked
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -45,11 +45,11 @@ def read(docker: DockerReader, ref: str) -> Image | None:
             size = rest.get("Size")
             return Image(
                 full_id,
-                harmless(SPELLINGS.get(architecture, architecture), 20),
-                harmless(os, 20),
-                harmless(str(rest.get("Created") or ""), 40),
+                sanitize(SPELLINGS.get(architecture, architecture), 20),
+                sanitize(os, 20),
+                sanitize(str(rest.get("Created") or ""), 40),
                 size if isinstance(size, int) else 0,
-                harmless(str(config.get("User") or ""), 64),
+                sanitize(str(config.get("User") or ""), 64),
                 _words(config.get("Entrypoint")),
                 _words(rest.get("RepoDigests")),
                 _labels(config.get("Labels")),
@@ -75,11 +75,11 @@ def user(host: Host, ref: str) -> str | None:
 
 
 def _words(said: object) -> tuple[str, ...]:
-    return tuple(harmless(str(one)) for one in said[:16]) if isinstance(said, list) else ()
+    return tuple(sanitize(str(one)) for one in said[:16]) if isinstance(said, list) else ()
 
 
 def _labels(said: object) -> tuple[tuple[str, str], ...]:
     """Those of a build, sorted. Others can be anything, such as the text of a licence."""
     pairs = sorted((str(key), str(value)) for key, value in said.items()) if isinstance(said, dict) else []
-    wanted = [(harmless(key, 80), harmless(value)) for key, value in pairs if key.startswith(LABELS)]
+    wanted = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
     return tuple(wanted[:MOST_LABELS])

@@ -8,8 +8,8 @@ from enum import Enum
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
 from sparkd.host.recorded import FOLDER
+from sparkd.lib.text import sanitize
 
 RECORDED = f"{FOLDER}/nvml.json"
 AWAITED = "the GPU's driver"
@@ -73,11 +73,11 @@ def parse(text: str) -> GpuFacts:
         case {"names": list(names), **rest} if all(isinstance(name, str) for name in names):
             total, processes = rest.get("total_bytes"), rest.get("processes")
             return GpuFacts(
-                tuple(harmless(name) for name in names),
+                tuple(sanitize(name) for name in names),
                 total if isinstance(total, int) else None,
                 tuple(_process(one) for one in processes) if isinstance(processes, list) else None,
-                harmless(str(rest.get("error", ""))),
-                harmless(str(rest.get("driver", ""))),
+                sanitize(str(rest.get("error", ""))),
+                sanitize(str(rest.get("driver", ""))),
                 Trouble(rest.get("trouble", "")),
             )
     raise ValueError(f"{RECORDED} is no answer of the driver")

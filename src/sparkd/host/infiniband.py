@@ -9,7 +9,7 @@ from ipaddress import IPv6Address
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 FOLDER = "/sys/class/infiniband"
 LIMIT_BYTES = 4096
@@ -89,7 +89,7 @@ def _gids(files: Files, folder: str, indexes: list[int]) -> Iterator[Gid]:
         except OSError:  # the kernel has given the place up meanwhile
             continue
         mapped = raw.ipv4_mapped
-        yield Gid(index, harmless(kind, 32), str(mapped or raw), mapped is not None, (mapped or raw).is_link_local)
+        yield Gid(index, sanitize(kind, 32), str(mapped or raw), mapped is not None, (mapped or raw).is_link_local)
 
 
 def _hca(files: Files, name: str) -> Hca:
@@ -106,7 +106,7 @@ def _port(files: Files, hca: str, number: int) -> Port:
     folder = f"{FOLDER}/{hca}/ports/{number}"
     state = files.text(f"{folder}/state", limit=LIMIT_BYTES).strip().rpartition(" ")[2]
     layer = files.text(f"{folder}/link_layer", limit=LIMIT_BYTES).strip()
-    return Port(number, harmless(state, 32), layer == "Ethernet")
+    return Port(number, sanitize(state, 32), layer == "Ethernet")
 
 
 def _names(files: Files, folder: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 _MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.*?([0-9]+(?:\.[0-9]+)+)")
 
@@ -20,7 +20,7 @@ class NvidiaModule(NamedTuple):
 def release(files: Files) -> str:
     """As `uname -r` says it; empty where that can't be read."""
     try:
-        return harmless(files.text("/proc/sys/kernel/osrelease", limit=4096).strip(), 100)
+        return sanitize(files.text("/proc/sys/kernel/osrelease", limit=4096).strip(), 100)
     except OSError:
         return ""
 

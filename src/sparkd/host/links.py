@@ -8,7 +8,7 @@ from typing import TypeVar
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 FOLDER = "/sys/class/net"
 LIMIT_BYTES = 4096
@@ -52,7 +52,7 @@ def read(files: Files, name: str) -> Link | None:
     return Link(
         name=name,
         up=bool(flags & IFF_UP),
-        operstate=harmless(_said(files, f"{folder}/operstate", str) or "unknown", 32),
+        operstate=sanitize(_said(files, f"{folder}/operstate", str) or "unknown", 32),
         carrier=_said(files, f"{folder}/carrier", lambda text: text == "1"),
         speed_mbps=speed if speed is not None and 0 < speed < 1 << 31 else None,
         mtu=_said(files, f"{folder}/mtu", int) or 0,

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from sparkd.host import safetensors
 from sparkd.host.files import Files, Kind
-from sparkd.host.harmless import harmless
 from sparkd.host.weights import DECIDING, INDEX, WEIGHTS, leaves, read_index
+from sparkd.lib.text import sanitize
 
 SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
@@ -246,4 +246,4 @@ def _grouped(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:
 
 
 def _shown(name: str) -> str:
-    return harmless(name, _SHOWN_LENGTH)
+    return sanitize(name, _SHOWN_LENGTH)

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from sparkd.host.gpu import NO_GPU, GpuFacts, GpuProcess, Trouble, hung
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 T = TypeVar("T")
 
@@ -100,7 +100,7 @@ def devices() -> Iterator[object]:
 
 
 def name(device: object) -> str:
-    return harmless(driver().nvmlDeviceGetName(device))
+    return sanitize(driver().nvmlDeviceGetName(device))
 
 
 def _facts() -> GpuFacts:
@@ -116,7 +116,7 @@ def _facts() -> GpuFacts:
     known_totals = [total for total in totals if total is not None]
     total = sum(known_totals) if totals and len(known_totals) == len(totals) else None
     processes = tuple(GpuProcess(pid, size) for pid, size in sorted(used.items()))
-    return GpuFacts(tuple(names), total, processes, driver=harmless(driver().nvmlSystemGetDriverVersion()))
+    return GpuFacts(tuple(names), total, processes, driver=sanitize(driver().nvmlSystemGetDriverVersion()))
 
 
 def _total_bytes(device: object) -> int | None:

@@ -8,7 +8,7 @@ import os
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 LOCK = "/run/sparkd/hands.lock"
 
@@ -49,6 +49,6 @@ def _described(files: Files, pid: int) -> NodeOwner:
         written = None
     match written:
         case {"pid": int(writer), "command": str(command), "invocation": str(invocation)} if writer == pid:
-            return NodeOwner(pid, harmless(command), harmless(invocation))
+            return NodeOwner(pid, sanitize(command), sanitize(invocation))
         case _:
             return NodeOwner(pid, "", "")

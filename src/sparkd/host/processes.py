@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
@@ -36,7 +36,7 @@ class Process(Struct, frozen=True):
 
     pid: int
     comm: str
-    """At most 15 characters, made harmless: a process may call itself anything."""
+    """At most 15 characters, sanitized: a process may call itself anything."""
     state: str
     parent: int
     group: int
@@ -134,7 +134,7 @@ def parse_stat(line: bytes) -> Process | None:
     try:
         return Process(
             pid=int(pid),
-            comm=harmless(comm.decode("utf-8", "backslashreplace"), 64),
+            comm=sanitize(comm.decode("utf-8", "backslashreplace"), 64),
             state=fields[0].decode("ascii", "replace"),
             parent=int(fields[1]),
             group=int(fields[2]),
@@ -149,7 +149,7 @@ def parse_stat(line: bytes) -> Process | None:
 def argv(files: Files, pid: int) -> tuple[str, ...]:
     """Arguments of a process; what setproctitle pads with NULs is cut. Raises one of GONE."""
     raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
-    return tuple(harmless(word, 4096) for word in raw.decode("utf-8", "backslashreplace").split("\0")) if raw else ()
+    return tuple(sanitize(word, 4096) for word in raw.decode("utf-8", "backslashreplace").split("\0")) if raw else ()
 
 
 def details(files: Files, process: Process) -> Details | None:

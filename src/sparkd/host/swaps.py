@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 
@@ -35,7 +35,7 @@ def read(files: Files) -> tuple[Swap, ...]:
         try:
             path, _kind, kib, used_kib, _priority = words
             path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
-            found.append(Swap(harmless(path, 256), int(kib) * 1024, int(used_kib) * 1024))
+            found.append(Swap(sanitize(path, 256), int(kib) * 1024, int(used_kib) * 1024))
         except ValueError:
-            raise ValueError(f"/proc/swaps has another format: {harmless(line, 80)!r}") from None
+            raise ValueError(f"/proc/swaps has another format: {sanitize(line, 80)!r}") from None
     return tuple(found)

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from sparkd.host import users
 from sparkd.host.files import Files
-from sparkd.host.harmless import harmless
 from sparkd.host.processes import GONE, Process, container_id, read_status
+from sparkd.lib.text import sanitize
 
 SMALLEST_BYTES = 16 << 20
 """A process with less is not looked at closer, nor counted."""
@@ -78,7 +78,7 @@ def _group(cgroup: str, process: Process) -> tuple[str, str]:
         if parts:
             # What lies below a unit is its own affair, but for a user's manager, which has units of its own.
             of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return "user-unit" if of_user else "unit", harmless(parts[of_user], 120)
+            return "user-unit" if of_user else "unit", sanitize(parts[of_user], 120)
     return "process", f"pid {process.pid} ({process.comm})"
 
 

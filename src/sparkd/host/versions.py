@@ -8,8 +8,8 @@ from contextlib import suppress
 
 from sparkd import __version__
 from sparkd.host import Host, docker
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerUnreadableError
+from sparkd.lib.text import sanitize
 
 DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 """The second says a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
@@ -30,7 +30,7 @@ def without_docker(host: Host) -> Mapping[str, str]:
 
 
 def _told(found: Mapping[str, str]) -> dict[str, str]:
-    return {name: harmless(text, LIMIT) for name, text in found.items() if text}
+    return {name: sanitize(text, LIMIT) for name, text in found.items() if text}
 
 
 def _driver(host: Host) -> str:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from sparkd.host.harmless import harmless
 from sparkd.known_good.facts import Facts
 from sparkd.launch.agreement import LONGEST_TEXT, MOST_VALUES
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.host.files import Files
@@ -49,7 +49,7 @@ class Entry(Struct, frozen=True):
 
 def in_utc(stamp: str) -> str:
     """A stamp for people."""
-    return f"{harmless(stamp[:16]).replace('T', ' ')} UTC"
+    return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
 
 
 def proven(known: Sequence[Entry], entry: Entry) -> tuple[Entry, ...]:

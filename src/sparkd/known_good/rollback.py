@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from pydantic import ValidationError
 
-from sparkd.host.harmless import harmless
 from sparkd.known_good.history import in_utc, is_image_id
+from sparkd.lib.text import sanitize
 from sparkd.recipes.schema import Recipe
 from sparkd.report.node_report import FindingReport
 from sparkd.settings import Engine, Settings
@@ -119,7 +119,7 @@ def _made(recipe: object, engine: object, replaces: str, proven: str, plan: str,
         return Rollback(
             replaces=replaces,
             proven=proven,
-            plan=harmless(plan, 64),
+            plan=sanitize(plan, 64),
             image_id=image_id,
             recipe=Recipe.model_validate(recipe),
             engine=Engine.model_validate(engine),

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from sparkd.host.harmless import harmless
 from sparkd.host.weights import Weights
 from sparkd.launch.plan import LaunchPlan
 from sparkd.launch.shared import bounded, digest
+from sparkd.lib.text import sanitize
 
 UNCHECKED = "unchecked."
 """Begins the name of a value that may differ: it stands among the values, and not in the digest."""
@@ -131,14 +131,14 @@ def _rest(count: int, before: str) -> tuple[str, ...]:
 
 def _line(text: str, width: int) -> str:
     """Without its middle, where it is too long."""
-    line = harmless(text, _ESCAPED_LIMIT)
+    line = sanitize(text, _ESCAPED_LIMIT)
     half = width // 2
     return line if len(line) <= width else f"{line[: width - half - 1]}…{line[-half:]}"
 
 
 def pair(one: Difference, width: int) -> tuple[str, str]:
     """Both values from shortly before the first character that differs."""
-    own, theirs = harmless(one.own, _ESCAPED_LIMIT), harmless(one.theirs, _ESCAPED_LIMIT)
+    own, theirs = sanitize(one.own, _ESCAPED_LIMIT), sanitize(one.theirs, _ESCAPED_LIMIT)
     same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
     return _from(own, same, width), _from(theirs, same, width)
 
@@ -157,7 +157,7 @@ def _from(line: str, place: int, width: int) -> str:
 def warnings(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
     """A line for each version that both nodes tell, and not alike."""
     return tuple(
-        f"{harmless(name, 40)} is {harmless(own[name], 100)} here and {harmless(theirs[name], 100)} there"
+        f"{sanitize(name, 40)} is {sanitize(own[name], 100)} here and {sanitize(theirs[name], 100)} there"
         for name in sorted(own.keys() & theirs.keys())
         if own[name] != theirs[name]
     )

@@ -10,8 +10,8 @@ import json
 from msgspec import Struct, field, to_builtins
 from msgspec.structs import replace
 
-from sparkd.host.harmless import harmless
 from sparkd.last_exit import KILLED
+from sparkd.lib.text import sanitize
 
 COOLING_SECONDS = (0, 5, 15, 60, 300)
 """Wait before the launch after 0, 1, 2, 3, 4 launches that failed in a row. After five a person is needed."""
@@ -106,5 +106,5 @@ def _last(said: object) -> dict[str, Failure]:
     for digest, failure in said.items() if isinstance(said, dict) else ():
         match failure:
             case {"reason": str(reason), "code": int() | None as code}:
-                found[str(digest)] = Failure(harmless(reason, REASON_LIMIT), code)
+                found[str(digest)] = Failure(sanitize(reason, REASON_LIMIT), code)
     return found

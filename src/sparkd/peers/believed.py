@@ -13,7 +13,7 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.report.node_report import NodeReport, parse
 
 TEXT_LIMIT = 1000
@@ -28,7 +28,7 @@ class _AbsurdError(ValueError):
 
 
 def believed(body: bytes, rank: int) -> NodeReport | None:
-    """The report of this rank, without the peers that it knows, its texts harmless; None where it is none."""
+    """The report of this rank, without the peers that it knows, its texts sanitized; None where it is none."""
     report = parse(body.decode("utf-8", "replace"))
     if report is None or report.rank != rank:
         return None
@@ -40,7 +40,7 @@ def believed(body: bytes, rank: int) -> NodeReport | None:
 
 def _bounded(value: object) -> object:
     if isinstance(value, str):
-        return harmless(value, TEXT_LIMIT)
+        return sanitize(value, TEXT_LIMIT)
     if isinstance(value, (int, float)):
         if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
             raise _AbsurdError

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host.harmless import harmless
 from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, Response
+from sparkd.lib.text import sanitize
 from sparkd.peers.believed import believed
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report import clock
@@ -124,7 +124,7 @@ class Reader:
     def _failed(self, contact: Contact, said: str) -> None:
         before = self.snapshot
         since = before.since if before.contact is contact else utc_now()
-        self.snapshot = replace(before, contact=contact, since=since, said=harmless(said))
+        self.snapshot = replace(before, contact=contact, since=since, said=sanitize(said))
         self._known = ""  # whoever answers next may be another life, and is asked for the whole of it
         self._bell()
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import boots, caches, docker, docker_image
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerUnreadableError
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
 from sparkd.preflight.sizes import size
@@ -78,7 +78,7 @@ docker and image say so.""",
         try:
             image, identity = docker.asked(host, look) or (None, "away")
         except DockerUnreadableError as error:
-            return CacheFacts(harmless(str(error)))
+            return CacheFacts(sanitize(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")
         own = tuple(caches.folder(host.files, caches.path(image.id, one.name)) for one in self.caches)

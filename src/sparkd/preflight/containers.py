@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host.docker_facts import LABEL
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
 
@@ -65,9 +65,9 @@ docker is away nothing can be told, and the launch waits for docker and looks ag
         docker = host.docker()
         found = [one for one in docker.containers if one.label(f"{LABEL}role") or one.name == self.name]
         return ContainersFacts(
-            harmless(docker.error) or ("known" if docker.running else "away"),
+            sanitize(docker.error) or ("known" if docker.running else "away"),
             tuple(
-                Seen(one.id, harmless(one.name), one.ours, one.running, harmless(one.restart_policy, 40))
+                Seen(one.id, sanitize(one.name), one.ours, one.running, sanitize(one.restart_policy, 40))
                 for one in found
             ),
         )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, gpu_ways
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerUnreadableError
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import About, Check, Level, Verdict
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ That the way works can't be told without a container: this check reads, and star
         try:
             found = docker.asked(host, docker_engine.read)
         except DockerUnreadableError as error:
-            return DockerEngineFacts(True, installed, harmless(str(error)))
+            return DockerEngineFacts(True, installed, sanitize(str(error)))
         if found is None:
             return DockerEngineFacts(False, installed)
         ways = gpu_ways.read(host.files, found) if self.uses_gpu else ()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import enabled_units, unit_files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight import engines
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.problems import Problem, verdict
@@ -99,10 +99,10 @@ Units of a user's own systemd, cron and /etc/rc.local are not looked at.""",
                 unit = _read(host.files, name)
                 found = _starts_vllm(host.files, unit) if unit else None
             except (OSError, ValueError):
-                unread.append(harmless(name, 80))
+                unread.append(sanitize(name, 80))
                 continue
             if found is not None:
-                units.append(ForeignUnit(harmless(name, 80), harmless(by, 80), *found))
+                units.append(ForeignUnit(sanitize(name, 80), sanitize(by, 80), *found))
         docker = host.docker()
         containers = tuple(_shown(one) for one in docker.containers if _restarts_vllm(one))
         return ForeignFacts(tuple(units), containers, tuple(unread), len(wanted), docker.known)
@@ -165,7 +165,7 @@ def _restarts_vllm(one: ContainerFacts) -> bool:
 
 
 def _shown(one: ContainerFacts) -> ForeignContainer:
-    return ForeignContainer(harmless(one.name, 80), harmless(one.image), one.restart_policy, one.running)
+    return ForeignContainer(sanitize(one.name, 80), sanitize(one.image), one.restart_policy, one.running)
 
 
 def _of_unit(one: ForeignUnit) -> Problem:

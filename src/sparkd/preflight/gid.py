@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import infiniband
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.nccl_hcas import Selection
@@ -88,7 +88,7 @@ which NCCL leaves out, are not asked. A negative number is the same as unset. NC
         if index is not None and index < 0:
             return Verdict(Level.OK, f"{INDEX} is {index}, so NCCL finds the index itself")
         if index is None:
-            return Verdict(Level.BLOCK, f"{INDEX} is {harmless(text)!r}, which is no index", HINT)
+            return Verdict(Level.BLOCK, f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
         problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
         where = ", ".join(one.hca for one in facts.tables)
         return verdict(problems, f"index {index} is right on {where}" if where else "no port is up to be asked")

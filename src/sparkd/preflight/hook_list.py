@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sparkd.host.files import Kind
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Finding, Level, Verdict
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _safe(facts: FileFacts, owner_uid: int) -> bool:
 
 
 def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
-    name = harmless(path.rpartition("/")[2], 64)
+    name = sanitize(path.rpartition("/")[2], 64)
     if unsafe_folder:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import docker, docker_engine, docker_image, image_files
-from sparkd.host.harmless import harmless
 from sparkd.lib.dockerd.reader import DockerUnreadableError
+from sparkd.lib.text import sanitize
 from sparkd.preflight import image_inside
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.sizes import size
@@ -88,7 +88,7 @@ image is looked at again once it has come.""",
         try:
             found = docker.asked(host, look)
         except DockerUnreadableError as error:
-            return ImageFacts(self.ref, self.asserts, harmless(str(error)))
+            return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
         if found is None:
             return ImageFacts(self.ref, self.asserts, "away")
         return ImageFacts(self.ref, self.asserts, "known", *found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from sparkd.host import image_files
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.host.files import Files
@@ -74,7 +74,7 @@ class _Image(Struct, frozen=True):
             return self.lacks(name)
         # A part of PATH that is empty is the working directory.
         if all(folder and self.lacks(f"{folder}/{name}") for folder in folders):
-            return f"has no {harmless(name)} in {harmless(':'.join(folders))}"
+            return f"has no {sanitize(name)} in {sanitize(':'.join(folders))}"
         return ""
 
     def lacks(self, path: str) -> str:
@@ -86,8 +86,8 @@ class _Image(Struct, frozen=True):
         except image_files.ElsewhereError:
             return ""
         if found is None:
-            return f"has no {harmless(path)}"
-        return "" if self.files.stat(found).executable else f"has a {harmless(path)} that is not executable"
+            return f"has no {sanitize(path)}"
+        return "" if self.files.stat(found).executable else f"has a {sanitize(path)} that is not executable"
 
     def metadata(self) -> tuple[str, ...]:
         try:
@@ -95,4 +95,4 @@ class _Image(Struct, frozen=True):
             text = self.files.itself(found, METADATA_BYTES).content.decode("utf-8", "replace") if found else ""
         except OSError:  # a note is no reason to stop for
             return ()
-        return tuple(harmless(line.rstrip()) for line in text.splitlines() if _SAYS.match(line))[:MOST_LINES]
+        return tuple(sanitize(line.rstrip()) for line in text.splitlines() if _SAYS.match(line))[:MOST_LINES]

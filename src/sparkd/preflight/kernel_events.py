@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.host.kmsg import Record
@@ -80,8 +80,8 @@ def of(record: Record) -> Event | None:
         matched = pattern.match(record.text)
         if matched is None:
             continue
-        subject = harmless(matched[1], 40)
+        subject = sanitize(matched[1], 40)
         base = 16 if kind is Kind.RECOVERY else 10
         code = int(matched[2][:8], base) if kind in (Kind.XID, Kind.RECOVERY) else 0
-        return Event(kind, subject, code, 1, round(record.seconds, 3), harmless(record.text))
+        return Event(kind, subject, code, 1, round(record.seconds, 3), sanitize(record.text))
     return None

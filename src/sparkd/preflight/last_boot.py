@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from sparkd.host import boots
 from sparkd.host.boots import LOADING
-from sparkd.host.harmless import harmless
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import About, Check, Level, Verdict
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ A start by hand then begins at zero: systemctl start sparkd-head.""",
         boot_id = host.files.text(BOOT_ID, limit=4096).strip()
         changes = _changes(known)
         before = tuple(
-            Launch(harmless(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
+            Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
             for one in known.before(boot_id)
         )
         return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes))
@@ -137,4 +137,4 @@ def _changes(known: Boots) -> tuple[Change, ...]:
 
 
 def _short(text: str) -> str:
-    return harmless(text, VALUE_LENGTH)
+    return sanitize(text, VALUE_LENGTH)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 from msgspec import Struct
 
 from sparkd.host import infiniband, links
-from sparkd.host.harmless import harmless
 from sparkd.host.infiniband import ACTIVE, Hca, Port
+from sparkd.lib.text import sanitize
 from sparkd.preflight import nccl_hcas
 from sparkd.preflight.check import About, Check, Level, Verdict
 from sparkd.preflight.nccl_hcas import VERBS, Selection
@@ -89,7 +89,7 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
         by_force = self.env.get("NCCL_NET", "").upper() == "IB"
         if not used:
-            asked = f"{nccl_hcas.NAMES}={harmless(self.env.get(nccl_hcas.NAMES, ''))} selects no RDMA device"
+            asked = f"{nccl_hcas.NAMES}={sanitize(self.env.get(nccl_hcas.NAMES, ''))} selects no RDMA device"
             what = f"{asked} of this machine" if present else "this machine has no RDMA device"
             then = "and NCCL_NET=IB insists on one" if by_force else "so NCCL goes by TCP"
             yield Problem(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)

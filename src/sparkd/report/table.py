@@ -7,8 +7,8 @@ from typing import assert_never
 
 from msgspec import Struct
 
-from sparkd.host.harmless import harmless
 from sparkd.lib.tables import Parts, Table
+from sparkd.lib.text import sanitize
 from sparkd.report.ages import seconds_since, words
 from sparkd.report.node_report import Contact, MemoryReport, NodeReport, PeerReport, Phase
 
@@ -40,11 +40,11 @@ def _alone(report: NodeReport, view: View) -> Table:
         ("node", f"{_name(report.node)}, {_rank(report)} ({_name(report.role)})"),
         ("phase", _own_phase(report, view)),
         ("since", f"{words(seconds_since(report.since, view.now))} ({_name(report.since)})"),
-        ("message", harmless(report.message, TEXT_LIMIT)),
+        ("message", sanitize(report.message, TEXT_LIMIT)),
         ("memory", _memory(report.memory)),
         ("engine", _name(report.engine.container_id[:12])),
         ("plan", _name(report.plan_digest[:12])),
-        ("last cause", harmless(report.last_cause, TEXT_LIMIT)),
+        ("last cause", sanitize(report.last_cause, TEXT_LIMIT)),
     ]
     return Table([(name.ljust(LABEL_WIDTH), value) for name, value in rows if value])
 
@@ -91,7 +91,7 @@ def _peer_row(peer: PeerReport, view: View) -> tuple[str, ...]:
 
 def _last_words(peer: PeerReport) -> str:
     """Why there is no answer, and what it said before."""
-    said = harmless(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
+    said = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
     return "; last: ".join(part for part in (said, _cause(peer.report) if peer.report else "") if part)
 
 
@@ -138,8 +138,8 @@ def _progress(report: NodeReport) -> str:
 
 def _cause(report: NodeReport) -> str:
     """What is the matter now, and what ended the life before: each only where it is news."""
-    message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else harmless(report.message, TEXT_LIMIT)
-    last = harmless(report.last_cause, TEXT_LIMIT)
+    message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
+    last = sanitize(report.last_cause, TEXT_LIMIT)
     return "; last: ".join(part for part in (message, last) if part) if message else last
 
 
@@ -150,10 +150,10 @@ def _findings(report: NodeReport) -> Table:
     for one, prefix in known:
         for finding in one.findings:
             if finding.level != "ok":
-                text = f"{prefix}{_name(finding.id)}: {harmless(finding.reason, TEXT_LIMIT)}"
+                text = f"{prefix}{_name(finding.id)}: {sanitize(finding.reason, TEXT_LIMIT)}"
                 rows.append((_name(finding.level).ljust(LABEL_WIDTH), text))
     return Table(rows, [level.strip() for level, _ in rows])
 
 
 def _name(text: str) -> str:
-    return harmless(text, NAME_LIMIT)
+    return sanitize(text, NAME_LIMIT)

@@ -183,7 +183,7 @@ def test_a_thousand_connections_take_no_place_from_those_that_read_and_no_memory
             if number % 250 == 249:
                 target.news_come()
         target.news_come()
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         assert resident_bytes() - before < 8 << 20
     finally:
         for sock in crowded:

@@ -459,7 +459,7 @@ def test_all_nodes_are_read_in_rank_order_by_one_thread_and_none_stays_behind() 
             assert [one.report for one in peers.snapshots()] == [report(rank) for rank in range(1, 64)]
             assert loop.run(peers.values(3)) == b"3"
             assert threading.active_count() == serving + 1
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_a_node_is_named_as_a_person_knows_it() -> None:

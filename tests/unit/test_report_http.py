@@ -231,7 +231,7 @@ def test_63_held_requests_leave_a_place_and_are_answered_together_without_a_thre
             sock.sendall(GET.replace(b"/ ", b"/held ", 1))
         assert until(lambda: holder.asked == 63)
         assert ask(server) == (200, BODY)
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         began = time.monotonic()
         holder.publish()
         assert [answer(sock) for sock in held] == [(200, b"news")] * 63
@@ -560,7 +560,7 @@ def test_1000_connections_of_one_source_leave_another_its_answer_and_memory_and_
                 assert ask(server, source="127.0.0.2") == (200, BODY)
                 slowest = max(slowest, time.monotonic() - began)
         assert slowest < 1
-        assert threading.active_count() == threads
+        assert threading.active_count() <= threads
         # 1,000 client sockets of this very process are in it.
         assert resident_bytes() - memory < 8 << 20
         for sock in crowd:
@@ -638,7 +638,7 @@ def test_close_leaves_no_socket_and_may_come_twice() -> None:
         assert holder.left == 1
         with pytest.raises(ConnectionRefusedError):
             connect(server)
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert descriptors() == before
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, settings
+from hypothesis import settings, strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
 
@@ -54,6 +54,7 @@ def texts(one: NodeReport) -> list[str]:
     return found + [text for each in one.findings for text in (each.id, each.level, each.reason, each.hint)]
 
 
+@settings(deadline=None)
 @given(st.one_of(st.text(), st.text().map(lambda text: text * 2000)))
 def test_every_text_is_bounded_and_harmless(text: str) -> None:
     words = ("node", "role", "since", "epoch", "incarnation", "version", "address", "plan_digest", "message")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from hypothesis import given, settings
-from hypothesis import settings, strategies as st
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from sparkd.lib.event_loop import EventLoop, ignore_error
-from sparkd.lib.http_server import Handler, HttpServer, Limits
+from sparkd.lib.http_connection import Handler, Limits
+from sparkd.lib.http_server import HttpServer
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report.exchange import Exchange

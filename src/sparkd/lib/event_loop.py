@@ -27,16 +27,13 @@ class _Loop(asyncio.SelectorEventLoop):
             return await super().getaddrinfo(host, port, **options)
 
 
-def ignore_error(_error: BaseException) -> None: ...
-
-
 class EventLoop:
     """Runs from `start` to `close`. Every method may be called from any thread but the loop's own.
 
     `broken` gets, in the loop's thread, the error that a `spawn`ed task or the loop itself died of.
     """
 
-    def __init__(self, broken: Callable[[BaseException], None] = ignore_error) -> None:
+    def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         self._loop = _Loop()
         self._broken = broken
         self._tasks: set[asyncio.Task[None]] = set()

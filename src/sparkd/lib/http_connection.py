@@ -121,10 +121,6 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def buffer_updated(self, size: int) -> None:
         self.data_received(bytes(self._server.buffer[:size]))
 
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._set_deadline()
-
     def resume_writing(self) -> None:
         super().resume_writing()
         self._set_deadline()
@@ -175,8 +171,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return None if self._server.take_token(self.source) else 429
 
     async def _handled(self) -> Response:
-        path, query = self.scope["raw_path"], self.scope["query_string"]
-        target = path + b"?" + query if query else path
+        target = b"?".join(part for part in (self.scope["raw_path"], self.scope["query_string"]) if part)
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in self.headers}
         try:
             async with asyncio.timeout(self._limits.handler_seconds):
@@ -207,6 +202,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if self._busy:
             self.cycle.response_started = self.cycle.response_complete = True
             self.on_response_complete()
+        self._set_deadline()
 
     def _set_deadline(self) -> None:
         """Begin the time for what this connection waits for, where that has changed; uvicorn closes an idle one."""

@@ -14,7 +14,8 @@ BACKLOG = 1024
 """For listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""
 ACCEPTED_PER_TURN = 1
 """A turn of the loop accepts one connection: a flood delays nobody's request, and before a connection has to make room
-for as many as a source may have, the loop has read and handled what it sent."""
+for as many as a source may have, the loop has read and handled what it sent. With no file descriptor left asyncio
+pauses for 1 s, and logs that as many times."""
 SOURCES_KEPT = 1024
 """Past it the source that was counted longest ago is forgotten, and begins with a full burst."""
 

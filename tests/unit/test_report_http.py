@@ -643,6 +643,33 @@ def test_close_leaves_no_socket_and_may_come_twice() -> None:
     assert descriptors() == before
 
 
+def test_close_under_a_flood_of_connections_leaves_no_client_waiting() -> None:
+    ended = threading.Event()
+
+    def flood(server: HttpServer) -> None:
+        while not ended.is_set():
+            with suppress(OSError):
+                ask(server)
+
+    for _ in range(10):
+        with network() as loop:
+            before = descriptors()
+            server = HttpServer("127.0.0.1", 0, simple)
+            server.start(loop)
+            floods = [threading.Thread(target=flood, args=(server,)) for _ in range(4)]
+            for one in floods:
+                one.start()
+            time.sleep(0.03)
+            server.close()
+            ended.set()
+            began = time.monotonic()
+            for one in floods:
+                one.join()
+            assert time.monotonic() - began < 1
+            assert descriptors() == before
+            ended.clear()
+
+
 def test_the_end_of_the_loop_is_the_end_of_the_server() -> None:
     before = descriptors()
     with network() as loop:

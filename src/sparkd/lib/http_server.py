@@ -104,11 +104,12 @@ class HttpServer:
             self._listener.listen(BACKLOG)  # asyncio takes one number for both
             await loop.create_future()
         finally:
-            server.close()
+            loop.remove_reader(self._listener)
             for _ in range(4):  # turns: one that was just accepted takes its place two later, and is closed in a third
                 for connection in tuple(self.connections):
                     connection.drop()
                 await asyncio.sleep(0)
+            server.close()  # only now: asyncio forgets, open, what it has just accepted for a closed one
 
     async def _stop(self) -> None:
         if self._serving is not None:

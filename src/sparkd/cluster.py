@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from msgspec import Struct
@@ -12,7 +13,8 @@ from sparkd.host import Host
 from sparkd.host.addresses import canonical
 from sparkd.host.cluster_key import KeyRing
 from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.http_server import HttpServer, Limits
+from sparkd.lib.http_connection import Limits
+from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
 from sparkd.lib.redact import Redactor
 from sparkd.peers.peers import Peers
@@ -62,7 +64,7 @@ def join(
     exchange = Exchange(own, keys, hold_seconds)
     # Requests are not counted: a signature refuses one at no more cost than a count would, and whoever sends from a
     # node's address, as any user there can, must not use up what is its agent's.
-    server = _server(own, port, exchange, Limits(requests_per_second=None), node, events, pulse.fail)
+    server = _server(own, port, exchange, Limits(requests_per_second=math.inf), node, events)
     server.start(network)
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
     peers = Peers(tuple(sources), keys, pulse.ring)
@@ -102,7 +104,6 @@ def _server(
     limits: Limits,
     node: NodeContext,
     events: Events,
-    broken: Callable[[BaseException], None],
 ) -> HttpServer:
     known = frozenset(canonical(peer.address) for peer in node.peers)
 
@@ -113,7 +114,7 @@ def _server(
         events.error("reports.server.failed", reason=trouble)
 
     try:
-        return HttpServer(own, port, exchange.handle, limits, admits, on_error, broken)
+        return HttpServer(own, port, exchange.handle, limits, admits, on_error)
     except OSError as error:
         raise BlockedError(
             f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",

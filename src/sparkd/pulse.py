@@ -165,12 +165,9 @@ class Pulse:
             future.cancel()
 
     def _outcome(self, future: Future[T], seconds: float, what: str) -> T:
-        deadline = time.monotonic() + seconds
-        while not future.done():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(f"{what} did not end within {seconds:g} s")
-            self._wait(left, None, until_stop=False)
+        self.linger(seconds, future.done)
+        if not future.done():
+            raise TimeoutError(f"{what} did not end within {seconds:g} s")
         return future.result()
 
     def beat_age(self) -> float:

@@ -19,7 +19,7 @@ from tests.unit.wire import http, message, passed_on
 
 from sparkd.cluster import Cluster
 from sparkd.errors import BlockedError
-from sparkd.lib.http_server import Limits
+from sparkd.lib.http_connection import Limits
 from sparkd.peers.reader import Reader
 from sparkd.report.node_report import NodeReport
 from sparkd.signing import new_nonce, sign_request

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from sparkd.lib.event_loop import EventLoop, ignore_error
-from sparkd.lib.http_server import Handler, HttpServer, Limits
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_connection import Handler, Limits
+from sparkd.lib.http_server import HttpServer
 from sparkd.peers.reader import Reader, Source
 from sparkd.peers.snapshot import Snapshot
 from sparkd.report.exchange import Exchange
@@ -81,7 +82,7 @@ PLENTY = Limits(requests_per_second=1e6, burst=10**6)
 
 
 @contextmanager
-def network(broken: Callable[[BaseException], None] = ignore_error) -> Iterator[EventLoop]:
+def network(broken: Callable[[BaseException], object] = lambda _: None) -> Iterator[EventLoop]:
     loop = EventLoop(broken)
     loop.start()
     try:

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from tests.unit.nodes import network
 from tests.unit.test_report_table import ALONE
 
-from sparkd.lib.http_server import HttpServer, Request
+from sparkd.lib.http_connection import Request
+from sparkd.lib.http_server import HttpServer
 from sparkd.report import observers
 from sparkd.report.node_report import NodeReport, Phase, parse
 

@@ -32,7 +32,7 @@ from tests.unit.nodes import (
 from tests.unit.wire import answering, dripped, http, passed_on
 
 from sparkd.lib.http_client import HttpError
-from sparkd.lib.http_server import Handler, Request, Response
+from sparkd.lib.http_connection import Handler, Request, Response
 from sparkd.peers.peers import Peers
 from sparkd.peers.reader import Reader, Source, UnsignedError
 from sparkd.report.node_report import Contact, NodeReport, Phase, dump

@@ -8,14 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from socket import AddressFamily, SocketKind
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-AddressInfo = (
-    tuple[Literal[AddressFamily.AF_INET], SocketKind, int, str, tuple[str, int]]
-    | tuple[Literal[AddressFamily.AF_INET6], SocketKind, int, str, tuple[str, int, int, int] | tuple[int, bytes]]
-)
 
 CLOSE_SECONDS = 5.0
 """For tasks to end once they are cancelled. The thread is a daemon: one that hangs keeps no process alive."""
@@ -24,24 +19,12 @@ CLOSE_SECONDS = 5.0
 class _Loop(asyncio.SelectorEventLoop):
     """Looks names up in a thread, as asyncio does, and addresses at once: a name server that hangs delays no peer."""
 
-    async def getaddrinfo(
-        self,
-        host: bytes | str | None,
-        port: bytes | str | int | None,
-        *,
-        family: int = 0,
-        type: int = 0,  # noqa: A002 - the name that asyncio has
-        proto: int = 0,
-        flags: int = 0,
-    ) -> list[AddressInfo]:
-        numeric = flags | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        numeric = options.get("flags", 0) | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         try:
-            return socket.getaddrinfo(host, port, family, type, proto, numeric)
+            return socket.getaddrinfo(host, port, **{**options, "flags": numeric})
         except socket.gaierror:
-            return await super().getaddrinfo(host, port, family=family, type=type, proto=proto, flags=flags)
-
-
-def ignore_error(_error: BaseException) -> None: ...
+            return await super().getaddrinfo(host, port, **options)
 
 
 class EventLoop:
@@ -50,7 +33,7 @@ class EventLoop:
     `broken` gets, in the loop's thread, the error that a `spawn`ed task or the loop itself died of.
     """
 
-    def __init__(self, broken: Callable[[BaseException], None] = ignore_error) -> None:
+    def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         self._loop = _Loop()
         self._broken = broken
         self._tasks: set[asyncio.Task[None]] = set()

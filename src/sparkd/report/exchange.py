@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
-from sparkd.lib.http_server import Request, Response
+from sparkd.lib.http_connection import Request, Response
 from sparkd.report import clock
 from sparkd.signing import NONCE_HEADER, SIGNATURE_HEADER, matches, sign_answer, sign_request
 

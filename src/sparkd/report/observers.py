@@ -8,7 +8,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from ipaddress import ip_address
 
-from sparkd.lib.http_server import Handler, Request, Response
+from sparkd.lib.http_connection import Handler, Request, Response
 from sparkd.report.node_report import NodeReport, Phase, dump
 
 BEAT_LIMIT_SECONDS = 30.0

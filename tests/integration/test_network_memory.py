@@ -6,7 +6,7 @@ from tests.unit.nodes import KEY, network, report, served
 from tests.unit.test_report_http import resident_bytes
 
 from sparkd.lib.http_client import HttpClient
-from sparkd.lib.http_server import Request, Response
+from sparkd.lib.http_connection import Request, Response
 from sparkd.report.node_report import dump
 
 HOUR_SECONDS = 3600

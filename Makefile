@@ -12,12 +12,17 @@ PHASES := check integration packaging booted
 
 .PHONY: check test integration packaging booted bed demo deb bench generate flags lock venv clean
 
-check: venv  ## format, lint, types, layers, unit tests
+# mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
+check: export PYTHONDONTWRITEBYTECODE :=
+check: venv  ## format, lint, layers, words, types, unit tests
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/ruff check
-	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
-	$(PYTEST) tests/unit tests/machines
+	$(PYTHON) -m tests.words
+	@mkdir -p build; $(VENV)/bin/mypy >build/mypy.txt 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
+	failed=0; echo "mypy & $(PYTEST) -n 2 tests/unit tests/machines"; \
+	$(PYTEST) -n 2 --dist worksteal tests/unit tests/machines || failed=$$?; \
+	wait $$types || { failed=$$?; cat build/mypy.txt >&2; }; exit $$failed
 
 # pytest's summary is the last line of each phase, so a phase's time is said when the next begins.
 test: venv  ## all that CI runs (as root)
@@ -53,9 +58,9 @@ bench: deb  ## figures: build/bench.json and a table
 	$(PYTHON) -m tests.bench
 
 generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md, docs/checks.md
-	$(PYTHON) -m sparkd.generate
+	PYTHONPATH=packaging $(PYTHON) -m generate
 
-flags: venv  ## src/sparkd/lint/flag_table_vllm.py, from the parser of the engine in the bed (as root)
+flags: venv  ## src/sparkd/vllm/flag_table.py, from the parser of the engine in the bed (as root)
 	$(PYTHON) -m tests.bed flags
 
 lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more

@@ -1,11 +1,11 @@
 #!/bin/bash
 # packaging/venv.sh VENV: a virtual environment that holds exactly what requirements.lock pins, hashes checked,
-# and that imports sparkd from this checkout. Does nothing when it is up to date.
+# and that imports sparkd from this checkout. Does nothing when it is up to date with the lock and with this script.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=$1
-stamp=$venv/requirements.lock
-cmp -s requirements.lock "$stamp" && exit 0
+stamp=$venv/made-from
+cat requirements.lock packaging/venv.sh | cmp -s - "$stamp" && exit 0
 
 # The first Python of at least 3.11 that can make virtual environments.
 find_python() {
@@ -26,6 +26,6 @@ fi
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$PWD/src" >"$site/sparkd.pth"
-printf '#!%s -IB\nfrom sparkd.cli import main\n\nraise SystemExit(main())\n' "$PWD/$venv/bin/python" >"$venv/bin/sparkd"
+printf '#!%s -IB\nfrom sparkd.cli.main import main\n\nraise SystemExit(main())\n' "$PWD/$venv/bin/python" >"$venv/bin/sparkd"
 chmod 755 "$venv/bin/sparkd"
-cp requirements.lock "$stamp"
+cat requirements.lock packaging/venv.sh >"$stamp"

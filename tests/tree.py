@@ -72,6 +72,13 @@ class Tree:
         for number, target in enumerate(opened):
             self.link(f"/proc/{pid}/fd/{number}", target)
 
+    def owner(self, pid: int, invocation: str = "x") -> None:
+        """An agent with this invocation holds the node's lock."""
+        text = f'{{"pid": {pid}, "command": "sparkd run --role head", "invocation": "{invocation}"}}'
+        found = self.file("/run/sparkd/hands.lock", text).stat()
+        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+        self.file("/proc/locks", f"1: FLOCK  ADVISORY  WRITE {pid} {device}:{found.st_ino} 0 EOF\n")
+
     def segment(self, name: str, text: str = "x", age_seconds: float = 3600) -> os.stat_result:
         """A file in /dev/shm, last written so long ago."""
         real = self.file(f"/dev/shm/{name}", text)

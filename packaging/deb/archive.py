@@ -24,7 +24,7 @@ class Member:
 @dataclass(frozen=True)
 class Archive:
     tag: str
-    """`cp311` and the like; empty for pure Python."""
+    """Such as `cp311`; empty for pure Python."""
     members: tuple[Member, ...]
 
     @property
@@ -36,7 +36,7 @@ class Archive:
 
 
 def read(file: Path) -> Archive:
-    """Raises BuildError for what could leave its folder, or belongs outside site-packages."""
+    """Raises BuildError for a name that could leave its folder, or belongs outside site-packages."""
     archive = _wheel(file) if file.suffix == ".whl" else _source(file)
     for member in archive.members:
         parts = PurePosixPath(member.path).parts

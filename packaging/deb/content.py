@@ -15,8 +15,8 @@ from deb.source import Source
 from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
-from sparkd import units
-from sparkd.cli import COMMANDS
+from sparkd.cli.main import COMMANDS
+from sparkd.config import units
 
 DOC = "usr/share/doc/sparkd"
 
@@ -46,7 +46,7 @@ def _system(tree: Tree, source: Source) -> None:
     for role in units.ROLES:
         tree.add(f"{units.PACKAGE_UNITS[1:]}/{units.unit_name(role)}", units.render(role).encode())
     tree.add("usr/lib/systemd/system-preset/80-sparkd.preset", source.text("packaging/debian/preset").encode())
-    # Folders, no files: what stands in /etc belongs to the administrator, and no upgrade ever asks about it.
+    # Folders, no files: what stands in /etc belongs to the administrator, and no upgrade ever prompts for it.
     for name in ("conf.d", "recipes", "preflight.d"):
         tree.folder(f"etc/sparkd/{name}")
     # For the link that postinst makes.
@@ -64,7 +64,8 @@ def _documentation(tree: Tree, source: Source) -> None:
     for page in sorted(pages):
         name, section = page.name.removesuffix(".md").rsplit(".", 1)
         tree.add(f"usr/share/man/man{section}/{name}.{section}.gz", _gzip(_roff(page, name, section, source)))
-    for paper in sorted({*(source.root / "docs").glob("*.md")} - pages):
+    of_the_source = {source.root / "docs/architecture.md"}  # its links lead into the checkout
+    for paper in sorted({*(source.root / "docs").glob("*.md")} - pages - of_the_source):
         tree.add(f"{DOC}/{paper.name}", paper.read_bytes())
     for example in sorted((source.root / "config").glob("*.toml")):
         tree.add(f"{DOC}/examples/{example.name}", example.read_bytes())

@@ -24,7 +24,7 @@ PURE = ("--platform", "any", "--implementation", "py", "--abi", "none", "--pytho
 
 
 def fetch(pins: Iterable[Pin], folder: Path) -> None:
-    """Have every file of `pins` in `folder`. Asks the network for what is missing only."""
+    """Have every file of `pins` in `folder`. Downloads only the missing ones."""
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [pin for pin in pins if not _complete(pin, folder)]
     sources = [pin for pin in wanted if pin.name in SOURCES]

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class BuildError(Exception):
-    """One sentence for whoever builds."""
+    """One sentence for the person who builds."""

@@ -8,7 +8,7 @@ python3 -m tests.bed shell NODE            a root shell in the node
 python3 -m tests.bed exec NODE COMMAND...  one command in the node
 python3 -m tests.bed reboot NODE           orderly
 python3 -m tests.bed powercut NODE         the plug pulled, and put in again
-python3 -m tests.bed link NODE cut | mend | blackhole | lose PERCENT | clear
+python3 -m tests.bed link NODE cut | restore | blackhole | lose PERCENT | clear
                                            its fabric cable; with two nodes, a cut is one at both ends
 python3 -m tests.bed status                all beds of this machine
 python3 -m tests.bed down                  end it, leave nothing
@@ -46,8 +46,8 @@ def link(fabric: Fabric, words: list[str]) -> None:
     match words:
         case ["cut"]:
             fabric.cut()
-        case ["mend"]:
-            fabric.mend()
+        case ["restore"]:
+            fabric.restore()
         case ["blackhole"]:
             fabric.blackhole()
         case ["lose", percent] if percent.isdecimal():
@@ -55,7 +55,7 @@ def link(fabric: Fabric, words: list[str]) -> None:
         case ["clear"]:
             fabric.clear()
         case _:
-            raise BedError(f"{' '.join(words)}: a link is cut, mended, blackholed, made to lose PERCENT, or cleared")
+            raise BedError(f"{' '.join(words)}: a link is cut, restored, blackholed, made to lose PERCENT, or cleared")
 
 
 def reap() -> None:
@@ -72,7 +72,7 @@ def status() -> None:
         state = "alive" if entry.owner.alive else "dead (reap it)"
         print(f"bed {entry.name}: owner {entry.owner.pid} {state}, nodes: {' '.join(registry.noted_nodes(entry))}")
         if entry.name == hand.NAME and entry.owner.alive:
-            for node in hand.nodes():
+            for node in hand.nodes():  # words: keep
                 said = node.run("systemctl", "is-system-running", check=False).stdout.strip() if node.init else "off"
                 print(f"  {node.name} {said} {node.address} console {node.console}")
 

@@ -1,4 +1,4 @@
-"""What is done to a pair of nodes to cause a fault, to look at it meanwhile, and to mend it.
+"""What is done to a pair of nodes to cause a fault, to observe it meanwhile, and to repair it.
 
 Causes give the moment, monotonic, at which it happened.
 """
@@ -65,7 +65,7 @@ def eat(side: str, cluster: Cluster) -> float:
 
 
 def counted(side: str, cluster: Cluster) -> None:
-    """By the ledger of the node whose engine it was, and by no other, once both have begun anew."""
+    """By the ledger of the node whose engine it was, and by no other, once both have restarted."""
     fallen, waiting = member(cluster, side), member(cluster, other(side))
     wait_for(lambda: waiting.phase() == "awaiting-peers", 20, "the other node to wait")
     wait_for(lambda: list(fallen.failures().values()) == [1], 20, "the ledger to count it")
@@ -165,7 +165,7 @@ def differ(side: str, difference: differences.Difference, cluster: Cluster) -> N
     difference.make(member(cluster, side))
     start(side, cluster)
     for one in cluster.members:
-        difference.await_told(one)
+        difference.await_status(one)
     both_wait(cluster)
 
 

@@ -19,7 +19,7 @@ def bed() -> Iterator[Bed]:
 
 @pytest.fixture(scope="session")
 def record() -> Callable[[Result], None]:
-    """Put a row of the fault table into build/faults.json and build/faults.md, which these tests begin anew."""
+    """Put a row of the fault table into build/faults.json and build/faults.md, which these tests recreate."""
     rows: list[Result] = []
 
     def put(row: Result) -> None:

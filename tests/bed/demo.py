@@ -1,4 +1,4 @@
-"""The whole way before one's eyes: boot a node, install the .deb, start the unit, ask for a completion."""
+"""Boot a node, install the .deb, start the unit, and request a completion."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ PROMPT = "The quick brown fox"
 
 def newest_package(folder: Path) -> Path:
     """The package that `make deb` has just built for this machine."""
-    asked = ["dpkg", "--print-architecture"]
-    architecture = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    command = ["dpkg", "--print-architecture"]
+    architecture = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return max(folder.glob(f"sparkd_*_{architecture}.deb"), key=lambda path: path.stat().st_mtime)
 
 

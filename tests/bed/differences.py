@@ -10,24 +10,24 @@ from .pair import KEY_FILE, new_key
 from .processes import wait_for
 from .sparkd_node import SparkdNode
 
-TOLD_SECONDS = 60.0
+STATUS_SECONDS = 60.0
 SHARD = "/srv/models/tiny/model-00003-of-00008.safetensors"
 KEPT_IMAGE = "sparkd-test/kept:1"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """`told`: what both sides say of it in STATUS=. `row`: where both show it in the table of their journals."""
+    """`status`: its text in STATUS= of both nodes. `row`: its line in the table of both journals."""
 
     name: str
     make: Callable[[SparkdNode], None]
     undo: Callable[[SparkdNode], None]
-    told: str
+    status: str
     row: str = ""
     in_ci: Mapping[str, bool] = field(default_factory=lambda: {"head": False, "worker": False})
 
-    def await_told(self, one: SparkdNode) -> None:
-        wait_for(lambda: self.told in one.status_text(), TOLD_SECONDS, f"{one.node.name} to say {self.told!r}")
+    def await_status(self, one: SparkdNode) -> None:
+        wait_for(lambda: self.status in one.status_text(), STATUS_SECONDS, f"{one.node.name} to say {self.status!r}")
         if self.row:
             shown = [line for line in one.node.journal(one.unit, "--since=-2min").splitlines() if "plan|" in line]
             assert any(self.row in line for line in shown), f"{one.node.name} shows no row of {self.row}: {shown}"

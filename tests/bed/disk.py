@@ -73,7 +73,7 @@ def personalise(root: Path, name: str) -> None:
         other = Addresses(index)
         hosts += f"{other.management} spark{index}.local\n{other.fabric} spark{index}-fabric\n"
     write(root / "etc/hosts", hosts)
-    # The bed has no DNS, and a question is refused at once: asked of a server that is not there, torch's rendezvous
+    # The bed has no DNS. A local address refuses a query at once; with an unreachable server, torch's rendezvous
     # waits 10 s for the name of each peer.
     write(root / "etc/resolv.conf", "nameserver 127.0.0.1\n")
     fabric = f"[Match]\nName={FABRIC_CARD}\n[Link]\nMTUBytes={FABRIC_MTU}\nRequiredForOnline=no\n"

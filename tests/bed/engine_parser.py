@@ -1,6 +1,6 @@
 """Real vLLM's own parser of `vllm serve`, run in a copy of the engine's image, and the table made of it.
 
-`make flags` writes the table anew.
+`make flags` regenerates the table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .command import run
 from .tree import Tree
 
 PROGRAM = Path(__file__).with_name("programs") / "vllm_parser.py"
-TABLE = Path("src/sparkd/lint/flag_table_vllm.py")
+TABLE = Path("src/sparkd/vllm/flag_table.py")
 ENV = {"TORCHDYNAMO_DISABLE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
 HEAD = '''\
 """Flags of `vllm serve` {version}, as its own parser has them. Made by `make flags`: do not edit."""
@@ -24,7 +24,7 @@ HEAD = '''\
 
 from __future__ import annotations
 
-from sparkd.lint.flag_table import Flag
+from sparkd.vllm.flag import Flag
 
 VERSION = "{version}"
 FLAGS = (
@@ -39,7 +39,7 @@ class Answers:
     """What it says to each line; empty where it takes one."""
 
 
-def ask(lines: Sequence[Sequence[str]] = ()) -> Answers:
+def query_parser(lines: Sequence[Sequence[str]] = ()) -> Answers:
     """All lines of words behind `vllm`, in one process."""
     archive = engine_image.archive()
     # It stays unpacked: to remove it takes longer than to use it.
@@ -58,7 +58,7 @@ def _unpack(archive: Path, folder: Path) -> None:
 
 
 def write_table() -> None:
-    TABLE.write_text(ask().table)
+    TABLE.write_text(query_parser().table)
 
 
 def _table(version: str, flags: list[dict[str, object]]) -> str:

@@ -30,7 +30,7 @@ class Fabric:
             self.space.run("mkdir", "-p", CUT / str(index))
             self._set(index, "down")
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         for index in self._ends():
             self.space.run("rm", "-rf", CUT / str(index))
             self._set(index, "up")
@@ -52,7 +52,7 @@ class Fabric:
     def clear(self) -> None:
         """As new."""
         self.space.run("nft", self._no_table())
-        self.mend()
+        self.restore()
 
     def _no_table(self) -> str:
         table = f"table bridge {fabric_port(self.index)}"

@@ -1,4 +1,4 @@
-"""The fault table: what befalls two nodes that serve together, and what must become of it.
+"""The fault table: faults of two nodes that serve together, and the required outcome.
 
 Events are known at once; silence is known by its length; noise ends nothing. A fault is caused on a pair that serves,
 both ranks must stop in time, each side must say where and why, and the endpoint must answer again by itself.
@@ -31,7 +31,7 @@ COOLING_SECONDS = 5.0
 STOP_SECONDS = 5.0
 """An orderly stop: a worker waits up to 3 s for its head to leave service."""
 SHOWN_SECONDS = 10.0
-"""A plan that differs is shown for 6 s before the node begins anew with what is configured then."""
+"""A plan that differs is shown for 6 s before the node restarts with its current configuration."""
 
 Act = Callable[[Cluster], None]
 Cause = Callable[[Cluster], float]
@@ -39,9 +39,9 @@ Cause = Callable[[Cluster], float]
 Codes = Mapping[str, tuple[int, ...]]
 
 ENDED = r"engine (ended|is dead)|a process of the rank has died"
-GONE = "its agent ended without a word|has begun anew"
+GONE = "its agent ended without a report|exited without recording a reason|has restarted"
 HANGS = "requests run and no token came"
-LEAVES = "leaves: a stop was asked for"
+LEAVES = "leaves: stop requested"
 DIFFERS = "the plan of"
 SILENT = "has been silent for|has not answered since"
 
@@ -50,8 +50,8 @@ SILENT = "has been silent for|has not answered since"
 class Fault:
     """One that ends both ranks. `codes`: what a life may end with, by side; nothing where it may not end by failure.
 
-    `meanwhile` looks at the pair while it waits, `mend` does what no agent can do. The time to serving counts from the
-    end of the mending, else from an event itself, else from the end of both ranks; what it may be over the engine's
+    `meanwhile` checks the pair while it waits, `repair` does what no agent can do. The time to serving counts from the
+    end of the repair, else from an event itself, else from the end of both ranks; what it may be over the engine's
     own start is ten seconds and `extra_seconds`.
     """
 
@@ -69,9 +69,9 @@ class Fault:
     ends_surely: bool = True
     """Whether each side with codes must end with one."""
     meanwhile: Act = nothing
-    mend: Act | None = None
+    repair: Act | None = None
     at_least_seconds: float = 0.0
-    """From the cause to the mending."""
+    """From the cause to the repair."""
     extra_seconds: float = 0.0
     in_ci: bool = False
 
@@ -90,12 +90,12 @@ class Noise:
     side: str
     cause: Cause
     seconds: float
-    mend: Act
+    repair: Act
     in_ci: bool = False
 
 
 def on(side: str) -> list[Fault]:
-    """What may befall either node."""
+    """Faults of either node."""
     head = side == HEAD_SIDE
     elsewhere = {other(side): (14,)}
     table = [
@@ -116,16 +116,16 @@ def on(side: str) -> list[Fault]:
         ),
         Fault(
             "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere, LEAVES,
-            stop_seconds=STOP_SECONDS, meanwhile=partial(acts.awaits, side), mend=partial(acts.start, side),
+            stop_seconds=STOP_SECONDS, meanwhile=partial(acts.awaits, side), repair=partial(acts.start, side),
             in_ci=True,
         ),
         Fault(
             "power", "reboot", side, partial(acts.reboot, side), elsewhere, LEAVES,
-            stop_seconds=STOP_SECONDS, mend=partial(acts.wait_up, side), in_ci=head,
+            stop_seconds=STOP_SECONDS, repair=partial(acts.wait_up, side), in_ci=head,
         ),
         Fault(
             "power", "power cut", side, partial(acts.cut_power, side), elsewhere, SILENT,
-            stop_seconds=SILENCE_SECONDS, gap_seconds=None, mend=partial(acts.power_on, side), in_ci=not head,
+            stop_seconds=SILENCE_SECONDS, gap_seconds=None, repair=partial(acts.power_on, side), in_ci=not head,
         ),
     ]  # fmt: skip
     if head:
@@ -143,7 +143,7 @@ def differing(side: str, difference: differences.Difference, in_ci: bool) -> Fau
         "difference", difference.name, side, partial(acts.stop, side), {side: (10,), other(side): (10, 14)},
         f"{LEAVES}|{DIFFERS}",
         stop_seconds=STOP_SECONDS, ends_surely=False, meanwhile=partial(acts.differ, side, difference),
-        mend=partial(acts.undo, side, difference), extra_seconds=SHOWN_SECONDS, in_ci=in_ci,
+        repair=partial(acts.undo, side, difference), extra_seconds=SHOWN_SECONDS, in_ci=in_ci,
     )  # fmt: skip
 
 
@@ -153,19 +153,19 @@ FAULTS: tuple[Fault, ...] = (
     *on(WORKER_SIDE),
     Fault(
         "power", "power cut of both at once", BOTH, acts.cut_power_of_all, {}, "", stop_seconds=SILENCE_SECONDS,
-        gap_seconds=None, mend=acts.power_on_all, in_ci=True,
+        gap_seconds=None, repair=acts.power_on_all, in_ci=True,
     ),
     Fault(
         "link", "fabric cut for 30 s", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
-        mend=acts.clear, at_least_seconds=30, in_ci=True,
+        repair=acts.clear, at_least_seconds=30, in_ci=True,
     ),
     Fault(
         "link", "fabric cut for good", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
-        meanwhile=acts.both_wait, mend=acts.clear, at_least_seconds=90,
+        meanwhile=acts.both_wait, repair=acts.clear, at_least_seconds=90,
     ),
     Fault(
         "link", "fabric that swallows everything", LINK, acts.blackhole, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
-        meanwhile=acts.both_wait, mend=acts.clear, at_least_seconds=40,
+        meanwhile=acts.both_wait, repair=acts.clear, at_least_seconds=40,
     ),
 )  # fmt: skip
 NOISES: tuple[Noise, ...] = (
@@ -184,4 +184,4 @@ WHILE_LOADING: tuple[Fault, ...] = tuple(
     for fault in (*on(HEAD_SIDE), *on(WORKER_SIDE))
     if fault.kind == "agent"
 )
-"""One after the other: each befalls the pair as it comes up after the one before."""
+"""One after the other: each hits the pair as it starts after the one before."""

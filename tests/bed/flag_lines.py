@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from sparkd.lint.flag_table import Flag, Kind
-from sparkd.lint.flag_table_vllm import FLAGS
+from sparkd.vllm.flag import Flag, Kind
+from sparkd.vllm.flag_table import FLAGS
 
 START = ("serve", "/models/m")
 GOOD: dict[Kind, tuple[str, ...]] = {

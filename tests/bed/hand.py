@@ -76,7 +76,7 @@ def hold(count: int) -> None:
             print(f"{node.name} {node.wait_up()} {node.address} fabric {node.fabric_address}", flush=True)
         print("up: python3 -m tests.bed shell spark1 | status | down", flush=True)
         null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, sys.stdout.fileno())  # whoever read it has gone
+        os.dup2(null, sys.stdout.fileno())  # its reader has gone
         while True:
             signal.pause()
 

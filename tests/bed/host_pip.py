@@ -1,4 +1,4 @@
-"""What pip on this machine is told, so that pip elsewhere can be told the same."""
+"""The configuration of pip on this machine, to be passed to pip elsewhere."""
 
 from __future__ import annotations
 

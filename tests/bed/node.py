@@ -92,8 +92,8 @@ class Node(Shell):
         except BedError as error:
             raise BedError(f"{error} (systemd says {state!r})") from error
         if self.docker:
-            asked = ("docker", "version", "--format", "{{.Server.Version}}")
-            wait_for(lambda: self.run(*asked, check=False).returncode == 0, timeout, f"docker of {self.name}")
+            command = ("docker", "version", "--format", "{{.Server.Version}}")
+            wait_for(lambda: self.run(*command, check=False).returncode == 0, timeout, f"docker of {self.name}")
         return state
 
     def wait_booted(self, timeout: float = 240) -> None:
@@ -103,7 +103,7 @@ class Node(Shell):
         """
 
         def booted() -> bool:
-            with contextlib.suppress(BedError):  # between two boots; or asked a manager that was just leaving
+            with contextlib.suppress(BedError):  # between two boots; or sent to a manager that was just leaving
                 state = self.run("systemctl", "is-system-running", check=False, timeout=20).stdout.strip()
                 reached = self.run("systemctl", "is-active", "multi-user.target", check=False, timeout=20).stdout
                 return state in ("starting", "running", "degraded") and reached.strip() == "active"
@@ -178,7 +178,7 @@ class Node(Shell):
 
     @property
     def fabric(self) -> Fabric:
-        """Its cable, and what may befall it."""
+        """Its cable, and the faults of the cable."""
         return Fabric(self.bed, self.addresses.index, self.space)
 
     def http(
@@ -191,7 +191,7 @@ class Node(Shell):
         headers: Mapping[str, str] | None = None,
         timeout: float = 10,
     ) -> client.Answer:
-        """Asked by the test client over the management network; OSError when nobody answers."""
+        """Requested by the test client over the management network; OSError when nobody answers."""
         connection = client.connect(self.space.keeper.pid, self.address, port, timeout)
         return client.request(connection, method, path, body, headers or {}, timeout)
 
@@ -219,7 +219,7 @@ class Node(Shell):
         return sorted(self._matching(pattern))
 
     def found(self, pattern: str) -> list[Identity]:
-        """The same ones, to be asked later whether they still live, even of a node that is off by then."""
+        """The same ones, to be checked later for whether they still run, even of a node that is off by then."""
         return identities(self._matching(pattern).values())
 
     def _matching(self, pattern: str) -> dict[int, int]:

@@ -38,7 +38,7 @@ def new_key() -> str:
 
 @dataclass(frozen=True)
 class Moment:
-    """What runs at one moment, to be asked later what became of it. By rank."""
+    """The processes at one moment, to be compared later. By rank."""
 
     ranks: tuple[tuple[Identity, ...], ...]
     agents: tuple[int, ...]
@@ -105,11 +105,11 @@ class Cluster:
         try:
             wait_for(self.serves, timeout, "the endpoint to serve")
         except BedError as error:
-            raise BedError(f"{error}\n{self.told()}") from error
+            raise BedError(f"{error}\n{self.describe()}") from error
         return time.monotonic() - began
 
     def settle(self) -> None:
-        """As before any fault: cables mended, nodes up, ledgers empty, serving."""
+        """As before any fault: cables restored, nodes up, ledgers empty, serving."""
         for member in self.members:
             member.node.fabric.clear()
             member.node.power_on()
@@ -146,8 +146,8 @@ class Cluster:
             cursors=tuple(member.cursor() for member in self.members),
         )
 
-    def told(self) -> str:
-        """What each node says of itself, for whoever reads of a failure."""
+    def describe(self) -> str:
+        """The state of each node, for the report of a failure."""
         lines = []
         for member in self.members:
             with suppress(BedError):

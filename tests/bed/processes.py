@@ -114,7 +114,7 @@ def wait_for(look: Callable[[], Answer], seconds: float, what: str, pause: float
     deadline = time.monotonic() + seconds
     while not (answer := look()):
         if time.monotonic() > deadline:
-            raise BedError(f"waited {seconds:g} s in vain for {what}")
+            raise BedError(f"waited {seconds:g} s without result for {what}")
         time.sleep(pause)
         pause = min(pause * 1.3, 0.25)
     return answer

@@ -1,4 +1,4 @@
-"""The inside of a node, for whoever has a root shell there: commands and files."""
+"""Commands and files inside a node, through a root shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node of the bed with sparkd on it: installed, configured, started, asked."""
+"""A node of the bed with sparkd on it: installed, configured, started, queried."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .node import Node
 from .processes import Identity, wait_for
 
 if TYPE_CHECKING:
-    from sparkd.report.node_report import NodeReport
+    from sparkd.status.model import NodeReport
 
 HEAD, WORKER = "sparkd-head", "sparkd-worker"
 RANK = r"^VLLM::|vllm serve"
@@ -94,14 +94,15 @@ class SparkdNode:
         wait_for(self.serves, timeout, f"{self.node.name} to serve; it is at {self.status_text()!r}")
 
     def forget_failures(self) -> None:
-        """Faults that tests cause are not the plan's. The launch under way is forgotten too: its end counts nowhere."""
-        self.node.run("rm", "-f", "/var/lib/sparkd/launches.json", "/var/lib/sparkd/boots.json")
+        """Faults that tests cause are not the plan's. The current launch is forgotten too: its end is not counted."""
+        self.node.run("rm", "-f", "/var/lib/sparkd/launch-history.json")
 
     def failures(self) -> dict[str, int]:
-        """By the ledger: how often in a row, by plan digest."""
-        from sparkd.launch import ledger
+        """By the launch history: how often in a row, by plan digest."""
+        from sparkd.state.launch_history import FILE
 
-        return ledger.parse(self.node.run("cat", "/var/lib/sparkd/launches.json", check=False).stdout).failures
+        text = self.node.run("cat", FILE.path, check=False).stdout
+        return FILE.decode(text.encode()).failures if text else {}
 
     def journal_since(self, cursor: str) -> str:
         return self.node.journal(self.unit, f"--after-cursor={cursor}")
@@ -119,7 +120,7 @@ class SparkdNode:
 
     def report(self) -> NodeReport | None:
         """As the agent last wrote it; None where there is none, or where the node is off."""
-        from sparkd.report.node_report import parse  # needs the project's environment, which people's verbs do without
+        from sparkd.status.model import parse  # needs the project's environment, which people's verbs do without
 
         return parse(self.node.run("cat", "/run/sparkd/report.json", check=False).stdout) if self.node.init else None
 

@@ -1,6 +1,6 @@
-"""The power supply of one node: it boots the node's disk, and boots it again when the node asks for a reboot.
+"""The power supply of one node: it boots the node's disk, and boots it again when the node requests a reboot.
 
-Runs inside the space, in mounts of its own: the node's disk is mounted here and nowhere else.
+Runs inside the space, in mounts of its own: the node's disk is mounted only here.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def test_docker_has_the_images_and_the_disk_has_the_model(node: Node) -> None:
     assert node.sh("ls /srv/models/tiny/*.safetensors | wc -l").stdout.strip() == "8"
 
 
-def test_a_container_runs_with_the_limits_that_engines_ask_for(node: Node) -> None:
+def test_a_container_runs_with_the_limits_that_engines_need(node: Node) -> None:
     limits = ("--ulimit", "memlock=-1", "--ulimit", "stack=67108864", "--shm-size", "2g", "--network", "host")
     done = node.run("docker", "run", "--rm", *limits, BUSYBOX, "sh", "-c", "hostname; df -m /dev/shm | tail -1")
     assert done.stdout.split()[0] == node.name
@@ -157,10 +157,12 @@ def test_power_cut_can_last(node: Node) -> None:
 def test_a_frozen_node_does_nothing_until_thawed(node: Node) -> None:
     node.run("systemd-run", "--unit=ticker", "sh", "-c", "while sleep .05; do date +%s.%N >> /run/ticks; done")
     node.sh("until test -s /run/ticks; do sleep .05; done")
+    before = len(node.read("/run/ticks").split())
     node.freeze()
     with pytest.raises(BedError, match="not done"):
         node.run("true", timeout=1)
     node.thaw()
+    node.sh(f"until test $(wc -l < /run/ticks) -gt {before + 1}; do sleep .05; done")
     node.run("systemctl", "stop", "ticker")
     ticks = [float(line) for line in node.read("/run/ticks").split()]
     assert max(later - earlier for earlier, later in pairwise(ticks)) > 0.9

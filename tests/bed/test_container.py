@@ -1,4 +1,4 @@
-"""The container as the recipe asks for it: options, caches, secrets, and a script of the user's own."""
+"""The container as the recipe describes it: options, caches, secrets, and a script of the user's own."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ env:
 
 @pytest.fixture(scope="module")
 def serving(make_node: MakeNode, package: Path) -> SparkdNode:
-    """Everything that a recipe can ask for, at once; serving."""
+    """A node that serves a recipe with every option."""
     spark = SparkdNode(make_node("trixie"))
     spark.install(package)
     spark.node.write("/etc/sparkd/recipes/everything.yaml", RECIPE)
@@ -72,7 +72,7 @@ def test_the_container_has_the_options_of_the_recipe(serving: SparkdNode) -> Non
     assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/full"]  # type: ignore[attr-defined]
 
 
-def test_mounts_are_read_only_but_for_caches_of_this_very_image(serving: SparkdNode) -> None:
+def test_mounts_are_read_only_except_caches_of_this_image(serving: SparkdNode) -> None:
     image = str(inspected(serving)["Image"]).removeprefix("sha256:")
     row = r"{{range .Mounts}}{{.Source}} {{.Destination}} {{if .RW}}rw{{else}}ro{{end}}{{println}}{{end}}"
     mounts = serving.node.run("docker", "inspect", "--format", row, "sparkd-rank0").stdout.splitlines()
@@ -103,7 +103,7 @@ def test_values_that_a_shell_would_mangle_arrive(serving: SparkdNode) -> None:
     assert 'AWKWARD=two lines, \'quotes\', "double", $HOME `id` {"json": [1, 2]} \\\n' in environment
 
 
-def test_a_key_works_and_is_seen_nowhere(serving: SparkdNode) -> None:
+def test_a_key_works_and_is_never_shown(serving: SparkdNode) -> None:
     key = KEY.replace(" ", "_")
     assert not complete(serving.node), "the endpoint wants its key"
     answer = serving.node.http(8000, "/v1/models", headers={"Authorization": f"Bearer {key}"})
@@ -124,7 +124,7 @@ def test_a_key_works_and_is_seen_nowhere(serving: SparkdNode) -> None:
 
 
 def test_a_wrong_key_is_said_at_once(serving: SparkdNode) -> None:
-    """The engine is started with a key of its own script's, which sparkd is not told."""
+    """The engine is started with a key of its own script's, which sparkd does not know."""
     cursor = serving.cursor()
     serving.node.write("/srv/scripts/own.sh", 'export VLLM_API_KEY=another\nexec "$@"\n')
     serving.configure('[engine]\nrecipe = "tiny-cpu"\nscript = "/srv/scripts/own.sh"\n')

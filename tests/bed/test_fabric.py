@@ -58,8 +58,8 @@ def test_a_cable_is_cut_at_both_ends_and_its_addresses_go(pair: tuple[Node, Node
     one, other = pair
     one.fabric.cut()
     wait_for(lambda: severed(one) and severed(other), 5, "the loss to be seen")
-    other.fabric.mend()
-    wait_for(lambda: joined(one) and joined(other), 5, "the mending")
+    other.fabric.restore()
+    wait_for(lambda: joined(one) and joined(other), 5, "the restored link")
     assert reaches(one, other)
 
 
@@ -70,7 +70,7 @@ def test_a_third_node_makes_of_it_a_switch(pair: tuple[Node, Node], bed: Bed) ->
         one.fabric.cut()
         wait_for(lambda: severed(one), 5, "the loss to be seen")
         assert joined(other)
-        one.fabric.mend()
+        one.fabric.restore()
     finally:
         bed.remove(third)
 
@@ -80,7 +80,7 @@ def test_a_cable_stays_cut_when_a_node_is_booted(pair: tuple[Node, Node]) -> Non
     one.fabric.cut()
     other.reboot()
     assert severed(other)
-    one.fabric.mend()
+    one.fabric.restore()
     wait_for(lambda: joined(other), 10, "the address")
 
 
@@ -96,7 +96,7 @@ def test_nothing_passes_a_blackhole_and_the_carrier_stays(pair: tuple[Node, Node
     assert reaches(other, one)
 
 
-def test_loss_is_each_way_of_the_share_that_was_asked_for(pair: tuple[Node, Node]) -> None:
+def test_loss_is_each_way_of_the_requested_share(pair: tuple[Node, Node]) -> None:
     one, other = pair
     assert reaches(one, other)  # their cards' addresses are known from here on: only pings are counted
     other.fabric.lose(20)

@@ -101,9 +101,9 @@ def fall(spark: SparkdNode, pace: float, memory_gib: int) -> Fall:
         finally:
             spark.node.memory(whole)
             eater.send(signal.SIGKILL)
-        told = json.loads(process.stdout.readline())
-    found = re.search(r"memory ran out: ([\d,]+) MiB available", told["said"])
-    return Fall(told["caught"] and left > 0, int(found[1].replace(",", "")) if found else 0, left >> 20)
+        outcome = json.loads(process.stdout.readline())
+    found = re.search(r"memory ran out: ([\d,]+) MiB available", outcome["said"])
+    return Fall(outcome["caught"] and left > 0, int(found[1].replace(",", "")) if found else 0, left >> 20)
 
 
 def _available_bytes(spark: SparkdNode) -> int:

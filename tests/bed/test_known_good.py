@@ -38,7 +38,7 @@ def kept(spark: SparkdNode) -> bool:
 
 
 def move_tag(spark: SparkdNode) -> None:
-    """The image's name is another image's by now, as after a pull."""
+    """The image's name refers to another image, as after a pull."""
     made = spark.node.run("docker", "create", IMAGE, "true").stdout.strip()
     spark.node.run("docker", "commit", "--change", "ENV MOVED=1", made, IMAGE, timeout=120)
     spark.node.run("docker", "rm", made)
@@ -69,8 +69,8 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     (*_, last) = last_lines(spark, cursor)
     assert last.startswith('known-good.value.differs name=args.enable-sleep-mode then="not set" now=true'), last
     assert "sparkd rollback" in last
-    told = node.run("sparkd", "diff").stdout.splitlines()
-    assert [line.split() for line in told[1:]] == [["then", "now"], ["args.enable-sleep-mode", "-", "true"]], told
+    shown = node.run("sparkd", "diff").stdout.splitlines()
+    assert [line.split() for line in shown[1:]] == [["then", "now"], ["args.enable-sleep-mode", "-", "true"]], shown
 
     good = image_id(spark)
     move_tag(spark)
@@ -124,20 +124,20 @@ def test_a_pair_is_rolled_back_node_by_node_and_waits_for_the_one_that_is_not(pa
     cursors = [member.cursor() for member in pair.members]
     pair.start()
 
-    def told() -> list[str]:
-        """By the node whose rank ended first; the other one tells of that."""
+    def failures() -> list[str]:
+        """By the node whose rank ended first; the other one reports that."""
         journals = (member.journal_since(cursor) for member, cursor in zip(pair.members, cursors, strict=True))
         return [line for text in journals for line in text.splitlines() if line.startswith("known-good.")]
 
-    wait_for(lambda: bool(told()), FAILING_SECONDS, "the start to fail")
-    assert all("name=args.enable-sleep-mode" in line for line in told()), told()
+    wait_for(lambda: bool(failures()), FAILING_SECONDS, "the start to fail")
+    assert all("name=args.enable-sleep-mode" in line for line in failures()), failures()
 
     said = head.node.run("sparkd", "rollback").stdout.splitlines()
     (on_the_other,) = (line.partition("sudo ")[2] for line in said if line.startswith("next: on each other node: "))
     cursor = head.cursor()
     head.node.run("systemctl", "restart", "--no-block", HEAD)
     differs = re.compile(r"^peers\.plan\.differs .*args\.enable-sleep-mode", re.MULTILINE)
-    wait_for(lambda: bool(differs.search(head.journal_since(cursor))), 120, "the worker's other plan to be told of")
+    wait_for(lambda: bool(differs.search(head.journal_since(cursor))), 120, "the worker's other plan to be reported")
     worker.node.sh(on_the_other)
     worker.node.run("systemctl", "restart", "--no-block", worker.unit)
     pair.await_serving()

@@ -8,7 +8,7 @@ import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 
-from sparkd.hands.tune import HEADER
+from sparkd.actions.sysctl import HEADER
 
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
 
@@ -54,8 +54,8 @@ def main_pid(node: Node, unit: str) -> str:
 
 
 def state(node: Node, unit: str) -> tuple[str, str]:
-    asked = ("is-enabled", "is-active")
-    enabled, active = (node.run("systemctl", verb, unit, check=False).stdout.strip() for verb in asked)
+    verbs = ("is-enabled", "is-active")
+    enabled, active = (node.run("systemctl", verb, unit, check=False).stdout.strip() for verb in verbs)
     return enabled, active
 
 
@@ -122,7 +122,7 @@ def test_an_upgrade_leaves_a_serving_unit_alone(installed: Node) -> None:
     assert main_pid(installed, "sparkd-head") == before
 
 
-def test_an_upgrade_asks_nothing_and_keeps_the_configuration(installed: Node) -> None:
+def test_an_upgrade_needs_no_input_and_keeps_the_configuration(installed: Node) -> None:
     installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
     installed.write("/etc/sparkd/recipes/mine.yaml", "name: mine\n")
     installed.sh("dpkg --install /root/sparkd.deb </dev/null", timeout=120)
@@ -139,7 +139,7 @@ def test_an_upgrade_keeps_the_administrators_needrestart_file(installed: Node) -
     assert installed.sh(f"cat {theirs}; rm {theirs}").stdout == "1;\n"
 
 
-def test_an_upgrade_writes_a_dropin_of_an_older_template_anew(installed: Node) -> None:
+def test_an_upgrade_rewrites_a_dropin_of_an_older_template(installed: Node) -> None:
     installed.write("/etc/sparkd/sparkd.toml", ELSEWHERE)
     installed.sh("sparkd units install")
     dropin = "/etc/systemd/system/sparkd-head.service.d/50-sparkd.conf"
@@ -156,7 +156,7 @@ def test_an_upgrade_writes_no_dropin_where_there_was_none(installed: Node) -> No
     installed.sh("test ! -e /etc/systemd/system/sparkd-head.service.d")
 
 
-def test_a_removal_goes_on_where_the_program_was_deleted_by_hand(installed: Node) -> None:
+def test_a_removal_continues_where_the_program_was_deleted_by_hand(installed: Node) -> None:
     installed.sh("rm -rf /usr/lib/sparkd")
     installed.sh("dpkg --remove sparkd", timeout=120)
 

@@ -44,7 +44,7 @@ def start_seconds(cluster: Cluster) -> float:
 
 @pytest.fixture
 def serving(cluster: Cluster, start_seconds: float) -> Cluster:
-    """Serving, whatever befell it before."""
+    """A pair that serves, after any fault."""
     cluster.settle()
     return cluster
 
@@ -200,5 +200,5 @@ def test_a_fabric_that_comes_up_half_a_minute_after_boot_is_waited_for(serving: 
         wait_for(lambda: "waiting for the fabric" in member.status_text(), 20, "STATUS= to say what is awaited")  # noqa: B023
         assert "10.0.0." in member.status_text()
     time.sleep(max(0.0, began + FABRIC_LATE_SECONDS - time.monotonic()))
-    serving.worker.node.fabric.mend()
+    serving.worker.node.fabric.restore()
     assert serving.await_serving() < start_seconds + trial.RECOVERY_SECONDS

@@ -1,4 +1,4 @@
-"""A node full of illness: a dry run changes nothing, preflight by hand mends all that may be mended."""
+"""A node with many faults: a dry run changes nothing, preflight by hand fixes all that may be fixed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def installed(make_node: MakeNode, package: Path) -> SparkdNode:
 
 
 @pytest.fixture
-def ill(installed: SparkdNode) -> SparkdNode:
+def faulty(installed: SparkdNode) -> SparkdNode:
     """Strays, orphaned segments, a container of an agent that is gone, and work of others that must not be touched."""
     node = installed.node
     node.write("/root/stray.py", STRAY)
@@ -77,13 +77,13 @@ def everything(spark: SparkdNode) -> str:
     )
 
 
-def test_a_dry_run_names_every_illness_and_changes_nothing(ill: SparkdNode) -> None:
-    before = everything(ill)
-    code, checks = preflight(ill, "--dry-run")
-    assert everything(ill) == before
+def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> None:
+    before = everything(faulty)
+    code, checks = preflight(faulty, "--dry-run")
+    assert everything(faulty) == before
     assert code == 10
     strays = checks["stray-workers"]
-    (stray,) = ill.node.pids("^VLLM::Worker_TP")
+    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
     assert strays["level"] == "block"
     targets = {(fix["kind"], fix["target"], fix["state"]) for fix in strays["fixes"]}  # type: ignore[attr-defined]
     assert ("end-process", f"pid {stray} (VLLM::Worker_TP)", "would apply") in targets
@@ -92,13 +92,13 @@ def test_a_dry_run_names_every_illness_and_changes_nothing(ill: SparkdNode) -> N
     assert segments == {"/dev/shm/psm_0000dead"}
 
 
-def test_preflight_by_hand_mends_what_may_be_mended_and_no_more(ill: SparkdNode) -> None:
-    (stray,) = ill.node.pids("^VLLM::Worker_TP")
-    code, checks = preflight(ill)
+def test_preflight_by_hand_fixes_only_the_fixable_faults(faulty: SparkdNode) -> None:
+    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
+    code, checks = preflight(faulty)
     assert code == 0, checks
-    assert ill.node.pids("^VLLM::Worker_TP") == []
-    assert ill.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
-    kept = set(ill.node.sh("ls /dev/shm").stdout.split())
+    assert faulty.node.pids("^VLLM::Worker_TP") == []
+    assert faulty.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
+    kept = set(faulty.node.sh("ls /dev/shm").stdout.split())
     assert {"psm_notvllm", "precious"} <= kept
     assert "psm_0000dead" not in kept
     assert f"pid {stray}" in json.dumps(checks), "the findings name what was cleaned"
@@ -132,7 +132,7 @@ def test_a_container_of_somebody_else_that_has_the_ranks_name_blocks_and_survive
     assert installed.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split() == ["sparkd-rank0"]
 
 
-def test_what_docker_starts_by_itself_is_warned_of_and_the_hint_mends_it(installed: SparkdNode) -> None:
+def test_what_docker_starts_by_itself_is_warned_of_and_the_hint_fixes_it(installed: SparkdNode) -> None:
     create = ("docker", "create", "--name", "theirs", "--restart", "unless-stopped", "--label", "io.sparkd.role=head")
     installed.node.run(*create, engine_image.NAME, "vllm", "serve", "/models/x")
     code, checks = preflight(installed)
@@ -173,23 +173,23 @@ def test_an_operators_hook_decides_and_is_only_listed_in_a_dry_run(installed: Sp
         installed.node.run("rm", "-f", hook, "/run/hook-ran")
 
 
-def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(ill: SparkdNode) -> None:
+def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(faulty: SparkdNode) -> None:
     begun = time.monotonic()
-    ill.node.run("sparkd", "sweep")
+    faulty.node.run("sparkd", "sweep")
     assert time.monotonic() - begun < 20
-    assert ill.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
+    assert faulty.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
 
 
-def test_the_agent_mends_an_ill_node_and_serves_and_its_journal_names_what_it_did(ill: SparkdNode) -> None:
-    (stray,) = ill.node.pids("^VLLM::Worker_TP")
-    cursor = ill.cursor()
-    ill.start()
+def test_the_agent_fixes_a_faulty_node_and_serves_and_its_journal_names_each_fix(faulty: SparkdNode) -> None:
+    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
+    cursor = faulty.cursor()
+    faulty.start()
     try:
-        journal = ill.journal_since(cursor)
+        journal = faulty.journal_since(cursor)
         assert f'preflight.fix.applied kind=end-process target="pid {stray} (VLLM::Worker_TP)"' in journal
         assert 'preflight.fix.applied kind=remove-container target="container sparkd-rank0 (' in journal
         assert "preflight.fix.applied kind=unlink-segment target=/dev/shm/psm_0000dead" in journal
-        assert ill.serves()
-        assert "theirs" in ill.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split()
+        assert faulty.serves()
+        assert "theirs" in faulty.node.run("docker", "ps", "--format", "{{.Names}}").stdout.split()
     finally:
-        ill.stop()
+        faulty.stop()

@@ -61,7 +61,7 @@ def test_it_is_given_back_after_a_killed_agent_a_failed_load_and_a_good_one(spar
     old = sparkd(spark)
     spark.node.kill(old, signal.SIGKILL)
     wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
-    wait_for(lambda: changes(spark, cursor) == [LOWERED_KIB, before, LOWERED_KIB], 60, "the next agent to begin anew")
+    wait_for(lambda: changes(spark, cursor) == [LOWERED_KIB, before, LOWERED_KIB], 60, "the next agent to start over")
 
     await_lowered(spark)
     old = sparkd(spark)

@@ -1,5 +1,5 @@
-"""What no restart can mend, and what a person must do: one clear line, the right exit code, and no loop where there is
-nothing to wait for."""
+"""Faults that no restart can fix, and the steps for the user: one clear line, the right exit code, and no restart loop
+without a reason to wait."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_ghost_script_blocks_and_is_named(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + 'script = "/srv/scripts/vllm-head-090.sh"\n')
     said = refused(spark, 10)
     assert "/srv/scripts/vllm-head-090.sh does not exist (engine.script)" in said
-    # It heals by itself once the script is there: systemd goes on trying.
+    # It heals by itself once the script is there: systemd continues to try.
     assert int(spark.show("NRestarts")) >= 0
     assert spark.show("ActiveState") in ("activating", "failed")
 
@@ -164,24 +164,24 @@ def test_a_launch_that_is_not_ready_in_time_ends_and_leaves_nothing(spark: Spark
     assert spark.leftovers() == []
 
 
-def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_begins_anew(spark: SparkdNode) -> None:
+def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_starts_over(spark: SparkdNode) -> None:
     digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
-    ledger = {"schema": 1, "failures": {digest: 5}, "open": None}
-    spark.node.write("/var/lib/sparkd/launches.json", json.dumps(ledger))
+    history = {"schema": 1, "failures": {digest: 5}}
+    spark.node.write("/var/lib/sparkd/launch-history.json", json.dumps(history))
     said = refused(spark, 17)
     assert "5 launches of this plan in a row" in said
     assert "systemctl start sparkd-head" in said
     stays_down(spark)
-    assert json.loads(spark.node.read("/var/lib/sparkd/launches.json"))["failures"] == {}
+    assert json.loads(spark.node.read("/var/lib/sparkd/launch-history.json"))["failures"] == {}
 
 
-def test_the_cause_of_the_last_end_is_told_by_the_next_life(spark: SparkdNode) -> None:
+def test_the_cause_of_the_last_end_is_reported_by_the_next_agent(spark: SparkdNode) -> None:
     configure_late(spark)
     refused(spark, 12)
 
-    def told() -> bool:
+    def reported() -> bool:
         cause: str = json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"]
         return cause.startswith("not ready within 10 s") and cause.endswith("(exit 12)")
 
-    wait_for(told, 20, "the next life")
+    wait_for(reported, 20, "the next life")
     wait_for(lambda: "cooling" in spark.node.run("sparkd", "status", check=False).stdout, 5, "it to cool")

@@ -97,7 +97,7 @@ def test_status_says_serving_to_anybody(serving: SparkdNode) -> None:
     assert report["engine"]["kv_cache_tokens"] == 524_288
 
 
-def test_a_second_owner_changes_nothing_and_is_told_who_owns_the_node(serving: SparkdNode) -> None:
+def test_a_second_owner_changes_nothing_and_learns_who_owns_the_node(serving: SparkdNode) -> None:
     before = serving.snapshot()
     by_hand = serving.node.run("sparkd", "preflight", check=False)
     assert by_hand.returncode == 10
@@ -203,7 +203,7 @@ def test_reboot_and_power_cut_with_the_unit_enabled(serving: SparkdNode) -> None
         serving.node.powercut(lose_unsynced=True)
         serving.await_serving()
         assert "docker" not in serving.node.run("systemctl", "--failed", "--no-legend").stdout
-        assert json.loads(serving.node.read("/var/lib/sparkd/launches.json"))["failures"] == {}, "nobody's fault"
+        assert json.loads(serving.node.read("/var/lib/sparkd/launch-history.json"))["failures"] == {}, "nobody's fault"
     finally:
         serving.node.run("systemctl", "disable", HEAD)
 
@@ -245,10 +245,10 @@ def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spar
             spark.node.wait_booted()
         wait_for(lambda: spark.show("ActiveState") == "failed", 60, "sparkd to give up")
         assert (spark.exit_status(), spark.show("NRestarts")) == (17, "0")
-        told = [line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("life.failed")]
-        assert len(told) == 1, told
-        assert "last-boot: the last 3 boots ended without a shutdown while this plan was loading" in told[0]
-        assert "systemctl start sparkd-head" in told[0]
+        failures = [line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("life.failed")]
+        assert len(failures) == 1, failures
+        assert "last-boot: the last 3 boots ended without a shutdown while this plan was loading" in failures[0]
+        assert "systemctl start sparkd-head" in failures[0]
         spark.start()
         assert spark.serves(), "by hand it begins at zero"
     finally:

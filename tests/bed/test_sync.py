@@ -80,7 +80,7 @@ def received(node: Node) -> int:
 
 
 @pytest.mark.parametrize("what", [("model", "sync", FOLDER), ("image", "sync", IMAGE)])
-def test_a_node_that_does_not_let_us_in_is_told_in_one_line(pair: Cluster, what: tuple[str, ...]) -> None:
+def test_a_node_that_refuses_the_login_is_reported_in_one_line(pair: Cluster, what: tuple[str, ...]) -> None:
     head, worker = pair.head.node, pair.worker.node
     address = worker.fabric_address
     unknown = sync(head, *what)
@@ -101,10 +101,10 @@ def test_a_model_whose_copy_is_cut_is_gone_on_with(acquainted: Cluster) -> None:
         wait_for(lambda: under_way() > CUT_BYTES or process.poll() is not None, 60, "the copy to be under way")
         for pid in head.pids("^ssh "):
             head.kill(pid, 9)
-        told, _ = process.communicate(timeout=60)
-    assert process.returncode == 10, told
-    assert told.count("sparkd: ") == 1, told
-    assert "to send" in told, told
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 10, output
+    assert output.count("sparkd: ") == 1, output
+    assert "to send" in output, output
     begun = wait_for(lambda: length(worker, "model.safetensors"), 30, "what was cut off to be kept")
     assert begun < SHARD_BYTES
     assert worker.run("test", "-e", SHARD, check=False).returncode, "a file has its name once it is whole"

@@ -57,9 +57,9 @@ def test_a_stop_needs_nothing_of_the_files(without_files: SparkdNode) -> None:
     assert "Traceback" not in said(without_files, agent)
 
 
-def test_an_end_is_told_without_the_files(without_files: SparkdNode) -> None:
+def test_an_end_is_reported_without_the_files(without_files: SparkdNode) -> None:
     agent = without_files.main_pid()
-    # Only this one agent is asked: the next could not start.
+    # Only this one agent is queried: the next could not start.
     without_files.node.write(f"/run/systemd/system/{HEAD}.service.d/once.conf", "[Service]\nRestart=no\n")
     without_files.node.run("systemctl", "daemon-reload")
     try:

@@ -1,4 +1,4 @@
-"""A fault, caused on a pair that serves, with a clock in hand."""
+"""A fault, caused on a pair that serves, and timed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Result:
     gap_seconds: float | None = None
     """Between the ends of the two."""
     serving_seconds: float | None = None
-    """From the event, the end of both ranks or the mending to a completion; of noise, the slowest completion."""
+    """From the event, the end of both ranks or the repair to a completion; of noise, the slowest completion."""
     engine_seconds: float | None = None
     """Of it, the engine's own from its start on."""
     serving_limit_seconds: float | None = None
@@ -71,12 +71,12 @@ def run(fault: Fault, cluster: Cluster) -> Result:
         fault.meanwhile(cluster)
     except (BedError, AssertionError) as error:
         complaints.append(str(error) or repr(error))
-    if fault.mend is not None:
+    if fault.repair is not None:
         time.sleep(max(0.0, fall.began + fault.at_least_seconds - time.monotonic()))
         try:
-            fault.mend(cluster)
+            fault.repair(cluster)
         except BedError as error:
-            complaints.append(f"not mended: {error}")
+            complaints.append(f"not repaired: {error}")
         free_at = time.monotonic()
     try:
         cluster.await_serving()
@@ -127,7 +127,7 @@ def _result(
     complaints += unexpected(ends, fault.codes, required=fault.ends_surely)
     complaints += misnamed(ends, fault, cluster)
     return Result(
-        fault.kind, fault.name, fault.side, fall.stopped, fall.gap, serving, engine, limit, told(ends),
+        fault.kind, fault.name, fault.side, fall.stopped, fall.gap, serving, engine, limit, describe_ends(ends),
         tuple(complaints),
     )  # fmt: skip
 
@@ -150,34 +150,34 @@ def run_noise(noise: Noise, cluster: Cluster) -> Result:
     complaints: list[str] = []
     with ThreadPoolExecutor() as pool:
         noise.cause(cluster)
-        asking = pool.submit(ask_until, over, cluster)
+        completing = pool.submit(complete_until, over, cluster)
         try:
             time.sleep(noise.seconds)
-            noise.mend(cluster)
+            noise.repair(cluster)
         finally:
             over.set()
-        took = asking.result()
+        took = completing.result()
     deadline = time.monotonic() + SETTLED_SECONDS
     while not cluster.serves() and time.monotonic() < deadline:
         time.sleep(1)
     if not cluster.serves():
-        complaints.append(f"not serving {SETTLED_SECONDS:g} s after the noise\n{cluster.told()}")
+        complaints.append(f"not serving {SETTLED_SECONDS:g} s after the noise\n{cluster.describe()}")
     failed = [number + 1 for number, seconds in enumerate(took) if seconds is None]
     if len(failed) > len(took) // MANY_COMPLETIONS:
         complaints.append(f"of {len(took)} completions these failed: {failed}")
     if any(before.gone(rank) for rank in range(len(before.ranks))):
         complaints.append("a rank has ended")
     if cluster.moment().agents != before.agents:
-        complaints.append("an agent has begun anew")
+        complaints.append("an agent has restarted")
     ends = failed_lives(cluster, before)
     slowest = max((seconds for seconds in took if seconds is not None), default=None)
     return Result(
         noise.kind, noise.name, noise.side, serving_seconds=slowest, serving_limit_seconds=NOISY_COMPLETION_SECONDS,
-        ends=told(ends), complaints=(*complaints, *unexpected(ends, {}, required=False)),
+        ends=describe_ends(ends), complaints=(*complaints, *unexpected(ends, {}, required=False)),
     )  # fmt: skip
 
 
-def ask_until(over: threading.Event, cluster: Cluster) -> list[float | None]:
+def complete_until(over: threading.Event, cluster: Cluster) -> list[float | None]:
     """Seconds of each completion, one after the other; None for one that failed."""
     took: list[float | None] = []
     while not over.is_set() or not took:
@@ -194,7 +194,7 @@ def failed_lives(cluster: Cluster, before: Moment) -> Ends:
     return lives
 
 
-def told(ends: Ends) -> tuple[str, ...]:
+def describe_ends(ends: Ends) -> tuple[str, ...]:
     return tuple(f"{side}: {line}" for side, lines in ends.items() for line in lines)
 
 

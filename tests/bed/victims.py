@@ -1,4 +1,4 @@
-"""Whom the faults befall, as the node numbers its processes."""
+"""Targets of the faults, by the node's process ids."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def _measure(names: tuple[str, ...], package: Path) -> tuple[Figure, ...]:
             node.boot()
             bench = BenchNode.furnish(SparkdNode(node), package)
         for name, measure in wanted:
-            with _told(name):
+            with _announce(name):
                 try:
                     figures += measure(bench)
                 except BedError:
@@ -79,13 +79,13 @@ def _measure(names: tuple[str, ...], package: Path) -> tuple[Figure, ...]:
                     raise
     for name, measure_here in HERE:
         if name in names:
-            with _told(name):
+            with _announce(name):
                 figures += measure_here()
     return tuple(figures)
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _announce(name: str) -> Iterator[None]:
     """Some take minutes: which it is at, and how long each took, is said meanwhile."""
     began = time.monotonic()
     print(f"bench: measuring {name}", file=sys.stderr, flush=True)

@@ -27,8 +27,8 @@ def measure(bench: BenchNode) -> tuple[Figure, ...]:
     with bench.prober("load", SECONDS) as prober:
         loaded = _cpu_percent(bench, SECONDS)
         completions = answer(prober)
-    if completions["succeeded"] < completions["asked"]:
-        raise BedError(f"of {completions['asked']:g} completions only {completions['succeeded']:g} came")
+    if completions["succeeded"] < completions["sent"]:
+        raise BedError(f"of {completions['sent']:g} completions only {completions['succeeded']:g} came")
     return (
         Figure(
             "agent.pss",

@@ -1,4 +1,4 @@
-"""A node with sparkd on it, and what the measurements ask of it. Its CLOCK_MONOTONIC is this machine's."""
+"""A node with sparkd on it, and the operations of the measurements. Its CLOCK_MONOTONIC is this machine's."""
 
 from __future__ import annotations
 

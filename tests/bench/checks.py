@@ -82,15 +82,17 @@ def _figure(
 
 
 def _look(tree: Tree) -> float:
-    from sparkd import roles, settings
+    from sparkd.cluster import membership
+    from sparkd.config import load_settings
     from sparkd.host import Host
     from sparkd.preflight.check import Level
-    from sparkd.preflight.examine import examine
+    from sparkd.preflight.registry import build_checks
+    from sparkd.preflight.runner import examine
 
     host = Host(tree.root)
-    node = roles.context(settings.load(None, {}, tree.root), "head", host)
+    node = membership.resolve_context(load_settings({}, tree.root), "head", host)
     began = time.perf_counter()
-    findings = examine(node.checks(), host)
+    findings = examine(build_checks(membership.check_inputs(node)), host)
     seconds = round(time.perf_counter() - began, 4)
     odd = [f"{one.id}: {one.verdict.reason}" for one in findings if one.verdict.level is not Level.OK]
     assert not odd, odd

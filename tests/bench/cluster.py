@@ -30,7 +30,7 @@ FINDINGS = (5, 20)
 RUNS = 4
 CPU_PERCENT, PSS_MIB, NEWS_SECONDS = 0.4, 8.0, 0.5
 """With what an agent takes alone (0.1 % and 50 MiB), these stay within the agent's own limits."""
-ASKS_SECONDS, ANSWERS_SECONDS = 0.003, 0.002
+REQUESTS_SECONDS, ANSWERS_SECONDS = 0.003, 0.002
 TIMEOUT_SECONDS = 900
 
 
@@ -43,7 +43,7 @@ def measure() -> tuple[Figure, ...]:
             said = _run("exchanged", str(findings), str(RUNS), key.name)
             found += of_cost(findings, TypeAdapter(Cost).validate_json(said), load())
     for size in SIZES:
-        before = load()  # what the nodes themselves ask of this machine is no foreign load
+        before = load()  # the load of the nodes themselves is no foreign load
         found += of_result(TypeAdapter(Result).validate_json(_run("simulated", str(size))), before)
     return tuple(found)
 
@@ -65,9 +65,16 @@ def _run(name: str, *arguments: str) -> str:
 
 def of_cost(findings: int, cost: Cost, load: float) -> tuple[Figure, ...]:
     what = f"an exchange, report of {findings} findings"
-    asks, answers = Limit(ASKS_SECONDS), Limit(ANSWERS_SECONDS)
+    requests, answers = Limit(REQUESTS_SECONDS), Limit(ANSWERS_SECONDS)
     return (
-        Figure(f"exchange.{findings}.asks", f"{what}: CPU to ask", "s", _rounded(cost.asks_seconds), asks, load=load),
+        Figure(
+            f"exchange.{findings}.asks",  # words: keep
+            f"{what}: CPU to request",
+            "s",
+            _rounded(cost.requests_seconds),
+            requests,
+            load=load,
+        ),
         Figure(
             f"exchange.{findings}.answers", "  CPU to answer", "s", _rounded(cost.answers_seconds), answers, load=load
         ),

@@ -13,7 +13,7 @@ class Inspected:
     """Of `docker inspect`: its stamps in seconds since 1970, and the `docker run` of its like."""
 
     created: float
-    """dockerd was asked for it."""
+    """Time of the request to dockerd."""
     started: float
     """It ran."""
     argv: tuple[str, ...]

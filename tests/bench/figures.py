@@ -66,7 +66,7 @@ class Figure:
     unit: str
     spread: Spread
     limit: Limit | None = None
-    """None: told for information."""
+    """None: for information only."""
     beside: Beside | None = None
     load: float = 0.0
     """Processes that wanted a core in the last minute, as this machine counted them when the measurement ended."""

@@ -42,15 +42,15 @@ def measure() -> tuple[Figure, ...]:
 @contextmanager
 def _standing() -> Iterator[Path]:
     """The process of a guard that has begun to watch: its folder in /proc. It ends with what it watches."""
-    from sparkd.guard.guard import Guard
+    from sparkd.engine.memory_guard.guard import MemoryGuard
     from sparkd.lib.log import events
-    from sparkd.lib.redact import Redactor
+    from sparkd.lib.text import Redactor
 
     with subprocess.Popen(["sleep", "infinity"]) as rank:
         pidfd = os.pidfd_open(rank.pid)
-        guard = Guard(FLOOR_BYTES, pidfd, events(lambda _priority, _line: None, Redactor()), lambda: None)
+        guard = MemoryGuard(FLOOR_BYTES, pidfd, events(lambda _priority, _line: None, Redactor()), lambda: None)
         try:
-            guard.stand()
+            guard.start()
             yield _child("sparkd-guard")
         finally:
             guard.close()

@@ -1,4 +1,4 @@
-"""From a killed rank to the unit's failure: told in the journal, and known to systemd."""
+"""From a killed rank to the unit's failure: reported in the journal, and known to systemd."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .figures import Figure, Limit, Spread
 from .machine import load
 
 RUNS = 5
-TOLD, LEFT = Limit(0.35, goal=0.2), Limit(1.0)
+REPORTED, LEFT = Limit(0.35, goal=0.2), Limit(1.0)
 """Of the kernel's own time to end all processes of the container (0.2 to 0.4 s on two cores), docker's and sparkd's."""
 
 
@@ -30,7 +30,7 @@ def engine_core(spark: SparkdNode) -> int:
 
 def measure(bench: BenchNode) -> tuple[Figure, ...]:
     return (
-        *_figures(bench, "container", "killed container", container_init, TOLD, LEFT),
+        *_figures(bench, "container", "killed container", container_init, REPORTED, LEFT),
         *_figures(bench, "engine-core", "killed EngineCore", engine_core),
     )
 
@@ -40,17 +40,22 @@ def _figures(
     name: str,
     what: str,
     victim: Callable[[SparkdNode], int],
-    told_limit: Limit | None = None,
+    reported_limit: Limit | None = None,
     left_limit: Limit | None = None,
 ) -> tuple[Figure, ...]:
-    told, left = [], []
+    reported, left = [], []
     for _ in range(RUNS):
-        one_told, one_left = _kill(bench, victim)
-        told.append(round(one_told, 3))
+        one_reported, one_left = _kill(bench, victim)
+        reported.append(round(one_reported, 3))
         left.append(round(one_left, 3))
     return (
         Figure(
-            f"killed.{name}.told", f"{what}: told in the journal", "s", Spread(tuple(told)), told_limit, load=load()
+            f"killed.{name}.told",  # words: keep
+            f"{what}: reported in the journal",
+            "s",
+            Spread(tuple(reported)),
+            reported_limit,
+            load=load(),
         ),
         Figure(
             f"killed.{name}.left", f"{what}: the unit is not active", "s", Spread(tuple(left)), left_limit, load=load()
@@ -66,14 +71,14 @@ def _kill(bench: BenchNode, victim: Callable[[SparkdNode], int]) -> tuple[float,
     killed_at = time.monotonic()
     spark.node.kill(pid, signal.SIGKILL)
     wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
-    told, left = _told_at(spark, cursor) - killed_at, bench.stamp("ActiveExit") - killed_at
+    reported, left = _reported_at(spark, cursor) - killed_at, bench.stamp("ActiveExit") - killed_at
     spark.await_serving()
-    return told, left
+    return reported, left
 
 
-def _told_at(spark: SparkdNode, cursor: str) -> float:
-    asked = ("journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE")
-    for line in spark.node.run(*asked).stdout.splitlines():
+def _reported_at(spark: SparkdNode, cursor: str) -> float:
+    command = ("journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE")
+    for line in spark.node.run(*command).stdout.splitlines():
         if "life.failed" in line:
             return int(json.loads(line)["__MONOTONIC_TIMESTAMP"]) / 1e6
     raise BedError("the journal has no life.failed")

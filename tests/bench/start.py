@@ -20,10 +20,10 @@ BARE = "bare"
 class Start:
     """Stamps on CLOCK_MONOTONIC, in seconds."""
 
-    asked: float
+    requested: float
     """`systemctl start`, or `docker run`, began."""
     created: float
-    """dockerd was asked for the container."""
+    """Time of the request to dockerd for the container."""
     running: float
     first_completion: float
     """Found by a prober that knows nothing of sparkd."""
@@ -33,11 +33,11 @@ class Start:
     @property
     def share(self) -> float:
         """sparkd's: until the container runs, and from its first completion on."""
-        return (self.running - self.asked) + (self.ready - self.first_completion)
+        return (self.running - self.requested) + (self.ready - self.first_completion)
 
     @property
     def whole(self) -> float:
-        return self.ready - self.asked
+        return self.ready - self.requested
 
 
 def measure(bench: BenchNode) -> tuple[Figure, ...]:
@@ -54,29 +54,29 @@ def measure(bench: BenchNode) -> tuple[Figure, ...]:
 def _by_sparkd(bench: BenchNode) -> tuple[Start, Inspected]:
     bench.spark.forget_failures()
     with bench.prober("first", SERVING_SECONDS) as prober:
-        (asked,) = bench.timed(1, "systemctl", "start", HEAD)
+        (requested,) = bench.timed(1, "systemctl", "start", HEAD)
         first_at = answer(prober)["at"]
     seen, ready = bench.inspected(RANK, BARE), bench.stamp("ActiveEnter")
     bench.spark.stop()
-    return Start(asked.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, ready), seen
+    return Start(requested.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, ready), seen
 
 
 def _bare(bench: BenchNode, like: Inspected) -> Start:
     """The same image, script, mounts and flags, by `docker run`."""
     node = bench.spark.node
     with bench.prober("first", SERVING_SECONDS) as prober:
-        (asked,) = bench.timed(1, *like.argv)
+        (requested,) = bench.timed(1, *like.argv)
         first_at = answer(prober)["at"]
     seen = bench.inspected(BARE)
     node.run("docker", "stop", "--time", "20", BARE)
     node.run("docker", "rm", "--force", BARE)
     node.sh("rm -f /dev/shm/psm_* /dev/shm/sem.mp-*")  # nobody else's job in a node without sparkd
-    return Start(asked.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, first_at)
+    return Start(requested.began, on_monotonic(seen.created), on_monotonic(seen.started), first_at, first_at)
 
 
 def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float) -> tuple[Figure, ...]:
     bare_start = Beside("the container by docker run, whole", spread(*(one.whole for one in bare)))
-    bare_docker = Beside("docker run", spread(*(one.running - one.asked for one in bare)))
+    bare_docker = Beside("docker run", spread(*(one.running - one.requested for one in bare)))
 
     def figure(name: str, what: str, values: list[float], beside: Beside, limit: Limit | None = None) -> Figure:
         return Figure(f"start.{name}", what, "s", spread(*values), limit, beside, load)
@@ -92,14 +92,14 @@ def figures(with_sparkd: tuple[Start, ...], bare: tuple[Start, ...], load: float
         figure(
             "container",
             "  systemctl start to container running",
-            [one.running - one.asked for one in with_sparkd],
+            [one.running - one.requested for one in with_sparkd],
             bare_docker,
         ),
         figure(
             "before",
-            "    before docker is asked",
-            [one.created - one.asked for one in with_sparkd],
-            Beside("docker run", spread(*(one.created - one.asked for one in bare))),
+            "    before the request to docker",
+            [one.created - one.requested for one in with_sparkd],
+            Beside("docker run", spread(*(one.created - one.requested for one in bare))),
         ),
         figure(
             "docker",

@@ -1,4 +1,4 @@
-"""The port that nodes read each other on, as an agent opens it, under whoever else may reach it."""
+"""The port that nodes read each other on, as an agent opens it, under load from other clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import addresses, context, free_port, joined, machine, settings
-from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, until
-from tests.unit.test_report_http import resident_bytes
+from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, resident_bytes, until
 from tests.unit.wire import http, message, passed_on
 
-from sparkd.cluster import Cluster
-from sparkd.errors import BlockedError
+from sparkd.cluster.auth import new_nonce, sign_request
+from sparkd.cluster.client import PeerReader
+from sparkd.cluster.service import Cluster
+from sparkd.lib.errors import BlockedError
 from sparkd.lib.http_connection import Limits
-from sparkd.peers.reader import Reader
-from sparkd.report.node_report import NodeReport
-from sparkd.signing import new_nonce, sign_request
+from sparkd.status.model import NodeReport
 
 OWN, PEER, OTHER_PEER, STRANGER = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.9"
 HOLD_SECONDS = 2.5
@@ -35,31 +34,31 @@ LATE_SECONDS = 3.0
 class Target:
     """A worker of three nodes, and the two others that read it."""
 
-    def __init__(self, cluster: Cluster, port: int, readers: tuple[Reader, Reader]) -> None:
+    def __init__(self, cluster: Cluster, port: int, readers: tuple[PeerReader, PeerReader]) -> None:
         self.port = port
         self.readers = readers
         self._sink = cluster.sinks[0]
         self._news = 0
 
-    def tell(self, told: NodeReport) -> None:
-        self._sink(told)
+    def publish(self, sent: NodeReport) -> None:
+        self._sink(sent)
 
     def news_come(self, seconds: float = NEWS_SECONDS) -> None:
         """To all of the nodes that read it, in time."""
         self._news += 1
         message = f"news {self._news}"
-        self.tell(report(message=message))
+        self.publish(report(message=message))
         until(lambda: all(_message(one) == message for one in self.readers), seconds)
 
     def connect(self, source: str) -> socket.socket:
         return socket.create_connection((OWN, self.port), 5, (source, 0))
 
-    def ask(self, data: bytes, source: str = PEER) -> bytes:
+    def send(self, data: bytes, source: str = PEER) -> bytes:
         return passed_on(data, OWN, self.port, source)
 
 
-def _message(reader: Reader) -> str:
-    known = reader.snapshot.report
+def _message(reader: PeerReader) -> str:
+    known = reader.status.report
     return known.message if known else ""
 
 
@@ -74,8 +73,8 @@ def target(tree: Tree) -> Iterator[Target]:
         reading(OWN, port, own_address=OTHER_PEER, hold_seconds=HOLD_SECONDS) as second,
     ):
         made = Target(cluster, port, (first, second))
-        made.tell(report())
-        until(lambda: all(one.snapshot.living for one in made.readers))
+        made.publish(report())
+        until(lambda: all(one.status.living for one in made.readers))
         yield made
 
 
@@ -103,7 +102,7 @@ def request(path: str, *, key: bytes = KEY, to: str = OWN, nonce: str = "", sign
     ids=["none", "empty", "bytes", "plan", "nothing", "key", "address", "path", "query", "nonce"],
 )
 def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(target: Target, data: bytes) -> None:
-    head, _, body = target.ask(data).partition(b"\r\n\r\n")
+    head, _, body = target.send(data).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
     assert body == b""
     assert b"signature" not in head.lower()
@@ -111,25 +110,25 @@ def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(target: Tar
 
 
 def test_a_stranger_gets_401_even_with_the_key(target: Target) -> None:
-    assert target.ask(request("/report"), STRANGER).startswith(b"HTTP/1.1 401 ")
-    assert target.ask(request("/report")).startswith(b"HTTP/1.1 200 ")
+    assert target.send(request("/report"), STRANGER).startswith(b"HTTP/1.1 401 ")
+    assert target.send(request("/report")).startswith(b"HTTP/1.1 200 ")
 
 
 def test_a_request_that_was_recorded_gives_the_same_page_again_under_the_same_nonce_and_no_other_page(
     target: Target,
 ) -> None:
     recorded = request("/report")
-    first = target.ask(recorded)
+    first = target.send(recorded)
     assert first.startswith(b"HTTP/1.1 200 ")
-    assert target.ask(recorded) == first
+    assert target.send(recorded) == first
     # What it gets is signed for a nonce that nobody waits for any more: no reader believes it.
     for page in (b"/plan", b"/report?known=x"):
-        assert target.ask(recorded.replace(b"/report", page)).startswith(b"HTTP/1.1 401 ")
+        assert target.send(recorded.replace(b"/report", page)).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
     for page in ("/plan", "/nothing", "/"):
-        answer = target.ask(request(page))
+        answer = target.send(request(page))
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert b"Sparkd-Signature: " in answer
 
@@ -146,7 +145,7 @@ def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
     ids=["body", "line", "headers", "zeros", "an answer"],
 )
 @pytest.mark.parametrize("source", [PEER, STRANGER])
-def test_what_is_too_large_or_no_request_is_cut_off_and_news_go_on(target: Target, data: bytes, source: str) -> None:
+def test_what_is_too_large_or_no_request_is_cut_off_and_news_continue(target: Target, data: bytes, source: str) -> None:
     before = resident_bytes()
     for _ in range(10):
         with target.connect(source) as sock, contextlib.suppress(OSError):
@@ -224,7 +223,7 @@ def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_ne
             target.news_come(2.0)
         for _ in range(3):  # nor one that begins only now
             with reading(OWN, target.port, own_address=PEER, hold_seconds=HOLD_SECONDS) as late:
-                until(lambda reader=late: reader.snapshot.living is not None, LATE_SECONDS)  # type: ignore[misc]
+                until(lambda reader=late: reader.status.living is not None, LATE_SECONDS)  # type: ignore[misc]
     time.sleep(HOLD_SECONDS + 0.5)  # those that began have left
     with ExitStack() as stack:
         places = [stack.enter_context(target.connect(PEER)) for _ in range(Limits().per_source - 1)]
@@ -235,15 +234,15 @@ def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_ne
 
 
 @contextmanager
-def flood(ask: Callable[[], object]) -> Iterator[list[float]]:
-    """Ask without a pause, from two threads; the moments of the answers."""
+def flood(send: Callable[[], object]) -> Iterator[list[float]]:
+    """Send without a pause, from two threads; the moments of the answers."""
     ended = threading.Event()
     answered: list[float] = []
 
     def run() -> None:
         while not ended.is_set():
             with contextlib.suppress(OSError):
-                ask()
+                send()
                 answered.append(time.monotonic())
 
     threads = [threading.Thread(target=run) for _ in range(2)]
@@ -259,7 +258,7 @@ def flood(ask: Callable[[], object]) -> Iterator[list[float]]:
 
 @pytest.mark.parametrize("source", [STRANGER, PEER])
 def test_unsigned_requests_without_end_crowd_out_nobody(target: Target, source: str) -> None:
-    with flood(lambda: target.ask(request("/report", key=OTHER_KEY), source)) as answered:
+    with flood(lambda: target.send(request("/report", key=OTHER_KEY), source)) as answered:
         for _ in range(3):
             time.sleep(0.3)
             target.news_come()

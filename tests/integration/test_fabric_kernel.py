@@ -68,9 +68,9 @@ COMMON = """
         subprocess.run(["ip", "netns", "exec", "router", "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"],
                        check=True)
 
-    def asked(*addresses, mtu=9000):
+    def probed(*addresses, mtu=9000):
         began = time.monotonic()
-        found = path_mtu.ask(addresses, 29510, mtu)
+        found = path_mtu.probe_network(addresses, 29510, mtu)
         return [path.fits for path in found], time.monotonic() - began
 
     def there(space, program):
@@ -109,7 +109,7 @@ def timed(found: object) -> tuple[list[bool | None], float]:
 
 @pytest.mark.parametrize("address", ["10.0.0.2", "fd00::2"])
 def test_large_datagrams_arrive_on_a_wide_path_and_the_answer_comes_at_once(address: str) -> None:
-    fits, seconds = timed(run(f"direct(); asked({address!r}); print(json.dumps(asked({address!r})))"))
+    fits, seconds = timed(run(f"direct(); probed({address!r}); print(json.dumps(probed({address!r})))"))
     assert fits == [True]
     assert seconds < 0.1
 
@@ -122,25 +122,25 @@ def test_large_datagrams_arrive_on_a_wide_path_and_the_answer_comes_at_once(addr
     ],
 )
 def test_a_path_that_swallows_large_datagrams_is_found_out_in_time(path: str) -> None:
-    fits, seconds = timed(run(f"{path}; print(json.dumps(asked('10.0.0.2')))"))
+    fits, seconds = timed(run(f"{path}; print(json.dumps(probed('10.0.0.2')))"))
     assert fits == [False]
     assert seconds < 0.6
-    fits, _ = timed(run(f"{path}; print(json.dumps(asked('10.0.0.2', mtu=1500)))"))
+    fits, _ = timed(run(f"{path}; print(json.dumps(probed('10.0.0.2', mtu=1500)))"))
     assert fits == [True], "what it takes"
 
 
 def test_a_wide_switch_is_no_hindrance() -> None:
-    assert timed(run("switched(9000); print(json.dumps(asked('10.0.0.2')))"))[0] == [True]
+    assert timed(run("switched(9000); print(json.dumps(probed('10.0.0.2')))"))[0] == [True]
 
 
 def test_a_router_that_says_it_is_too_large_is_believed() -> None:
-    fits, seconds = timed(run("routed(); asked('10.0.1.2', mtu=1500); print(json.dumps(asked('10.0.1.2')))"))
+    fits, seconds = timed(run("routed(); probed('10.0.1.2', mtu=1500); print(json.dumps(probed('10.0.1.2')))"))
     assert fits == [False]
     assert seconds < 0.25
 
 
 def test_an_interface_that_is_too_narrow_itself_says_so_at_once() -> None:
-    fits, seconds = timed(run("direct(1500, 9000); print(json.dumps(asked('10.0.0.2', '10.0.0.2')))"))
+    fits, seconds = timed(run("direct(1500, 9000); print(json.dumps(probed('10.0.0.2', '10.0.0.2')))"))
     assert fits == [False, False]
     assert seconds < 0.1
 
@@ -148,13 +148,13 @@ def test_an_interface_that_is_too_narrow_itself_says_so_at_once() -> None:
 def test_who_does_not_answer_is_not_judged_and_holds_up_nobody() -> None:
     found = run(f"""
         direct()
-        nobody_there = asked("10.0.0.99")
-        no_route = asked("192.0.2.1")
+        nobody_there = probed("10.0.0.99")
+        no_route = probed("192.0.2.1")
         process = there("node2", {HOLDER!r})
-        port_held = asked("10.0.0.2")
+        port_held = probed("10.0.0.2")
         process.kill()
         process.wait()
-        mixed = asked("10.0.0.99", "10.0.0.2", "10.0.0.98", "fd00::2", "10.0.0.97", "10.0.0.96", "10.0.0.95")
+        mixed = probed("10.0.0.99", "10.0.0.2", "10.0.0.98", "fd00::2", "10.0.0.97", "10.0.0.96", "10.0.0.95")
         print(json.dumps([nobody_there, no_route, port_held, mixed]))
     """)
     assert isinstance(found, list)
@@ -165,7 +165,7 @@ def test_who_does_not_answer_is_not_judged_and_holds_up_nobody() -> None:
 def test_a_kernel_that_grows_tired_of_answering_is_not_called_a_narrow_path() -> None:
     found = run("""
         direct()
-        print(json.dumps([asked("10.0.0.2")[0][0] for _ in range(25)]))
+        print(json.dumps([probed("10.0.0.2")[0][0] for _ in range(25)]))
     """)
     assert isinstance(found, list)
     assert found[:5] == [True] * 5
@@ -175,12 +175,12 @@ def test_a_kernel_that_grows_tired_of_answering_is_not_called_a_narrow_path() ->
 
 def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
     found = run("""
-        from sparkd.preflight.fabric_address import FabricAddress
-        from sparkd.preflight.fabric_link import FabricLink
+        from sparkd.preflight.checks.fabric import FabricAddress
+        from sparkd.preflight.checks.fabric import FabricLink
 
         def looked():
             checks = (FabricAddress("10.0.0.1", 2), FabricLink("spark0", ("10.0.0.2",), 29510, 9000))
-            return [[verdict.level.value, verdict.reason] for _, verdict in (check.look(Host()) for check in checks)]
+            return [[verdict.level.value, verdict.reason] for _, verdict in (check.run(Host()) for check in checks)]
 
         direct()
         subprocess.run(["mount", "-t", "sysfs", "sysfs", "/sys"], check=True)
@@ -204,13 +204,13 @@ def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
 
 def test_dns_servers_answer_refuse_or_keep_silent() -> None:
     found = run(f"""
-        from sparkd.preflight.resolver import Resolver
+        from sparkd.preflight.checks.peers import Resolver
 
         def looked(*servers):
             with open("/run/resolv.conf", "w") as file:
                 file.writelines(f"nameserver {{one}}\\n" for one in servers)
             began = time.monotonic()
-            facts, verdict = Resolver(("10.0.0.2",)).look(Host())
+            facts, verdict = Resolver(("10.0.0.2",)).run(Host())
             return verdict.level.value, [one.answers for one in facts.servers], time.monotonic() - began
 
         direct()

@@ -1,4 +1,4 @@
-"""Hands on real processes and real segments of this machine, all of the test's own making."""
+"""Actions on real processes and real segments of this machine, all of the test's own making."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.errors import BlockedError
-from sparkd.hands import Hands, files, lock, processes, segments
-from sparkd.hands.lock import Owner
+from sparkd.actions import Actions, acquire_lock, files, processes
 from sparkd.host import Host
+from sparkd.host.processes import NodeOwner
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.sd_notify import Notifier
 from sparkd.preflight.fixes import DropPageCache, EndProcess, UnlinkSegment
-from sparkd.pulse import Pulse
-from sparkd.systemd import Notifier
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -30,8 +30,8 @@ POLITE = "import time; print('up', flush=True); time.sleep(600)"
 
 
 @pytest.fixture
-def pulse() -> Pulse:
-    return Pulse(Notifier(), {})
+def loop() -> MainLoop:
+    return MainLoop(Notifier(), {})
 
 
 @pytest.fixture
@@ -57,35 +57,37 @@ def fix_for(pid: int) -> EndProcess:
     return EndProcess(pid, process.start_time, process.comm)
 
 
-def test_a_process_that_listens_ends_by_sigterm(victims: list[subprocess.Popen[bytes]], pulse: Pulse) -> None:
+def test_a_process_that_listens_ends_by_sigterm(victims: list[subprocess.Popen[bytes]], loop: MainLoop) -> None:
     process = start(victims, POLITE)
-    applied = processes.end(fix_for(process.pid), pulse)
+    applied = processes.end_process(fix_for(process.pid), loop)
     assert (applied.state, applied.note) == ("applied", "ended by SIGTERM")
     assert process.wait() == -signal.SIGTERM
 
 
 def test_a_process_that_does_not_listen_is_killed_after_its_grace(
-    victims: list[subprocess.Popen[bytes]], pulse: Pulse
+    victims: list[subprocess.Popen[bytes]], loop: MainLoop
 ) -> None:
     process = start(victims, STUBBORN)
     begun = time.monotonic()
-    applied = processes.end(fix_for(process.pid), pulse)
+    applied = processes.end_process(fix_for(process.pid), loop)
     assert (applied.state, applied.note) == ("applied", "ended by SIGKILL")
     assert processes.GRACE_SECONDS <= time.monotonic() - begun < processes.GRACE_SECONDS + 2
     assert process.wait() == -signal.SIGKILL
 
 
-def test_another_process_under_the_same_pid_is_left_alone(victims: list[subprocess.Popen[bytes]], pulse: Pulse) -> None:
+def test_another_process_under_the_same_pid_is_left_alone(
+    victims: list[subprocess.Popen[bytes]], loop: MainLoop
+) -> None:
     process = start(victims, POLITE)
     fix = fix_for(process.pid)
-    applied = processes.end(EndProcess(fix.pid, fix.start_time - 1, fix.comm), pulse)
+    applied = processes.end_process(EndProcess(fix.pid, fix.start_time - 1, fix.comm), loop)
     assert applied.state == "stale"
     assert process.poll() is None
 
 
-def test_pid_1_and_below_are_never_ended(pulse: Pulse) -> None:
+def test_pid_1_and_below_are_never_ended(loop: MainLoop) -> None:
     for pid in (1, 0, -1):
-        assert processes.end(EndProcess(pid, 0, "init"), pulse).state == "failed"
+        assert processes.end_process(EndProcess(pid, 0, "init"), loop).state == "failed"
 
 
 @pytest.fixture
@@ -102,12 +104,12 @@ def unlink_fix(path: Path) -> UnlinkSegment:
 
 
 def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
-    # In a PID namespace of its own: a process of this machine that may not be looked at (the first process of a
+    # In a PID namespace of its own: a process of this machine that may not be inspected (the first process of a
     # sandbox, say) would rightly make sparkd keep the segment.
     fix = unlink_fix(segment)
     code = (
-        "from sparkd.hands import segments; from sparkd.host import Host; from sparkd.preflight.fixes import *;"
-        f"print(segments.unlink({fix!r}, Host()).state)"
+        "from sparkd.actions import processes; from sparkd.host import Host; from sparkd.preflight.fixes import *;"
+        f"print(processes.unlink_segment({fix!r}, Host()).state)"
     )
     alone = ("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code)
     assert subprocess.run(alone, capture_output=True, text=True, check=True).stdout == "applied\n"
@@ -117,7 +119,7 @@ def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
 def test_a_segment_that_somebody_opened_again_is_kept(segment: Path) -> None:
     fix = unlink_fix(segment)
     with segment.open("rb"):
-        applied = segments.unlink(fix, Host())
+        applied = processes.unlink_segment(fix, Host())
     assert applied.state == "stale"
     assert f"pid {os.getpid()}" in applied.note
     assert segment.exists()
@@ -128,43 +130,43 @@ def test_another_file_under_the_same_name_is_kept(segment: Path) -> None:
     replacement = segment.with_name(f"psm_{secrets.token_hex(4)}")
     replacement.write_bytes(b"other")
     replacement.rename(segment)
-    assert segments.unlink(fix, Host()).state == "stale"
+    assert processes.unlink_segment(fix, Host()).state == "stale"
     assert segment.read_bytes() == b"other"
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "/dev/shm/../../etc/passwd", "/dev/shm/sub/x", "/dev/shm/.."])
 def test_nothing_outside_dev_shm_is_ever_unlinked(path: str) -> None:
-    assert segments.unlink(UnlinkSegment(path, 0, 0), Host()).state == "failed"
+    assert processes.unlink_segment(UnlinkSegment(path, 0, 0), Host()).state == "failed"
 
 
-def test_the_node_has_one_owner_and_the_next_is_told_who(tmp_path: Path) -> None:
+def test_the_node_has_one_owner_and_the_next_learns_its_name(tmp_path: Path) -> None:
     path = tmp_path / "hands.lock"
-    first = lock.take(path, Owner(os.getpid(), "sparkd run --role head", "a" * 32))
+    first = acquire_lock(path, NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
     with pytest.raises(BlockedError, match=rf"pid {os.getpid()} \(sparkd run --role head\)") as refused:
-        lock.take(path, Owner(1, "sparkd preflight", "b" * 32))
+        acquire_lock(path, NodeOwner(1, "sparkd preflight", "b" * 32))
     assert refused.value.code == 10
     os.close(first)
-    os.close(lock.take(path, Owner(1, "sparkd preflight", "b" * 32)))
+    os.close(acquire_lock(path, NodeOwner(1, "sparkd preflight", "b" * 32)))
 
 
-def test_the_owner_is_seen_without_touching_the_lock(pulse: Pulse) -> None:
-    hands = Hands.take(Host(), pulse, Owner(os.getpid(), "sparkd run --role head", "a" * 32))
+def test_the_owner_is_seen_without_touching_the_lock(loop: MainLoop) -> None:
+    actions = Actions.acquire(Host(), loop, NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
     try:
         owner = Host().owner()
         assert owner is not None
         assert (owner.pid, owner.command, owner.invocation) == (os.getpid(), "sparkd run --role head", "a" * 32)
     finally:
-        hands.release()
+        actions.release()
     assert Host().owner() is None
 
 
 def test_a_file_is_replaced_whole_and_leaves_no_litter(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "launches.json"
+    path = tmp_path / "state" / "launch-history.json"
     files.write(path, "one", 0o644, durable=True)
     files.write(path, "two", 0o600, durable=False)
     assert path.read_text() == "two"
     assert path.stat().st_mode & 0o777 == 0o600
-    assert [p.name for p in path.parent.iterdir()] == ["launches.json"]
+    assert [p.name for p in path.parent.iterdir()] == ["launch-history.json"]
 
 
 def cached_bytes(path: Path) -> int:
@@ -181,14 +183,14 @@ def cached_bytes(path: Path) -> int:
     return sum(flag & 1 for flag in resident) * mmap.PAGESIZE
 
 
-def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, pulse: Pulse) -> None:
+def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, loop: MainLoop) -> None:
     path = tmp_path / "shard"
     path.write_bytes(os.urandom(32 << 20))
     assert cached_bytes(path) == 32 << 20
-    hands = Hands.take(Host(), pulse, Owner(os.getpid(), "a test", "a" * 32))
+    actions = Actions.acquire(Host(), loop, NodeOwner(os.getpid(), "a test", "a" * 32))
     try:
-        applied = hands.apply(DropPageCache(would_free_bytes=32 << 20))
+        applied = actions.apply(DropPageCache(would_free_bytes=32 << 20))
     finally:
-        hands.release()
+        actions.release()
     assert applied.state == "applied", applied.note
     assert cached_bytes(path) == 0

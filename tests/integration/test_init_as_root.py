@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli import main
-from sparkd.errors import ExitCode
-from sparkd.host.cluster_key import read
+from sparkd.cli.main import main
+from sparkd.cluster.auth import read_keys
 from sparkd.host.files import Files
+from sparkd.lib.errors import ExitCode
 
 
 def test_the_command_prints_what_to_do_next_and_no_key(
@@ -21,7 +21,7 @@ def test_the_command_prints_what_to_do_next_and_no_key(
         assert main(words) == ExitCode.GOOD
         said = capsys.readouterr()
         assert f"wrote {path}" in said.out
-        assert not any(key.hex() in said.out + said.err for key in read(Files(), str(path)))
+        assert not any(key.hex() in said.out + said.err for key in read_keys(Files(), str(path)))
     assert main(["init", "--new-cluster-key"]) == ExitCode.USAGE
 
 

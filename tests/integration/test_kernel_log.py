@@ -13,28 +13,26 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.host import Host, kernel, kmsg
+from sparkd.host import Host, kernel
 from sparkd.host.files import Files
-from sparkd.preflight import kernel_events
 from sparkd.preflight.check import Level
-from sparkd.preflight.kernel import Kernel
-from sparkd.preflight.kernel_events import Kind
-from sparkd.preflight.kernel_log import KernelLog
+from sparkd.preflight.checks.kernel import Kernel
+from sparkd.preflight.checks.kernel_log import KernelLog, Kind, parse_event
 
 REPOSITORY = Path(__file__).parents[2]
 LIVE = Files("/")
 
 
 def test_every_record_of_the_kernel_is_read_in_order_and_the_reader_does_not_wait_for_more() -> None:
-    found = list(kmsg.records(LIVE))
+    found = list(kernel.read_log(LIVE))
     assert [one.sequence for one in found] == sorted({one.sequence for one in found})
     assert all(one.seconds <= Host().uptime_seconds() for one in found)
     dmesg = subprocess.run(
         ["dmesg", "--kernel", "--raw"], capture_output=True, text=True, check=True, timeout=60
     ).stdout
-    told = [line for line in dmesg.splitlines() if line.startswith("<")]
-    assert abs(len(found) - len(told)) <= 50, "but for what was said between the two looks"
-    # The oldest may be overwritten between the two looks.
+    lines = [line for line in dmesg.splitlines() if line.startswith("<")]
+    assert abs(len(found) - len(lines)) <= 50, "records logged between the two readings"
+    # The oldest may be overwritten between the two readings.
     assert KernelLog().probe(Host()).begins_seconds >= (found[0].seconds - 0.001 if found[0].sequence else 0)
 
 
@@ -43,9 +41,9 @@ def test_what_a_program_writes_into_the_log_is_not_believed() -> None:
     said = f"NVRM: Xid (PCI:{tag}): 79, GPU has fallen off the bus."
     for priority in ("", "<0>", "<4>"):
         Path("/dev/kmsg").write_text(f"{priority}{said}\n")
-    raw = b"".join(kmsg._chunks(LIVE)).decode("utf-8", "replace")
+    raw = b"".join(kernel._chunks(LIVE)).decode("utf-8", "replace")
     assert raw.count(said) == 3, "the kernel has the messages"
-    assert not [one for one in kmsg.records(LIVE) if tag in one.text]
+    assert not [one for one in kernel.read_log(LIVE) if tag in one.text]
     assert tag not in str(KernelLog().probe(Host()).events)
 
 
@@ -65,7 +63,7 @@ def small_group() -> Iterator[Path]:
         group.rmdir()
 
 
-def test_a_process_that_a_container_limit_killed_is_told_from_one_of_a_node_that_ran_out(small_group: Path) -> None:
+def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that_ran_out(small_group: Path) -> None:
     name = f"hog {uuid.uuid4().hex[:6]}) x"
     hog = (
         "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid()));"
@@ -73,19 +71,19 @@ def test_a_process_that_a_container_limit_killed_is_told_from_one_of_a_node_that
     )
     done = subprocess.Popen([sys.executable, "-c", hog, str(small_group / "cgroup.procs"), name])
     assert done.wait(60) == -9
-    (killed,) = (one for one in kmsg.records(LIVE) if f"Killed process {done.pid} ({name})" in one.text)
+    (killed,) = (one for one in kernel.read_log(LIVE) if f"Killed process {done.pid} ({name})" in one.text)
     assert killed.text.startswith("Memory cgroup out of memory: ")
-    assert kernel_events.of(killed) is None
+    assert parse_event(killed) is None
     # The node's own killer says the same words without the first two: mm/oom_kill.c, __oom_kill_process.
-    event = kernel_events.of(kmsg.Record(1, 1.0, killed.text.replace("Memory cgroup out", "Out")))
+    event = parse_event(kernel.Record(1, 1.0, killed.text.replace("Memory cgroup out", "Out")))
     assert event is not None
     assert (event.kind, event.subject) == (Kind.OUT_OF_MEMORY, name)
 
 
 def look_with(capabilities: str) -> str:
     code = (
-        "from sparkd.host import Host; from sparkd.preflight.kernel_log import KernelLog;"
-        "verdict = KernelLog(uses_gpu=False).look(Host())[1]; print(verdict.level.value, verdict.reason)"
+        "from sparkd.host import Host; from sparkd.preflight.checks.kernel_log import KernelLog;"
+        "verdict = KernelLog(uses_gpu=False).run(Host())[1]; print(verdict.level.value, verdict.reason)"
     )
     done = subprocess.run(
         ["setpriv", f"--bounding-set={capabilities}", "--no-new-privs", sys.executable, "-B", "-c", code],
@@ -101,7 +99,7 @@ def test_the_unit_leaves_what_it_takes_to_read_a_restricted_log_and_without_it_n
     kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bounds.split())
     assert "can't be read" not in look_with(f"-all,{kept}")
     assert "ProtectKernelLogs" not in unit
-    # The kernel asks for CAP_SYSLOG where kernel.dmesg_restrict is set, as on Ubuntu.
+    # The kernel requires CAP_SYSLOG where kernel.dmesg_restrict is set, as on Ubuntu.
     restricted = Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() == "1"
     refused = look_with("-all").startswith("warn the kernel's log can't be read: Operation not permitted")
     assert refused == restricted
@@ -111,12 +109,12 @@ def test_a_device_in_a_tree_is_not_read_for_it_is_the_log_of_this_machine(tmp_pa
     (tmp_path / "dev").mkdir()
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc/uptime").write_text("1.0 1.0\n")
-    os.mknod(tmp_path / "dev/kmsg", stat.S_IFCHR | 0o600, kmsg.DEVICE)
+    os.mknod(tmp_path / "dev/kmsg", stat.S_IFCHR | 0o600, kernel.LOG_DEVICE)
     assert KernelLog().probe(Host(tmp_path)).absent
 
 
 def test_the_running_kernel_is_named() -> None:
-    facts, verdict = Kernel().look(Host())
+    facts, verdict = Kernel().run(Host())
     assert facts.release == os.uname().release
-    assert re.match(r"\d+\.\d+", kernel.release(LIVE))
+    assert re.match(r"\d+\.\d+", kernel.read_release(LIVE))
     assert verdict.level in (Level.OK, Level.WARN)

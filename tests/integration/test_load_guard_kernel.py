@@ -12,15 +12,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from tests.unit.cluster_nodes import Told
+from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.engine.story import Story
-from sparkd.hands import page_cache, readahead
+from sparkd.actions import page_cache
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, shards
-from sparkd.host import page_cache as host_page_cache
-from sparkd.host import readahead as host_readahead
-from sparkd.load_guard import LEAST_BYTES, LoadGuard
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
@@ -46,7 +44,7 @@ for line in sys.stdin:
 
 
 class Loader:
-    """A process that maps, reads and closes files as it is told; its parent plays the container's first process."""
+    """A process that maps, reads and closes files on command; its parent plays the container's first process."""
 
     def __init__(self) -> None:
         code = f"import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', {LOADER!r}]))"
@@ -55,7 +53,7 @@ class Loader:
         )
         assert self._answer() == "up"
 
-    def tell(self, what: str, shard: Path) -> None:
+    def send(self, what: str, shard: Path) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(f"{what} {shard}\n")
         self.process.stdin.flush()
@@ -79,14 +77,6 @@ def loader() -> Iterator[Loader]:
 
 
 @pytest.fixture
-def other() -> Iterator[Loader]:
-    """Another program."""
-    made = Loader()
-    yield made
-    made.end()
-
-
-@pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Three shards of 64 MiB and a hole of a GiB, written to disk, and none of them in the page cache."""
     folder = tmp_path / "model"
@@ -99,14 +89,14 @@ def model(tmp_path: Path) -> Path:
     hole = folder / "m-3.safetensors"
     hole.touch()
     os.truncate(hole, LEAST_BYTES)
-    for one in shards.of_model(Host().files, str(folder)):
-        page_cache.give_back(Host(), one, lambda: True)
+    for one in shards.list_shards(Host().files, str(folder)):
+        page_cache.drop_file_cache(Host(), one, lambda: True)
     return folder
 
 
 def cached(path: Path) -> int:
     with path.open("rb") as file:
-        found = host_page_cache.cached_bytes(file.fileno())
+        found = page_cache.cached_bytes(file.fileno())
     assert found is not None, "this kernel has no cachestat"
     return found
 
@@ -120,19 +110,19 @@ class Guarded:
     """A guard over `loader`, in its thread."""
 
     def __init__(self, model: Path, loader: Loader) -> None:
-        self.story = Story(step="loading weights")
-        self.told = Told()
+        self.progress = LoadProgress(step="loading weights")
+        self.events = EventLines()
         self.loaded = threading.Event()
-        guard = LoadGuard(
+        guard = PageCacheRelease(
             host=Host(),
             model_path=str(model),
             pid=loader.process.pid,
             pidfd=os.pidfd_open(loader.process.pid),
-            story=lambda: self.story,
+            progress=lambda: self.progress,
             over=lambda: False,
-            give_back=partial(page_cache.give_back, Host()),
+            drop=partial(page_cache.drop_file_cache, Host()),
             loaded=self.loaded.set,
-            events=self.told,
+            events=self.events,
             pace_seconds=PACE_SECONDS,
         )
         self.thread = threading.Thread(target=guard.run, daemon=True)
@@ -151,54 +141,29 @@ def guarded(model: Path, loader: Loader) -> Guarded:
 def test_exactly_the_finished_shard_is_given_back(model: Path, loader: Loader, guarded: Guarded, way: str) -> None:
     first, second, third = (model / f"m-{number}.safetensors" for number in range(3))
     third.read_bytes()  # as a loader that fetches ahead does
-    loader.tell(way, first)
-    loader.tell(way, second)
+    loader.send(way, first)
+    loader.send(way, second)
     guarded.looks()
     assert all(is_kept(one) for one in (first, second, third)), "nothing is finished"
-    loader.tell("close", first)
+    loader.send("close", first)
     until(lambda: cached(first) == 0, 5)
     guarded.looks()
     assert is_kept(second)
     assert is_kept(third)
-    guarded.story = Story(step="profiling memory")
+    guarded.progress = LoadProgress(step="profiling memory")
     until(guarded.loaded.is_set, 5)
-    (line,) = guarded.told.lines
-    told, _, size = line.rpartition("=")
-    assert told == "load.cache.returned shards=1 of=4 bytes"
+    (line,) = guarded.events.lines
+    counts, _, size = line.rpartition("=")
+    assert counts == "load.cache.returned shards=1 of=4 bytes"
     assert SHARD_BYTES // 2 < int(size) <= SHARD_BYTES
 
 
-def test_after_the_weights_are_loaded_nothing_more_is_given_back(model: Path, loader: Loader, guarded: Guarded) -> None:
-    last = model / "m-2.safetensors"
-    loader.tell("map", last)
-    guarded.looks()
-    guarded.story = Story(step="profiling memory")
-    until(guarded.loaded.is_set, 5)
-    loader.tell("close", last)
-    guarded.looks()
-    assert is_kept(last)
-
-
-def test_a_shard_that_another_program_maps_keeps_its_cache(
-    model: Path, loader: Loader, other: Loader, guarded: Guarded
-) -> None:
-    first, second = model / "m-0.safetensors", model / "m-1.safetensors"
-    other.tell("map", first)
-    loader.tell("map", first)
-    loader.tell("map", second)
-    guarded.looks()
-    loader.tell("close", first)
-    loader.tell("close", second)
-    until(lambda: cached(second) == 0, 5)
-    assert is_kept(first)
-
-
-def test_what_is_mapped_the_kernel_keeps_even_when_asked(model: Path, loader: Loader) -> None:
+def test_what_is_mapped_the_kernel_keeps_even_on_request(model: Path, loader: Loader) -> None:
     """What the guard rests on where it looked a moment too early."""
     path = model / "m-0.safetensors"
-    loader.tell("map", path)
-    shard = shards.of_model(Host().files, str(model))[0]
-    assert page_cache.give_back(Host(), shard, lambda: True) == 0
+    loader.send("map", path)
+    shard = shards.list_shards(Host().files, str(model))[0]
+    assert page_cache.drop_file_cache(Host(), shard, lambda: True) == 0
     assert cached(path) == SHARD_BYTES
 
 
@@ -218,21 +183,21 @@ def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) 
         file.seek(page_cache.PIECE_BYTES)
         file.write(b"x" * SHARD_BYTES)
         os.fsync(file.fileno())
-    shard = shards.of_model(Host().files, str(tmp_path))[0]
-    asked: list[bool] = []
+    shard = shards.list_shards(Host().files, str(tmp_path))[0]
+    calls: list[bool] = []
 
     def once() -> bool:
-        asked.append(True)
-        return len(asked) == 1
+        calls.append(True)
+        return len(calls) == 1
 
-    assert page_cache.give_back(Host(), shard, once) == SHARD_BYTES
+    assert page_cache.drop_file_cache(Host(), shard, once) == SHARD_BYTES
     assert cached(path) == SHARD_BYTES
 
 
 WITHOUT_CACHESTAT = """
 import ctypes, struct, sys
-from sparkd.hands import page_cache
-from sparkd.host import Host, page_cache as host_page_cache, shards
+from sparkd.actions import page_cache
+from sparkd.host import Host, shards
 program = b"".join(struct.pack("HBBI", *one) for one in (
     (0x20, 0, 0, 0),  # load the system call's number
     (0x15, 0, 1, 451),  # cachestat?
@@ -244,15 +209,15 @@ filter = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(text))
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, ctypes.create_string_buffer(filter, len(filter)), 0, 0) == 0  # PR_SET_SECCOMP
-shard = shards.of_model(Host().files, sys.argv[1])[0]
+shard = shards.list_shards(Host().files, sys.argv[1])[0]
 with open(shard.path, "rb") as file:
     while file.read(1 << 20): pass
-    assert host_page_cache.cached_bytes(file.fileno()) is None
-print(page_cache.give_back(Host(), shard, lambda: True))
+    assert page_cache.cached_bytes(file.fileno()) is None
+print(page_cache.drop_file_cache(Host(), shard, lambda: True))
 """
 
 
-def test_where_the_unit_may_not_ask_for_one_file_the_whole_cache_tells(model: Path) -> None:
+def test_where_the_unit_may_not_inspect_one_file_the_whole_cache_counts(model: Path) -> None:
     """The machine's cache changes by others' doing too: the figure is about right."""
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT_CACHESTAT, str(model)],
@@ -286,8 +251,8 @@ def own_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path: Path) -> None:
     host, memory = Host(), tmp_path / "readahead.json"
-    path = host_readahead.setting(host.files, str(own_disk))
-    before = host_readahead.kib(host.files, path)
+    path = page_cache.find_readahead_setting(host, str(own_disk))
+    before = int(host.files.value(path))
     device = subprocess.run(
         ["findmnt", "-no", "SOURCE", str(own_disk)], capture_output=True, text=True, check=True
     ).stdout.strip()
@@ -296,8 +261,8 @@ def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path:
         done = subprocess.run(["blockdev", "--getra", device], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    readahead.lower(host, str(own_disk), 8, memory)
+    page_cache.lower_readahead(host, str(own_disk), 8, memory)
     assert sectors() == 16
-    readahead.restore(host, memory)
+    page_cache.restore_readahead(host, memory)
     assert sectors() == 2 * before
-    assert host_readahead.kib(host.files, path) == before
+    assert int(host.files.value(path)) == before

@@ -8,8 +8,8 @@ from tests.integration import world
 
 COMMON = """
     import json, mmap, os, resource, subprocess, time
-    from sparkd.host import Host, limits, swaps, tenants
-    from sparkd.preflight.shm_size import ShmSize
+    from sparkd.host import Host, meminfo, memory_consumers, processes
+    from sparkd.preflight.checks.shared_memory import ShmSize
 
     def near(ones, others):
         return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))
@@ -30,8 +30,8 @@ def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it()
         def look():
             facts = check.probe(Host())
             kernels = os.statvfs("/dev/shm")
-            told = (kernels.f_blocks * kernels.f_frsize, kernels.f_bavail * kernels.f_frsize)
-            said.append([check.judge(facts).level.value, near(told, (facts.total_bytes, facts.free_bytes))])
+            expected = (kernels.f_blocks * kernels.f_frsize, kernels.f_bavail * kernels.f_frsize)
+            said.append([check.judge(facts).level.value, near(expected, (facts.total_bytes, facts.free_bytes))])
         look()
         shm("64m")
         look()
@@ -50,9 +50,9 @@ def test_a_shared_memory_that_somebody_mounted_tiny_is_seen_with_what_fills_it()
 def test_a_limit_is_the_one_in_force() -> None:
     found = run("""
         files, (soft, hard) = Host().files, resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        as_given = limits.locked_memory(files, os.getpid()) == soft
+        as_given = processes.locked_memory_limit(files, os.getpid()) == soft
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (65536, hard))
-        print(json.dumps([as_given, limits.locked_memory(files, os.getpid())]))
+        print(json.dumps([as_given, processes.locked_memory_limit(files, os.getpid())]))
     """)
     assert found == [True, 65536]
 
@@ -77,7 +77,7 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
             chosen = [process for process in host.processes() if process.pid in readers]
             held = {}
             for one in chosen:
-                held |= {one.pid: found.bytes >> 20 for found in tenants.read(host.files, [one], {})}
+                held |= {one.pid: found.bytes >> 20 for found in memory_consumers.read_consumers(host.files, [one], {})}
             if (len(held) == 2 and min(held.values()) >= 112) or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
@@ -92,4 +92,10 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
 
 
 def test_the_kernels_table_of_swap_is_understood() -> None:
-    assert isinstance(run("print(json.dumps([one.path for one in swaps.read(Host().files)]))"), list)
+    found = run("""
+        with open("/proc/swaps") as table:
+            kernels = [int(line.split()[2]) * 1024 for line in table if not line.startswith("Filename")]
+        print(json.dumps([[one.bytes for one in meminfo.read_swaps(Host().files)], kernels]))
+    """)
+    assert isinstance(found, list)
+    assert found[0] == found[1]

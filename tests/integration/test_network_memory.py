@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from tests.unit.nodes import KEY, network, report, served
-from tests.unit.test_report_http import resident_bytes
+from tests.unit.nodes import KEY, network, report, resident_bytes, served
 
 from sparkd.lib.http_client import HttpClient
 from sparkd.lib.http_connection import Request, Response
-from sparkd.report.node_report import dump
+from sparkd.status.model import dump
 
 HOUR_SECONDS = 3600
 LOOKS = 2 * HOUR_SECONDS // 5
@@ -28,7 +27,7 @@ def test_an_hour_of_polls_leaves_memory_flat() -> None:
     async def poll(client: HttpClient, count: int) -> None:
         for number in range(count):
             path = "/metrics" if number % 2 else "/report"
-            answer = await client.get(path, 10, headers={"Sparkd-Nonce": KEY.hex()})
+            answer = await client.request(path, 10, headers={"Sparkd-Nonce": KEY.hex()})
             assert answer.status == 200
 
     with network() as loop, served("127.0.0.1", handle) as server:

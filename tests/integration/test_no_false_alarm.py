@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.preflight.catalogue import IDS
+from sparkd.preflight.registry import IDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGURATION = """\
@@ -42,7 +42,7 @@ TRUE = {
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Path:
-    """A configuration whose model is there and whose recipe asks for little."""
+    """A configuration whose model is there and whose recipe needs little."""
     made = Tree(tmp_path)
     made.file("/models/tiny/config.json", '{"max_position_embeddings": 2048}')
     made.file("/models/tiny/tokenizer.json", "{}")
@@ -57,10 +57,10 @@ def an_engine_runs() -> bool:
     return subprocess.run(["pgrep", "--ignore-case", "^vllm"], capture_output=True).returncode == 0
 
 
-def test_what_is_not_right_here_is_told_and_nothing_else(plan: Path) -> None:
+def test_only_real_faults_of_this_machine_are_reported(plan: Path) -> None:
     """What the machine really lacks: sparkd's package, and the docker or the image that nobody has put there."""
     done = subprocess.run(
-        [sys.executable, "-m", "sparkd.cli", "preflight", "--dry-run", "--json"],
+        [sys.executable, "-m", "sparkd.cli.main", "preflight", "--dry-run", "--json"],
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/src", "SPARKD_CONFIG": str(plan)},
         capture_output=True,
         text=True,
@@ -68,7 +68,7 @@ def test_what_is_not_right_here_is_told_and_nothing_else(plan: Path) -> None:
     assert not done.stderr, done.stderr
     checks = {one["id"]: one for one in json.loads(done.stdout)["checks"]}
     assert tuple(checks) == IDS
-    told = {name: one["reason"] for name, one in checks.items() if one["level"] != "ok"}
+    reported = {name: one["reason"] for name, one in checks.items() if one["level"] != "ok"}
     if an_engine_runs():
-        told.pop("stray-workers", None)
-    assert set(told.items()) <= TRUE
+        reported.pop("stray-workers", None)
+    assert set(reported.items()) <= TRUE

@@ -7,16 +7,16 @@ import textwrap
 from tests.integration import world
 
 
-def test_a_full_disk_and_a_read_only_one_are_told() -> None:
+def test_a_full_disk_and_a_read_only_one_are_reported() -> None:
     found = world.run(
         textwrap.dedent("""
             import json, subprocess
             from msgspec.structs import replace
             from sparkd.host import Host, disks
-            from sparkd.preflight.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
+            from sparkd.preflight.checks.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
 
             def said():
-                (room,) = disks.rooms(Host(), ["/mnt/not/yet/made"])
+                (room,) = disks.read_rooms(Host(), ["/mnt/not/yet/made"])
                 verdict = DiskRoom().judge(DiskFacts((PlaceFacts(replace(STATE, path=room.path), room),)))
                 return [room.mount, room.total_bytes, room.free_bytes, room.read_only, verdict.level.value]
 

@@ -11,8 +11,8 @@ COMMON = """
     import json, os, signal, subprocess, sys, time
     from msgspec import to_builtins
     from sparkd.host import Host
-    from sparkd.preflight.strays import StrayWorkers
-    from sparkd.preflight.shm import SharedMemory
+    from sparkd.preflight.checks.stray_workers import StrayWorkers
+    from sparkd.preflight.checks.shared_memory import SharedMemory
     from tests.integration.engine_alike import SEGMENT, SEMAPHORE
 
     def engine(*more):
@@ -59,7 +59,7 @@ def test_an_engine_whose_main_process_was_killed_is_a_stray_and_its_segments_are
 def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
     found = run("""
         process = engine()
-        # Its own main process is told by its arguments, which only a real `vllm serve` has.
+        # Its own main process is known by its arguments, which only a real `vllm serve` has.
         print(json.dumps(said(StrayWorkers())))
         process.kill()
     """)
@@ -73,9 +73,9 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
     found = run("""
         import socket
         from pathlib import Path
-        from sparkd.hands.lock import Owner, take
-        from sparkd.host.owner import LOCK
-        from sparkd.preflight.ports import Ports, Wanted
+        from sparkd.actions import acquire_lock
+        from sparkd.host.processes import OWNER_LOCK, NodeOwner
+        from sparkd.preflight.checks.ports import Ports, Wanted
 
         v4 = socket.create_server(("127.0.0.1", 29511))
         v6 = socket.create_server(("::", 29510), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -83,7 +83,7 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         observers = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
         elsewhere = Wanted(29511, "10.0.0.1", "the API", "args.port")
         answers = [said(Ports((one,))) for one in (report, observers, elsewhere)]
-        lock = take(Path(LOCK), Owner(os.getpid(), "a test", "0" * 32))
+        lock = acquire_lock(Path(OWNER_LOCK), NodeOwner(os.getpid(), "a test", "0" * 32))
         print(json.dumps([*answers, said(Ports((report, observers)))]))
     """)
     assert isinstance(found, list)
@@ -95,25 +95,26 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
 @pytest.mark.parametrize("more", ["", "'stubborn'"])
 def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(more: str) -> None:
     found = run(f"""
-        from sparkd.admission import Policy, Ways, admit
-        from sparkd.hands import Hands
-        from sparkd.hands.lock import Owner
+        from sparkd.preflight.gate import Gate, GateIO
+        from sparkd.config.settings import Preflight
+        from sparkd.actions import Actions
+        from sparkd.host.processes import NodeOwner
         from sparkd.lib.log import events
-        from sparkd.lib.redact import Redactor
-        from sparkd.pulse import Pulse
-        from sparkd.systemd import Notifier
+        from sparkd.lib.text import Redactor
+        from sparkd.lib.main_loop import MainLoop
+        from sparkd.lib.sd_notify import Notifier
 
         orphaned({more})
         age()
         lines = []
-        pulse, host = Pulse(Notifier(), {{}}), Host()
-        hands = Hands.take(host, pulse, Owner(os.getpid(), "a test", "0" * 32))
-        tell = events(lambda _, line: lines.append(line), Redactor())
-        ways = Ways(hooks=tuple, wait=lambda *_: None, pulse=pulse, events=tell, show=lambda _: None)
-        policy = Policy((), (), ("end-process", "unlink-segment"), 0)
+        loop, host = MainLoop(Notifier(), {{}}), Host()
+        actions = Actions.acquire(host, loop, NodeOwner(os.getpid(), "a test", "0" * 32))
+        reporter = events(lambda _, line: lines.append(line), Redactor())
+        io = GateIO(actions.apply, tuple, wait=lambda *_: None, loop=loop, events=reporter, show=lambda _: None)
+        policy = Preflight(allow_fixes=("end-process", "unlink-segment"), wait_seconds=0)
         # PID 1 reaps, as init does: a zombie is no stray, but it would be named.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-        done = admit(lambda earlier: (StrayWorkers(), SharedMemory()), host, hands, policy, ways)
+        done = Gate(lambda earlier: (StrayWorkers(), SharedMemory()), host, policy, io).admit()
         print(json.dumps({{
             "states": [(one.fix.kind, one.state, one.note) for one in done.fixes],
             "levels": [one.verdict.level.value for one in done.findings],
@@ -180,12 +181,12 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
     found = run("""
         from pathlib import Path
-        from sparkd.hands import lock
-        from sparkd.hands.lock import LOCK_PATH, Owner
+        from sparkd.actions import LOCK_PATH, acquire_lock
+        from sparkd.host.processes import NodeOwner
 
         host = Host()
         before = host.owner()
-        fd = lock.take(LOCK_PATH, Owner(os.getpid(), "sparkd run --role head", "f" * 32))
+        fd = acquire_lock(LOCK_PATH, NodeOwner(os.getpid(), "sparkd run --role head", "f" * 32))
         waits = subprocess.Popen(["flock", str(LOCK_PATH), "true"])
         time.sleep(0.3)
         held = host.owner()
@@ -212,7 +213,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
     """Each port is tried as well: what the check says is what bind(2) does."""
     found = run("""
         import socket
-        from sparkd.preflight.ports import Ports, Wanted
+        from sparkd.preflight.checks.ports import Ports, Wanted
 
         def serve(port, only):
             six = socket.socket(socket.AF_INET6)
@@ -236,7 +237,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
         for port in (8000, 8001):
             for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
                 check = Ports((Wanted(port, address, "the API", "args.port"),))
-                said.append([check.look(host := Host())[1].level.value == "block", taken(family, address, port)])
+                said.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
         print(json.dumps([said, len(host.only_ipv6())]))
     """)
     blocked = [[True, True]] * 3

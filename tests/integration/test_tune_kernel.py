@@ -22,7 +22,7 @@ COMMON = """
         Path("/etc/sparkd/sparkd.toml").write_text('[engine]\\nrecipe = "own"\\n')
 
     def tune(action):
-        done = subprocess.run([sys.executable, "-m", "sparkd.cli", "tune", action], capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-m", "sparkd.cli.main", "tune", action], capture_output=True, text=True)
         return {"code": done.returncode, "said": done.stdout.splitlines(), "error": done.stderr}
 
     def now(name):
@@ -70,7 +70,7 @@ def test_settings_are_applied_and_exactly_taken_back() -> None:
 def test_the_preflight_check_sees_what_tune_would_set() -> None:
     found = run("""
         from sparkd.host import Host
-        from sparkd.preflight.kernel_settings import KernelSettings
+        from sparkd.preflight.checks.sysctls import KernelSettings
         recipe({"net.ipv4.tcp_fin_timeout": 33})
         check = KernelSettings((("net.ipv4.tcp_fin_timeout", "33"),))
         levels = []

@@ -1,4 +1,4 @@
-"""What is in the package: everything it needs, for every system it is for, and nothing that asks or leaks."""
+"""What is in the package: everything it needs, for every system it is for, and nothing that prompts or leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from deb import lock
 from deb.targets import ARCHITECTURES, PYTHONS
-from sparkd import units
+from sparkd.config import units
 
 CHECKOUT = Path(__file__).parents[2]
 ELF_MACHINE = {"amd64": 62, "arm64": 183}
@@ -57,7 +57,7 @@ def test_compiled_modules_are_there_for_every_python_and_of_the_right_machine(
 
 
 @pytest.mark.parametrize("debian", DEBIANS)
-def test_no_file_in_etc_so_that_no_upgrade_ever_asks(packages: dict[str, Path], debian: str) -> None:
+def test_no_file_in_etc_so_that_no_upgrade_ever_prompts(packages: dict[str, Path], debian: str) -> None:
     assert "./conffiles" not in tarball(packages[debian], "ctrl").getnames()
     files = [one.name for one in tarball(packages[debian], "fsys") if one.name.startswith("./etc/") and one.isreg()]
     assert files == []
@@ -155,14 +155,14 @@ def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package:
 
 def test_needrestart_only_names_the_units(unpacked: Path) -> None:
     shipped = unpacked / "usr/share/sparkd/needrestart.conf"
-    # As needrestart reads it: each pattern is asked whether the unit may be restarted.
-    asked = (
+    # As needrestart reads it: each pattern decides whether the unit may be restarted.
+    program = (
         "our %nrconf; do $ARGV[0]; die $@ if $@;"
         "for my $unit (@ARGV[1..$#ARGV]) { my ($hit) = grep { $unit =~ /$_/ } keys %{$nrconf{override_rc}};"
         'print defined $hit ? $nrconf{override_rc}->{$hit} : "restarted", "\\n" }'
     )
     names = ["sparkd-head.service", "sparkd-worker.service", "other.service"]
-    said = subprocess.run(["perl", "-e", asked, str(shipped), *names], capture_output=True, text=True, check=False)
+    said = subprocess.run(["perl", "-e", program, str(shipped), *names], capture_output=True, text=True, check=False)
     assert said.stdout.split() == ["0", "0", "restarted"], said.stderr
 
 
@@ -170,5 +170,5 @@ def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
     systemctl = ("systemctl", f"--root={unpacked}")
     subprocess.run([*systemctl, "preset-all", "--preset-mode=enable-only"], capture_output=True, check=True)
     units = ("sparkd-head.service", "sparkd-worker.service")
-    asked = subprocess.run([*systemctl, "is-enabled", *units], capture_output=True, text=True, check=False)
-    assert asked.stdout.split() == ["disabled", "disabled"], asked.stderr
+    enabled = subprocess.run([*systemctl, "is-enabled", *units], capture_output=True, text=True, check=False)
+    assert enabled.stdout.split() == ["disabled", "disabled"], enabled.stderr

@@ -46,7 +46,7 @@ def test_there_is_an_interpreter_to_test_with() -> None:
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_version_is_said(unpacked: Path, interpreter: str) -> None:
-    done = run(unpacked, interpreter, "from sparkd.cli import main\nraise SystemExit(main(['--version']))")
+    done = run(unpacked, interpreter, "from sparkd.cli.main import main\nraise SystemExit(main(['--version']))")
     assert (done.returncode, done.stdout) == (0, f"sparkd {__version__}\n"), done.stderr
 
 
@@ -54,7 +54,7 @@ def test_version_is_said(unpacked: Path, interpreter: str) -> None:
 def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: str) -> None:
     code = (
         f"import {IMPORTS}\n"
-        "from sparkd.settings import Settings\nSettings()\n"
+        "from sparkd.config import Settings\nSettings()\n"
         "own = sys.path[:2]\n"
         "six = (docker, httpx, psutil, pydantic_settings, sdnotify, structlog)\n"
         "print(all(module.__file__.startswith(own[1]) for module in six))"
@@ -73,7 +73,7 @@ def test_the_hubs_client_downloads_with_what_the_package_carries(
     with serving(Hub({"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": shard})) as hub:
         for name, value in (("HF_ENDPOINT", hub.endpoint), ("SPARKD_CONFIG", str(tmp_path / "none.toml"))):
             monkeypatch.setenv(name, value)
-        done = run(unpacked, interpreter, f"from sparkd.cli import main\nraise SystemExit(main({words!r}))")
+        done = run(unpacked, interpreter, f"from sparkd.cli.main import main\nraise SystemExit(main({words!r}))")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "model/model.safetensors").read_bytes() == shard
 

@@ -1,4 +1,4 @@
-"""Nodes of a cluster as agents make them, on addresses of loopback: settings, key file, server and readers."""
+"""Cluster nodes with real agents, on loopback addresses."""
 
 from __future__ import annotations
 
@@ -9,41 +9,40 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import SystemRandom
 
 from tests.tree import Tree
 from tests.unit.nodes import KEY, network
 
-from sparkd import roles
-from sparkd.agent import Agent
-from sparkd.cluster import Cluster, join
-from sparkd.engine.forward import Forwarder
+from sparkd.actions import STATE, Actions
+from sparkd.actions.processes import Rank
+from sparkd.agent.bootstrap import assemble
+from sparkd.agent.deps import Base, Deps
+from sparkd.cluster import membership
+from sparkd.cluster.membership import NodeContext
+from sparkd.cluster.service import Cluster, join_cluster
+from sparkd.config import Settings
+from sparkd.config.settings import Cluster as ClusterSettings
+from sparkd.config.settings import Engine, Observe, Supervise
+from sparkd.engine.lines import LogForwarder
 from sparkd.engine.log_reader import LogReader
-from sparkd.first_report import first_report
-from sparkd.hands import STATE, Hands
-from sparkd.hands.lock import Owner
-from sparkd.hands.rank import Rank
+from sparkd.engine.rank import Running
 from sparkd.host import Host
-from sparkd.launch.agreement import Agreement
-from sparkd.launch.start import Running
-from sparkd.lib.dockerd.reader import DockerUnreadableError
-from sparkd.lib.event_loop import EventLoop
+from sparkd.host.processes import NodeOwner
+from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.journal import Journal
-from sparkd.lib.log import ProcessLog
-from sparkd.lib.redact import Redactor
-from sparkd.pulse import Pulse, StopRequested
-from sparkd.report.node_report import NodeReport
-from sparkd.report.reporter import Reporter
-from sparkd.roles import NodeContext
-from sparkd.settings import Settings
-from sparkd.settings.model import Cluster as ClusterSettings
-from sparkd.settings.model import Engine, Supervise
-from sparkd.systemd import Notifier
+from sparkd.lib.log import Events, ProcessLog
+from sparkd.lib.main_loop import MainLoop, StopRequested
+from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.text import Redactor
+from sparkd.plan.agreement import Agreement, dump_values
+from sparkd.status.model import NodeReport
 
 
-class Told:
+class EventLines:
     """The events of one agent, as lines."""
 
     def __init__(self) -> None:
@@ -56,31 +55,51 @@ class Told:
     error = info
 
 
+class RecordingLog(ProcessLog):
+    """A log whose events are kept for the test."""
+
+    def __init__(self, journal: Journal) -> None:
+        super().__init__(journal.put)
+        self.recorded = EventLines()
+
+    def events(self, redact: Redactor) -> Events:
+        return self.recorded
+
+
+class RecordingNotifier(Notifier):
+    up = False
+
+    def ready(self) -> None:
+        self.up = True
+
+
 def addresses(count: int) -> tuple[str, ...]:
     return tuple(f"127.0.0.{number + 1}" for number in range(count))
 
 
 def free_port() -> int:
-    """Free on all addresses of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Free on all addresses of loopback, and below the ports that the kernel gives to others meanwhile."""
+    while True:
+        port = SystemRandom().randrange(10_000, 32_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("0.0.0.0", port))
+            return port
 
 
 def settings(
     nodes: Sequence[str], port: int, *, peer_timeout_seconds: int = 20, recipe: str = "tiny-cpu-pair"
 ) -> Settings:
-    """As checked, but for nodes on loopback and for times too short, which are refused outside of tests."""
+    """Unchecked: nodes on loopback and short times, which are refused outside of tests."""
     return Settings.model_construct(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
         engine=Engine(recipe=recipe),
         supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds),
+        observe=Observe(listen=""),
     )
 
 
 def alone() -> Settings:
-    """Of a node without others: nobody waits for its last report."""
+    """Of a single node: its agent ends without a wait for readers."""
     return settings((), free_port(), recipe="tiny-cpu")
 
 
@@ -92,6 +111,7 @@ def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
     below.file("/proc/net/route", f"{head}bond0\t0000007F\t00000000\t0001\t0\t0\t0\t000000FF\t0\t0\t0\n")
     below.file("/proc/sys/kernel/hostname", f"spark{rank + 1}\n")
     below.file("/proc/self/stat", "")
+    below.file("/proc/sys/kernel/random/boot_id", "boot\n")
     below.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
     below.file("/etc/sparkd/cluster.key", "".join(f"{key.hex()}\n" for key in keys), 0o600)
     recipes = below.root / "usr/share/sparkd/recipes"
@@ -101,35 +121,25 @@ def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
 
 
 def context(configured: Settings, host: Host) -> NodeContext:
-    return roles.context(configured, None, host)
+    return membership.resolve_context(configured, None, host)
 
 
 @contextmanager
-def joined(
-    node: NodeContext,
-    host: Host,
-    pulse: Pulse | None = None,
-    told: Told | None = None,
-    loop: EventLoop | None = None,
-) -> Iterator[Cluster]:
+def joined(node: NodeContext, host: Host) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
-    with ExitStack() as stack:
-        loop = loop or stack.enter_context(network())
-        pulse = pulse or Pulse(Notifier(), {}, loop)
-        cluster = join(node, host, pulse, loop, Redactor(), told or Told(), owner_uid=os.getuid())
-        if cluster.server is not None:
-            stack.callback(cluster.server.close)
+    with network() as loop:
+        cluster = join_cluster(node, host, lambda: None, loop, Redactor(), EventLines(), owner_uid=os.getuid())
         yield cluster
 
 
-class MemoryHands(Hands):
+class MemoryActions(Actions):
     """Keeps what would be written, and starts nothing."""
 
-    def __init__(self, host: Host, pulse: Pulse, invocation: str) -> None:
-        super().__init__(host, pulse, Owner(os.getpid(), "a test", invocation), -1)
+    def __init__(self, host: Host, loop: MainLoop, invocation: str) -> None:
+        super().__init__(host, loop, NodeOwner(os.getpid(), "a test", invocation), -1)
         self.written: dict[str, str] = {}
 
-    def write_state(self, name: str, text: str) -> None:
+    def write_state(self, name: str, text: str, mode: int) -> None:  # as the real ones
         self.written[name] = text
 
     def remove_state(self, name: str) -> bool:
@@ -144,30 +154,29 @@ class MemoryHands(Hands):
 
 
 @dataclass
-class Life:
-    """An agent of a test: all but its docker and its systemd is real."""
+class AgentUnderTest:
+    """A real agent, except for its docker and systemd."""
 
-    agent: Agent
-    told: Told
+    agent: Deps
+    events: EventLines
+    notifier: RecordingNotifier
     journal: Path
-    cluster: Cluster
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def watched(self) -> object:
-        """The guard of an agent; and the test's own way to stop it."""
+    def check_end(self) -> None:
+        """Lets the test stop the agent."""
         if self.ended.is_set():
             raise StopRequested("the test is over")
-        return self.agent.together.look()
 
-    def surveyed(self, digest: str, **values: str) -> None:
-        """As the step of that name does."""
-        self.agent.agreement = Agreement(values, digest)
-        self.agent.offer(self.agent.agreement)
+    def set_plan(self, digest: str, **values: str) -> None:
+        """As the step `fingerprint` does."""
+        self.agent.state.agreement = Agreement(values, digest)
+        self.agent.cluster.publish_plan(dump_values(values))
         self.agent.reporter.update(plan_digest=digest)
 
     def end(self) -> None:
         self.ended.set()
-        self.agent.pulse.ring()
+        self.agent.loop.wake()
 
     @property
     def report(self) -> NodeReport:
@@ -175,40 +184,21 @@ class Life:
 
 
 @contextmanager
-def life(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> Iterator[Life]:
+def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> Iterator[AgentUnderTest]:
     """The agent of one node, with its port and its readers open."""
     host = machine(tree, rank)
-    node = context(configured, host)
     path = tree.root / f"journal{rank}"
-    with ExitStack() as stack:
-        file = stack.enter_context(path.open("wb"))
-        loop = stack.enter_context(network())
-        pulse, told = Pulse(Notifier(), {}, loop), Told()
-        hands = MemoryHands(host, pulse, incarnation or f"life-of-{rank}")
-        cluster = stack.enter_context(joined(node, host, pulse, told, loop))
+    with path.open("wb") as file, network() as loop:
+        notifier = RecordingNotifier()
+        main = MainLoop(notifier, {}, loop)
+        actions = MemoryActions(host, main, incarnation or f"incarnation-{rank}")
         journal = Journal(file.fileno())
-        first = first_report(node, host, hands.owner.invocation, "")
-        agent = Agent(
-            settings=configured,
-            context=node,
-            host=host,
-            hands=hands,
-            pulse=pulse,
-            notifier=Notifier(),
-            journal=journal,
-            log=ProcessLog(journal.put),
-            events=told,
-            redact=Redactor(),
-            reporter=Reporter(first, cluster.sinks),
-            together=cluster.together,
-            exchange=cluster.exchange,
-            boot_id="boot",
-            api_key=None,
-        )
-        made = Life(agent, told, path, cluster)
-        agent.together.show = agent.meet
-        pulse.guard = made.watched
-        agent.reporter.tell()
+        log = RecordingLog(journal)
+        base = Base(configured, host, actions, main, loop, notifier, journal, log)
+        agent = assemble(base, context(configured, host), owner_uid=os.getuid())
+        made = AgentUnderTest(agent, log.recorded, notifier, path)
+        main.add_check(made.check_end)
+        agent.reporter.publish()
         try:
             yield made
         finally:
@@ -218,18 +208,18 @@ def life(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> 
 
 @contextmanager
 def running(
-    agent: Agent, *lines: str, command: Sequence[str] = ("sleep", "60"), docker_goes: bool = False
+    agent: Deps, *lines: str, command: Sequence[str] = ("sleep", "60"), docker_goes: bool = False
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes]]]:
-    """A rank that is a process of the test's own, and what its log says until it ends, or docker does."""
+    """A rank that is a process of the test, and these log lines; then the log ends, or docker."""
 
     def follow(_since: float) -> Iterator[tuple[int, bytes]]:
         yield 1, "".join(f"{line}\n" for line in lines).encode()
         if docker_goes:
-            raise DockerUnreadableError("docker is away")
+            raise DockerError("docker is away")
 
     with subprocess.Popen(command) as process:
         rank = Rank("c" * 64, "sparkd-rank1", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        log = LogReader(follow, Forwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.pulse.ring)
+        log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
         try:
             yield Running(rank, log, time.monotonic()), process

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd import cli
+from sparkd.cli import main
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ def sparkd(*words: str, config: Path | str = "/dev/null/none", **env: str) -> Do
         for name, value in {"SPARKD_CONFIG": str(config), **env}.items():
             patch.setenv(name, value)
         try:
-            code = cli.main([*words])
+            code = main.main([*words])
         except SystemExit as ended:  # argparse
             code = int(ended.code or 0)
     return Done(code, out.getvalue(), err.getvalue())

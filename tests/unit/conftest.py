@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,3 +20,34 @@ def tree(tmp_path: Path) -> Tree:
     made.folder("/proc")
     made.folder("/dev/shm")
     return made
+
+
+Said = Callable[[], list[str]]
+
+
+@pytest.fixture
+def said(tmp_path: Path) -> Iterator[Said]:
+    """Messages to systemd since the last call. Read all the while: after ten unread messages the sender waits."""
+    heard: list[str] = []
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "notify"))
+
+        def listen() -> None:
+            while message := listener.recv(4096):
+                heard.append(message.decode())
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+
+        def take() -> list[str]:
+            time.sleep(0.05)  # a message may be on its way
+            taken = heard[:]
+            del heard[: len(taken)]
+            return taken
+
+        os.environ["NOTIFY_SOCKET"] = str(tmp_path / "notify")
+        yield take
+        del os.environ["NOTIFY_SOCKET"]
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
+            last.sendto(b"", str(tmp_path / "notify"))
+        thread.join()

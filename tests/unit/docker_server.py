@@ -1,4 +1,4 @@
-"""A dockerd on a socket of its own, which answers each request with bytes of the test's own."""
+"""A dockerd on a socket of its own, which answers with bytes of the test."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ Answer = Callable[[str], Iterable[bytes]]
 
 
 @contextmanager
-def listening() -> Iterator[tuple[str, socket.socket]]:
-    """A socket that takes connections and says nothing, with its path."""
+def listening(path: str = "") -> Iterator[tuple[str, socket.socket]]:
+    """A socket that accepts connections and answers nothing, with its path."""
     with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
-        path = f"{folder}/docker.sock"  # tmp_path may be longer than a socket's name can be
+        path = path or f"{folder}/docker.sock"  # tmp_path may be longer than a socket's name can be
         listener.bind(path)
         listener.listen(64)
         yield path, listener
 
 
 @contextmanager
-def dockerd(answer: Answer) -> Iterator[str]:
+def dockerd(answer: Answer, path: str = "") -> Iterator[str]:
     """Serve; the path of the socket. `answer` gets such as "GET /v1.44/info?x=1"."""
 
     def answered(request: bytes) -> Iterable[bytes]:
         return answer(request.decode().partition(" HTTP/")[0])
 
-    with listening() as (path, listener), serving(listener, answered):
+    with listening(path) as (path, listener), serving(listener, answered):
         yield path
 
 
@@ -41,12 +41,12 @@ def plain(request: str) -> str:
     return VERSION.sub("", request.partition("?")[0])
 
 
-def told(body: object, status: int = 200) -> tuple[bytes]:
+def json_response(body: object, status: int = 200) -> tuple[bytes]:
     return (http(json.dumps(body).encode(), b"Content-Type: application/json", status=status),)
 
 
 def answers(found: dict[str, tuple[int, bytes]]) -> Answer:
-    """Of those paths; 404 for all others."""
+    """404 for other paths."""
 
     def answer(request: str) -> Iterable[bytes]:
         status, body = found.get(plain(request), (404, b'{"message": "no such thing"}'))

@@ -1,4 +1,4 @@
-"""An HTTP server that answers as a test tells it to, on a port of loopback."""
+"""An HTTP server on loopback with the test's own answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def engine(reply: Callable[[str, str], Reply], *, slow_seconds: float = 0) -> It
             self.end_headers()
             self.wfile.write(body)
 
-        do_GET = do_POST = _answer  # noqa: N815 - the names that http.server asks for
+        do_GET = do_POST = _answer  # noqa: N815 - the names that http.server calls
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass

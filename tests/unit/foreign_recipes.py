@@ -55,12 +55,7 @@ OWNED = (
     "--master-port 29501",
     "--headless",
 )
-SHORT = {
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-q": "quantization",
-    "-ep": "enable-expert-parallel",
-}
+SHORT = {"-tp": "tensor-parallel-size", "-q": "quantization", "-ep": "enable-expert-parallel"}
 NAMES_OF_SPARKD = {one.split()[0].split("=")[0].replace("_", "-")[2:] for one in OWNED}
 
 
@@ -109,13 +104,8 @@ def sparkrun(seed: int) -> Made:
     if chance.random() < 0.3:
         command = command.replace("\\\n", "\\  \n", 2)
     overrides = {"port": str(chance.randint(1024, 29000))} if "{port}" in command and chance.random() < 0.5 else {}
-    keys: dict[str, object] = {
-        "recipe_version": "2",
-        "model": model,
-        "runtime": "vllm",
-        "container": "i:1",
-        "min_nodes": 1,
-    }
+    keys: dict[str, object] = {"recipe_version": "2", "model": model, "runtime": "vllm", "container": "i:1"}
+    keys["min_nodes"] = 1
     chances: dict[str, object] = {
         "metadata": {"description": "what it is", "created": "2026-07-11"},
         "mods": ["mods/drop-caches", "@registry/x"],
@@ -136,7 +126,7 @@ def sparkrun(seed: int) -> Made:
 
 
 def _flags(chance: random.Random, spell: object) -> tuple[dict[str, object], list[str]]:
-    """Defaults, and flags that ask for them or say their value; JSON as the format has to write it."""
+    """Defaults, and flags that select them or give their value; JSON as the format has to write it."""
     defaults: dict[str, object] = {"tensor_parallel": chance.choice((1, 2))}
     lines = [chance.choice(("-tp {tensor_parallel}", "--tensor-parallel-size {tensor_parallel}"))]
     for name in chance.sample(sorted(DEFAULTS), chance.randint(1, len(DEFAULTS))):

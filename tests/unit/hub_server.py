@@ -17,22 +17,22 @@ COMMIT = "c" * 40
 
 @dataclass
 class Hub:
-    """`files` as bytes by path. Weights are told by SHA-256, other files by a git hash, as on the real one."""
+    """`files` as bytes by path. Weights are known by SHA-256, other files by a git hash, as on the real one."""
 
     files: dict[str, bytes]
     port: int = 0
     token: str = ""
-    """Who has it may read; empty is everybody."""
+    """Required to read; empty: none."""
     cut_at: int | None = None
     """The first answer of each file that is longer ends after so many bytes."""
     stalls: bool = False
-    """Where it would end it stays open instead, and says nothing more."""
+    """It stays open there instead, and sends nothing more."""
     answers: int | None = None
-    """It answers so many requests; after that it hangs up."""
+    """It answers so many requests, then hangs up."""
     expired: bool = False
-    """Refuses the first who asks for the rest of a file, as an address that is too old."""
+    """Refuses the first request for the rest of a file, as an expired address does."""
     freed: threading.Event = field(default_factory=threading.Event)
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
 
     @property
@@ -44,10 +44,10 @@ class Hub:
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()
 
     def described(self, path: str, size_bytes: int) -> dict[str, object]:
-        told: dict[str, object] = {"rfilename": path, "size": size_bytes, "blobId": sha1(path.encode()).hexdigest()}
+        entry: dict[str, object] = {"rfilename": path, "size": size_bytes, "blobId": sha1(path.encode()).hexdigest()}
         if path.endswith(".safetensors"):
-            return {**told, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
-        return {**told, "blobId": self.etag(path)}
+            return {**entry, "lfs": {"sha256": self.etag(path), "size": size_bytes, "pointerSize": 135}}
+        return {**entry, "blobId": self.etag(path)}
 
     def etag(self, path: str) -> str:
         content = self.files[path]
@@ -60,36 +60,36 @@ def serving(hub: Hub) -> Iterator[Hub]:
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            hub.asked.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
+            hub.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
             if hub.answers is not None:
                 hub.answers -= 1
                 if hub.answers < 0:
                     self.close_connection = True
                     return
             if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
-                self.told(401, b"", {"X-Error-Code": "GatedRepo"})
+                self.respond(401, b"", {"X-Error-Code": "GatedRepo"})
             elif self.path.startswith(f"/api/models/{REPO}"):
-                self.told(200, hub.info(), {"Content-Type": "application/json"})
+                self.respond(200, hub.info(), {"Content-Type": "application/json"})
             elif self.path.startswith(start := f"/{REPO}/resolve/{COMMIT}/"):
                 self.file(unquote(self.path.removeprefix(start)))
             else:
-                self.told(404, b"", {"X-Error-Code": "RepoNotFound"})
+                self.respond(404, b"", {"X-Error-Code": "RepoNotFound"})
 
-        do_HEAD = do_GET  # noqa: N815 - the names that http.server asks for
+        do_HEAD = do_GET  # noqa: N815 - the names that http.server calls
 
         def file(self, path: str) -> None:
             content = hub.files[path]
             begin = int((self.headers.get("Range") or "bytes=0-").removeprefix("bytes=").rstrip("-"))
             if begin and hub.expired:
                 hub.expired = False
-                self.told(403, b"", {})
+                self.respond(403, b"", {})
                 return
             headers = {"ETag": f'"{hub.etag(path)}"', "X-Repo-Commit": COMMIT}
             if begin:
                 headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-            self.told(206 if begin else 200, content[begin:], headers)
+            self.respond(206 if begin else 200, content[begin:], headers)
 
-        def told(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        def respond(self, status: int, body: bytes, headers: dict[str, str]) -> None:
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)

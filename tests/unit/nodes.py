@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec.structs import replace
 
+from sparkd.cluster.client import PeerReader, Source
+from sparkd.cluster.peer_api import PeerApi
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Handler, Limits
 from sparkd.lib.http_server import HttpServer
-from sparkd.peers.reader import Reader, Source
-from sparkd.peers.snapshot import Snapshot
-from sparkd.report.exchange import Exchange
-from sparkd.report.node_report import Contact, NodeReport, Phase, dump
+from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase, dump
 
 KEY, NEW_KEY, OTHER_KEY = b"k" * 32, b"n" * 32, b"o" * 32
 HOLD_SECONDS = 0.3
@@ -31,26 +32,19 @@ def report(rank: int = 1, /, **changes: object) -> NodeReport:
         phase=Phase.AWAITING_PEERS,
         since="2026-01-01T00:00:00.000+00:00",
         epoch="",
-        incarnation=f"life-of-{rank}",
+        incarnation=f"incarnation-{rank}",
         version="1",
     )
     return replace(first, **changes)
 
 
-def snapshot(
-    contact: Contact = Contact.ANSWERS,
-    said: NodeReport | None = None,
-    *,
-    heard_at: float | None = None,
-    why: str = "",
-) -> Snapshot:
-    """Of the node whose report it is; heard of just now unless told."""
+def status(contact: Contact = Contact.ANSWERS, said: NodeReport | None = None, why: str = "") -> PeerStatus:
+    """Of the node whose report it is."""
     known = said or report()
-    at = time.monotonic() if heard_at is None else heard_at
-    return Snapshot(known.rank, f"10.0.0.{known.rank + 1}", known.since, contact, at, known, why)
+    return PeerStatus(f"10.0.0.{known.rank + 1}", known.rank, contact, known.since, known, why)
 
 
-def until(true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> float:
+def until(true: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> float:
     """Seconds until it became true; fails where it does not."""
     began = time.monotonic()
     while not true():
@@ -59,19 +53,23 @@ def until(true: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> float:
     return time.monotonic() - began
 
 
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
 @dataclass
 class Node:
     """What one node serves to the others."""
 
-    exchange: Exchange
+    peer_api: PeerApi
     server: HttpServer
     loop: EventLoop
 
-    def tell(self, told: NodeReport) -> None:
-        self.say(dump(told).encode())
+    def publish(self, sent: NodeReport) -> None:
+        self.publish_bytes(dump(sent).encode())
 
-    def say(self, body: bytes) -> None:
-        self.loop.call(self.exchange.publish, body)
+    def publish_bytes(self, body: bytes) -> None:
+        self.loop.call(self.peer_api.publish, body)
 
     @property
     def port(self) -> int:
@@ -102,11 +100,11 @@ def node(
     admits: Callable[[str], bool] = lambda _: True,
 ) -> Iterator[Node]:
     """A node that answers on `address`, and signs as `claims` where that is another one."""
-    exchange = Exchange(claims or address, lambda: tuple(keys), HOLD_SECONDS)
-    server = HttpServer(address, port, exchange.handle, limits, admits)
+    peer_api = PeerApi(claims or address, lambda: tuple(keys), HOLD_SECONDS)
+    server = HttpServer(address, port, peer_api.handle, limits, admits)
     with network() as loop:
         server.start(loop)
-        yield Node(exchange, server, loop)
+        yield Node(peer_api, server, loop)
 
 
 @contextmanager
@@ -127,17 +125,23 @@ def reading(
     own_address: str = "127.0.0.1",
     hold_seconds: float = HOLD_SECONDS,
     answer_seconds: float = 0.6,
-    bell: Callable[[], None] = lambda: None,
-) -> Iterator[Reader]:
+    wake: Callable[[], None] = lambda: None,
+) -> Iterator[PeerReader]:
     source = Source(rank, address, port, own_address, hold_seconds, answer_seconds)
-    reader = Reader(source, lambda: tuple(keys), bell)
+    reader = PeerReader(source, lambda: tuple(keys), wake)
     with network() as loop:
         loop.spawn(reader.run())
         yield reader
 
 
-def heard(reader: Reader) -> NodeReport:
+def heard(reader: PeerReader) -> NodeReport:
     """The report, once it has come."""
-    until(lambda: reader.snapshot.contact is Contact.ANSWERS)
-    assert reader.snapshot.report is not None
-    return reader.snapshot.report
+    until(lambda: reader.status.contact is Contact.ANSWERS)
+    assert reader.status.report is not None
+    return reader.status.report
+
+
+def contact_of(reader: PeerReader, contact: Contact) -> str:
+    """What the reader reports with this contact, once it has it."""
+    until(lambda: reader.status.contact is contact)
+    return reader.status.said

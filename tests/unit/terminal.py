@@ -13,8 +13,8 @@ from threading import Thread
 
 import pytest
 
-from sparkd.commands import console
-from sparkd.lib.tables import Parts
+from sparkd.cli import console
+from sparkd.lib.text import Parts
 
 
 class Received:

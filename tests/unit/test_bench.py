@@ -73,7 +73,7 @@ def test_the_json_has_every_run() -> None:
 
 
 def test_sparkds_share_is_what_lies_before_the_container_runs_and_after_it_could_serve() -> None:
-    one = Start(asked=10.0, created=10.3, running=10.5, first_completion=40.0, ready=40.25)
+    one = Start(requested=10.0, created=10.3, running=10.5, first_completion=40.0, ready=40.25)
     assert one.share == pytest.approx(0.75)
     shown = start.figures((one,), (Start(0.0, 0.1, 0.2, 25.0, 25.0),), load=0.0)
     share = next(figure for figure in shown if figure.id == "start.share")
@@ -156,5 +156,5 @@ def test_what_peers_cost_is_limited_where_nodes_serve(nodes: int, cpu: float, ne
     assert [one.id.rpartition(".")[2] for one in figures if not one.passed] == missed
 
 
-def test_clusters_larger_than_serve_are_told_of_without_a_limit() -> None:
+def test_clusters_larger_than_serve_are_reported_without_a_limit() -> None:
     assert all(one.limit is None for one in cluster.of_result(simulated(64, cpu=99.0), 0.0))

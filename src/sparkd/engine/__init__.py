@@ -1,1 +1,4 @@
-"""The engine's own words: its log, taken apart, understood and forwarded."""
+"""One running rank: its log, readiness, health, memory guard, and the cause of its end.
+
+Read rank.py first. The agent orders the steps; actions starts and stops containers.
+"""

@@ -1,19 +1,24 @@
-"""Bytes of a container's log to lines that are safe to print."""
+"""Splits a container's log into printable lines, and prepares them for the journal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sparkd.lib.text import printable
 
 LINE_LIMIT_BYTES = 16_384
-"""Longer lines are cut and say so; journald itself cuts at 48 KiB (LineMax=)."""
+"""Longer lines are cut and marked; journald cuts at 48 KiB (LineMax=)."""
+PROGRESS_SECONDS = 1.0
 
-WHOSE = r"(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)"
-"""Whose line it is; under Ray, of which node's process, and then the process's own word for itself."""
+PROCESS_PREFIX = r"(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)"
+"""vLLM's prefix of the process; under Ray, one for Ray's process and one for vLLM's."""
 
 _BREAK = re.compile(rb"[\r\n]+")
+_LEVEL = re.compile(rf"^{PROCESS_PREFIX}*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
+_PROGRESS = re.compile(r"\d+%(?: Completed)? ?\|.*\[\d\d:\d\d")
+_LAST = re.compile(r"\b100%")
 
 
 class LineSplitter:
@@ -26,30 +31,62 @@ class LineSplitter:
     def feed(self, data: bytes) -> Iterator[str]:
         length = len(data) - 1
         if data.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in data and not self._pending:
-            # One whole line, as most of docker's frames are.
+            # Most of docker's frames are one whole line.
             yield printable(data[:length].decode("utf-8", "replace"))
             return
         *whole, rest = _BREAK.split(data)
         for piece in whole:
             self._grow(piece)
-            if self._pending:
-                yield self._take()
+            yield from self.flush()
         self._grow(rest)
 
     def flush(self) -> Iterator[str]:
-        """What the stream left without a line end."""
+        """The rest of the stream, without a line end."""
         if self._pending:
-            yield self._take()
+            cut = f" ... (+{self._cut_bytes} bytes)" if self._cut_bytes else ""
+            text = printable(self._pending.decode("utf-8", "replace")) + cut
+            self._pending.clear()
+            self._cut_bytes = 0
+            yield text
 
     def _grow(self, piece: bytes) -> None:
         room = LINE_LIMIT_BYTES - len(self._pending)
         self._pending += piece[:room]
         self._cut_bytes += max(0, len(piece) - room)
 
-    def _take(self) -> str:
-        text = printable(self._pending.decode("utf-8", "replace"))
-        if self._cut_bytes:
-            text += f" ... (+{self._cut_bytes} bytes)"
-        self._pending.clear()
-        self._cut_bytes = 0
-        return text
+
+class LogForwarder:
+    """Turns lines into (priority, text) for the journal: redacted, without sparkd's own polls.
+
+    Passes one line of a progress bar a second. For one thread.
+    """
+
+    def __init__(self, redact: Callable[[str], str], own_address: str) -> None:
+        """sparkd polls the engine from and on `own_address`."""
+        self._redact = redact
+        self._own_poll = re.compile(
+            rf'^INFO: +{re.escape(own_address)}:\d+ - "GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
+        )
+        self._held: str | None = None
+        self._progress_at = float("-inf")
+
+    def lines(self, line: str, now: float) -> Iterator[tuple[int, str]]:
+        """The journal's lines for one log line. `now`: monotonic seconds."""
+        if self._own_poll.match(line):
+            return
+        if "%" in line and _PROGRESS.search(line):
+            if now - self._progress_at < PROGRESS_SECONDS and not _LAST.search(line):
+                self._held = line
+                return
+            self._held = None
+            self._progress_at = now
+        elif self._held is not None:
+            yield from self.flush()
+        found = _LEVEL.match(line)
+        yield _PRIORITY[found[1]] if found else 6, f"engine| {self._redact(line)}"
+
+    def flush(self) -> Iterator[tuple[int, str]]:
+        """The last held line of a progress bar."""
+        if self._held is not None:
+            yield 6, f"engine| {self._redact(self._held)}"
+            self._held = None

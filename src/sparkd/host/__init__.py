@@ -1,35 +1,34 @@
-"""The machine, looked at: rooted at a path, so that a tree of files is a machine too. It changes nothing."""
+"""Read access to the machine below a root path, which may be a tree of files. Nothing here changes anything.
+
+Read this file first: probes get a Host. No judgement is made here; `lib.dockerd` sends docker's requests.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from sparkd.host import addresses, devices, meminfo, owner, processes, shm, sockets, unit_files, users
-from sparkd.host.docker_facts import DockerFacts
+from sparkd.host import gpu, meminfo, network, processes, shm, sockets, units
+from sparkd.host.docker import DockerFacts, open_reader, read_containers
 from sparkd.host.files import Files
 from sparkd.host.gpu import GpuFacts
 from sparkd.host.meminfo import MemInfo
-from sparkd.host.open_files import OpenFiles
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import Details, Process, ProcessTable
+from sparkd.host.processes import Details, NodeOwner, OpenFiles, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
-from sparkd.host.unit_files import Unit
+from sparkd.host.units import Unit
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import sanitize
-
-if TYPE_CHECKING:
-    from sparkd.lib.dockerd.reader import DockerReader
 
 
 class Host:
-    """One machine. Each method looks anew; nothing is kept.
+    """One machine. Each method reads it again; nothing is cached.
 
-    What is no file (docker, the GPU's driver) is handed in as a function, so that a tree can carry it as data.
-    Methods raise OSError or ValueError where they cannot look.
+    What is no file (docker, the GPU's driver) is passed as a function, so that a tree can hold it as data.
+    Methods raise OSError or ValueError where they cannot read.
     """
 
     def __init__(
@@ -39,7 +38,7 @@ class Host:
         gpu: Callable[[], GpuFacts] | None = None,
     ) -> None:
         self.files = Files(os.path.realpath(root))
-        self.told_docker = docker
+        self.docker_fixture = docker
         self.gpu = gpu or self._gpu
 
     @property
@@ -49,107 +48,106 @@ class Host:
 
     def name(self) -> str:
         try:
-            return sanitize(self.files.text("/proc/sys/kernel/hostname", limit=4096).strip(), 64)
+            return sanitize(self.files.value("/proc/sys/kernel/hostname"), 64)
         except OSError:  # a tree of files that has none
             return "?"
 
     def uptime_seconds(self) -> float:
-        """Since the machine booted: the clock that processes' start times are told by.
-
-        /proc/uptime may be another's: lxcfs shows a container its own.
-        """
+        """Since boot, by the clock of processes' start times. In a container, lxcfs may replace /proc/uptime."""
         if self.live:
             return time.clock_gettime(time.CLOCK_BOOTTIME)
-        return float(self.files.text("/proc/uptime", limit=4096).split()[0])
+        return float(self.files.value("/proc/uptime").split()[0])
 
     def meminfo(self) -> MemInfo:
-        return meminfo.read(self.files)
+        return meminfo.read_meminfo(self.files)
 
     def addresses(self) -> tuple[str, ...]:
-        """The machine's own IP addresses."""
-        return addresses.read(self.files)
+        return network.read_addresses(self.files)
 
     def processes(self) -> ProcessTable:
-        return processes.scan(self.files)
+        return processes.scan_processes(self.files)
 
     def argv(self, process: Process) -> tuple[str, ...]:
         """Empty for one that has ended."""
-        try:
-            return processes.argv(self.files, process.pid)
-        except processes.GONE:
-            return ()
+        return processes.read_argv(self.files, process.pid)
 
     def details(self, process: Process) -> Details | None:
-        """A closer look; None once it has ended."""
-        return processes.details(self.files, process)
+        return processes.read_details(self.files, process)
 
     def user(self, uid: int) -> str:
-        return users.name(self.files, uid)
+        return processes.user_name(self.files, uid)
 
     def listeners(self) -> tuple[Listener, ...]:
-        """Listening TCP ports."""
-        return sockets.listeners(self.files)
+        return sockets.read_listeners(self.files)
 
     def only_ipv6(self) -> frozenset[int]:
-        """Inodes of sockets of IPv6 that leave IPv4's ports alone. None are known of a tree of files."""
-        from sparkd.host import sock_diag
-
+        """Inodes of sockets that listen for IPv6 alone; empty for a tree of files."""
         with suppress(OSError):  # a kernel without sock_diag
-            return sock_diag.only_ipv6() if self.live else frozenset()
+            return sockets.only_ipv6() if self.live else frozenset()
         return frozenset()
 
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
-        return sockets.holders(self.files, among, wanted)
+        return sockets.find_holders(self.files, among, wanted)
 
     def segments(self) -> tuple[Segment, ...]:
         """Files in /dev/shm; none where there is no such folder."""
-        try:
-            return shm.segments(self.files, time.time())
-        except FileNotFoundError:
-            return ()
-
-    def shm_device(self) -> int:
-        return shm.device(self.files)
+        return shm.read_segments(self.files, time.time())
 
     def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
-        return shm.uses(self.files, among, wanted)
+        return shm.find_uses(self.files, among, wanted)
 
     def owner(self) -> NodeOwner | None:
-        """The agent that owns this node."""
-        return owner.read(self.files)
+        return processes.read_owner(self.files)
 
     def unit(self, name: str) -> Unit | None:
-        return unit_files.read(self.files, name)
+        return units.read_unit(self.files, name)
 
     def docker(self) -> DockerFacts:
-        """What docker says; a living dockerd that does not answer is an `error` in it."""
-        from sparkd.host.docker import read
-        from sparkd.lib.dockerd.reader import DockerUnreadableError
-
+        """All containers. The `error` in it is that of a running dockerd that does not answer."""
         try:
-            return self.told_docker() if self.told_docker else read(self)
-        except DockerUnreadableError as error:
+            return self.docker_fixture() if self.docker_fixture else read_containers(self)
+        except DockerError as error:
             return DockerFacts(running=True, containers=(), error=sanitize(str(error)))
 
     def docker_reader(self) -> DockerReader:
-        """Docker's answers, for one thread. Read only while one runs; close it."""
-        from sparkd.host.docker import reader
-
-        return reader(self)
+        """For one thread. Use it only while dockerd is `docker.running`, and close it."""
+        return open_reader(self)
 
     def gpu_present(self) -> bool:
-        return devices.gpu_present(self.files)
+        return gpu.gpu_present(self.files)
 
     def gpu_users(self, among: Iterable[Process]) -> OpenFiles:
-        """Who has the GPU's devices open, this process left out: asking the driver opens them too."""
+        """Processes with the GPU's devices open, except this one: a query of the driver opens them too."""
         own = os.getpid() if self.live else 0
-        return devices.gpu_users(self.files, (process for process in among if process.pid != own))
+        return gpu.gpu_users(self.files, (process for process in among if process.pid != own))
 
     def _gpu(self) -> GpuFacts:
-        if self.live:
-            from sparkd.host import nvml
+        return gpu.read_driver() if self.live else gpu.read_fixture(self.files)
 
-            return nvml.read()
-        from sparkd.host import gpu
 
-        return gpu.of_tree(self.files)
+class CachedHost(Host):
+    """The machine as of its first read: what several checks need is read once, and what hangs is waited for once.
+
+    For one thread. Whatever is judged by it carries its identity, which is checked again before anything is changed.
+    """
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host.files.root, host.docker_fixture, functools.cache(host.gpu))
+        self._docker_reader = functools.cache(host.docker_reader)
+
+    @functools.cached_property
+    def _containers(self) -> DockerFacts:
+        return super().docker()
+
+    @functools.cached_property
+    def _table(self) -> ProcessTable:
+        return super().processes()
+
+    def docker(self) -> DockerFacts:
+        return self._containers
+
+    def processes(self) -> ProcessTable:
+        return self._table
+
+    def docker_reader(self) -> DockerReader:
+        return self._docker_reader()

@@ -1,4 +1,4 @@
-"""Compile caches of images: what lies in their folders, counted up to a bound."""
+"""Compile caches of images: the size of their folders, counted up to a bound."""
 
 # os, not pathlib: a compile cache has tens of thousands of files.
 
@@ -13,27 +13,23 @@ from sparkd.host.files import Files, Kind
 
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
-"""Looked at in one folder; what lies beyond is not counted."""
+"""Counted in one folder; the rest is left out."""
 
-_IMAGE = re.compile(r"[0-9a-f]{64}")
+IMAGE = re.compile(r"[0-9a-f]{64}")
 
 
 class Folder(Struct, frozen=True):
-    """A cache as it is."""
-
     path: str
     kind: str
-    """"folder", "missing", or what is in its place."""
+    """"folder", "missing", or the kind of what is there instead."""
     files: int = 0
     bytes: int = 0
     whole: bool = True
-    """Whether all of it was counted."""
     uid: int = 0
     writable_by_others: bool = False
 
     @property
     def name(self) -> str:
-        """As the recipe calls the cache."""
         return self.path.rpartition("/")[2]
 
     @property
@@ -60,15 +56,10 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
 
 
 def others(files: Files, image_id: str, most: int = MOST_ENTRIES) -> tuple[Folder, ...]:
-    """The caches of other images."""
-    try:
-        names = files.names(ROOT)
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
     own = image_id.removeprefix("sha256:")
     found = []
-    for name in names:
-        if _IMAGE.fullmatch(name) and name != own:
+    for name in files.names_if_any(ROOT):
+        if IMAGE.fullmatch(name) and name != own:
             one = folder(files, f"{ROOT}/{name}", most)
             most = max(0, most - one.files)
             found.append(one)
@@ -76,7 +67,7 @@ def others(files: Files, image_id: str, most: int = MOST_ENTRIES) -> tuple[Folde
 
 
 def _walked(top: str, most: int) -> tuple[int, int, bool]:
-    """Files, bytes, and whether that is all. Links are not followed; what goes away meanwhile is left out."""
+    """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
     todo, count, size, entries, whole = [top], 0, 0, 0, True
     while todo:
         try:
@@ -92,6 +83,6 @@ def _walked(top: str, most: int) -> tuple[int, int, bool]:
                     size += entry.stat(follow_symlinks=False).st_size
         except FileNotFoundError:
             continue
-        except OSError:  # its own folder, as of who is not root: a cache is no reason to hold anybody up
+        except OSError:  # unreadable, such as for a user who is not root: a cache never blocks a start
             whole = False
     return count, size, whole

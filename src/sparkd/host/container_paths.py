@@ -1,4 +1,4 @@
-"""What a container finds behind a path: symlinks are followed in its own world, which has the mounts and no more."""
+"""Paths inside a container, which sees its mounts and nothing else: where their symlinks lead."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from sparkd.host.files import MAX_LINKS, Files
 
 
 class Bind(NamedTuple):
-    """A folder or file of the node, and where the container has it."""
+    """A folder or file of the node, and its path in the container."""
 
     source: str
     target: str
 
 
-def leads_out(files: Files, binds: Sequence[Bind], path: str) -> str:
-    """Where the links of a container's path lead that no mount has; empty where they stay within the mounts.
+def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
+    """The first path outside of all mounts that the links of a container's path lead to; empty where there is none.
 
-    A link that is fine on the node may lead to nothing in there: docker follows the links of a mount's source alone.
+    Such a link may be valid on the node, and lead to nothing in the container.
     """
     todo = path.split("/")[::-1]
     done: list[str] = []
@@ -40,14 +40,14 @@ def leads_out(files: Files, binds: Sequence[Bind], path: str) -> str:
         if here == bind.target:
             continue
         try:
-            said = files.link(bind.source + here[len(bind.target) :])
-        except OSError:  # no link, or nothing there: whoever opens it is told
+            target = files.link(bind.source + here[len(bind.target) :])
+        except OSError:  # no link, or nothing there: opening it reports that
             continue
         links += 1
         if links > MAX_LINKS:
             return here
-        done = [] if said.startswith("/") else done[:-1]
-        todo.extend(said.split("/")[::-1])
+        done = [] if target.startswith("/") else done[:-1]
+        todo.extend(target.split("/")[::-1])
     return ""
 
 

@@ -1,42 +1,62 @@
-"""Room on the disks, by the paths that need it; and which file systems nobody can write to.
+"""Free space of the disks below given paths, and mounts.
 
-A tree of files carries `/.sparkd/disks.json`: {PATH: {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}}.
+A tree of files has it in `/.sparkd/disks.json`: {PATH: {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}}.
 """
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.json import decode
 
-from sparkd.host import mounts, os_stats
-from sparkd.host.recorded import FOLDER
+from sparkd.host.files import FIXTURE
 
 if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.files import Files
 
-WHOSE = ("1", "self")
-"""Process whose mounts are looked at: in the sandbox of sparkd's own unit nearly all is read-only, for sparkd alone."""
+MOUNTS_LIMIT_BYTES = 16 << 20
+"""A host with many containers has some thousand lines."""
+SEEN_BY = ("1", "self")
+"""Processes whose mounts are read, in this order: the sandbox of sparkd's own unit is read-only nearly everywhere."""
 READ_ONLY = frozenset(("ro", "emergency_ro", "shutdown"))
-"""ext4 stays `rw` after an error since Linux 6.15, and says one of the others."""
+"""Since Linux 6.15 ext4 keeps `rw` after an error and adds one of the other two."""
+
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_SIZE = re.compile(r"(\d+)([kmg]?)")
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
+
+
+class Mount(Struct, frozen=True):
+    target: str
+    kind: str
+    options: tuple[str, ...]
+
+    def size_bytes(self, memory_bytes: int) -> int:
+        """Of a tmpfs: half of the memory by default; 0 means all of it."""
+        for option in self.options:
+            name, _, value = option.partition("=")
+            if name == "size" and (match := _SIZE.fullmatch(value)):
+                return (int(match[1]) << _UNITS[match[2]]) or memory_bytes
+        return memory_bytes // 2
 
 
 class Room(Struct, frozen=True):
-    """Of the file system that `path` is on, or will be once it is made."""
+    """Of the file system that holds `path`, or will hold it."""
 
     path: str
     mount: str
     total_bytes: int
     free_bytes: int
-    """For root: what the file system keeps back for it counts."""
+    """For root: blocks reserved for it count."""
     free_inodes: int | None
-    """None where the file system makes them as it needs them."""
+    """None where the file system allocates them as needed."""
     read_only: bool
 
 
@@ -46,23 +66,47 @@ class _Counts(Struct, frozen=True):
     free_inodes: int | None
 
 
-def rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
-    """In the paths' order; a tree of files leaves out what it has no record of. Raises OSError, ValueError."""
-    read_only = _mounts(host.files)
+def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
+    """In the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
+    read_only = _read_only(host.files)
     record = None if host.live else _record(host.files)
     found = []
     for path in paths:
-        counts = _living(path) if record is None else _nearest(record, path)
-        if counts is not None:
-            mount = _nearest_key(read_only, _real(host.files, path)) or "/"
-            one = Room(
-                path, mount, counts.total_bytes, counts.free_bytes, counts.free_inodes, read_only.get(mount, False)
-            )
-            found.append(one)
+        counts = _count(path) if record is None else record.get(_nearest(record, path))
+        if counts is None:
+            continue
+        real = host.files.real(path)
+        real = os.path.realpath(real) if host.live else real.removeprefix(host.files.root) or "/"
+        mount = _nearest(read_only, real) or "/"
+        total, free, inodes = counts.total_bytes, counts.free_bytes, counts.free_inodes
+        found.append(Room(path, mount, total, free, inodes, read_only.get(mount, False)))
     return tuple(found)
 
 
-def _living(path: str) -> _Counts:
+def mounts(files: Files, process: str) -> tuple[Mount, ...]:
+    """As a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
+    lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).splitlines()
+    rows = (line.split(" ") for line in lines)
+    return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
+
+
+def mount_at(files: Files, target: str) -> Mount | None:
+    """The visible mount at `target`, which is the last one. None also for a tree of files without a table."""
+    try:
+        return next((one for one in reversed(mounts(files, "self")) if one.target == target), None)
+    except FileNotFoundError:
+        return None
+
+
+def unescape(path: str) -> str:
+    """A path in a table of the kernel, which writes a blank as `\\040`."""
+    return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
+
+
+def _count(path: str) -> _Counts:
+    """Of the nearest folder above that exists."""
+    from sparkd.host import os_stats
+
     while True:
         try:
             total, free = os_stats.disk_space(path)
@@ -70,48 +114,25 @@ def _living(path: str) -> _Counts:
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
-        inodes = found.f_ffree if found.f_files else None
-        return _Counts(total, free, inodes)
+        return _Counts(total, free, found.f_ffree if found.f_files else None)
 
 
 def _record(files: Files) -> dict[str, _Counts]:
     try:
-        said = json.loads(files.text(f"{FOLDER}/disks.json"))
+        return decode(files.text(f"{FIXTURE}/disks.json"), type=dict[str, _Counts])
     except FileNotFoundError:
         return {}
-    if not isinstance(said, dict):
-        raise ValueError(f"{FOLDER}/disks.json is no table")
-    return {str(path): _counts(one) for path, one in said.items()}
+    except ValueError as error:
+        raise ValueError(f"{FIXTURE}/disks.json: {error}") from None
 
 
-def _counts(said: object) -> _Counts:
-    match said:
-        case {"total_bytes": int(total), "free_bytes": int(free), "free_inodes": int() | None as inodes}:
-            return _Counts(total, free, inodes)
-        case _:
-            raise ValueError(f"{FOLDER}/disks.json: total_bytes, free_bytes and free_inodes are needed")
-
-
-def _mounts(files: Files) -> dict[str, bool]:
-    """By mount point, whether it is read-only."""
-    for process in WHOSE:
+def _read_only(files: Files) -> dict[str, bool]:
+    for process in SEEN_BY:
         with suppress(FileNotFoundError, PermissionError):
-            return {one.target: not READ_ONLY.isdisjoint(one.options) for one in mounts.table(files, process)}
+            return {one.target: not READ_ONLY.isdisjoint(one.options) for one in mounts(files, process)}
     return {}
 
 
-def _nearest(record: Mapping[str, _Counts], path: str) -> _Counts | None:
-    key = _nearest_key(record, path)
-    return None if key is None else record[key]
-
-
-def _nearest_key(table: Mapping[str, object], path: str) -> str | None:
-    """The path itself, or the folder above it that is in the table."""
-    return next((one for one in (path, *map(str, Path(path).parents)) if one in table), None)
-
-
-def _real(files: Files, path: str) -> str:
-    """Where the path leads, symlinks followed."""
-    if files.root == "/":
-        return os.path.realpath(path)
-    return files.real(path).removeprefix(files.root) or "/"
+def _nearest(table: Container[str], path: str) -> str:
+    """The path itself, or the folder above it that is in the table; empty where none is."""
+    return next((one for one in (path, *map(str, Path(path).parents)) if one in table), "")

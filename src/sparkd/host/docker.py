@@ -1,108 +1,192 @@
-"""This machine's docker: whether it runs, its containers, and what identifies an image.
+"""This machine's docker: whether it runs, and its containers as data, which a tree of files can carry too.
 
 systemd holds /run/docker.sock while dockerd is down, and a single GET on it would start the daemon. dockerd writes
-/run/docker.pid for as long as it runs, so that file and /proc decide whether there is anybody to ask.
+/run/docker.pid for as long as it runs, so that file and /proc decide whether a request may be sent.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from hashlib import sha256
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, TypeVar
 
-from sparkd.host.docker_facts import AWAY, ContainerFacts, DockerFacts
-from sparkd.host.recorded import FOLDER
+from msgspec import Struct
+
+from sparkd.host.files import FIXTURE
 from sparkd.lib.dockerd import reader as dockerd
-from sparkd.lib.dockerd.reader import FAILED, DockerReader, DockerUnreadableError, ImageReader
+from sparkd.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
 if TYPE_CHECKING:
     from sparkd.host import Host
 
-CONFIG_KEYS = (
-    *("User", "Env", "Entrypoint", "Cmd", "WorkingDir", "StopSignal", "Healthcheck", "Shell"),
-    *("Volumes", "ExposedPorts", "Labels", "OnBuild"),
-)
-"""What the OCI image specification and docker's own extension of it know of an image's Config. Other keys are filled
-in by some versions of docker and left out by others (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
+LABEL = "io.sparkd."
+"""Labels of every container that sparkd creates: role, rank, epoch, invocation, plan."""
+
+_NAME = re.compile(r"sparkd-rank\d+", re.ASCII)
 PID_FILE = "/run/docker.pid"
-SOCKETS = ("/run/docker.sock", "/var/run/docker.sock")
-LISTENING = "00010000"
+SOCKETS = (b"/run/docker.sock", b"/var/run/docker.sock")
+LISTENING = b"00010000"
 
 T = TypeVar("T")
 
 
-def reader(host: Host) -> DockerReader:
-    """Of this machine's docker, for one thread. Read only while it is `running`, and close it."""
-    if host.live:
-        return dockerd.connect()
-    return dockerd.recorded(lambda name: host.files.bytes(f"{FOLDER}/docker{name}"))
+class ContainerFacts(Struct, frozen=True):
+    id: str
+    """Full id, 64 hex digits."""
+    name: str
+    labels: tuple[tuple[str, str], ...]
+    running: bool
+    pid: int
+    """Of the container's first process, in the host's namespace; 0 where it does not run."""
+    image_id: str
+    restart_policy: str
+    image: str = ""
+    """The name by which the container was created; `image_id` is what it stood for then."""
+    command: tuple[str, ...] = ()
+    """It may hold a secret, and is never shown."""
+
+    @property
+    def ours(self) -> bool:
+        """Whether sparkd created it. The name counts too: `docker commit` keeps the labels in a new image."""
+        return bool(self.label(f"{LABEL}role")) and _NAME.fullmatch(self.name) is not None
+
+    @property
+    def invocation(self) -> str:
+        return self.label(f"{LABEL}invocation")
+
+    def label(self, key: str) -> str:
+        return dict(self.labels).get(key, "")
+
+
+class DockerFacts(Struct, frozen=True):
+    running: bool
+    """Whether a dockerd runs. Without one, nothing is known of containers."""
+    containers: tuple[ContainerFacts, ...]
+    error: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether `containers` are all there are."""
+        return self.running and not self.error
+
+    def container(self, full_id: str) -> ContainerFacts | None:
+        return next((one for one in self.containers if one.id == full_id), None)
+
+
+AWAY = DockerFacts(running=False, containers=())
+
+
+def open_reader(host: Host) -> DockerReader:
+    """For one thread. Use it only while dockerd is `running`, and close it."""
+    return dockerd.connect(fixture=None if host.live else lambda name: host.files.bytes(f"{FIXTURE}/docker{name}"))
 
 
 def running(host: Host) -> bool:
-    """Whether a dockerd lives and listens on its socket.
+    """Whether a dockerd runs and listens on its socket.
 
     A dockerd that shuts down stops listening first and keeps its pid file to the last, while systemd still holds the
-    socket: whoever asked then would start the next dockerd.
+    socket: a request at that time would start the next dockerd.
     """
     try:
         pid = daemon_pid(host)
         return bool(pid) and _listens(host, pid)
     except PermissionError:
-        return True  # not root: only the pid file can be read, and nothing can be asked anyway
+        return True  # not root: only the pid file can be read, and no request can be sent anyway
     except OSError:
         return False
 
 
 def daemon_pid(host: Host) -> str:
-    """Of the dockerd that lives, from its first moment on; empty where there is none. Raises OSError."""
+    """Of the running dockerd, which may not listen yet; empty where there is none. Raises OSError."""
     pid = host.files.text(PID_FILE, limit=32).strip()
     lives = pid.isdigit() and host.files.text(f"/proc/{pid}/comm", limit=64).strip() == "dockerd"
     return pid if lives else ""
 
 
 def _listens(host: Host, pid: str) -> bool:
-    """Whether the process has a listening socket of docker's open, by /proc/net/unix (proc(5), SO_ACCEPTCON)."""
-    rows = (line.split() for line in host.files.text("/proc/net/unix", limit=16 << 20).splitlines())
-    sockets = {f"socket:[{row[6]}]" for row in rows if len(row) > 7 and row[3] == LISTENING and row[7] in SOCKETS}
-    return any(target in sockets for _, target in host.files.links(f"/proc/{pid}/fd"))
+    """Whether the process has a listening socket of docker's open, by /proc/net/unix (proc(5), SO_ACCEPTCON).
+
+    The table is read in chunks and never decoded: any user can make it very long, and forge rows of any bytes by a
+    socket whose name has line ends.
+    """
+    opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd")}
+    rest = b""
+    for chunk in host.files.chunks("/proc/net/unix"):
+        *lines, rest = (rest + chunk).split(b"\n")
+        rows = (row for row in map(bytes.split, lines) if len(row) > 7 and row[3] == LISTENING and row[7] in SOCKETS)
+        if any(b"socket:[%b]" % row[6] in opened for row in rows):
+            return True
+    return False
 
 
-def read(host: Host) -> DockerFacts:
-    """All containers of this node, running or not. Raises DockerUnreadableError."""
-    return asked(host, _containers) or AWAY
-
-
-def asked(host: Host, question: Callable[[DockerReader], T]) -> T | None:
-    """The answer to a question about this machine's docker; None where it is away. Raises DockerUnreadableError."""
+def query(host: Host, read: Callable[[DockerReader], T]) -> T | None:
+    """What `read` returns of this machine's docker; None where none runs. Raises DockerError."""
     if not running(host):
         return None
     with closing(host.docker_reader()) as docker:
-        return question(docker)
+        return read(docker)
+
+
+def pid_without_live_restore(host: Host) -> str:
+    """pid of the running dockerd; empty with live-restore, where containers outlive it, and where docker does not
+    answer. It may wait for docker, for ten seconds at most.
+
+    At its start the next dockerd ends the containers of this one, with 10 s between SIGTERM and SIGKILL. A headless
+    vLLM takes 12 s to handle SIGTERM, so a worker's rank is better ended at once: the engine is lost anyway. A head's
+    rank that serves ends within 0.6 s of SIGTERM, and one that still loads is killed within those 10 s: its pidfd
+    reports that, and the engine's end then names docker.
+    """
+    missing = "docker does not say whether its containers outlive it"
+    with suppress(OSError, DockerError):
+        pid = daemon_pid(host)
+        kept = query(host, lambda docker: value_of(docker.info(), "LiveRestoreEnabled", bool, missing))
+        return pid if kept is False else ""
+    return ""
+
+
+def daemon_replaced(host: Host, pid: str) -> bool:
+    with suppress(OSError):
+        return daemon_pid(host) not in ("", pid)
+    return False
+
+
+def value_of(answer: object, key: str, kind: type[T], missing: str) -> T:
+    """The value of a key of docker's answer. Raises DockerError(missing) without one of this type."""
+    value = answer.get(key) if isinstance(answer, dict) else None
+    if not isinstance(value, kind):
+        raise DockerError(missing)
+    return value
+
+
+def read_version(docker: DockerReader) -> str:
+    """Of dockerd. Raises DockerError."""
+    return value_of(docker.version(), "Version", str, "docker says no version")
+
+
+def read_containers(host: Host) -> DockerFacts:
+    """Raises DockerError."""
+    return query(host, _containers) or AWAY
 
 
 def _containers(docker: DockerReader) -> DockerFacts:
     listed = docker.containers()
     if not isinstance(listed, list):
-        raise DockerUnreadableError("the container list is no list")
+        raise DockerError("the container list is no list")
     found = (_container(docker, entry) for entry in listed)
     return DockerFacts(running=True, containers=tuple(one for one in found if one is not None))
 
 
 def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
     """None for one that was removed since it was listed. The list itself lacks pid and restart policy."""
-    match entry:
-        case {"Id": str(full_id)}:
-            pass
-        case _:
-            raise DockerUnreadableError("an entry of the container list has no id")
+    full_id = value_of(entry, "Id", str, "an entry of the container list has no id")
     try:
         detail = docker.container(full_id)
-    except DockerUnreadableError as error:
-        if error.status != FAILED or (listed := _as_listed(entry)) is None:
-            raise
-        return listed
+    except DockerError as error:
+        if error.status == FAILED and (listed := _as_listed(full_id, entry)):
+            return listed
+        raise
     match detail:
         case None:
             return None
@@ -113,95 +197,52 @@ def _container(docker: DockerReader, entry: object) -> ContainerFacts | None:
             "State": {"Running": bool(running), "Pid": int(pid)},
             "HostConfig": {"RestartPolicy": {"Name": str(policy)}},
         }:
-            pairs = sorted((str(key), str(value)) for key, value in (labels or {}).items())
-            image, words = _started_from(detail)
-            return ContainerFacts(
-                full_id, name.removeprefix("/"), tuple(pairs), running, pid, image_id, policy or "no", image, words
-            )
-        case _:
-            raise DockerUnreadableError(f"the description of container {full_id[:12]} is not as docker's")
+            name, pairs = name.removeprefix("/"), _label_pairs(labels)
+            return ContainerFacts(full_id, name, pairs, running, pid, image_id, policy or "no", *_started_from(detail))
+    raise DockerError(f"the description of container {full_id[:12]} is not as docker's")
 
 
-def _as_listed(entry: object) -> ContainerFacts | None:
+def _as_listed(full_id: str, entry: object) -> ContainerFacts | None:
     """A container that does not run, by the list alone; None where the list does not say that.
 
-    Since Docker 29.4 one that a power cut has left without its layer stays in the list, and can be removed; asked for
-    its description, docker says "RWLayer of container ... is unexpectedly nil", each time.
+    Since Docker 29.4 one that lost its layer in a power cut stays in the list, and can be removed; a request for its
+    description always fails with "RWLayer of container ... is unexpectedly nil".
     """
     match entry:
         case {
-            "Id": str(full_id),
             "Names": [str(name), *_],
             "ImageID": str(image_id),
             "Labels": dict() | None as labels,
             "State": "created" | "exited" | "dead",
         }:
-            pairs = sorted((str(key), str(value)) for key, value in (labels or {}).items())
-            return ContainerFacts(full_id, name.removeprefix("/"), tuple(pairs), False, 0, image_id, "no")
-        case _:
-            return None
+            return ContainerFacts(full_id, name.removeprefix("/"), _label_pairs(labels), False, 0, image_id, "no")
+    return None
+
+
+def _label_pairs(labels: Mapping[object, object] | None) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((str(key), str(value)) for key, value in (labels or {}).items()))
 
 
 def _started_from(detail: object) -> tuple[str, tuple[str, ...]]:
     """Name of its image, and its command; empty where docker does not say."""
     match detail:
         case {"Config": {"Image": str(image)}, "Path": str(program), "Args": [*words]}:
-            return image, (program, *(str(word) for word in words))
-        case _:
-            return "", ()
-
-
-def image_identity(docker: ImageReader, ref: str) -> str | None:
-    """SHA-256 of an image's layers and configuration, None where there is no such image.
-
-    Equal on all nodes that have the image, while ids are not: docker's classic store calls an image by the digest of
-    its config, containerd's by that of its manifest. Layers are told by their content unpacked, in both. Empty values
-    count as none, for versions of docker differ in which they name. Raises DockerUnreadableError.
-    """
-    match docker.image(ref):
-        case None:
-            return None
-        case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
-            known = {key: value for key in CONFIG_KEYS if (value := (config or {}).get(key))}
-            canonical = json.dumps({"layers": layers, "config": known}, sort_keys=True, separators=(",", ":"))
-            return sha256(canonical.encode()).hexdigest()
-        case _:
-            raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
-
-
-def version(docker: DockerReader) -> str:
-    """Of dockerd. Raises DockerUnreadableError."""
-    match docker.version():
-        case {"Version": str(found)}:
-            return found
-        case _:
-            raise DockerUnreadableError("docker says no version")
-
-
-def live_restore(docker: DockerReader) -> bool:
-    """Whether containers outlive their dockerd. Raises DockerUnreadableError."""
-    match docker.info():
-        case {"LiveRestoreEnabled": bool(kept)}:
-            return kept
-        case _:
-            raise DockerUnreadableError("docker does not say whether its containers outlive it")
+            return image, (program, *map(str, words))
+    return "", ()
 
 
 def exit_code(docker: DockerReader, container_id: str) -> int | None:
-    """Exit code of an ended container, None while it runs. Raises DockerUnreadableError, also where it is gone."""
+    """Exit code of an ended container, None while it runs. Raises DockerError, also where it is gone."""
     match docker.container(container_id):
         case {"State": {"Running": False, "ExitCode": int(code)}}:
             return code
         case None:
-            raise DockerUnreadableError("the container was removed")
-        case _:
-            return None
+            raise DockerError("the container was removed")
+    return None
 
 
 def follow_log(host: Host, container_id: str, since: float) -> Iterator[tuple[int, bytes]]:
-    """`lib.dockerd.log.follow`. Raises DockerUnreadableError, also where docker is away."""
-    from sparkd.lib.dockerd import log
-
+    """`lib.dockerd.reader.follow_log`. Raises DockerError, also where docker is not running."""
     if not running(host):
-        raise DockerUnreadableError("docker is away")
-    yield from log.follow(container_id, since)
+        raise DockerError("docker is away")
+    yield from dockerd.follow_log(container_id, since, host.files.real(SOCKET))

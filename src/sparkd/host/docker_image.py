@@ -1,23 +1,32 @@
-"""An image, as docker describes it."""
+"""An image as docker describes it, and what identifies it on all nodes."""
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.host.docker import asked
-from sparkd.lib.dockerd.reader import DockerReader, DockerUnreadableError
+from sparkd.host.docker import query, value_of
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import sanitize
 
 if TYPE_CHECKING:
     from sparkd.host import Host
 
+CONFIG_KEYS = (
+    *("User", "Env", "Entrypoint", "Cmd", "WorkingDir", "StopSignal", "Healthcheck", "Shell"),
+    *("Volumes", "ExposedPorts", "Labels", "OnBuild"),
+)
+"""Keys of an image's Config in the OCI image specification and docker's extension of it. Others are set by some
+versions of docker only (Hostname, AttachStdin, Tty, Image: gone with API 1.52)."""
 LABELS = ("org.opencontainers.image.", "org.label-schema.", "com.nvidia.", "maintainer")
-"""How labels begin that tell what an image was built from."""
+"""Prefixes of labels that describe how an image was built. Others can be anything, such as the text of a licence."""
 MOST_LABELS = 24
 SPELLINGS = {"aarch64": "arm64", "x86_64": "amd64", "x86-64": "amd64"}
-"""As images of some tools say it, and docker takes it for the same."""
+"""Other names that some tools write into an image, and docker accepts."""
 
 
 class Image(Struct, frozen=True):
@@ -27,59 +36,82 @@ class Image(Struct, frozen=True):
     created: str
     size_bytes: int
     user: str
-    """Whom it runs as, perhaps with a group; empty is root."""
+    """That it runs as, perhaps with a group; empty is root."""
     entrypoint: tuple[str, ...]
     digests: tuple[str, ...]
-    """What registries call it; none for one that was built or imported here."""
+    """Its names in registries; none for one that was built or imported here."""
     labels: tuple[tuple[str, str], ...]
 
 
-def read(docker: DockerReader, ref: str) -> Image | None:
-    """None where there is no such image. Raises DockerUnreadableError."""
+def read_image(docker: DockerReader, ref: str) -> Image | None:
+    """None where there is no such image. Raises DockerError."""
     match docker.image(ref):
         case None:
             return None
         case {"Id": str(full_id), "Architecture": str(architecture), "Os": str(os), "Config": dict() | None as config,
               **rest}:  # fmt: skip
-            config = config or {}
-            size = rest.get("Size")
+            config, size = config or {}, rest.get("Size")
             return Image(
-                full_id,
-                sanitize(SPELLINGS.get(architecture, architecture), 20),
-                sanitize(os, 20),
-                sanitize(str(rest.get("Created") or ""), 40),
-                size if isinstance(size, int) else 0,
-                sanitize(str(config.get("User") or ""), 64),
-                _words(config.get("Entrypoint")),
-                _words(rest.get("RepoDigests")),
-                _labels(config.get("Labels")),
+                id=full_id,
+                architecture=sanitize(SPELLINGS.get(architecture, architecture), 20),
+                os=sanitize(os, 20),
+                created=sanitize(str(rest.get("Created") or ""), 40),
+                size_bytes=size if isinstance(size, int) else 0,
+                user=sanitize(str(config.get("User") or ""), 64),
+                entrypoint=_words(config.get("Entrypoint")),
+                digests=_words(rest.get("RepoDigests")),
+                labels=_build_labels(config.get("Labels")),
             )
-        case _:
-            raise DockerUnreadableError(f"the description of image {ref} is not as docker's")
+    raise DockerError(f"the description of image {ref} is not as docker's")
 
 
-def way_to_get(ref: str) -> str:
-    """A hint. An image that a rollback runs by its id is known under that to no registry."""
+def read_architecture(docker: DockerReader) -> str:
+    """Of this machine, as images name it: arm64, amd64. Raises DockerError."""
+    return sanitize(value_of(docker.version(), "Arch", str, "docker does not say what machine it is for"), 20)
+
+
+def pull_hint(ref: str) -> str:
+    """How to get an image. No registry knows the id by which a rollback runs an image."""
     if ref.startswith("sha256:"):
         return "docker load it; or, with the image that has its name: sparkd rollback; or: sparkd rollback --end"
     return f"docker pull {ref}, or sparkd image sync on a node that has it"
 
 
-def user(host: Host, ref: str) -> str | None:
-    """Whom an image of this node runs as, without the group; empty is root. None where that can't be told."""
-    try:
-        found = asked(host, lambda docker: read(docker, ref))
-    except DockerUnreadableError:
-        return None
-    return None if found is None else found.user.partition(":")[0]
+def read_user(host: Host, ref: str) -> str | None:
+    """The user that an image of this node runs as, without the group; empty is root. None where unknown."""
+    with suppress(DockerError):
+        image = query(host, lambda docker: read_image(docker, ref))
+        return image.user.partition(":")[0] if image else None
+    return None
 
 
-def _words(said: object) -> tuple[str, ...]:
-    return tuple(sanitize(str(one)) for one in said[:16]) if isinstance(said, list) else ()
+def _words(answer: object) -> tuple[str, ...]:
+    return tuple(sanitize(str(one)) for one in answer[:16]) if isinstance(answer, list) else ()
 
 
-def _labels(said: object) -> tuple[tuple[str, str], ...]:
-    """Those of a build, sorted. Others can be anything, such as the text of a licence."""
-    pairs = sorted((str(key), str(value)) for key, value in said.items()) if isinstance(said, dict) else []
+def _build_labels(answer: object) -> tuple[tuple[str, str], ...]:
+    pairs = sorted((str(key), str(value)) for key, value in answer.items()) if isinstance(answer, dict) else []
     wanted = [(sanitize(key, 80), sanitize(value)) for key, value in pairs if key.startswith(LABELS)]
     return tuple(wanted[:MOST_LABELS])
+
+
+def image_identity(docker: DockerReader, ref: str) -> str | None:
+    """`identity_of` an image of this node, None where there is no such image. Raises DockerError."""
+    return identity_of(docker.image(ref), ref)
+
+
+def identity_of(description: object, ref: str) -> str | None:
+    """SHA-256 of an image's layers and configuration, None for a description that is None. Raises DockerError.
+
+    Equal on all nodes that have the image, while ids are not: docker's classic store names an image by the digest of
+    its config, containerd's by that of its manifest. Both name layers by their unpacked content. Empty values are left
+    out, since versions of docker differ in which they list.
+    """
+    match description:
+        case None:
+            return None
+        case {"RootFS": {"Layers": [*layers]}, "Config": dict() | None as config}:
+            known = {key: value for key in CONFIG_KEYS if (value := (config or {}).get(key))}
+            canonical = json.dumps({"layers": layers, "config": known}, sort_keys=True, separators=(",", ":"))
+            return sha256(canonical.encode()).hexdigest()
+    raise DockerError(f"the description of image {ref} is not as docker's")

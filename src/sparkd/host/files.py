@@ -1,4 +1,9 @@
-"""Rooted reads: every path is looked up below one folder, and no symlink leads out of it."""
+"""Reads below one root folder, which no symlink leads out of.
+
+A tree of files holds under `FIXTURE` what a machine has beside its files: `docker/PATH.json` is the body of docker's
+answer to GET PATH without its query, PATH.500.json one with which docker failed; `nvml.json` is the answer of the GPU's
+driver; `path_mtu.json` and `resolver.json` hold the network's answers by address.
+"""
 
 # ruff: noqa: PTH115, PTH116, PTH208
 # Strings and os, not pathlib: a scan reads tens of thousands of paths, each several times slower through pathlib.
@@ -9,14 +14,16 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 
 from msgspec import Struct
 
+FIXTURE = "/.sparkd"
 LIMIT_BYTES = 4 << 20
-"""What is read whole is small: units, tables of the kernel. A caller that expects more says so."""
+"""Of a file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
 MAX_LINKS = 40
-"""Symlinks followed for one path, as the kernel does."""
+"""Symlinks followed for one path, as in the kernel."""
 
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
@@ -26,18 +33,25 @@ class Kind(Enum):
     FILE = "file"
     FOLDER = "folder"
     DEVICE = "device"
-    LINK = "symlink"
     SOCKET = "socket"
+    LINK = "symlink"
     OTHER = "something else"
 
 
-class FileFacts(Struct, frozen=True):
-    """What stat says, symlinks followed."""
+_KINDS = {
+    stat.S_IFREG: Kind.FILE,
+    stat.S_IFDIR: Kind.FOLDER,
+    stat.S_IFCHR: Kind.DEVICE,
+    stat.S_IFBLK: Kind.DEVICE,
+    stat.S_IFLNK: Kind.LINK,
+    stat.S_IFSOCK: Kind.SOCKET,
+}
 
+
+class FileFacts(Struct, frozen=True):
     kind: Kind
     permissions: int
     uid: int
-    gid: int
     size_bytes: int
     allocated_bytes: int
     device: int
@@ -52,12 +66,11 @@ class FileFacts(Struct, frozen=True):
 
     @property
     def writable_by_others(self) -> bool:
-        """Whether anybody beside the owner may write."""
         return bool(self.permissions & 0o022)
 
 
 class Opened(Struct, frozen=True):
-    """Facts and content of one and the same file, whatever became of its name meanwhile."""
+    """Facts and content of one file, even if its name has been given to another meanwhile."""
 
     facts: FileFacts
     content: bytes
@@ -68,9 +81,16 @@ class Files(Struct, frozen=True):
 
     root: str = "/"
 
-    def head(self, path: str, limit: int) -> bytes:
-        """The first `limit` bytes, for what may be cut."""
+    @contextmanager
+    def opened(self, path: str) -> Iterator[int]:
         fd = os.open(self.real(path), _READ)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def head(self, path: str, limit: int) -> bytes:
+        fd = os.open(self.real(path), _READ)  # not by `opened`: this reads the arguments of thousands of processes
         try:
             return os.read(fd, limit)
         finally:
@@ -78,21 +98,16 @@ class Files(Struct, frozen=True):
 
     def itself(self, path: str, limit: int) -> Opened:
         """The file that `path` names. A symlink there is not followed: ELOOP."""
-        parent, _, name = path.rpartition("/")
-        fd = os.open(f"{self.real(parent or '/')}/{name}", _READ | os.O_NOFOLLOW)
+        fd = os.open(self._name(path), _READ | os.O_NOFOLLOW)
         try:
             return Opened(_facts(os.fstat(fd)), _whole(fd, path, limit))
         finally:
             os.close(fd)
 
     def chunks(self, path: str) -> Iterator[bytes]:
-        """The content in pieces of at most 1 MiB, for what is not to be held whole."""
-        fd = os.open(self.real(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
-        try:
+        with self.opened(path) as fd:
             while chunk := os.read(fd, 1 << 20):
                 yield chunk
-        finally:
-            os.close(fd)
 
     def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
         """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
@@ -103,14 +118,18 @@ class Files(Struct, frozen=True):
             os.close(fd)
 
     def text(self, path: str, limit: int = LIMIT_BYTES) -> str:
-        """As `bytes`; what is no UTF-8 reads as `\\xNN`."""
+        """As `bytes`; bytes that are not UTF-8 become `\\xNN`."""
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
+
+    def value(self, path: str) -> str:
+        """The line of a small file, such as a setting of the kernel, stripped."""
+        return self.text(path, limit=4096).strip()
 
     def stat(self, path: str) -> FileFacts:
         return _facts(os.stat(self.real(path)))
 
     def exists(self, path: str) -> bool:
-        """Whether there is something behind the last symlink. What may not be looked at raises."""
+        """Whether the last symlink leads to anything. Raises PermissionError where that is unreadable."""
         try:
             os.stat(self.real(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -118,31 +137,25 @@ class Files(Struct, frozen=True):
         return True
 
     def names(self, path: str) -> tuple[str, ...]:
-        """Names in a folder, sorted."""
         return tuple(sorted(os.listdir(self.real(path))))
 
+    def names_if_any(self, path: str) -> tuple[str, ...]:
+        """The same; empty where there is no such folder."""
+        try:
+            return self.names(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+
     def link(self, path: str) -> str:
-        """What a symlink says, unresolved: `socket:[123]` or a path."""
-        parent, _, name = path.rpartition("/")
-        return os.readlink(f"{self.real(parent or '/')}/{name}")
+        """The target of a symlink, unresolved: `socket:[123]` or a path."""
+        return os.readlink(self._name(path))
 
     def kind(self, path: str) -> Kind:
-        """Of what `path` names: a symlink there is a symlink."""
-        parent, _, name = path.rpartition("/")
-        return _kind(os.lstat(f"{self.real(parent or '/')}/{name}").st_mode)
-
-    def attribute(self, path: str, name: str) -> str:
-        """An extended attribute of what `path` names; empty where it has none."""
-        parent, _, last = path.rpartition("/")
-        try:
-            return os.getxattr(f"{self.real(parent or '/')}/{last}", name, follow_symlinks=False).decode("latin-1")
-        except OSError as error:
-            if error.errno in (errno.ENODATA, errno.ENOTSUP):
-                return ""
-            raise
+        """Of `path` itself: a symlink is not followed."""
+        return _kind(os.lstat(self._name(path)).st_mode)
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
-        """Name and text of each symlink in a folder. One that goes away meanwhile is left out."""
+        """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
         folder = self.real(path)
         for name in os.listdir(folder):
             try:
@@ -151,8 +164,13 @@ class Files(Struct, frozen=True):
                 continue
 
     def real(self, path: str) -> str:
-        """The path to hand to the kernel."""
+        """The path to give to the kernel."""
         return path if self.root == "/" else _below(self.root, path)
+
+    def _name(self, path: str) -> str:
+        """The same for `path` itself: a symlink there is not followed."""
+        parent, _, name = path.rpartition("/")
+        return f"{self.real(parent or '/')}/{name}"
 
 
 def _whole(fd: int, path: str, limit: int) -> bytes:
@@ -180,7 +198,7 @@ def _below(root: str, path: str) -> str:
         done.append(part)
         try:
             target = os.readlink("/".join([root, *done]))
-        except OSError:  # no symlink, or nothing there: the caller's own call says which
+        except OSError:  # no symlink, or nothing there: the caller's own call fails or not
             continue
         links += 1
         if links > MAX_LINKS:
@@ -195,7 +213,6 @@ def _facts(found: os.stat_result) -> FileFacts:
         kind=_kind(found.st_mode),
         permissions=stat.S_IMODE(found.st_mode),
         uid=found.st_uid,
-        gid=found.st_gid,
         size_bytes=found.st_size,
         allocated_bytes=found.st_blocks * 512,
         device=found.st_dev,
@@ -206,12 +223,4 @@ def _facts(found: os.stat_result) -> FileFacts:
 
 
 def _kind(mode: int) -> Kind:
-    if stat.S_ISREG(mode):
-        return Kind.FILE
-    if stat.S_ISDIR(mode):
-        return Kind.FOLDER
-    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
-        return Kind.DEVICE
-    if stat.S_ISLNK(mode):
-        return Kind.LINK
-    return Kind.SOCKET if stat.S_ISSOCK(mode) else Kind.OTHER
+    return _KINDS.get(stat.S_IFMT(mode), Kind.OTHER)

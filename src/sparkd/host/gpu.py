@@ -1,24 +1,38 @@
-"""What the GPU's driver says: total memory, and which processes it serves."""
+"""Queries of the GPU's driver with a deadline; the GPU's device files, and the processes that have them open.
+
+A call into a hung driver can be neither ended nor timed out: a thread of its own makes it, and imports `nvml`.
+"""
 
 from __future__ import annotations
 
-import json
+import re
+import threading
+from collections.abc import Callable, Iterable
 from enum import Enum
+from typing import TypeVar
 
 from msgspec import Struct
+from msgspec.json import decode
+from msgspec.structs import replace
 
-from sparkd.host.files import Files
-from sparkd.host.recorded import FOLDER
+from sparkd.host.files import FIXTURE, Files
+from sparkd.host.processes import OpenFiles, Process, open_files
 from sparkd.lib.text import sanitize
 
-RECORDED = f"{FOLDER}/nvml.json"
+T = TypeVar("T")
+
+DEADLINE_SECONDS = 10.0
+"""Without persistence mode the first call initialises the GPU, which takes one to two seconds."""
+RECORDED = f"{FIXTURE}/nvml.json"
 AWAITED = "the GPU's driver"
-"""What checks that could not ask it say that they wait for."""
+"""Named as awaited by checks that got no answer of it."""
+
+_DEVICE = re.compile(r"/dev/nvidia(?:\d+|ctl|-uvm|-uvm-tools|-modeset|-caps/.*)\Z")
+_hung: list[threading.Thread] = []
+"""The thread that hangs in the driver. No other is started meanwhile, for it would hang too."""
 
 
 class Trouble(Enum):
-    """What is wrong where the driver did not answer as it should."""
-
     NONE = ""
     HUNG = "hung"
     LOST = "lost"
@@ -31,73 +45,109 @@ class Trouble(Enum):
 
 class GpuProcess(Struct, frozen=True):
     pid: int
-    used_bytes: int | None
-    """None where the driver does not say."""
+    used_bytes: int | None = None
+    """None where the driver does not report it."""
 
 
 class GpuFacts(Struct, frozen=True):
     names: tuple[str, ...]
     """One for each GPU; empty where there is none, or no driver."""
-    total_bytes: int | None
+    total_bytes: int | None = None
     """Memory of the GPUs together; None where they have none of their own (GB10 shares the machine's)."""
-    processes: tuple[GpuProcess, ...] | None
-    """None where the driver could not be asked."""
+    processes: tuple[GpuProcess, ...] | None = None
+    """None where the driver could not be queried."""
     error: str = ""
-    """Why the driver could not be asked."""
     driver: str = ""
-    """Its version, such as 580.142; empty where it does not say."""
+    """Its version, such as 580.142; empty where unknown."""
     trouble: Trouble = Trouble.NONE
 
 
-NO_GPU = GpuFacts((), None, ())
+class GpuClocks(Struct, frozen=True):
+    """Of one GPU, now. None: the driver does not report it."""
+
+    name: str
+    sm_mhz: int | None
+    power_watts: float | None
+    utilization_percent: int | None
+    """Of the last moment, up to a second."""
+    held_by: tuple[str, ...] = ()
+    """The driver's reasons for reduced clocks; it does not report the firmware's own limits."""
 
 
-def hung(seconds: float) -> GpuFacts:
-    return GpuFacts((), None, None, f"it did not answer in {seconds:g} s", trouble=Trouble.HUNG)
+NO_GPU = GpuFacts((), processes=())
+HUNG = GpuFacts((), error=f"it did not answer in {DEADLINE_SECONDS:g} s", trouble=Trouble.HUNG)
 
 
-def of_tree(files: Files) -> GpuFacts:
-    """What the driver said when the machine was recorded; without that, the names that its /proc files tell."""
+def read_driver() -> GpuFacts:
+    """NO_GPU without its library. A failing driver is an `error`, never raised."""
+
+    def query() -> GpuFacts:
+        from sparkd.host import nvml
+
+        return nvml.query()
+
+    return answer_within(DEADLINE_SECONDS, query) or HUNG
+
+
+def read_clocks() -> tuple[GpuClocks, ...]:
+    """One for each GPU; empty where there is none, or its driver does not answer."""
+
+    def query() -> tuple[GpuClocks, ...]:
+        from sparkd.host import nvml
+
+        return nvml.query_clocks()
+
+    return answer_within(DEADLINE_SECONDS, query) or ()
+
+
+def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
+    """The answer; None where there was none in time, and at once while an earlier thread hangs."""
+    if any(one.is_alive() for one in _hung):
+        return None
+    _hung.clear()
+    answers: list[T] = []
+    thread = threading.Thread(target=lambda: answers.append(query()), name="nvml", daemon=True)
+    thread.start()
+    thread.join(deadline_seconds)
+    if answers:
+        return answers[0]
+    _hung.append(thread)
+    return None
+
+
+def read_fixture(files: Files) -> GpuFacts:
+    """The recorded answer of the driver, or `{"hangs": true}`; without one, the names in its /proc files.
+
+    Raises OSError, ValueError.
+    """
     try:
         text = files.text(RECORDED, limit=1 << 20)
     except (FileNotFoundError, NotADirectoryError):
-        return _names_alone(files)
-    return parse(text)
-
-
-def parse(text: str) -> GpuFacts:
-    """The driver's recorded answer: GpuFacts as JSON, or `{"hangs": true}`. Raises ValueError for anything else."""
-    match json.loads(text):
-        case {"hangs": True}:
-            return hung(10)
-        case {"names": list(names), **rest} if all(isinstance(name, str) for name in names):
-            total, processes = rest.get("total_bytes"), rest.get("processes")
-            return GpuFacts(
-                tuple(sanitize(name) for name in names),
-                total if isinstance(total, int) else None,
-                tuple(_process(one) for one in processes) if isinstance(processes, list) else None,
-                sanitize(str(rest.get("error", ""))),
-                sanitize(str(rest.get("driver", ""))),
-                Trouble(rest.get("trouble", "")),
-            )
-    raise ValueError(f"{RECORDED} is no answer of the driver")
-
-
-def _process(recorded: object) -> GpuProcess:
-    match recorded:
-        case {"pid": int(pid), **rest}:
-            used = rest.get("used_bytes")
-            return GpuProcess(pid, used if isinstance(used, int) else None)
-    raise ValueError(f"{RECORDED} lists what is no process")
-
-
-def _names_alone(files: Files) -> GpuFacts:
-    found = []
+        return _read_names(files)
     try:
-        folders = files.names("/proc/driver/nvidia/gpus")
-    except (FileNotFoundError, NotADirectoryError):
-        return NO_GPU
-    for folder in folders:
-        text = files.text(f"/proc/driver/nvidia/gpus/{folder}/information", limit=65536)
-        found += [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("Model:")]
-    return GpuFacts(tuple(found), None, None) if found else NO_GPU
+        if decode(text) == {"hangs": True}:
+            return HUNG
+        facts = decode(text, type=GpuFacts)
+    except ValueError as error:
+        raise ValueError(f"{RECORDED} is no answer of the driver: {error}") from None
+    names = tuple(sanitize(name) for name in facts.names)
+    return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
+
+
+def _read_names(files: Files) -> GpuFacts:
+    folder = "/proc/driver/nvidia/gpus"
+    texts = (files.text(f"{folder}/{name}/information", limit=65536) for name in files.names_if_any(folder))
+    lines = (line.partition(":") for text in texts for line in text.splitlines())
+    names = tuple(value.strip() for key, _, value in lines if key == "Model")
+    return GpuFacts(names) if names else NO_GPU
+
+
+def gpu_present(files: Files) -> bool:
+    return any(re.fullmatch(r"nvidia\d+", name) for name in files.names("/dev"))
+
+
+def gpu_users(files: Files, processes: Iterable[Process]) -> OpenFiles:
+    """Every open descriptor of a GPU device, and the processes whose descriptors are unreadable."""
+    opened = open_files(files, processes)
+    found = tuple(file for file in opened.found if _DEVICE.match(file.target))
+    return OpenFiles(found, opened.unreadable_pids)

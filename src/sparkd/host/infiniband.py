@@ -1,20 +1,20 @@
-"""RDMA devices (HCAs) as /sys/class/infiniband shows them: ports, the interfaces they go by, and GIDs."""
+"""RDMA devices (HCAs) as /sys/class/infiniband shows them: ports, network interfaces, and GIDs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import IPv6Address
 
 from msgspec import Struct
 
+from sparkd.host import network
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
 
 FOLDER = "/sys/class/infiniband"
-LIMIT_BYTES = 4096
 MAX_HCAS, MAX_PORTS, MAX_GIDS = 64, 16, 1024
-"""What is read of a machine at most; a ConnectX-7 has one port an HCA and 256 places for GIDs."""
+"""Limits of what is read; a ConnectX-7 has one port per HCA and 256 GIDs."""
 ROCE_V2 = "RoCE v2"
 ACTIVE = "ACTIVE"
 
@@ -22,7 +22,6 @@ ACTIVE = "ACTIVE"
 class Port(Struct, frozen=True):
     number: int
     state: str
-    """`ACTIVE`, `DOWN`, `INIT`, `ARMED`."""
     ethernet: bool
 
 
@@ -30,87 +29,119 @@ class Hca(Struct, frozen=True):
     name: str
     interfaces: tuple[str, ...]
     pci: str
-    """Address of its function, `0000:01:00.0`; empty for one made in software."""
+    """Address of its function, `0000:01:00.0`; empty for a software device."""
     ports: tuple[Port, ...]
 
     @property
     def slot(self) -> str:
-        """Functions of one slot share its lanes."""
+        """Functions of one slot share its PCIe lanes."""
         return self.pci.rpartition(".")[0]
 
 
 class Gid(Struct, frozen=True):
     index: int
     kind: str
-    """`RoCE v2` or `IB/RoCE v1`."""
     address: str
-    """IPv4 where it stands for one."""
+    """IPv4 where the GID maps one."""
     ipv4: bool
     link_local: bool
 
 
-def read(files: Files) -> tuple[Hca, ...]:
-    """By name; none on a machine without RDMA."""
-    return tuple(_hca(files, name) for name in names(files)[:MAX_HCAS])
+def read_hcas(files: Files) -> tuple[Hca, ...]:
+    """By name; empty on a machine without RDMA."""
+    return tuple(_read_hca(files, name) for name in hca_names(files)[:MAX_HCAS])
 
 
-def names(files: Files) -> tuple[str, ...]:
-    return _names(files, FOLDER)
+def hca_names(files: Files) -> tuple[str, ...]:
+    return files.names_if_any(FOLDER)
 
 
 def interfaces(files: Files, hca: str) -> tuple[str, ...]:
-    """By its device, or, for RDMA made in software, by the interface that it was made on."""
-    found = _names(files, f"{FOLDER}/{hca}/device/net")
+    """Of its device, or the parent interface of a software device."""
+    found = files.names_if_any(f"{FOLDER}/{hca}/device/net")
     with suppress(OSError):
-        found = (*found, files.text(f"{FOLDER}/{hca}/parent", limit=LIMIT_BYTES).strip())
+        found = (*found, files.value(f"{FOLDER}/{hca}/parent"))
     return found
 
 
-def chip(files: Files, hca: str) -> str:
-    """The same for all devices of one chip, and for no others; empty where a device was given none."""
-    said = files.text(f"{FOLDER}/{hca}/sys_image_guid", limit=LIMIT_BYTES).strip()
-    return said if said.strip("0:") else ""
+def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
+    """RDMA devices of an interface, by name; of a bond or a VLAN, those of its lower interfaces.
+
+    Each is followed by its twins: a port of a DGX Spark's ConnectX-7 is two devices with four PCIe lanes each, and one
+    alone gets half of the bandwidth (98 Gb/s, 161 with both: tonyd2wild (Vision), pull request 35).
+    """
+    if not interface:
+        return ()
+    try:
+        wanted = {interface, *(name for link in network.read_links(files, interface) for name in link.lower)}
+        carried = {hca: set(interfaces(files, hca)) for hca in hca_names(files)}
+    except (OSError, ValueError):  # the check of the fabric reports it
+        return ()
+    found = [hca for hca, own in carried.items() if wanted & own]
+    twins = [twin for hca in found if interface in carried[hca] for twin in _twins(files, hca)]
+    return tuple(dict.fromkeys([*found, *twins]))
 
 
-def gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:
-    """Those in use, by index. Raises OSError where the table can't be read, and ValueError where it is none."""
+def _twins(files: Files, name: str) -> tuple[str, ...]:
+    """Other devices of the same port: on the same chip, with the same function number in another slot.
+
+    Only those that are up and have addresses of their own: NCCL fails on others.
+    """
+    try:
+        chip, known = _chip(files, name), read_hcas(files)
+        (own,) = (hca for hca in known if hca.name == name)
+        if not chip or not own.pci:
+            return ()
+        alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
+        twins = [hca for hca in alike if _chip(files, hca.name) == chip]
+        families = _families(files, own) if twins else set()
+        return tuple(hca.name for hca in twins if families & _families(files, hca))
+    except (OSError, ValueError):
+        return ()
+
+
+def _families(files: Files, hca: Hca) -> set[bool]:
+    """`ipv4` of the addresses of its active ports: {True}, {False}, both or none."""
+    up = (port.number for port in hca.ports if port.state == ACTIVE)
+    found = (gid for number in up for gid in read_gids(files, hca.name, number))
+    return {gid.ipv4 for gid in found if gid.kind == ROCE_V2 and not gid.link_local}
+
+
+def _chip(files: Files, hca: str) -> str:
+    """An id that all devices of one chip share; empty where a device has none."""
+    guid = files.value(f"{FOLDER}/{hca}/sys_image_guid")
+    return guid if guid.strip("0:") else ""
+
+
+def read_gids(files: Files, hca: str, port: int) -> tuple[Gid, ...]:
+    """Those in use, by index. Raises OSError, and ValueError for another format."""
     folder = f"{FOLDER}/{hca}/ports/{port}"
-    indexes = sorted(int(name) for name in files.names(f"{folder}/gids") if name.isdecimal() and name.isascii())
-    return tuple(_gids(files, folder, indexes[:MAX_GIDS]))
-
-
-def _gids(files: Files, folder: str, indexes: list[int]) -> Iterator[Gid]:
-    for index in indexes:
-        raw = IPv6Address(files.text(f"{folder}/gids/{index}", limit=LIMIT_BYTES).strip())
+    found = []
+    for index in _numbers(files.names(f"{folder}/gids"))[:MAX_GIDS]:
+        raw = IPv6Address(files.value(f"{folder}/gids/{index}"))
         if not int(raw):
             continue
-        try:
-            kind = files.text(f"{folder}/gid_attrs/types/{index}", limit=LIMIT_BYTES).strip()
-        except OSError:  # the kernel has given the place up meanwhile
-            continue
-        mapped = raw.ipv4_mapped
-        yield Gid(index, sanitize(kind, 32), str(mapped or raw), mapped is not None, (mapped or raw).is_link_local)
+        address = raw.ipv4_mapped or raw
+        with suppress(OSError):  # removed meanwhile
+            kind = sanitize(files.value(f"{folder}/gid_attrs/types/{index}"), 32)
+            found.append(Gid(index, kind, str(address), raw.ipv4_mapped is not None, address.is_link_local))
+    return tuple(found)
 
 
-def _hca(files: Files, name: str) -> Hca:
+def _read_hca(files: Files, name: str) -> Hca:
     try:
         pci = files.link(f"{FOLDER}/{name}/device").rpartition("/")[2]
     except OSError:
         pci = ""
-    numbers = sorted(int(one) for one in _names(files, f"{FOLDER}/{name}/ports") if one.isdecimal() and one.isascii())
-    ports = tuple(_port(files, name, number) for number in numbers[:MAX_PORTS])
-    return Hca(name, interfaces(files, name), pci, ports)
+    numbers = _numbers(files.names_if_any(f"{FOLDER}/{name}/ports"))[:MAX_PORTS]
+    return Hca(name, interfaces(files, name), pci, tuple(_read_port(files, name, number) for number in numbers))
 
 
-def _port(files: Files, hca: str, number: int) -> Port:
+def _read_port(files: Files, hca: str, number: int) -> Port:
     folder = f"{FOLDER}/{hca}/ports/{number}"
-    state = files.text(f"{folder}/state", limit=LIMIT_BYTES).strip().rpartition(" ")[2]
-    layer = files.text(f"{folder}/link_layer", limit=LIMIT_BYTES).strip()
-    return Port(number, sanitize(state, 32), layer == "Ethernet")
+    state = files.value(f"{folder}/state").rpartition(" ")[2]
+    return Port(number, sanitize(state, 32), files.value(f"{folder}/link_layer") == "Ethernet")
 
 
-def _names(files: Files, folder: str) -> tuple[str, ...]:
-    try:
-        return files.names(folder)
-    except (FileNotFoundError, NotADirectoryError):  # no such device, or nothing of the kind on this machine
-        return ()
+def _numbers(names: Iterable[str]) -> list[int]:
+    return sorted(int(name) for name in names if name.isdecimal() and name.isascii())

@@ -1,44 +1,128 @@
-"""The kernel: its version, what it was booted with, and the NVIDIA module that is loaded into it."""
+"""The kernel: version, settings, command line, the loaded NVIDIA module, and the log of this boot."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
 
+LOG = "/dev/kmsg"
+LOG_DEVICE = os.makedev(1, 11)
+LOG_LIMIT_BYTES = 32 << 20
+"""The ring holds a megabyte or two: past this, records are written faster than they can be read."""
+RECORD_BYTES = 16384
+"""Twice the longest record: a read into a smaller buffer fails."""
+
 _MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.*?([0-9]+(?:\.[0-9]+)+)")
+_RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
+"""Priority and facility, sequence, microseconds, flags; text."""
 
 
 class NvidiaModule(NamedTuple):
     version: str
     open: bool
-    """Built of the open kernel modules."""
 
 
-def release(files: Files) -> str:
-    """As `uname -r` says it; empty where that can't be read."""
+class Record(Struct, frozen=True):
+    sequence: int
+    seconds: float
+    """Since boot, by the kernel's own clock."""
+    text: str
+
+
+def read_release(files: Files) -> str:
+    """As in `uname -r`; empty where unreadable."""
     try:
-        return sanitize(files.text("/proc/sys/kernel/osrelease", limit=4096).strip(), 100)
+        return sanitize(files.value("/proc/sys/kernel/osrelease"), 100)
     except OSError:
         return ""
 
 
-def command_line(files: Files) -> tuple[str, ...]:
-    """The words that the kernel was booted with; none where that can't be read."""
+def read_command_line(files: Files) -> tuple[str, ...]:
+    """Words of the boot command line; empty where unreadable."""
     try:
         return tuple(files.text("/proc/cmdline", limit=65536).split())
     except OSError:
         return ()
 
 
+def sysctl_path(name: str) -> str:
+    return f"/proc/sys/{name.replace('.', '/')}"
+
+
+def read_sysctl(files: Files, name: str) -> str | None:
+    """Its words, one blank apart; None without such a setting, and for a write-only command such as
+    vm.compact_memory. Raises OSError.
+    """
+    try:
+        return " ".join(files.text(sysctl_path(name), limit=65536).split())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except PermissionError:
+        if files.stat(sysctl_path(name)).permissions & 0o444:
+            raise
+        return None
+
+
 def nvidia_module(files: Files) -> NvidiaModule | None:
-    """The NVIDIA module that is loaded, if any."""
     try:
         found = _MODULE.match(files.text("/proc/driver/nvidia/version", limit=4096))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if found is None:  # whether the GPU works, its driver tells
-        return NvidiaModule("of a version that it does not tell", open=True)
+    if found is None:  # whether the GPU works is judged by queries of its driver
+        return NvidiaModule("of an unknown version", open=True)
     return NvidiaModule(found[2], bool(found[1]))
+
+
+def read_log(files: Files) -> Iterator[Record]:
+    """The kernel's own records, oldest first, without those that programs wrote into its log.
+
+    Raises OSError: FileNotFoundError where this node has no log.
+    """
+    pending = b""
+    for chunk in _chunks(files):
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from filter(None, map(parse_record, lines))
+    yield from filter(None, [parse_record(pending)])
+
+
+def parse_record(line: bytes) -> Record | None:
+    """None where it is no record of the kernel: a continuation, a program's record, or another format."""
+    match = _RECORD.match(line)
+    if match is None or int(match[1]) >> 3:  # the facility: only the kernel can write with 0
+        return None
+    return Record(int(match[2]), int(match[3]) / 1e6, match[4].decode("utf-8", "backslashreplace"))
+
+
+def _chunks(files: Files) -> Iterator[bytes]:
+    """Of the log: one record per read of the device."""
+    with files.opened(LOG) as fd:
+        if not _is_log(os.fstat(fd), live=files.root == "/"):
+            raise FileNotFoundError(errno.ENOENT, "no kernel log", LOG)
+        left = LOG_LIMIT_BYTES
+        while left > 0:
+            try:
+                chunk = os.read(fd, RECORD_BYTES)
+            except BlockingIOError:  # no more for now
+                return
+            except BrokenPipeError:  # overwritten before it was read: the next read returns the oldest record left
+                continue
+            if not chunk:
+                return
+            left -= len(chunk)
+            yield chunk
+
+
+def _is_log(found: os.stat_result, live: bool) -> bool:
+    """Containers have a console or /dev/null there. A device in a tree of files is the log of this machine."""
+    if live:
+        return stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
+    return stat.S_ISREG(found.st_mode)

@@ -1,61 +1,72 @@
-"""The machine's memory, in bytes: what psutil says of it, and the lines of /proc/meminfo that it has no word for."""
+"""The machine's memory in bytes, its use, swap areas, and the number of OOM kills.
+
+psutil reads /proc/meminfo; the lines that it leaves out are read here.
+"""
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
+from sparkd.host.disks import unescape
 from sparkd.host.files import Files
+from sparkd.lib.text import sanitize
 
 _KERNEL = (
     *("KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
     *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
 )
+_ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
 
 
 class MemInfo(Struct, frozen=True):
-    """The kernel's own figures. A figure that an older kernel or lxcfs leaves out is 0."""
+    """The kernel's counters. One that an older kernel or lxcfs leaves out is 0."""
 
     total_bytes: int
     free_bytes: int
     available_bytes: int
     buffers_bytes: int = 0
     cached_bytes: int = 0
-    """Page cache, and slab memory that the kernel would give back."""
     anonymous_bytes: int = 0
     mapped_bytes: int = 0
     shared_bytes: int = 0
-    """tmpfs and shared memory: counted in Cached too, and not to be dropped."""
+    """tmpfs and shared memory: counted in Cached too, but not droppable."""
     dirty_bytes: int = 0
-    """Dirty and under writeback."""
     slab_unreclaimable_bytes: int = 0
     kernel_bytes: int = 0
-    """Kernel stacks, page tables, vmalloc, huge pages set apart, compressed swap, and what a balloon gave back."""
+    """Kernel stacks, page tables, vmalloc, reserved huge pages, compressed swap, and balloon memory."""
     huge_pages_bytes: int = 0
-    """Set apart as huge pages, used or not."""
+    """Reserved as huge pages, used or not."""
     cma_used_bytes: int = 0
-    """Taken from the contiguous area, by drivers or by what the other counters count too."""
+    """Taken from the contiguous area, by drivers or by memory in other counters."""
     cma_excess_bytes: int = 0
-    """Free in the contiguous area beyond all that it has: memory that kexec handover keeps back is counted so."""
+    """Free beyond the contiguous area's size: the kernel counts memory that kexec handover reserves so."""
 
     @property
     def unaccounted_bytes(self) -> int:
-        """Memory that no counter explains: on GB10, what the GPU's driver took."""
-        known = (
-            self.free_bytes
-            + self.buffers_bytes
-            + self.cached_bytes
-            + self.anonymous_bytes
-            + self.slab_unreclaimable_bytes
-            + self.kernel_bytes
-        )
+        """In no counter: on GB10, allocated by the GPU's driver."""
+        used = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes
+        known = self.free_bytes + used + self.slab_unreclaimable_bytes + self.kernel_bytes
         return max(0, self.total_bytes - known)
 
 
-def read(files: Files) -> MemInfo:
-    """Raises OSError, and ValueError where the three figures that decide are missing."""
+class Swap(Struct, frozen=True):
+    path: str
+    bytes: int
+    used_bytes: int
+
+    @property
+    def in_memory(self) -> bool:
+        """zram: compressed, in the same memory."""
+        return self.path.startswith("/dev/zram")
+
+
+def read_meminfo(files: Files) -> MemInfo:
+    """Raises OSError, and ValueError where one of the three main counters is missing."""
     from sparkd.host import os_stats
 
-    kib = dict(_entries(files.text("/proc/meminfo", limit=65536)))
+    kib = {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
     for key in ("MemTotal", "MemFree", "MemAvailable"):
         if key not in kib:
             raise ValueError(f"/proc/meminfo has no {key}")
@@ -67,7 +78,7 @@ def read(files: Files) -> MemInfo:
     return MemInfo(
         total_bytes=memory.total,
         free_bytes=memory.free,
-        # The kernel's own, be it 0 or more than there is: psutil puts an estimate in its place.
+        # The kernel's own: psutil replaces 0, and more than the total, by an estimate.
         available_bytes=sum_of("MemAvailable"),
         buffers_bytes=memory.buffers,
         cached_bytes=memory.cached,
@@ -84,19 +95,34 @@ def read(files: Files) -> MemInfo:
 
 
 def zfs_cache_bytes(files: Files) -> int:
-    """The ARC of ZFS, which no counter of /proc/meminfo knows; 0 where there is no ZFS."""
+    """The ARC of ZFS, which /proc/meminfo does not count; 0 without ZFS."""
     try:
-        rows = [line.split() for line in files.text("/proc/spl/kstat/zfs/arcstats", limit=65536).splitlines()]
+        size = re.search(r"^size\s+\d+\s+(\d+)$", files.text("/proc/spl/kstat/zfs/arcstats", limit=65536), re.MULTILINE)
     except (FileNotFoundError, NotADirectoryError):
         return 0
-    return next((int(row[2]) for row in rows if len(row) == 3 and row[0] == "size" and row[2].isdigit()), 0)
+    return int(size[1]) if size else 0
 
 
-def _entries(text: str) -> list[tuple[str, int]]:
+def read_swaps(files: Files) -> tuple[Swap, ...]:
+    """Active swap areas; none in a kernel without swap. Raises OSError, and ValueError for another format."""
+    try:
+        lines = files.text("/proc/swaps", limit=65536).splitlines()
+    except FileNotFoundError:
+        return ()
     found = []
-    for line in text.splitlines():
-        key, _, rest = line.partition(":")
-        words = rest.split()
-        if words and words[0].isdigit():
-            found.append((key.strip(), int(words[0])))
-    return found
+    for line in lines[1:]:
+        try:
+            path, _kind, kib, used_kib, _priority = line.split()
+            found.append(Swap(sanitize(unescape(path), 256), int(kib) * 1024, int(used_kib) * 1024))
+        except ValueError:
+            raise ValueError(f"/proc/swaps has another format: {sanitize(line, 80)!r}") from None
+    return tuple(found)
+
+
+def oom_kills(files: Files) -> int | None:
+    """OOM kills since boot; None where the kernel does not count them."""
+    try:
+        kills = re.search(r"^oom_kill (\d+)$", files.text("/proc/vmstat", limit=1 << 20), re.MULTILINE | re.ASCII)
+    except OSError:
+        return None
+    return int(kills[1]) if kills else None

@@ -1,4 +1,4 @@
-"""A model's folder, looked at as its loader will: what it lacks, and which of its files are not whole."""
+"""A model's folder, examined as its loader will read it: missing files, and files that are incomplete."""
 
 from __future__ import annotations
 
@@ -12,29 +12,24 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import safetensors
 from sparkd.host.files import Files, Kind
-from sparkd.host.weights import DECIDING, INDEX, WEIGHTS, leaves, read_index
+from sparkd.host.shards import LFS_POINTER, POINTER, find_flaw
+from sparkd.host.weights import DECIDING, DOWNLOADS, INDEX, SNAPSHOT, WEIGHTS, Index, leaves, read_index
 from sparkd.lib.text import sanitize
 
 SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
 """Hugging Face's and Mistral's."""
-CONFIG_LIMIT_BYTES = 4 << 20
 INDICES = (f"model{SAFETENSORS}{INDEX}", f"consolidated{SAFETENSORS}{INDEX}")
-"""The same. vLLM heeds no index of another name, and without one it loads every file."""
-SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
-"""A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
-DOWNLOADS = ".cache/huggingface/download"
-"""Where `hf download --local-dir` keeps what it has not finished."""
+"""The same. vLLM ignores an index of another name; without one it loads every file."""
 
 _TOKENIZERS = frozenset(("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"))
 _SPARE = frozenset(("merges.txt", "vocab.json", "vocab.txt"))
-"""Not opened where there is a tokenizer.json, which has all of it; some repositories keep them empty."""
+"""Not opened beside a tokenizer.json, which has their content; some repositories keep them empty."""
 _TOKENIZER_ENDS = (".model", ".tiktoken")
 _TOKENIZER_CODE = re.compile(r"tokeniz\w*\.py")
 _PARTIAL = re.compile(r".+\.(?:incomplete|part|partial|aria2|crdownload|tmp)|\..+\.(?:safetensors|bin|gguf)\.\w{6}")
-"""By Hugging Face, browsers, aria2; the last is rsync's, while it copies."""
+"""Of Hugging Face, browsers, aria2; the last is a copy by rsync."""
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors", re.ASCII)
 _MOST_NUMBERED = 10_000
 _SHOWN_LENGTH = 120
@@ -42,39 +37,37 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Flaw(Struct, frozen=True):
-    """What is wrong with `count` files, of which `name` is the first."""
+    """One fault of `count` files; `name` is the first."""
 
     name: str
     wrong: str
     count: int = 1
     unreadable: bool = False
-    """It could not be looked at."""
 
 
 class ModelFolder(Struct, frozen=True):
     there: bool
-    """Whether there is a folder with something in it."""
+    """Whether there is a folder that is not empty."""
     download_cache: str = ""
-    """Where the folder holds no model but downloads of one: the newest, as a path below it."""
+    """Of a folder that holds downloads instead of a model: the newest, as a path below it."""
     config: bool = False
     tokenizer: bool = False
     format: str = ""
-    """End of the weights' names; empty where there are none."""
+    """Suffix of the weights; empty where there are none."""
     shards: int = 0
     size_bytes: int = 0
     indexed_bytes: int | None = None
-    """Of all tensors, as the index says."""
+    """Of all tensors, from the index."""
     flaws: tuple[Flaw, ...] = ()
     partial: tuple[str, ...] = ()
-    """Downloads that are under way, or were broken off."""
+    """Downloads in progress or interrupted."""
     opened: tuple[str, ...] = ()
-    """Names that the loader will open."""
 
 
-def look(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
-    """Raises OSError where the folder itself can't be read. No tensor is read.
+def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
+    """Raises OSError where the folder itself is unreadable. No tensor is read.
 
-    Without `shards`, weights are told by their names alone: the loader reads them in another way.
+    Without `shards` only the names of weights are checked: the loader reads them in another way.
     """
     try:
         names = files.names(folder)
@@ -84,7 +77,7 @@ def look(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
         raise
     if not names:
         return ModelFolder(there=False)
-    seen = _Look(files, folder, names)
+    seen = _Folder(files, folder, names)
     small = [seen.problem(name, seen.small) for name in names if name in DECIDING or name.endswith(_TOKENIZER_ENDS)]
     found = ModelFolder(
         there=True,
@@ -99,7 +92,7 @@ def look(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
 
 
 def closed(files: Files, folder: str, found: ModelFolder) -> str:
-    """The first of folder and files that not everybody may read; empty where all are open."""
+    """The first of folder and files that only some users may read; empty where there is none."""
     for path in (folder, *(f"{folder}/{name}" for name in found.opened)):
         with suppress(OSError):
             facts = files.stat(path)
@@ -109,15 +102,15 @@ def closed(files: Files, folder: str, found: ModelFolder) -> str:
     return ""
 
 
-class _Look:
+class _Folder:
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files
         self._folder = folder
         self._names = names
 
-    def problem(self, name: str, look: Callable[[str], str]) -> Flaw | None:
+    def problem(self, name: str, find: Callable[[str], str]) -> Flaw | None:
         try:
-            wrong = look(name)
+            wrong = find(name)
         except OSError as error:
             if error.errno in _GONE:
                 return Flaw(name, "is missing" if name not in self._names else "is a link to nothing")
@@ -131,52 +124,48 @@ class _Look:
             return f"is a {facts.kind.value}, not a file"
         if not facts.size_bytes:
             return "" if name in _SPARE and "tokenizer.json" in self._names else "is empty"
-        if self._files.head(path, len(safetensors.LFS_POINTER)) == safetensors.LFS_POINTER:
-            return safetensors.POINTER
+        if self._files.head(path, len(LFS_POINTER)) == LFS_POINTER:
+            return POINTER
         return "" if name not in CONFIGS or self._is_table(path) else "is no JSON object"
 
     def _is_table(self, path: str) -> bool:
         with suppress(ValueError, RecursionError):
-            return isinstance(json.loads(self._files.bytes(path, CONFIG_LIMIT_BYTES)), dict)
+            return isinstance(json.loads(self._files.bytes(path)), dict)
         return False
 
     def weights(self, found: ModelFolder) -> ModelFolder:
-        """The first set of shards that is good; else what is wrong with the first of all."""
+        """The first set of shards without a flaw; else the first with its flaws."""
         loose = {name for name in self._names if name.endswith(SAFETENSORS)}
-        looks = [partial(self._indexed, found, name) for name in INDICES if name in self._names]
+        checks = [partial(self._indexed, found, name) for name in INDICES if name in self._names]
         if loose and INDICES[0] not in self._names:
-            looks.append(partial(self._shards, found, loose | _numbered(loose)))
+            checks.append(partial(self._shards, found, loose | _numbered(loose)))
         elif mistral := {name for name in loose if name.startswith("consolidated")}:
-            looks.append(partial(self._shards, found, mistral))
+            checks.append(partial(self._shards, found, mistral))
         tried: list[ModelFolder] = []
-        for one in looks:
-            tried.append(one())
+        for check in checks:
+            tried.append(check())
             if not tried[-1].flaws:
                 return tried[-1]
-        if tried:
-            return tried[0]
-        return self.present(found)
+        return tried[0] if tried else self.present(found)
 
     def present(self, found: ModelFolder) -> ModelFolder:
-        """Weights of whatever format, by their names."""
         names = tuple(name for name in self._names if name.endswith(WEIGHTS))
-        if not names:
-            return found
-        return replace(found, format="." + names[0].rpartition(".")[2], shards=len(names), opened=names)
+        suffix = "." + names[0].rpartition(".")[2] if names else ""
+        return replace(found, format=suffix, shards=len(names), opened=names)
 
     def _indexed(self, found: ModelFolder, index: str) -> ModelFolder:
-        path = f"{self._folder}/{index}"
-        flaw = self.problem(index, self.small)
-        if flaw is None:
-            try:
-                read = read_index(self._files, path)
-            except OSError as error:
-                flaw = Flaw(index, f"can't be read: {error.strerror or type(error).__name__}", unreadable=True)
-            else:
-                if read.whole and read.shards:
-                    return replace(self._shards(found, read.shards), indexed_bytes=read.total_bytes)
-                flaw = Flaw(index, "names no shards" if read.whole else "is cut off")
-        return replace(found, format=SAFETENSORS, flaws=(flaw,))
+        read = Index(frozenset(), None, whole=False)
+
+        def whole(name: str) -> str:
+            nonlocal read
+            if wrong := self.small(name):
+                return wrong
+            read = read_index(self._files, f"{self._folder}/{name}")
+            return "is cut off" if not read.whole else "" if read.shards else "names no shards"
+
+        if flaw := self.problem(index, whole):
+            return replace(found, format=SAFETENSORS, flaws=(flaw,))
+        return replace(self._shards(found, read.shards), indexed_bytes=read.total_bytes)
 
     def _shards(self, found: ModelFolder, shards: Iterable[str]) -> ModelFolder:
         names = sorted(shards)
@@ -185,9 +174,9 @@ class _Look:
         def whole(name: str) -> str:
             if leaves(name):
                 return "is outside of the model's folder"
-            shard = safetensors.look(self._files, f"{self._folder}/{name}")
-            sizes.append(shard.size_bytes)
-            return shard.wrong
+            size, wrong = find_flaw(self._files, f"{self._folder}/{name}")
+            sizes.append(size)
+            return wrong
 
         flaws = [flaw for name in names if (flaw := self.problem(name, whole))]
         return replace(
@@ -201,10 +190,8 @@ class _Look:
 
     def partial(self) -> tuple[str, ...]:
         names = [name for name in self._names if _PARTIAL.fullmatch(name)]
-        elsewhere = [f"{self._folder}/{DOWNLOADS}"]
-        if cached := SNAPSHOT.fullmatch(self._folder):
-            elsewhere.append(f"{cached[1]}/blobs")
-        for folder in elsewhere:
+        cached = SNAPSHOT.fullmatch(self._folder)
+        for folder in (f"{self._folder}/{DOWNLOADS}", *([f"{cached[1]}/blobs"] if cached else ())):
             with suppress(OSError):
                 names += [name for name in self._files.names(folder) if name.endswith(".incomplete")]
         return tuple(_shown(name) for name in names)
@@ -227,7 +214,7 @@ def _is_tokenizer(name: str) -> bool:
 
 
 def _numbered(names: Iterable[str]) -> set[str]:
-    """What must be there beside `model-00002-of-00046.safetensors`."""
+    """All names of a set that has `model-00002-of-00046.safetensors`."""
     sets = {(match[1], int(match[3])) for name in names if (match := _NUMBERED.fullmatch(name))}
     return {
         f"{stem}-{number:05}-of-{count:05}{SAFETENSORS}"
@@ -238,7 +225,6 @@ def _numbered(names: Iterable[str]) -> set[str]:
 
 
 def _grouped(flaws: Iterable[Flaw]) -> tuple[Flaw, ...]:
-    """One for each thing that is wrong."""
     groups: dict[tuple[str, bool], list[Flaw]] = {}
     for flaw in flaws:
         groups.setdefault((flaw.wrong, flaw.unreadable), []).append(flaw)

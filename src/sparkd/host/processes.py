@@ -1,16 +1,18 @@
-"""All processes, each from its line in /proc/PID/stat; more is read of those that a question is about.
+"""All processes, each from its line in /proc/PID/stat, with more details of selected ones; the owner of this node.
 
-psutil lists them and names their users. The line holds what psutil has no word for: group, clock ticks, kernel thread.
+psutil lists the pids. The line has what psutil lacks: process group, clock ticks, kernel thread.
 """
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import cached_property
-from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.json import decode
 
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
@@ -18,25 +20,26 @@ from sparkd.lib.text import sanitize
 KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
 CMDLINE_BYTES = 32 << 10
-"""What a process is stands in its first words; some have megabytes of them."""
+"""The first words identify a process; some have megabytes of them."""
 STATUS_BYTES = 1 << 20
-"""A process may be in 65,536 groups, which stand there too."""
+UNLIMITED = -1
 
-_STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem):[ \t]*(?:\d+[ \t]+)*(\d+)", re.MULTILINE)
-"""Of several numbers the last: a process has a pid in each of its namespaces."""
-_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)")
+_STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
+_CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
+_LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
+OWNER_LOCK = "/run/sparkd/hands.lock"
 GONE = (FileNotFoundError, ProcessLookupError)
-"""What reading a process's file raises when the process ended meanwhile."""
+"""Raised by a read of a process's file when the process ended meanwhile."""
 
 
 class Process(Struct, frozen=True):
-    """One line of /proc/PID/stat. `(pid, start_time)` names it for good."""
+    """One line of /proc/PID/stat. `(pid, start_time)` identifies it until the next boot."""
 
     pid: int
     comm: str
-    """At most 15 characters, sanitized: a process may call itself anything."""
+    """At most 15 characters, sanitized: a process may choose any name."""
     state: str
     parent: int
     group: int
@@ -44,31 +47,53 @@ class Process(Struct, frozen=True):
     start_time: int
     """Clock ticks since boot."""
     kernel: bool = False
-    """A kernel thread: it has neither memory nor open files of its own."""
+    """A kernel thread has neither memory nor open files of its own."""
 
     @property
     def dead(self) -> bool:
-        """Ended, and kept only until its parent asks how."""
+        """Ended, and kept only until its parent reads the exit status."""
         return self.state in "ZX" and self.threads <= 1
 
 
-class Status(NamedTuple):
-    namespace_pid: int
-    anonymous_bytes: int
-    shared_bytes: int
-
-
-class Details(Struct, frozen=True):
-    """What a closer look at one process gives."""
-
+class Status(Struct, frozen=True):
     uid: int
     """The effective one."""
     namespace_pid: int
     """Its pid in its own PID namespace: 1 for a container's first process."""
+    anonymous_bytes: int
+    shared_bytes: int
+
+    @property
+    def private_bytes(self) -> int:
+        return self.anonymous_bytes + self.shared_bytes
+
+
+class Details(Status, frozen=True):
     container_id: str
-    """Full id of the container that it runs in; empty outside."""
-    private_bytes: int
-    """Anonymous and shared memory in use: what its end gives back."""
+    """Full id; empty outside of containers."""
+
+
+class OpenFile(Struct, frozen=True):
+    pid: int
+    descriptor: str
+    target: str
+    """A path, ` (deleted)` behind it once unlinked, or `socket:[inode]`."""
+
+
+class OpenFiles(Struct, frozen=True):
+    found: tuple[OpenFile, ...]
+    unreadable_pids: tuple[int, ...]
+    """Processes whose descriptors are unreadable: anything may be open there."""
+
+
+class NodeOwner(Struct, frozen=True):
+    """Written into the lock by its holder. Command and invocation are empty where the text is of an earlier one."""
+
+    pid: int
+    command: str
+    """As typed: `sparkd run --role head`."""
+    invocation: str
+    """systemd's, or generated at a start by hand: the `io.sparkd.invocation` of this owner's containers."""
 
 
 class ProcessTable(Struct, frozen=True, dict=True):
@@ -91,43 +116,40 @@ class ProcessTable(Struct, frozen=True, dict=True):
     def get(self, pid: int) -> Process | None:
         return self._by_pid.get(pid)
 
-    def children(self, pid: int) -> tuple[Process, ...]:
-        return tuple(self._by_parent.get(pid, ()))
-
     def descendants(self, pid: int) -> tuple[Process, ...]:
         """Children, their children and so on, nearest first, without `pid` itself."""
         found: dict[int, Process] = {}
-        todo = list(self.children(pid))
-        while todo:
-            process = todo.pop(0)
-            if process.pid != pid and process.pid not in found:
-                found[process.pid] = process
-                todo.extend(self.children(process.pid))
+        todo = [pid]
+        for parent in todo:
+            new = [one for one in self._by_parent.get(parent, ()) if one.pid != pid and one.pid not in found]
+            found.update((one.pid, one) for one in new)
+            todo += [one.pid for one in new]
         return tuple(found.values())
 
     def group_leader(self, process: Process) -> Process | None:
-        """The living leader of its process group, perhaps itself; None where the group has lost it."""
+        """The running leader of its process group, perhaps itself; None where that has ended."""
         leader = self.get(process.group)
         return leader if leader is not None and not leader.dead else None
 
 
-def scan(files: Files) -> ProcessTable:
+def scan_processes(files: Files) -> ProcessTable:
     """Every process that could be read before it ended, in order of pid."""
     from sparkd.host import os_stats
 
-    found = []
-    for pid in os_stats.pids(files):
-        try:
-            process = parse_stat(files.bytes(f"/proc/{pid}/stat", limit=4096))
-        except GONE:
-            continue
-        if process is not None:
-            found.append(process)
-    return ProcessTable(tuple(found))
+    found = (read_process(files, pid) for pid in os_stats.pids(files))
+    return ProcessTable(tuple(process for process in found if process is not None))
+
+
+def read_process(files: Files, pid: int | str) -> Process | None:
+    """None for one that has ended. Raises OSError where it is unreadable."""
+    try:
+        return parse_stat(files.bytes(f"/proc/{pid}/stat", limit=4096))
+    except GONE:
+        return None
 
 
 def parse_stat(line: bytes) -> Process | None:
-    """None for what is no such line. The name in brackets may itself hold brackets and blanks."""
+    """None for another format. The name in brackets may itself contain brackets and blanks."""
     before, _, after = line.rpartition(b")")
     pid, _, comm = before.partition(b" (")
     fields = after.split()
@@ -146,43 +168,102 @@ def parse_stat(line: bytes) -> Process | None:
         return None
 
 
-def argv(files: Files, pid: int) -> tuple[str, ...]:
-    """Arguments of a process; what setproctitle pads with NULs is cut. Raises one of GONE."""
-    raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
+def read_argv(files: Files, pid: int) -> tuple[str, ...]:
+    """Empty once it has ended. The NULs with which setproctitle pads it are cut."""
+    try:
+        raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
+    except GONE:
+        return ()
     return tuple(sanitize(word, 4096) for word in raw.decode("utf-8", "backslashreplace").split("\0")) if raw else ()
 
 
-def details(files: Files, process: Process) -> Details | None:
-    """None when the process has ended, or its pid names another by now. PermissionError is the caller's to judge."""
-    from sparkd.host import os_stats
-
+def read_details(files: Files, process: Process) -> Details | None:
+    """None when the process has ended, even if its pid belongs to another one now. Raises PermissionError."""
     try:
         status = read_status(files, process.pid)
-        found = Details(
-            uid=os_stats.effective_uid(files, process.pid),
-            namespace_pid=status.namespace_pid or process.pid,
-            container_id=container_id(files.text(f"/proc/{process.pid}/cgroup", limit=65536)),
-            private_bytes=status.anonymous_bytes + status.shared_bytes,
-        )
-        again = parse_stat(files.bytes(f"/proc/{process.pid}/stat", limit=4096))
+        container = container_id(files.text(f"/proc/{process.pid}/cgroup", limit=65536))
     except GONE:
         return None
-    return found if again is not None and again.start_time == process.start_time else None
+    again = read_process(files, process.pid)
+    if again is None or again.start_time != process.start_time:
+        return None
+    return Details(status.uid, status.namespace_pid, status.anonymous_bytes, status.shared_bytes, container)
+
+
+def read_status(files: Files, pid: int) -> Status:
+    """Raises one of GONE, OSError, and ValueError for another format."""
+    text = files.text(f"/proc/{pid}/status", limit=STATUS_BYTES)
+    found = {match[1]: match[2].split() for match in _STATUS.finditer(text)}
+    try:
+        return Status(
+            uid=int(found["Uid"][1]),
+            namespace_pid=int(found["NSpid"][-1]) if "NSpid" in found else pid,  # one in each of its namespaces
+            anonymous_bytes=int(found["RssAnon"][0]) * 1024 if "RssAnon" in found else 0,  # missing for a kernel thread
+            shared_bytes=int(found["RssShmem"][0]) * 1024 if "RssShmem" in found else 0,
+        )
+    except (IndexError, KeyError, ValueError):
+        raise ValueError(f"/proc/{pid}/status has another format") from None
 
 
 def container_id(cgroup: str) -> str:
     """Id of the innermost container in the text of /proc/PID/cgroup."""
-    for line in cgroup.splitlines():
-        ids: list[str] = []
-        for part in line.split(":", 2)[-1].split("/"):
-            ids += _CONTAINER.findall(part)
-        if ids:
-            return ids[-1]
-    return ""
+    ids = (_CONTAINER.findall(line) for line in cgroup.splitlines())
+    return next((found[-1] for found in ids if found), "")
 
 
-def read_status(files: Files, pid: int) -> Status:
-    """What /proc/PID/status has beside psutil's words; 0 for what it leaves out. Raises one of GONE."""
-    text = files.text(f"/proc/{pid}/status", limit=STATUS_BYTES)
-    said = {match[1]: int(match[2]) for match in _STATUS.finditer(text)}
-    return Status(said.get("NSpid", 0), said.get("RssAnon", 0) * 1024, said.get("RssShmem", 0) * 1024)
+def open_files(files: Files, processes: Iterable[Process]) -> OpenFiles:
+    """Every open descriptor of these processes, without those that ended meanwhile."""
+    found: list[OpenFile] = []
+    unreadable = []
+    for process in processes:
+        if process.kernel or process.dead:
+            continue
+        try:
+            found.extend(OpenFile(process.pid, *link) for link in files.links(f"/proc/{process.pid}/fd"))
+        except GONE:
+            continue
+        except OSError:
+            unreadable.append(process.pid)
+    return OpenFiles(tuple(found), tuple(unreadable))
+
+
+def locked_memory_limit(files: Files, pid: int) -> int:
+    """In bytes; UNLIMITED where there is none. Raises OSError, and ValueError for another format."""
+    limit = _LOCKED_MEMORY.search(files.text(f"/proc/{pid}/limits", limit=65536))
+    if limit is None:
+        raise ValueError(f"/proc/{pid}/limits does not say how much memory may be locked")
+    return UNLIMITED if limit[1] == "unlimited" else int(limit[1])
+
+
+def user_name(files: Files, uid: int) -> str:
+    """From /etc/passwd alone, since a network directory could hang a probe; `uid N` where it is not listed."""
+    with suppress(OSError):
+        if found := re.search(rf"^([^:\n]*):[^:\n]*:{uid}(?::|$)", files.text("/etc/passwd"), re.MULTILINE):
+            return found[1]
+    return f"uid {uid}"
+
+
+def read_owner(files: Files) -> NodeOwner | None:
+    """The process that holds the lock, which is not touched; None where none does. Raises OSError."""
+    try:
+        lock = files.stat(OWNER_LOCK)
+    except FileNotFoundError:
+        return None
+    pid = _lock_holder(files.text("/proc/locks", limit=16 << 20), lock.device, lock.inode)
+    return None if pid is None else _describe_owner(files, pid)
+
+
+def _lock_holder(locks: str, device: int, inode: int) -> int | None:
+    """`1: FLOCK  ADVISORY  WRITE 5069 fe:00:2146417 0 EOF`; a waiting process has `->` behind the number."""
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
+    found = re.search(rf"^\d+: FLOCK +\S+ +\S+ +(-?\d+) {wanted} ", locks, re.MULTILINE)
+    return int(found[1]) if found else None
+
+
+def _describe_owner(files: Files, pid: int) -> NodeOwner:
+    """The lock's text outlives its writer: it counts only if it has the holder's pid."""
+    with suppress(OSError, ValueError):
+        written = decode(files.text(OWNER_LOCK, limit=65536), type=NodeOwner)
+        if written.pid == pid:
+            return NodeOwner(pid, sanitize(written.command), sanitize(written.invocation))
+    return NodeOwner(pid, "", "")

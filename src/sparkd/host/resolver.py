@@ -1,22 +1,20 @@
-"""DNS servers that programs on this machine ask, and whether they answer.
+"""DNS servers of this machine's programs, and whether they answer.
 
-A tree of files carries the answers in /.sparkd/resolver.json: server -> whether it answered.
+A tree of files holds the answers in /.sparkd/resolver.json: server -> whether it answered.
 """
 
 from __future__ import annotations
 
 import errno
 import secrets
-import selectors
-import socket
 import struct
-import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
-from sparkd.host import addresses, recorded
+from sparkd.host import network
+from sparkd.host.path_mtu import Datagram, exchange, read_recorded
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -25,105 +23,75 @@ if TYPE_CHECKING:
 CONFIG = "/etc/resolv.conf"
 UPSTREAM = "/run/systemd/resolve/resolv.conf"
 STUB = "127.0.0.53"
-RECORD = "resolver"
 MAX_SERVERS = 3
-"""MAXNS of glibc: it reads no more."""
+"""MAXNS of glibc, which ignores more."""
 PORT = 53
 ALL_SECONDS = 0.3
 SENT_AT_SECONDS = (0.0, 0.15)
-"""Anew while there is no answer: a packet may be lost."""
+"""Repeated until an answer comes: a packet may be lost."""
 LIMIT_BYTES = 64 << 10
 
 
-def servers(files: Files) -> tuple[str, ...]:
-    """As a container in the host's network has them. Docker gives it /etc/resolv.conf; where that names systemd's stub
-    alone, the servers behind the stub. Raises OSError where a file can't be read.
+def read_servers(files: Files) -> tuple[str, ...]:
+    """Of a container in the host's network: those of /etc/resolv.conf; where that lists systemd's stub alone, docker
+    takes the servers behind the stub. Raises OSError.
     """
-    found = _servers(files, CONFIG)
-    return _servers(files, UPSTREAM) or found if found == (STUB,) else found
+    found = _read_servers(files, CONFIG)
+    return _read_servers(files, UPSTREAM) or found if found == (STUB,) else found
 
 
-def answers(host: Host, asked: tuple[str, ...], about: str) -> Mapping[str, bool]:
-    """Whether each server answers who has the address `about`; empty where a tree does not tell."""
-    return ask(asked, about) if host.live else recorded.by_address(host.files, RECORD)
+def query_servers(host: Host, servers: tuple[str, ...], address: str) -> Mapping[str, bool]:
+    """Whether each server answers a reverse lookup of the address; empty where a tree has no record."""
+    return query_network(servers, address) if host.live else read_recorded(host.files, "resolver")
 
 
-def ask(asked: tuple[str, ...], about: str, port: int = PORT) -> dict[str, bool]:
-    """All at once, in `ALL_SECONDS` at most. A refusal is an answer: what costs a start is silence."""
-    began = time.monotonic()
-    query = _query(about)
-    answered = dict.fromkeys(asked, False)
-    with ExitStack() as closing, selectors.DefaultSelector() as selector:
-        sockets: dict[str, socket.socket] = {}
-        for server in asked:
-            sock = _socket(server)
-            if sock is None:
-                answered[server] = True
+def query_network(servers: tuple[str, ...], address: str, port: int = PORT) -> dict[str, bool]:
+    """All at once, in `ALL_SECONDS` at most. A refusal is an answer: only silence delays a start."""
+    query = _reverse_query(address)
+    answered = dict.fromkeys(servers, True)
+    with ExitStack() as stack:
+        queries = []
+        for server in servers:
+            try:
+                datagram = _DnsQuery((server, port), SENT_AT_SECONDS, query)
+            except OSError as error:
+                if (
+                    error.errno != errno.EAFNOSUPPORT
+                ):  # a kernel without IPv6: programs do not wait for such a server either
+                    raise
             else:
-                sockets[server] = closing.enter_context(sock)
-                selector.register(sock, selectors.EVENT_READ, server)
-        for until in (*SENT_AT_SECONDS[1:], ALL_SECONDS):
-            for server in asked:
-                if not answered[server]:
-                    answered[server] = not _sent(sockets[server], server, port, query)
-            while not all(answered.values()) and (left := began + until - time.monotonic()) > 0:
-                for key, _ in selector.select(left):
-                    answered[key.data] = answered[key.data] or _heard(sockets[key.data], query)
-    return answered
+                queries.append(stack.enter_context(closing(datagram)))
+        exchange([(one,) for one in queries], ALL_SECONDS)
+    return answered | {one.address: one.decided for one in queries}
 
 
-def _socket(server: str) -> socket.socket | None:
-    """None where this kernel has no IPv6: then nobody waits for such a server either."""
-    family = socket.AF_INET6 if ":" in server else socket.AF_INET
-    try:
-        return socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-    except OSError as error:
-        if error.errno != errno.EAFNOSUPPORT:
-            raise
-        return None
+class _DnsQuery(Datagram):
+    def received(self, answer: bytes) -> None:
+        if answer[:2] == self.content[:2]:
+            self.arrived = True
+
+    def failed(self, _error: OSError) -> None:
+        """Refused, or no route: programs do not wait for it either."""
+        self.arrived = True
 
 
-def _sent(sock: socket.socket, server: str, port: int, query: bytes) -> bool:
-    """False where the kernel knows at once that nobody can be asked: then nobody waits."""
-    try:
-        sock.connect((server, port))
-        sock.send(query)
-    except OSError:
-        return False
-    return True
-
-
-def _heard(sock: socket.socket, query: bytes) -> bool:
-    try:
-        return sock.recv(4096)[:2] == query[:2]
-    except BlockingIOError:
-        return False
-    except OSError:  # refused
-        return True
-
-
-def _query(about: str) -> bytes:
-    """What torch's rendezvous asks: the name of a node's address. Of a private one, a server knows that by itself."""
-    name = ip_address(addresses.canonical(about)).reverse_pointer
+def _reverse_query(address: str) -> bytes:
+    """The query of torch's rendezvous: the name of a node's address. For a private one, a server answers by itself."""
+    name = ip_address(network.canonical(address)).reverse_pointer
     labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
     recursion_desired, pointer, internet = 0x0100, 12, 1
     head = struct.pack(">HHHHHH", secrets.randbits(16), recursion_desired, 1, 0, 0, 0)
     return head + labels + b"\0" + struct.pack(">HH", pointer, internet)
 
 
-def _servers(files: Files, path: str) -> tuple[str, ...]:
+def _read_servers(files: Files, path: str) -> tuple[str, ...]:
     try:
-        lines = files.text(path, limit=LIMIT_BYTES).splitlines()
+        words = [line.split() for line in files.text(path, limit=LIMIT_BYTES).splitlines()]
     except (FileNotFoundError, NotADirectoryError):
         return ()
-    words = (line.split() for line in lines)
-    named = (line[1] for line in words if len(line) > 1 and line[0] == "nameserver")
-    return tuple(dict.fromkeys(one for one in named if _is_address(one)))[:MAX_SERVERS]
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
+    found: dict[str, None] = {}
+    for named in (line[1] for line in words if len(line) > 1 and line[0] == "nameserver"):
+        with suppress(ValueError):
+            ip_address(named)
+            found[named] = None
+    return tuple(found)[:MAX_SERVERS]

@@ -1,43 +1,35 @@
-"""The files that hold a model's weights, as the kernel knows them, and which of them programs use."""
+"""The weight files of a model, and whether a safetensors file is complete.
+
+The format: 8 bytes, little-endian, with the header's length; the header, JSON, with the end of each tensor; tensors,
+to the last byte of the file. Its library (safetensors 0.8) refuses a file that is shorter or longer.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+import stat
 
-from msgspec import Struct
-
-from sparkd.host import shm
 from sparkd.host.files import Files, Kind
-from sparkd.host.processes import Process
+from sparkd.host.shm import File
 from sparkd.host.weights import WEIGHTS
 
+HEADER_LIMIT_BYTES = 100_000_000
+LFS_POINTER = b"version https://git-lfs"
+"""Start of the placeholder that git keeps until git-lfs has fetched the file."""
+POINTER = "is a git-lfs pointer, not the file"
+
+Shard = File
+
+_LENGTH_BYTES = 8
+_TAIL_BYTES = 4096
+"""Of a header, whose last entry is usually the tensor that ends last. An entry takes some 100 bytes."""
+_END = re.compile(rb'"data_offsets"\s*:\s*\[\s*\d{1,18}\s*,\s*(\d{1,18})\s*\]')
 _DIGITS = re.compile(r"(\d+)")
 
 
-class Shard(Struct, frozen=True):
-    path: str
-    name: str
-    """Of the file itself, where `path` is a symlink to it."""
-    device: int
-    inode: int
-    size_bytes: int
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        return self.device, self.inode
-
-
-class InUse(Struct, frozen=True):
-    """Identities of shards that are open or mapped; `sure`: every process could be looked at."""
-
-    found: frozenset[tuple[int, int]]
-    sure: bool
-
-
-def of_model(files: Files, folder: str) -> tuple[Shard, ...]:
-    """In the order that vLLM loads them: by name, numbers as numbers. Raises OSError where the folder can't be read."""
+def list_shards(files: Files, folder: str) -> tuple[Shard, ...]:
+    """In vLLM's load order: by name, numbers as numbers. Raises OSError where the folder is unreadable."""
     found: dict[tuple[int, int], Shard] = {}
     for name in sorted(files.names(folder), key=_order):
         if not name.endswith(WEIGHTS):
@@ -54,11 +46,39 @@ def of_model(files: Files, folder: str) -> tuple[Shard, ...]:
     return tuple(found.values())
 
 
-def in_use(files: Files, processes: Iterable[Process], shards: Iterable[Shard]) -> InUse:
-    """By the processes' maps and descriptors: a loader may map a shard, or read it."""
-    uses = shm.uses(files, processes, shards)
-    return InUse(frozenset((device, inode) for device, inode, _ in uses.used), sure=not uses.unreadable_pids)
-
-
 def _order(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in _DIGITS.split(name)]
+
+
+def find_flaw(files: Files, path: str) -> tuple[int, str]:
+    """Size and fault of a safetensors file: empty where it is complete. Raises OSError.
+
+    Reads 4 KiB of a complete file that the library wrote, and at most the header of any other.
+    """
+    with files.opened(path) as fd:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            return 0, "is no file"
+        return found.st_size, _wrong(fd, found.st_size)
+
+
+def _wrong(fd: int, size: int) -> str:
+    if not size:
+        return "is empty"
+    first = os.pread(fd, len(LFS_POINTER), 0)
+    if first == LFS_POINTER:
+        return POINTER
+    header_bytes = int.from_bytes(first[:_LENGTH_BYTES], "little")
+    if not 2 <= header_bytes <= HEADER_LIMIT_BYTES or first[_LENGTH_BYTES:][:1] not in (b"{", b""):
+        return "is not in the safetensors format"
+    data_bytes = size - _LENGTH_BYTES - header_bytes
+    if data_bytes < 0:
+        return "is cut off in its header"
+    end = 0
+    for tail_bytes in (min(header_bytes, _TAIL_BYTES), header_bytes):
+        tail = os.pread(fd, tail_bytes, _LENGTH_BYTES + header_bytes - tail_bytes)
+        end = max(map(int, _END.findall(tail)), default=0)
+        if end == data_bytes:
+            return ""
+    whole = _LENGTH_BYTES + header_bytes + end
+    return f"is cut off: {size} of {whole} bytes" if size < whole else f"has {size} bytes, its header says {whole}"

@@ -1,19 +1,34 @@
-"""Listening TCP ports, and which process holds each."""
+"""Listening TCP ports, and the processes that hold them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
 from msgspec import Struct
 
-from sparkd.host import open_files
 from sparkd.host.files import Files
-from sparkd.host.processes import Process
+from sparkd.host.processes import Process, open_files
 
-_LISTEN = "0A"
+_LISTENING = re.compile(
+    r"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) \S+ 0A \S+ \S+ \S+ +\d+ +\d+ +(\d+)\b", re.MULTILINE
+)
+"""Address and port, TCP_LISTEN, the socket's inode: proc(5)."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
+
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_SKV6ONLY = 4, 20, 11
+NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE, TCP_LISTEN = 0x1, 0x300, 2, 3, 10
+"""linux/sock_diag.h, inet_diag.h, netlink.h."""
+HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBBI48x")
+MESSAGE_BYTES, INODE_AT = 72, 68
+"""inet_diag_msg; its last word is the inode."""
+ANSWER_SECONDS = 1.0
+CHUNK_BYTES = 64 << 10
+MOST_CHUNKS = 256
 
 
 class Listener(Struct, frozen=True):
@@ -23,50 +38,66 @@ class Listener(Struct, frozen=True):
 
 
 class Holder(Struct, frozen=True):
-    """A process with a listening socket open. Several may share one."""
-
     listener: Listener
     pid: int
 
 
-def listeners(files: Files) -> tuple[Listener, ...]:
-    """Sockets in state LISTEN. A port that is bound but not yet listened on shows nowhere in /proc."""
-    found = []
-    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = files.text(path, limit=64 << 20).splitlines()[1:]
-        except FileNotFoundError:
-            if path.endswith("6"):  # a kernel without IPv6
-                continue
-            raise
-        found += [listener for line in lines if (listener := _listener(line.split())) is not None]
-    return tuple(found)
-
-
-def _listener(fields: list[str]) -> Listener | None:
-    try:
-        address, _, port = fields[1].partition(":")
-        if fields[3] != _LISTEN:
-            return None
-        return Listener(_address(address), int(port, 16), int(fields[9]))
-    except (IndexError, ValueError):
-        return None
+def read_listeners(files: Files) -> tuple[Listener, ...]:
+    """Of every address. /proc does not show a socket that is bound but does not listen yet."""
+    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=64 << 20))
+    with suppress(FileNotFoundError):  # a kernel without IPv6
+        found += _LISTENING.findall(files.text("/proc/net/tcp6", limit=64 << 20))
+    return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in found)
 
 
 def _address(text: str) -> str:
-    """The kernel prints each 32-bit word in the machine's byte order: little-endian on every machine sparkd runs on."""
+    """The kernel prints each 32-bit word in the machine's byte order: little-endian on all supported machines."""
     raw = bytes.fromhex(text)
     swapped = b"".join(raw[at : at + 4][::-1] for at in range(0, len(raw), 4))
     return str(IPv4Address(swapped) if len(raw) == 4 else IPv6Address(swapped))
 
 
-def holders(files: Files, processes: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
-    """Who has these sockets open, among the processes that could be looked at."""
-    by_inode = {listener.inode: listener for listener in wanted}
-    found: dict[tuple[int, int], Holder] = {}
-    for file in open_files.of(files, processes).found:
-        inode = _SOCKET.match(file.target)
-        listener = by_inode.get(int(inode[1])) if inode else None
-        if listener is not None:
-            found[listener.inode, file.pid] = Holder(listener, file.pid)
-    return tuple(found.values())
+def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
+    """Processes that have these sockets open, of those that are readable."""
+    by_inode = {str(listener.inode): listener for listener in wanted}
+    opened = ((_SOCKET.match(file.target), file.pid) for file in open_files(files, processes).found)
+    return tuple(
+        dict.fromkeys(Holder(by_inode[match[1]], pid) for match, pid in opened if match and match[1] in by_inode)
+    )
+
+
+def only_ipv6() -> frozenset[int]:
+    """Inodes of this network namespace's TCP sockets that listen for IPv6 alone. Raises OSError.
+
+    A socket of `::` holds its port for IPv4 too, unless its program has set IPV6_V6ONLY. /proc does not show that;
+    sock_diag(7) does.
+    """
+    body = REQUEST.pack(socket.AF_INET6, socket.IPPROTO_TCP, 0, 0, 1 << TCP_LISTEN)
+    head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+        kernel.settimeout(ANSWER_SECONDS)
+        kernel.send(head + body)
+        return frozenset(
+            int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little")
+            for message in _messages(kernel)
+            for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+            if kind == INET_DIAG_SKV6ONLY and any(value)
+        )
+
+
+def _messages(kernel: socket.socket) -> Iterator[bytes]:
+    for _ in range(MOST_CHUNKS):
+        for kind, message in _records(kernel.recv(CHUNK_BYTES), HEADER):
+            if kind in (NLMSG_DONE, NLMSG_ERROR):
+                return
+            yield message
+
+
+def _records(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+    """Messages, or the attributes of one: both begin with length and kind, and are padded to four bytes."""
+    while len(data) >= header.size:
+        length, kind, *_ = header.unpack_from(data)
+        if length < header.size:
+            return
+        yield kind, data[header.size : length]
+        data = data[(length + 3) & ~3 :]

@@ -1,50 +1,71 @@
-"""Versions of what nodes should have alike: sparkd, driver, kernel, docker."""
+"""Versions that should be the same on all nodes, and facts of this boot: command line, memory, swap, settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from sparkd import __version__
-from sparkd.host import Host, docker
-from sparkd.lib.dockerd.reader import DockerUnreadableError
+from sparkd.host import Host, docker, kernel, meminfo
+from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.text import sanitize
 
 DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
-"""The second says a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
-KERNEL = "/proc/sys/kernel/osrelease"
+"""The second has a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""
+PLACES = ("BOOT_IMAGE=", "initrd=")
+"""Words of the command line with the kernel's path: its version is enough."""
 LIMIT = 100
+BOOT_LIMIT = 2000
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)+")
 
 
-def read(host: Host) -> Mapping[str, str]:
-    """By name; what cannot be told is left out. It may wait for docker, at most ten seconds."""
-    return {**without_docker(host), **_told({"docker": _docker(host)})}
+def read_versions(host: Host) -> Mapping[str, str]:
+    """By name; unknown ones are left out. It may wait for docker, at most ten seconds."""
+    return {**read_local_versions(host), **_known({"docker": _docker(host)})}
 
 
-def without_docker(host: Host) -> Mapping[str, str]:
-    """The same, asking nobody."""
-    return _told({"sparkd": __version__, "driver": _driver(host), "kernel": _line(host, KERNEL)})
+def read_local_versions(host: Host) -> Mapping[str, str]:
+    """The same, without docker's."""
+    return _known({"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)})
 
 
-def _told(found: Mapping[str, str]) -> dict[str, str]:
+def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
+    """By name; unknown facts are left out. `sysctls`: names of settings to include."""
+    found: dict[str, str] = {}
+    if words := [word for word in kernel.read_command_line(host.files) if not word.startswith(PLACES)]:
+        found["boot.command_line"] = " ".join(words)
+    with suppress(OSError, ValueError):
+        found["boot.memory"] = _gib(host.meminfo().total_bytes)
+    with suppress(OSError, ValueError):
+        areas = meminfo.read_swaps(host.files)
+        found["boot.swap"] = ", ".join(f"{one.path} {_gib(one.bytes)}" for one in areas) or "off"
+    for name in sysctls:
+        with suppress(OSError):
+            if (value := kernel.read_sysctl(host.files, name)) is not None:
+                found[f"sysctl.{name}"] = value
+    return {name: sanitize(text, BOOT_LIMIT) for name, text in found.items()}
+
+
+def _known(found: Mapping[str, str]) -> dict[str, str]:
     return {name: sanitize(text, LIMIT) for name, text in found.items() if text}
 
 
 def _driver(host: Host) -> str:
-    said = (_NUMBER.search(_line(host, path)) for path in DRIVER)
-    return next((number[0] for number in said if number), "")
+    for path in DRIVER:
+        with suppress(OSError):
+            line = host.files.text(path, limit=4096).partition("\n")[0]
+            if number := _NUMBER.search(line):
+                return number[0]
+    return ""
 
 
 def _docker(host: Host) -> str:
-    with suppress(DockerUnreadableError):
-        return (docker.asked(host, docker.version) or "").strip() if host.live else ""
+    with suppress(DockerError):
+        return (docker.query(host, docker.read_version) or "").strip() if host.live else ""
     return ""
 
 
-def _line(host: Host, path: str) -> str:
-    with suppress(OSError):
-        return host.files.text(path, limit=4096).partition("\n")[0].strip()
-    return ""
+def _gib(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB"

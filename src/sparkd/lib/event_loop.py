@@ -1,4 +1,4 @@
-"""One asyncio loop in a thread of its own: all networking of an agent lives in it."""
+"""One asyncio loop in a thread of its own, for all networking of an agent."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 CLOSE_SECONDS = 5.0
-"""For tasks to end once they are cancelled. The thread is a daemon: one that hangs keeps no process alive."""
+"""For cancelled tasks to end. The thread is a daemon: one that hangs keeps no process alive."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Looks names up in a thread, as asyncio does, and addresses at once: a name server that hangs delays no peer."""
+    """Resolves names in a thread, as asyncio does, and addresses at once: a name server that hangs delays no peer."""
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
         numeric = options.get("flags", 0) | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
@@ -30,13 +30,13 @@ class _Loop(asyncio.SelectorEventLoop):
 class EventLoop:
     """Runs from `start` to `close`. Every method may be called from any thread but the loop's own.
 
-    `broken` gets, in the loop's thread, the error that a `spawn`ed task or the loop itself died of.
+    `broken` gets, in the loop's thread, the error that ended a `spawn`ed task or the loop itself.
     """
 
     def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
         self._loop = _Loop()
         self._broken = broken
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawned: set[Future[None]] = set()
         """asyncio itself keeps weak references to tasks only."""
         self._pinged_at: float | None = None
         self._closing = False
@@ -46,16 +46,17 @@ class EventLoop:
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run `work` in the loop; its result or its error is the future's."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of `work`, which keeps its own deadline: the calling thread waits for it."""
+        """Wait for the result of `work`, which has its own deadline."""
         return self.submit(work).result()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it ends or the loop is closed. Its error goes to `broken`: the agent needs it."""
-        self.call(self._begin, work)
+        """Run `work` until it ends or the loop is closed. Its error goes to `broken`."""
+        future = self.submit(work)
+        self._spawned.add(future)
+        future.add_done_callback(self._end)
 
     def call(self, function: Callable[..., object], *args: object) -> None:
         """Call `function` in the loop's thread, soon. Does nothing once the loop has ended."""
@@ -66,37 +67,28 @@ class EventLoop:
                 raise
 
     def unanswered_seconds(self) -> float:
-        """Seconds since an earlier call of this that the loop has not answered yet: it hangs, or is that busy.
+        """Seconds since an earlier call's ping, while the loop has not answered it.
 
-        0 where it has answered, and this call pings again. 0 where the loop has ended: `broken` got the reason.
+        0 where it has answered, and this call pings again; 0 where the loop has ended: `broken` got the reason.
         """
         pinged_at = self._pinged_at  # the loop's thread may clear it meanwhile
         if self._loop.is_closed():
             return 0.0
-        if pinged_at is None:
-            self._pinged_at = time.monotonic()
-            self.call(self._answer_ping)
-            return 0.0
-        return time.monotonic() - pinged_at
+        if pinged_at is not None:
+            return time.monotonic() - pinged_at
+        self._pinged_at = time.monotonic()
+        self.call(setattr, self, "_pinged_at", None)
+        return 0.0
 
     def close(self) -> None:
-        """Cancel every task, and wait for their end, but not for ever."""
         self._closing = True
         self.call(self._loop.stop)
         self._thread.join(2 * CLOSE_SECONDS)
 
-    def _answer_ping(self) -> None:
-        self._pinged_at = None
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            error = task.exception()
+    def _end(self, future: Future[None]) -> None:
+        self._spawned.discard(future)
+        if not future.cancelled():
+            error = future.exception()
         else:
             error = None if self._closing else RuntimeError("a network task was cancelled")
         if error is not None:
@@ -111,7 +103,7 @@ class EventLoop:
             if left:
                 self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        except BaseException as error:  # the agent must not go on without its networking
+        except BaseException as error:  # the agent must not run without its networking
             self._broken(error)
         finally:
             self._loop.close()

@@ -1,4 +1,4 @@
-"""An HTTP server for small GETs: which client gets a place, and how many requests a source may send."""
+"""An HTTP server for small GETs, which limits connections and requests by source."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import socket
 from collections.abc import Callable
 
 from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.http_connection import Connection, Handler, Limits, make_config
+from sparkd.lib.http_connection import Connection, Handler, Limits
 
 BACKLOG = 1024
 """For listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""
 ACCEPTED_PER_TURN = 1
-"""A turn of the loop accepts one connection: a flood delays nobody's request, and before a connection has to make room
-for as many as a source may have, the loop has read and handled what it sent. With no file descriptor left asyncio
-pauses for 1 s, and logs that as many times."""
+"""A flood of connections delays no request, and a connection's data is handled before it may be dropped for another.
+With no file descriptor left, asyncio pauses for 1 s, and logs that once per connection of a turn."""
 SOURCES_KEPT = 1024
-"""Past it the source that was counted longest ago is forgotten, and begins with a full burst."""
+"""Past it the source that was counted longest ago is dropped, and starts again with a full burst."""
 
 
 class HttpServer:
-    """Listens from the start, answers from `start` to `close` or the loop's end.
+    """Listens from the start, answers from `start` to the loop's end.
 
-    `admits`: whether an IP may connect at all; any other gets 401 and takes no place. `on_error` gets a handler's
-    bug, once while it stays the same, in the loop's thread. Raises OSError where the address is not to be had.
+    `admits`: whether an IP may connect; any other gets 401 and takes no place. `on_error` gets a handler's bug, once
+    while it stays the same, in the loop's thread. Raises OSError where it cannot listen on the address.
     """
 
     def __init__(
@@ -40,28 +39,17 @@ class HttpServer:
         self.limits = limits
         self.admits = admits
         self.connections: dict[Connection, None] = {}
-        """Those that hold a place, the oldest first."""
         self.buffer = memoryview(bytearray(limits.header_bytes + 1))
-        self.config = make_config(limits)
+        self.config = limits.config()
         self._on_error = on_error
         self._reported = ""
         self._due: dict[str, float] = {}
-        """Of each source: when its next request would be due, were they sent evenly."""
+        """By source: the time of its next request at an even rate."""
         self._listener = _listen(address, port)
         self.port: int = self._listener.getsockname()[1]
-        self._loop: EventLoop | None = None
-        self._serving: asyncio.Task[None] | None = None
 
     def start(self, loop: EventLoop) -> None:
-        self._loop = loop
         loop.spawn(self._serve())
-
-    def close(self) -> None:
-        """Close every connection, answered or not, and the port. For any thread but the loop's; may come twice."""
-        if self._loop is None:
-            self._listener.close()
-        else:
-            self._loop.run(self._stop())
 
     def report(self, trouble: str) -> None:
         if trouble != self._reported:
@@ -79,8 +67,8 @@ class HttpServer:
         return enough
 
     def take_place(self, connection: Connection) -> bool:
-        """Whether there is a place for it. Of those that hold all of a source's, the oldest that was never served
-        goes: any user of a node can send from its address, and must not keep its agent out.
+        """Whether there is a place for it. Of a source at its limit the oldest one never served is dropped: any user of
+        a node can send from its address, and must not keep its agent out.
         """
         own = [one for one in self.connections if one.source == connection.source]
         if len(own) >= self.limits.per_source:
@@ -94,7 +82,6 @@ class HttpServer:
         return True
 
     async def _serve(self) -> None:
-        self._serving = asyncio.current_task()
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Connection(self), sock=self._listener, backlog=ACCEPTED_PER_TURN, start_serving=False
@@ -105,16 +92,11 @@ class HttpServer:
             await loop.create_future()
         finally:
             loop.remove_reader(self._listener)
-            for _ in range(4):  # turns: one that was just accepted takes its place two later, and is closed in a third
+            for _ in range(4):  # turns: one just accepted takes its place two turns later, and is closed in a third
                 for connection in tuple(self.connections):
                     connection.drop()
                 await asyncio.sleep(0)
-            server.close()  # only now: asyncio forgets, open, what it has just accepted for a closed one
-
-    async def _stop(self) -> None:
-        if self._serving is not None:
-            self._serving.cancel()
-            await asyncio.wait((self._serving,))
+            server.close()  # only now: asyncio leaves a connection open that it accepts as the server closes
 
 
 def _listen(address: str, port: int) -> socket.socket:
@@ -124,4 +106,4 @@ def _listen(address: str, port: int) -> socket.socket:
     try:
         return socket.create_server(place, family=family, backlog=BACKLOG)
     except OSError as error:
-        raise OSError(error.errno, os.strerror(error.errno or 0)) from None  # without Python's words behind
+        raise OSError(error.errno, os.strerror(error.errno or 0)) from None  # without Python's addition

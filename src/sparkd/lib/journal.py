@@ -1,8 +1,8 @@
-"""The one way to stdout: bounded, in order, and never in the way of whoever writes.
+"""The only writer to stdout: bounded, in order, and never blocking.
 
-A slow journal must not block the main loop (watchdog) nor the engine's log reader. Lines wait in a queue of bounded
-bytes; what does not fit is counted, and the count is said in the place where the lines are missing. sparkd's own
-events are kept even then: they are few, and they are what a person needs.
+A slow journal must not block the main loop (watchdog) nor the engine's log reader. Lines wait in a bounded queue; those
+that do not fit are counted, and the count is written in their place. sparkd's own events are always queued: they are
+few, and a person needs them.
 """
 
 from __future__ import annotations
@@ -27,40 +27,39 @@ class Journal:
         self._queued_bytes = 0
         self._dropped = 0
         self._closed = False
-        self._broken = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
 
     def put(self, priority: int, text: str, *, keep: bool = False) -> None:
-        """Queue one line, never waiting. `keep` marks sparkd's own events, which are not dropped."""
+        """Queue one line without waiting. `keep`: never drop it, for sparkd's own events."""
         line = f"<{priority}>{text}\n".encode("utf-8", "backslashreplace")
         with self._changed:
-            full = self._queued_bytes + len(line) > self._capacity_bytes
-            if full and not keep:
+            if self._queued_bytes + len(line) > self._capacity_bytes and not keep:
                 self._dropped += 1
                 return
             if self._dropped:
-                self._queue(f"<4>journal.lines.dropped count={self._dropped}\n".encode())
-                self._dropped = 0
-            self._queue(line)
+                self._queue_count()
+            self._lines.append(line)
+            self._queued_bytes += len(line)
             self._changed.notify()
 
-    def _queue(self, line: bytes) -> None:
-        self._lines.append(line)
-        self._queued_bytes += len(line)
-
     def close(self, seconds: float) -> None:
-        """Write out what is queued, for this long at most."""
         with self._changed:
             if self._dropped:
-                self._queue(f"<4>journal.lines.dropped count={self._dropped}\n".encode())
-                self._dropped = 0
+                self._queue_count()
             self._closed = True
             self._changed.notify()
         self._thread.join(seconds)
 
+    def _queue_count(self) -> None:
+        line = f"<4>journal.lines.dropped count={self._dropped}\n".encode()
+        self._lines.append(line)
+        self._queued_bytes += len(line)
+        self._dropped = 0
+
     def _batch(self) -> bytes:
+        """Waits for lines; empty once the journal is closed."""
         with self._changed:
             while not self._lines and not self._closed:
                 self._changed.wait()
@@ -71,17 +70,13 @@ class Journal:
             return bytes(batch)
 
     def _write(self) -> None:
+        broken = False
         while batch := self._batch():
-            if not self._broken:
-                self._write_all(memoryview(batch))
-
-    def _write_all(self, data: memoryview) -> None:
-        while data:
-            try:
-                data = data[os.write(self._fd, data) :]
-            except BlockingIOError:
-                time.sleep(0.01)
-            except OSError:
-                # Nobody reads any more (journald gone, pipe closed): go on without a journal, the rank matters more.
-                self._broken = True
-                return
+            data = memoryview(batch)
+            while data and not broken:
+                try:
+                    data = data[os.write(self._fd, data) :]
+                except BlockingIOError:
+                    time.sleep(0.01)
+                except OSError:
+                    broken = True  # journald is gone: continue without it, the rank matters more

@@ -1,7 +1,10 @@
 """sparkd's own events: `area.thing.happened` with fields, one line each, beside the engine's lines in the journal.
 
-Every event passes the same processors: secrets out, then printable and bounded, then logfmt or JSON. What the libraries
-log becomes the event `library.logged`. The engine's lines do not come here.
+Every event passes the same processors: secrets removed, then printable and bounded, then logfmt or JSON.
+
+Records that libraries write by the standard library's `logging` become the event `library.logged` in the agent, and one
+line each on stderr in a command. They quote input from outside: queries and users of URLs, which may be secrets, are
+removed, and tracebacks left out. structlog is imported by `events`, since a command without events does not need it.
 """
 
 from __future__ import annotations
@@ -9,54 +12,50 @@ from __future__ import annotations
 import logging
 import math
 import re
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Literal, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from sparkd.lib.imports import without
-from sparkd.lib.library_log import route
-from sparkd.lib.redact import Redactor
-from sparkd.lib.text import printable, sanitize
+from sparkd.lib import without
+from sparkd.lib.text import Redactor, printable, sanitize
 
-with without("rich"):
-    import structlog
-    from structlog.processors import JSONRenderer, LogfmtRenderer, TimeStamper, add_log_level
-    from structlog.typing import EventDict, FilteringBoundLogger, Processor, WrappedLogger
+if TYPE_CHECKING:
+    from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger
 
 Level = Literal["debug", "info", "warning", "error"]
 
-VALUE_LIMIT = 4_000
-LINE_LIMIT = 10_000
-"""Characters. At four bytes each they stay below the 48 KiB at which journald cuts a line (LineMax=)."""
-NAME_LIMIT = 64
+VALUE_LIMIT, LINE_LIMIT, NAME_LIMIT = 4_000, 10_000, 64
+"""Characters: at four bytes each below the 48 KiB at which journald cuts a line (LineMax=)."""
 MARKS = 8
-"""Room for the quotes and separators of a field."""
+PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3}
+"""Of sd-daemon(3)."""
 RESERVED = frozenset(("event", "level", "timestamp", "logger", "node", "rank", "epoch"))
-"""Keys that a JSON line uses itself; an event's own field of such a name becomes `field_NAME` there."""
+"""Keys of a JSON line; an event's field with such a name becomes `field_NAME` there."""
 _NO_KEY = re.compile(r"[^A-Za-z0-9_.-]")
+MOST_LINES, WINDOW_SECONDS = 60, 60.0
+"""Remote clients can cause one line of a server's library per request."""
+TEXT_LIMIT = 1_000
+_QUERY = re.compile(r"\?[^\s\"'<>]+")
+_USER = re.compile(r"://[^\s/@\"'<>]+@")
 
 
 class Events(Protocol):
-    """How a module reports: one call per decision, on change."""
+    """One call per decision, on change."""
 
     def info(self, event: str, **fields: object) -> None: ...
     def warning(self, event: str, **fields: object) -> None: ...
     def error(self, event: str, **fields: object) -> None: ...
 
 
-class Put(Protocol):
-    """As `Journal.put`."""
-
-    def __call__(self, priority: int, text: str, *, keep: bool) -> None: ...
-
-
 class ProcessLog:
-    """Format, level and common fields of this process's lines.
+    """Format, level and common fields of this process's lines, which go to `put`, a `Journal.put`.
 
-    The common fields are not contextvars: several threads log, and a thread starts with an empty context.
+    The common fields are not contextvars: a thread starts with an empty context.
     """
 
-    def __init__(self, put: Put) -> None:
+    def __init__(self, put: Callable[..., None]) -> None:
         self._put = put
         self._fields: Mapping[str, object] = {}
         self._as_json = False
@@ -66,69 +65,33 @@ class ProcessLog:
         self._as_json, self._level = as_json, level
 
     def bind(self, **fields: object) -> None:
-        """Fields of every JSON line from now on. A logfmt line does without: journald knows host and unit."""
+        """Add fields to every JSON line. A logfmt line has none: journald knows host and unit."""
         self._fields = {**self._fields, **fields}
 
     def events(self, redact: Redactor) -> Events:
-        """sparkd's own events. The libraries' records become events too, which a full queue may drop."""
-        libraries = self._logger(partial(self._put, keep=False), redact)
-        route(libraries.log, logging.getLevelNamesMapping()[self._level.upper()])
-        return self._logger(partial(self._put, keep=True), redact)
-
-    def _logger(self, put: Callable[[int, str], None], redact: Redactor) -> FilteringBoundLogger:
-        return _logger(put, redact, self._as_json, self._level, lambda: self._fields)
+        """sparkd's own events. Libraries' records become events too, which a full queue may drop."""
+        make = partial(events, redact=redact, as_json=self._as_json, level=self._level, common=lambda: self._fields)
+        route(make(partial(self._put, keep=False)).log, logging.getLevelNamesMapping()[self._level.upper()])
+        return make(partial(self._put, keep=True))
 
 
 def events(
-    put: Callable[[int, str], None], redact: Redactor, *, as_json: bool = False, level: Level = "info"
-) -> Events:
-    """Events rendered as `area.thing.happened key=value ...`, or as JSON, and handed to `put(priority, line)`."""
-    return _logger(put, redact, as_json, level, dict)
-
-
-def _logger(
     put: Callable[[int, str], None],
     redact: Redactor,
-    as_json: bool,
-    level: Level,
-    common: Callable[[], Mapping[str, object]],
+    *,
+    as_json: bool = False,
+    level: Level = "info",
+    common: Callable[[], Mapping[str, object]] = dict,
 ) -> FilteringBoundLogger:
-    clean = _sanitizer(redact)
-    processors = (
-        (_common_fields(common), clean, add_log_level, TimeStamper("iso"), _JSON) if as_json else (clean, _logfmt)
-    )
-    logger: FilteringBoundLogger = structlog.wrap_logger(
-        _Lines(put),
-        processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(level),
-        context_class=dict,
-    ).bind()  # bound: wrap_logger's proxy makes a logger for each call
-    return logger
+    """A logger that passes `area.thing.happened key=value ...`, or JSON, to `put(priority, line)`."""
+    with without("rich"):
+        import structlog
+        from structlog.processors import JSONRenderer, LogfmtRenderer, TimeStamper, add_log_level
 
-
-class _Lines:
-    """What structlog hands a rendered line to, by the name of its level. Priorities of sd-daemon(3)."""
-
-    def __init__(self, put: Callable[[int, str], None]) -> None:
-        self.debug = partial(put, 7)
-        self.info = partial(put, 6)
-        self.warning = partial(put, 4)
-        self.error = partial(put, 3)
-
-
-def _common_fields(common: Callable[[], Mapping[str, object]]) -> Processor:
-    def add(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
-        name = event.pop("event")
-        own = {f"field_{key}" if key in RESERVED else key: value for key, value in event.items()}
-        return {"event": name, **common(), **own}
-
-    return add
-
-
-def _sanitizer(redact: Redactor) -> Processor:
-    """Fields without secrets, each a number or one line of text, as many as one line has room for."""
+    render_fields = LogfmtRenderer(bool_as_flag=False)
 
     def clean(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        """Fields without secrets, each a number or one line of text, up to the line's limit."""
         cleaned: EventDict = {"event": sanitize(redact(printable(str(event.pop("event")))), VALUE_LIMIT)}
         room = LINE_LIMIT
         for key, value in event.items():
@@ -136,48 +99,96 @@ def _sanitizer(redact: Redactor) -> Processor:
                 continue
             if room <= 0:
                 return {**cleaned, "cut": "…"}
-            name, shown = _field(str(key), value, redact, min(VALUE_LIMIT, room))
+            name, shown = _clean_field(str(key), value, redact, min(VALUE_LIMIT, room))
             room -= len(name) + len(str(shown)) + MARKS
             cleaned[name] = shown
         return cleaned
 
-    return clean
+    def add_common(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
+        own = {f"field_{key}" if key in RESERVED else key: value for key, value in event.items() if key != "event"}
+        return {"event": event["event"], **common(), **own}
+
+    def render_logfmt(logger: WrappedLogger, method: str, event: EventDict) -> str:
+        name = event.pop("event")
+        fields = render_fields(logger, method, event)
+        return f"{name} {fields}" if fields else str(name)
+
+    as_line = (add_common, clean, add_log_level, TimeStamper("iso"), JSONRenderer(ensure_ascii=False))
+    logger: FilteringBoundLogger = structlog.wrap_logger(
+        SimpleNamespace(**{name: partial(put, priority) for name, priority in PRIORITIES.items()}),
+        processors=as_line if as_json else (clean, render_logfmt),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        context_class=dict,
+    ).bind()  # bound: wrap_logger's proxy makes a logger for each call
+    return logger
 
 
-def _field(key: str, value: object, redact: Redactor, limit: int) -> tuple[str, object]:
+def _clean_field(key: str, value: object, redact: Redactor, limit: int) -> tuple[str, object]:
     match value:
-        case bool():
-            shown: object = value
-        case int():
-            shown = value if -(1 << 63) <= value < 1 << 64 else hex(value)  # str() refuses thousands of digits
+        case int():  # str() refuses thousands of digits
+            value = value if -(1 << 63) <= value < 1 << 64 else hex(value)
         case float() if math.isfinite(value):
-            shown = round(value, 3)
+            value = round(value, 3)
         case _:
-            shown = str(value)
-    name, text = _text(key, str(shown), redact, limit)
-    return _key(name), shown if text == str(shown) else text
+            value = str(value)
+    raw = str(value)
+    # Before quoting, which would hide a secret that contains a quote; with the key, which may mark it as a secret.
+    key, _, text = redact(f"{key}={raw}").partition("=")
+    text = printable(" ".join(text.split()))
+    if text != raw:  # colours or line ends may have split a secret
+        _, _, text = redact(f"{key}={text}").partition("=")
+    text = sanitize(text, limit)
+    return _NO_KEY.sub("_", key[:NAME_LIMIT]) or "_", value if text == raw else text
 
 
-def _text(key: str, raw: str, redact: Redactor, limit: int) -> tuple[str, str]:
-    """Redacts before quoting, which would hide a secret that holds a quote; and with the key, which may show that the
-    value is a secret.
+def route(log: Callable[..., object], level: int) -> None:
+    """Pass libraries' records to `log(level, event, **fields)`, in place of an earlier call's.
+
+    Those below WARNING pass only if `level` is DEBUG.
     """
-    key, _, hidden = redact(f"{key}={raw}").partition("=")
-    line = printable(" ".join(hidden.split()))
-    if line != raw:  # colours or line ends may have divided a secret
-        _, _, line = redact(f"{key}={line}").partition("=")
-    return key, sanitize(line, limit)
+    root = logging.getLogger()
+    for handler in [one for one in root.handlers if isinstance(one, _EventHandler)]:
+        root.removeHandler(handler)
+    root.addHandler(_EventHandler(log))
+    root.setLevel(level if level == logging.DEBUG else max(level, logging.WARNING))
+    logging.captureWarnings(True)
 
 
-def _key(raw: str) -> str:
-    return _NO_KEY.sub("_", raw[:NAME_LIMIT]) or "_"
+def clean_stderr() -> None:
+    """Let `logging` print libraries' warnings and errors on stderr, one clean line each; `route` replaces that."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_OneLineFormatter())
 
 
-def _logfmt(logger: WrappedLogger, method: str, event: EventDict) -> str:
-    name = event.pop("event")
-    fields = _FIELDS(logger, method, event)
-    return f"{name} {fields}" if fields else str(name)
+class _EventHandler(logging.Handler):
+    def __init__(self, log: Callable[..., object]) -> None:
+        super().__init__()
+        self._log = log
+        self._window_began = -WINDOW_SECONDS
+        self._count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        now, left_out = time.monotonic(), 0
+        if now - self._window_began >= WINDOW_SECONDS:
+            left_out = max(0, self._count - MOST_LINES)
+            self._window_began, self._count = now, 0
+        self._count += 1
+        if self._count <= MOST_LINES:
+            level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.ERROR)
+            self._log(level, "library.logged", library=record.name, **_fields(record), left_out=left_out or None)
 
 
-_FIELDS = LogfmtRenderer(bool_as_flag=False)
-_JSON = JSONRenderer(ensure_ascii=False)
+class _OneLineFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = ": ".join((f"sparkd: {record.name}", *_fields(record).values()))
+        return sanitize(Redactor()(printable(text)), TEXT_LIMIT)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, str]:
+    try:
+        fields = {"message": record.getMessage()}
+        if record.exc_info and (raised := record.exc_info[1]) is not None:
+            fields["error"] = f"{type(raised).__name__}: {raised}"
+    except Exception as failed:  # a bug in the library's message must not interrupt it
+        fields = {"message": f"cannot be shown ({record.module}:{record.lineno}: {type(failed).__name__})"}
+    return {key: _USER.sub("://***@", _QUERY.sub("?***", text)) for key, text in fields.items()}

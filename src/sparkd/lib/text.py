@@ -1,26 +1,157 @@
-"""Text from outside, made safe to print: no terminal acts on it, and every encoding can write it."""
+"""Text: bounded reads of files, sanitized and redacted output, sizes, suggestions, and tables of a command's output."""
 
 from __future__ import annotations
 
+import json
 import re
+import stat
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from sparkd.lib.errors import ConfigError
+
+GIB = 1 << 30
+MIB = 1 << 20
+LIMIT_BYTES = 1 << 20
+"""Of a file that a person wrote."""
 
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_SECRET_WORDS = re.compile(
+    r"(?i)((?:api[-_]?key|token|password|authorization)['\"]?\s*[=:]\s*['\"]?(?:bearer\s+)?)([^\s'\",}]{4,})"
+    r"|\b((?:hf_|sk-|nvapi-)[A-Za-z0-9_-]{16,})"
+)
+_MARKS = ("key", "token", "password", "authorization", "hf_", "sk-", "nvapi-")
+"""Each match of `_SECRET_WORDS` contains one. Most lines have none, and this test costs a tenth of the search."""
+_COUNTS = re.compile(r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+)$")
+SHORTEST_SECRET = 4
+"""Shorter secrets are not searched for: their letters are in every line."""
 
 
 def printable(text: str) -> str:
-    """For log text: colours removed, and every other character that is not printable as its escape."""
-    if text.isprintable():
-        return text
-    return _escaped(_ANSI.sub("", text).replace("\t", "    "))
+    """For log text: colours removed, other unprintable characters escaped."""
+    return text if text.isprintable() else _escape(_ANSI.sub("", text).replace("\t", "    "))
 
 
 def sanitize(text: str, limit: int = 200) -> str:
-    """For names: one line of at most `limit` characters, every character that is not printable as its escape."""
-    line = _escaped(text[: limit + 1])
+    """For names: one line of at most `limit` characters, unprintable ones escaped."""
+    line = _escape(text[: limit + 1])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 
-def _escaped(text: str) -> str:
+def size(size_bytes: int) -> str:
+    """`96.0 GiB`, or `512 MiB` below one GiB."""
+    return f"{size_bytes / GIB:.1f} GiB" if abs(size_bytes) >= GIB else f"{round(size_bytes / MIB)} MiB"
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?`, or empty where no known word is similar.
+
+    A dotted name with another section wins: `cluster.recipe` means `engine.recipe`.
+    """
+    from difflib import get_close_matches
+
+    words = list(known)
+    last = word.rpartition(".")[2]
+    moved = [one for one in words if one.rpartition(".")[2] == last]
+    found = moved if len(moved) == 1 else get_close_matches(word, words, n=1, cutoff=0.6)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def format_key(key: tuple[str, ...], value: object) -> str:
+    """`section.key = value`, cut short."""
+    try:
+        found = json.dumps(value, default=str)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists in lists without end
+        found = "(too long to print)"
+    return f"{'.'.join(key)} = {found if len(found) <= 120 else found[:117] + '...'}"
+
+
+def validator_message(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+def read_file(path: Path) -> str:
+    """The UTF-8 text of a regular file. Raises FileNotFoundError, or ConfigError for any other fault."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ConfigError(f"{path}: is no regular file")
+        with path.open("rb") as stream:
+            content = stream.read(LIMIT_BYTES + 1)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise ConfigError(f"{path}: is a link to a file that does not exist") from None
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if len(content) > LIMIT_BYTES:
+        raise ConfigError(f"{path}: is larger than {LIMIT_BYTES} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}: line {line}: is no UTF-8 text") from None
+
+
+def _escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+class Redactor:
+    """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`."""
+
+    def __init__(self, values: tuple[str, ...] = ()) -> None:
+        lines = {line.strip() for value in values for line in value.splitlines()}  # a key file is logged line by line
+        forms = {form for line in lines for form in _forms(line) if len(form) >= SHORTEST_SECRET}
+        known = sorted(forms, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def __call__(self, text: str) -> str:
+        if self._known:
+            text = self._known.sub("***", text)
+        lower = text.lower()
+        # Outside ASCII other letters match these without case: the Kelvin sign is a k.
+        if text.isascii() and not any(mark in lower for mark in _MARKS):
+            return text
+        return _SECRET_WORDS.sub(_hide, text)
+
+
+def _forms(secret: str) -> tuple[str, ...]:
+    """Plain, in Python's notation (in either kind of quotes) and in JSON."""
+    in_single_quotes = repr(f"{secret}'\"")[1:-4]
+    in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+    return secret, repr(secret)[1:-1], in_single_quotes, *in_json
+
+
+def _hide(found: re.Match[str]) -> str:
+    if found[3]:
+        return "***"
+    return found[0] if _COUNTS.match(found[2]) else f"{found[1]}***"
+
+
+GAP = "  "
+
+
+class Table(NamedTuple):
+    rows: Sequence[tuple[str, ...]]
+    levels: Sequence[str] = ()
+    """Of each row: a check's level, which a terminal shows as a colour."""
+    heading: bool = False
+    flexible: int = 1
+    """Number of last columns that a narrow terminal may narrow."""
+    one_line: bool = False
+    """Whether a terminal cuts the last column instead of wrapping it."""
+
+    def __str__(self) -> str:
+        """Columns as wide as their widest cell."""
+        widths = [max(len(cell) for cell in column) for column in zip(*self.rows, strict=True)]
+        return "\n".join(GAP.join(map(str.ljust, row, widths)).rstrip() for row in self.rows)
+
+
+Parts: TypeAlias = Sequence[str | Table]
+
+
+def plain(parts: Parts) -> str:
+    return "\n".join(str(part) for part in parts if isinstance(part, str) or part.rows)

@@ -1,1 +1,4 @@
-"""Preflight: the look at the node before each launch."""
+"""The examination of a node before each launch: checks, the gate, the fixes as values.
+
+Read check.py first, then registry.py. Checks read through Host alone; applying a fix is in actions.
+"""

@@ -1,8 +1,8 @@
-"""Every change that preflight may ask for, as data with the identity it was judged on."""
+"""Every change that preflight may propose, as data with the identity it was judged on; and its result."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal, assert_never
 
 from msgspec import Struct
 
@@ -54,13 +54,41 @@ class DropPageCache(Struct, frozen=True):
     would_free_bytes: int
     frees_bytes: int = 0
     kind: ClassVar[str] = "drop-page-cache"
-
-    @property
-    def target(self) -> str:
-        return "page cache"
+    target: ClassVar[str] = "page cache"
 
 
 Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache
 
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache)
 """Strays first (they hold segments), then segments, then the page cache."""
+
+
+def identity(fix: Fix) -> tuple[object, ...]:
+    """What a fix changes, whatever was known of its size when it was judged."""
+    match fix:
+        case EndProcess():
+            return fix.kind, fix.pid, fix.start_time
+        case RemoveContainer():
+            return fix.kind, fix.container_id
+        case UnlinkSegment():
+            return fix.kind, fix.path, fix.device, fix.inode
+        case DropPageCache():
+            return (fix.kind,)
+        case _:
+            assert_never(fix)
+
+
+class Applied(Struct, frozen=True):
+    """`stale`: what the fix was judged on is gone or changed, nothing was done. `failed`: `note` says why."""
+
+    state: Literal["applied", "stale", "failed"]
+    note: str = ""
+
+
+class FixState(Struct, frozen=True):
+    """What became of a fix, or would."""
+
+    fix: Fix
+    state: str
+    """would apply, held back, applied, stale or failed."""
+    note: str = ""

@@ -1,4 +1,4 @@
-"""Findings as a table for people, and as one JSON object."""
+"""Findings as a table for people and as one JSON object; the checks as docs/checks.md."""
 
 from __future__ import annotations
 
@@ -7,24 +7,16 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from sparkd.lib.tables import Parts, Table
-from sparkd.preflight.check import Finding, JsonValue
-from sparkd.preflight.examine import fixes_to_apply, overall
-from sparkd.preflight.fixes import Fix
+from sparkd.lib.text import Parts, Table
+from sparkd.preflight.check import Finding, Level
+from sparkd.preflight.fixes import FixState
+from sparkd.preflight.registry import CHECKS
+from sparkd.preflight.runner import fixes_to_apply, overall
 
 SCHEMA = 1
 WOULD_APPLY = "would apply"
 HELD_BACK = "held back"
 """Not to be applied, since something else blocks that no fix clears."""
-
-
-class FixState(Struct, frozen=True):
-    """What became of a fix, or would."""
-
-    fix: Fix
-    state: str
-    """would apply, held back, applied, stale or failed."""
-    note: str = ""
 
 
 class Shown(Struct, frozen=True):
@@ -51,29 +43,24 @@ def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple
 
 
 def as_json(shown: Shown) -> str:
-    checks: list[JsonValue] = [_check(finding, shown) for finding in shown.findings]
-    fields: dict[str, JsonValue] = {
+    fields = {
         "schema": SCHEMA,
         "node": shown.node,
         "role": shown.role,
         "dry_run": shown.changes_nothing,
         "verdict": overall(shown.findings).value,
         "needs_person": any(finding.verdict.needs_person for finding in shown.findings),
-        "checks": checks,
+        "checks": [_check(finding, shown) for finding in shown.findings],
         "before": [_check(finding, shown) for finding in shown.before],
         "hooks": list(shown.hooks),
     }
     return json.dumps(fields, indent=1) + "\n"
 
 
-def _check(finding: Finding, shown: Shown) -> JsonValue:
+def _check(finding: Finding, shown: Shown) -> dict[str, object]:
     verdict = finding.verdict
     own = [*verdict.fixes, *(fix for one in shown.before if one.id == finding.id for fix in one.verdict.fixes)]
-    fixes: list[JsonValue] = [
-        {"kind": one.fix.kind, "target": one.fix.target, "state": one.state, "note": one.note}
-        for one in shown.fixes
-        if one.fix in own
-    ]
+    states = [one for one in shown.fixes if one.fix in own]
     return {
         "id": finding.id,
         "level": verdict.level.value,
@@ -81,7 +68,7 @@ def _check(finding: Finding, shown: Shown) -> JsonValue:
         "hint": verdict.hint,
         "needs_person": verdict.needs_person,
         "facts": finding.facts,
-        "fixes": fixes,
+        "fixes": [{"kind": s.fix.kind, "target": s.fix.target, "state": s.state, "note": s.note} for s in states],
         "seconds": finding.seconds,
     }
 
@@ -94,21 +81,41 @@ def parts(shown: Shown) -> Parts:
     lines.append(_table(shown.findings))
     if shown.fixes:
         lines.append("")
-        lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{_note(one)}" for one in shown.fixes]
+        lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{one.note and f' ({one.note})'}" for one in shown.fixes]
     lines += [f"would run: {hook}" for hook in shown.hooks]
     word = overall(shown.findings).value
     person = ", and a person is needed" if any(one.verdict.needs_person for one in shown.findings) else ""
     return [*lines, "", f"{shown.node} ({shown.role}): {word}{person}"]
 
 
-def _note(one: FixState) -> str:
-    return f" ({one.note})" if one.note else ""
-
-
 def _table(findings: Sequence[Finding]) -> Table:
     rows = []
     for finding in findings:
         verdict = finding.verdict
-        hint = f" -> {verdict.hint}" if verdict.hint and verdict.level.value != "ok" else ""
+        hint = f" -> {verdict.hint}" if verdict.hint and verdict.level is not Level.OK else ""
         rows.append((f"{verdict.level.value.upper():8}{finding.id}", f"{verdict.reason}{hint}"))
     return Table(rows, levels=[finding.verdict.level.value for finding in findings])
+
+
+MANUAL = """\
+<!-- Made by `make generate` from the checks themselves. -->
+# Checks of `sparkd preflight`
+
+They run in this order before every launch. `preflight.skip` and `preflight.downgrade` name them by id, and ids never
+change. A check whose probe fails is `unknown`, which blocks; one that only ever warns, warns then.
+
+| id | levels | reads | may fix | known from |
+| --- | --- | --- | --- | --- |
+"""
+
+
+def checks_manual() -> str:
+    """docs/checks.md: every check as a row, then its page."""
+    rows, pages = "", ""
+    for check in CHECKS:
+        about = check.about
+        levels, fixes = ", ".join(level.value for level in about.levels), ", ".join(about.fixes) or "nothing"
+        cells = (f"[`{check.id}`](#{check.id})", levels, about.reads, fixes, about.source.replace("|", "\\|"))
+        rows += f"| {' | '.join(cells)} |\n"
+        pages += f"\n## {check.id}\n\n```text\n{about.page}\n```\n"
+    return f"{MANUAL}{rows}{pages}"

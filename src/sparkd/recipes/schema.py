@@ -1,4 +1,4 @@
-"""Schema 1 of recipes: what one may say, with its bounds and its description."""
+"""Schema 1 of recipes: keys, bounds and descriptions."""
 
 from __future__ import annotations
 
@@ -6,28 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    JsonValue,
-    Strict,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Strict, Tag, model_validator
 
-from sparkd import flags
-from sparkd.settings import kinds as t
-from sparkd.settings.kinds import Section
+from sparkd.config import types as t
+from sparkd.config.types import Section
+from sparkd.vllm.args import check_path, check_text, normalize_flag
 
 RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
-"""Where sparkd itself mounts into the container."""
+"""Targets of sparkd's own mounts."""
 SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
-"""What a container cannot live without as it is made for it."""
+"""Folders that docker provides in each container."""
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
-"""In `expect`: what vLLM says at its start as "KV cache size"."""
+"""In `expect`: the "KV cache size" in vLLM's log."""
 
 _ULIMITS = Literal[
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
@@ -37,11 +28,11 @@ _ULIMITS = Literal[
 
 def _model_path(raw: str) -> str:
     if raw.startswith("/"):
-        path = flags.absolute_path(raw, "it")
+        path = check_path(raw, "it")
         if not path.strip("/."):
             raise ValueError("must be the model's own folder, not the node's whole file system")
         return path
-    if raw and flags.absolute_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
+    if raw and check_path(f"/{raw}", "it") != f"/{raw.rstrip('/')}":
         raise ValueError("must be a path below engine.models_dir, or an absolute one")
     if any(part in ("", ".") for part in raw.split("/")) and raw:
         raise ValueError("must be a plain path below engine.models_dir, or an absolute one")
@@ -49,20 +40,19 @@ def _model_path(raw: str) -> str:
 
 
 def _target(raw: str) -> str:
-    path = flags.absolute_path(raw, "it")
-    # As docker sees it: without doubled slashes and dots.
+    path = check_path(raw, "it")
+    # Normalized as docker does it: without doubled slashes and dots.
     plain = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-    for taken in RESERVED_TARGETS:
-        if plain == "/" or plain == taken or plain.startswith(f"{taken}/"):
-            raise ValueError(f"{path} in the container is sparkd's own: choose another")
+    if plain == "/" or any(f"{plain}/".startswith(f"{taken}/") for taken in RESERVED_TARGETS):
+        raise ValueError(f"{path} in the container is sparkd's own: choose another")
     for taken in SYSTEM_TARGETS:
-        if plain == taken or plain.startswith(f"{taken}/"):
+        if f"{plain}/".startswith(f"{taken}/"):
             raise ValueError(f"{path} in the container is the system's own: choose another outside of {taken}")
     return plain
 
 
 def _served_name(raw: str) -> str:
-    name = flags.text(raw)
+    name = check_text(raw)
     if name.startswith("-"):
         raise ValueError("must not begin with a dash: the engine would read it as a flag")
     if name and not name.strip():
@@ -73,11 +63,7 @@ def _served_name(raw: str) -> str:
 def _program(raw: tuple[str, ...]) -> tuple[str, ...]:
     if not raw or not raw[0]:
         raise ValueError("must name a program")
-    return tuple(flags.text(word) for word in raw)
-
-
-def _text(raw: str) -> str:
-    return flags.text(raw)
+    return tuple(check_text(word) for word in raw)
 
 
 ModelPath = Annotated[str, AfterValidator(_model_path)]
@@ -85,7 +71,7 @@ ServedName = Annotated[str, AfterValidator(_served_name)]
 Target = Annotated[str, AfterValidator(_target)]
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
-Text = Annotated[str, AfterValidator(_text)]
+Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
 Bytes = Annotated[int, Field(ge=1, le=2**50)]
@@ -99,7 +85,7 @@ SysctlName = Annotated[
         "a setting of memory or network, such as vm.swappiness, or kernel.numa_balancing, .pid_max or .threads-max",
     ),
 ]
-"""A recipe comes from somebody else: what could run a program, such as kernel.core_pattern, is not for it to say."""
+"""Recipes come from third parties, so settings that can run a program, such as kernel.core_pattern, are excluded."""
 SysctlValue = Annotated[
     str,
     BeforeValidator(lambda raw: str(raw) if type(raw) is int else raw, json_schema_input_type=int | str),
@@ -127,7 +113,7 @@ def _limit(raw: object) -> object:
 
 
 def _volume(raw: object) -> object:
-    """Docker's short form, but for its silent default: whether the container may write is always said."""
+    """Parses docker's short form; `ro` or `rw` is required."""
     if not isinstance(raw, str):
         return raw
     parts = re.fullmatch(r"([^:]*):([^:]*):(ro|rw)", raw)
@@ -153,12 +139,15 @@ class Lines(Section):
     )
     times: int = Field(1, ge=0, le=10_000, description="How many lines match.")
 
+    def __str__(self) -> str:
+        return f"{self.times} line(s) of {self.file} match {self.pattern}"
+
 
 COMMAND, LINES = "<command>", "<lines>"
-"""Pydantic's names for the two forms of an assertion: no part of a key that a person has written."""
+"""Tags of the two forms of an assertion in pydantic's error locations, which are not part of the written key."""
 Assertion = Annotated[
     Annotated[Text, Tag(COMMAND)] | Annotated[Lines, Tag(LINES)],
-    Discriminator(lambda said: LINES if isinstance(said, Mapping | Lines) else COMMAND),
+    Discriminator(lambda raw: LINES if isinstance(raw, Mapping | Lines) else COMMAND),
 ]
 
 
@@ -173,7 +162,7 @@ class Image(Section):
         (),
         alias="assert",
         description="What must be so in the container before the engine starts: shell commands that must succeed, or "
-        "how many lines of a file match a pattern, which tells a patch that is applied twice.",
+        "how many lines of a file match a pattern, which tells a patch that is applied twice.",  # words: keep
     )
 
 
@@ -214,7 +203,7 @@ class Container(Section):
 class ForkFlags(Section):
     """What the image's engine knows that vLLM's own does not."""
 
-    extra: Annotated[tuple[Annotated[str, AfterValidator(flags.flag_name)], ...], Strict(False)] = Field(
+    extra: Annotated[tuple[Annotated[str, AfterValidator(normalize_flag)], ...], Strict(False)] = Field(
         (), description="Flags that are not held against the table of vLLM's own: neither name nor value."
     )
 
@@ -270,27 +259,18 @@ class Recipe(Section):
             raise t.fault("model.path", "", "must name the model's folder")
         if not self.image.ref:
             raise t.fault("image.ref", "", "must name an image")
-        return self
-
-    @model_validator(mode="after")
-    def _counts_tokens(self) -> Recipe:
         tokens = self.expect.get(KV_CACHE_TOKENS)
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise t.fault(f"expect.{KV_CACHE_TOKENS}", tokens, "must be a whole number of tokens")
-        return self
-
-    @model_validator(mode="after")
-    def _targets_differ(self) -> Recipe:
-        taken: set[str] = set()
-        for target in (*(volume.target for volume in self.container.volumes), *self.caches.values()):
-            if target in taken:
+        targets = [*(volume.target for volume in self.container.volumes), *self.caches.values()]
+        for target in targets:
+            if targets.count(target) > 1:
                 raise t.fault("container.volumes", target, "is mounted twice")
-            taken.add(target)
         return self
 
 
 def json_schema() -> str:
-    """JSON Schema of a recipe file, for editors. What an extended recipe may leave to its base is not required."""
+    """JSON Schema of a recipe file, for editors. Keys that a base may provide are not required."""
     import json
 
     schema = Recipe.model_json_schema(by_alias=True)

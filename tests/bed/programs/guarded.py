@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.guard.guard import Guard  # noqa: E402  # only here can it be found
+from sparkd.engine.memory_guard.guard import MemoryGuard  # noqa: E402  # only here can it be found
 
 ACCOUNT_SECONDS = 5.0
 
@@ -39,8 +39,8 @@ def main() -> None:
     command = ["unshare", "--pid", "--fork", "sh", "-c", f"read go; python3 -S {program} & wait"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as rank:
         pidfd = os.pidfd_open(_child(rank.pid))
-        guard = Guard(floor_mib << 20, pidfd, heard, lambda: None)
-        guard.stand()
+        guard = MemoryGuard(floor_mib << 20, pidfd, heard, lambda: None)
+        guard.start()
         while not heard.events:
             time.sleep(0.01)
         rank.communicate("go\n", timeout=300)

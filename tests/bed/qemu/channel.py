@@ -63,7 +63,7 @@ class Channel:
                     pass
                 return
             if time.monotonic() > deadline:
-                raise BedError(f"waited {seconds:g} s in vain for {self._path.name}")
+                raise BedError(f"waited {seconds:g} s without result for {self._path.name}")
 
     def _send(self, message: object, timeout: float) -> None:
         self._socket.settimeout(timeout)

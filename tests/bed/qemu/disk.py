@@ -22,7 +22,7 @@ UNWANTED = (
 )  # fmt: skip
 """They cost a boot seconds, or would run while something is measured."""
 UP_TO_DATE = ("etc/.updated", "var/.updated")
-"""Else the first boot makes caches anew."""
+"""Otherwise the first boot rebuilds its caches."""
 KERNEL, RAM_DISK, TREE, DISK = "vmlinuz", "initrd", "root", "disk.img"
 
 

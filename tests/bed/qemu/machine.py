@@ -128,7 +128,7 @@ class Machine:
         self.monitor(f"block_set_io_throttle virtio0 0 0 0 {operations} 0 0")
 
     def monitor(self, line: str) -> str:
-        """For what QMP has no command of its own."""
+        """For actions without a QMP command."""
         return str(self._qemu().call("human-monitor-command", {"command-line": line}))
 
     def _qemu(self) -> Channel:

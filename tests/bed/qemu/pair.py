@@ -71,7 +71,7 @@ class Pair:
         machine.run("ip", "address", "replace", f"{self.address(machine)}/24", "dev", BOND)
 
     def cable(self, port: int, is_in: bool) -> None:
-        """Both ends of it: with one alone the other machine would go on sending into it."""
+        """Both ends of it: with one alone the other machine would continue to send into it."""
         for machine in self.both:
             machine.cable(port, is_in)
 

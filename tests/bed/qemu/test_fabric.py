@@ -59,13 +59,13 @@ def test_both_legs_cut_leave_no_carrier_and_rdma_down_and_nothing_is_waited_out(
     assert link.level == "warn"
     for name in (BOND, "eth0", "eth1"):
         assert f"{name} has no carrier (down)" in link.reason
-    assert link.facts["paths"] == [], "nobody is asked over an interface without carrier"
+    assert link.facts["paths"] == [], "no peer is probed over an interface without carrier"
     assert said["fabric-address"].level == "ok", "the address stays: the agent awaits the other node"
     rdma = said["rdma"]
     assert (rdma.level, rdma.reason) == ("warn", f"{HCA} ({BOND}): port 1 is DOWN; {BOND} has no carrier")
 
 
-def test_a_bond_that_takes_no_large_frames_is_warned_of_and_nobody_is_asked_for_them(bonded: Pair) -> None:
+def test_a_bond_that_takes_no_large_frames_is_warned_of_and_no_peer_is_probed_with_them(bonded: Pair) -> None:
     bonded.head.run("ip", "link", "set", BOND, "mtu", "1500")
     try:
         link = bonded.preflight()["fabric-link"]

@@ -68,8 +68,8 @@ def guarded(machine: Machine, floor_mib: int, *program: str) -> Ending:
     before = oom_kills(machine)
     run = ("systemd-run", "--pipe", "--wait", "--collect", "--quiet")
     done = machine.run(*run, "python3", "-IBS", "/root/programs/guarded.py", str(floor_mib), *program, timeout=400)
-    told = json.loads(done.stdout.splitlines()[-1])
-    return Ending(told["caught"], told["said"], oom_kills(machine) - before)
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    return Ending(outcome["caught"], outcome["said"], oom_kills(machine) - before)
 
 
 def note(name: str, endings: list[Ending]) -> None:

@@ -48,7 +48,7 @@ def test_other_programs_do_not_speak_for_the_driver(pair: Pair) -> None:
     assert (found.level, found.facts["events"]) == ("ok", []), found.reason
 
 
-def test_a_kill_by_a_memory_limit_is_the_groups_own_matter_and_one_of_the_machine_is_told(pair: Pair) -> None:
+def test_a_kill_by_a_memory_limit_is_the_groups_own_matter_and_one_of_the_machine_is_reported(pair: Pair) -> None:
     run = ("systemd-run", "--wait", "--collect", "--property=OOMScoreAdjust=1000")
     limits = ("--property=MemoryMax=64M", "--property=MemorySwapMax=0")
     pair.head.run(*run, *limits, "python3", "-c", EAT, check=False, timeout=240)
@@ -61,7 +61,7 @@ def test_a_kill_by_a_memory_limit_is_the_groups_own_matter_and_one_of_the_machin
     assert [(one["kind"], one["count"]) for one in found.facts["events"]] == [("out-of-memory", 1)]
 
 
-def test_a_fatal_error_of_a_pcie_device_is_told(pair: Pair) -> None:
+def test_a_fatal_error_of_a_pcie_device_is_reported(pair: Pair) -> None:
     """Reported by the root port, as real ones are."""
     pair.head.monitor(f"pcie_aer_inject_error {SPARE} DLP")
     wait_for(lambda: "AER: Uncorrect" in log(pair), 60, "the kernel to say so", pause=1)

@@ -11,10 +11,11 @@ LAUNCH = """
 import sys
 from pathlib import Path
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.hands.files import write
-from sparkd.host import boots
+from sparkd.actions.files import write
+from sparkd.state.launch_history import FILE, LaunchHistory
 boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-write(Path("/", boots.PATH), boots.dump(boots.Boots().opened(boot, "0" * 64, {})), 0o644, durable=True)
+history = LaunchHistory().record_launch("0" * 64, boot, {})
+write(Path(FILE.path), FILE.encode(history), FILE.mode, durable=True)
 Path("/var/lib/sparkd/unsynced").write_text("x")
 """
 """What the agent writes down just before it starts the rank's container."""

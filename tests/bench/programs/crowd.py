@@ -41,26 +41,26 @@ def scan(runs: int) -> NoReturn:
 def timed(runs: int) -> dict[str, list[float] | int]:
     from sparkd.host import Host
     from sparkd.preflight.check import Level
-    from sparkd.preflight.ports import Ports, Wanted
-    from sparkd.preflight.strays import StrayWorkers
+    from sparkd.preflight.checks.ports import Ports, Wanted
+    from sparkd.preflight.checks.stray_workers import StrayWorkers
 
     strays, ports, host = StrayWorkers(), Ports((Wanted(PORT, "", "the API", "args.port"),)), Host()
-    strays.look(host)  # imports, and names of users, once
-    ports.look(host)
+    strays.run(host)  # imports, and names of users, once
+    ports.run(host)
     free, held = [], []
     scanned = 0
     for _ in range(runs):
         began = time.perf_counter()
-        facts, verdict = strays.look(host)
-        no_holder = ports.look(host)[1]
+        facts, verdict = strays.run(host)
+        no_holder = ports.run(host)[1]
         free.append(time.perf_counter() - began)
         assert verdict.level is no_holder.level is Level.OK, f"{verdict.reason}; {no_holder.reason}"
         scanned = facts.scanned
     with socket.create_server(("", PORT)):
         for _ in range(runs):
             began = time.perf_counter()
-            strays.look(host)
-            verdict = ports.look(host)[1]
+            strays.run(host)
+            verdict = ports.run(host)[1]
             held.append(time.perf_counter() - began)
             assert verdict.level is Level.BLOCK and f"pid {os.getpid()}" in verdict.reason, verdict.reason
     return {"scanned": scanned, "free": free, "held": held}

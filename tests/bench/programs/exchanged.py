@@ -23,8 +23,8 @@ class Cost:
     report_bytes: int
     wire_bytes: float
     """Of an exchange, headers of every layer and acknowledgements included."""
-    asks_seconds: tuple[float, ...]
-    """CPU of the loop that asks: to sign, to ask, to prove and to parse the answer."""
+    requests_seconds: tuple[float, ...]
+    """CPU of the requesting loop: to sign, to request, to verify and to parse the answer."""
     answers_seconds: tuple[float, ...]
 
 
@@ -32,53 +32,53 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from tests.bench.programs.node import context, usual
     from tests.bench.programs.simulated import traffic
 
-    from sparkd.first_report import first_report
+    from sparkd.agent.bootstrap import initial_status
+    from sparkd.cluster.auth import KeyRing
+    from sparkd.cluster.client import PeerReader, Source
+    from sparkd.cluster.peer_api import PeerApi
     from sparkd.host import Host
-    from sparkd.host.cluster_key import KeyRing
     from sparkd.lib.event_loop import EventLoop
     from sparkd.lib.http_server import HttpServer
-    from sparkd.peers.reader import Reader, Source
-    from sparkd.report.exchange import Exchange
-    from sparkd.report.node_report import dump
+    from sparkd.status.model import dump
 
-    report = usual(first_report(context(2, 0, key_file), Host(), os.urandom(16).hex(), ""), findings)
+    report = usual(initial_status(context(2, 0, key_file), Host(), os.urandom(16).hex(), ""), findings)
     text = dump(report)
     keys = KeyRing(Host().files, key_file).keys
-    exchange = Exchange(ADDRESS, keys, HOLD_SECONDS)
-    exchange.publish(text.encode())
+    peer_api = PeerApi(ADDRESS, keys, HOLD_SECONDS)
+    peer_api.publish(text.encode())
     loop = EventLoop()
     loop.start()
-    server = HttpServer(ADDRESS, 0, exchange.handle)
+    server = HttpServer(ADDRESS, 0, peer_api.handle)
     server.start(loop)
     read = threading.Semaphore(0)
     network = EventLoop()
     network.start()
-    network.spawn(Reader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).run())
+    network.spawn(PeerReader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).run())
     count = 0
 
     def exchanges(number: int) -> None:
-        """Each new report is asked for, and answered, once the one before has been read."""
+        """Each new report is requested, and answered, once the one before has been read."""
         nonlocal count
         for _ in range(number):
             if not read.acquire(timeout=HOLD_SECONDS):
                 raise SystemExit("no report was read")
             count += 1
-            loop.call(exchange.publish, text.replace("loading weights", f"loading weight{count:05}", 1).encode())
+            loop.call(peer_api.publish, text.replace("loading weights", f"loading weight{count:05}", 1).encode())
 
     exchanges(EXCHANGES)  # warm
     # The loop that answers was started first.
     loops = [thread.ident or 0 for thread in threading.enumerate() if thread.name == "network"]
     clocks = [time.pthread_getcpuclockid(ident) for ident in loops]
-    asks, answers = [], []
+    requests, answers = [], []
     before = traffic().bytes
     for _ in range(runs):
         began = [time.clock_gettime(clock) for clock in clocks]
         exchanges(EXCHANGES)
-        answering, asking = (time.clock_gettime(clock) - start for clock, start in zip(clocks, began, strict=True))
-        asks.append(asking / EXCHANGES)
+        answering, requesting = (time.clock_gettime(clock) - start for clock, start in zip(clocks, began, strict=True))
+        requests.append(requesting / EXCHANGES)
         answers.append(answering / EXCHANGES)
     wire = (traffic().bytes - before) / (runs * EXCHANGES)
-    return Cost(len(text), round(wire), tuple(asks), tuple(answers))
+    return Cost(len(text), round(wire), tuple(requests), tuple(answers))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,12 @@ import time
 from contextlib import closing
 from functools import partial
 
-from sparkd.engine.forward import Forwarder
+from sparkd.engine.lines import LogForwarder
 from sparkd.engine.log_reader import LogReader
 from sparkd.host import Host, docker
 from sparkd.lib.journal import Journal
 from sparkd.lib.log import events
-from sparkd.lib.redact import Redactor
+from sparkd.lib.text import Redactor
 
 POLL_SECONDS = 0.1
 END_SECONDS = 120.0
@@ -28,7 +28,7 @@ def main(container: str) -> None:
     redact = Redactor(("a-key-that-is-looked-for",))
     log = LogReader(
         partial(docker.follow_log, host, container),
-        Forwarder(redact, "127.0.0.1"),
+        LogForwarder(redact, "127.0.0.1"),
         journal.put,
         events(journal.put, redact),
         lambda: None,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-FIRST = "sparkd.commands.run"
+FIRST = "sparkd.cli.run"
 TIMED = """
 import sys, time
 sys.path[:0] = {paths!r}
@@ -41,7 +41,7 @@ def reached(first: str) -> list[str]:
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """Names of modules that an import statement below `node` names, but for those under TYPE_CHECKING."""
+    """Names of modules that an import statement below `node` names, except those under TYPE_CHECKING."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and isinstance(child.test, ast.Name) and child.test.id == "TYPE_CHECKING":
             continue

@@ -4,9 +4,9 @@ node.py NODES RANK KEY_FILE FOLDER     one word a line in, one line of JSON out 
 
 join     serve the own report and read the others'      load     a change of progress each second, from now on
 mark     what it took so far, and whom it hears         still    no more changes
-news     change phase now                               seen     when it told which message, and when it saw which
+news     change phase now                               seen     when it published which message, and when it saw which
 
-Each has an address of 127/8 of its own. The settings end at eight nodes; a simulation goes on.
+Each has an address of 127/8 of its own. The settings end at eight nodes; a simulation has no such limit.
 """
 
 from __future__ import annotations
@@ -20,29 +20,39 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-import sparkd.life  # noqa: F401 - the memory that an agent has before it has peers
-from sparkd.cluster import Cluster, join
-from sparkd.first_report import first_report
-from sparkd.hands import files
+import sparkd.agent.run  # noqa: F401 - the memory that an agent has before it has peers
+from sparkd.actions import files
+from sparkd.agent.bootstrap import initial_status
+from sparkd.cluster.membership import NodeContext, node_of_rank
+from sparkd.cluster.monitor import PeerMonitor
+from sparkd.cluster.service import join_cluster
+from sparkd.config import Settings
 from sparkd.host import Host
-from sparkd.launch.planner import make_plan
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import events
-from sparkd.lib.redact import Redactor
-from sparkd.peers.snapshot import Snapshot
-from sparkd.pulse import Pulse
-from sparkd.recipes.load import load
-from sparkd.report.node_report import Contact, FindingReport, MemoryReport, NodeReport, Phase, dump, parse, redacted
-from sparkd.report.reporter import Reporter, status_line
-from sparkd.roles import HEAD, WORKER, NodeContext, of_rank
-from sparkd.settings import Settings
-from sparkd.systemd import Notifier
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.text import Redactor
+from sparkd.plan.build import make_plan
+from sparkd.recipes.loader import load_recipe
+from sparkd.status.model import (
+    Contact,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    dump,
+    parse,
+    redacted,
+)
+from sparkd.status.publisher import Reporter, status_line
 
 RECIPES = (Path(__file__).parents[3] / "config/recipes",)
 STILL_SECONDS = 5.0
 """As an agent looks at its serving engine."""
 PACE_SECONDS = 1.02
-"""Just over what the reporter allows, so that every change is told at once."""
+"""Just over what the reporter allows, so that every change is published at once."""
 CHECKS = ("script-paths", "stray-workers", "shared-memory", "page-cache", "unified-memory")
 GIB = 1 << 30
 _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
@@ -56,10 +66,10 @@ def context(nodes: int, rank: int, key_file: str) -> NodeContext:
     plain = Settings()
     cluster = plain.cluster.model_copy(update={"nodes": tuple(map(address, range(nodes))), "key_file": key_file})
     settings = plain.model_copy(update={"cluster": cluster})  # unlike the constructor, it does not check
-    node = of_rank(settings, rank)
-    recipe = load("tiny-cpu-pair", RECIPES).recipe
+    node = node_of_rank(settings, rank)
+    recipe = load_recipe("tiny-cpu-pair", RECIPES).recipe
     plan = make_plan(recipe, plain, replace(node, cluster_size=2, interface="lo"))
-    return NodeContext(WORKER if rank else HEAD, rank, replace(plan, node=node), settings, recipe, settings)
+    return NodeContext(replace(plan, node=node), settings, recipe, settings)
 
 
 def usual(report: NodeReport, findings: int = len(CHECKS)) -> NodeReport:
@@ -89,27 +99,26 @@ class Node:
         self._notifier = Notifier()
         self._network = EventLoop()
         self._network.start()
-        self._pulse = Pulse(self._notifier, {}, self._network)
+        self._loop = MainLoop(self._notifier, {}, self._network)
         self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)
         self._file = folder / f"report-{place.rank}.json"
-        self._cluster: Cluster | None = None
-        first = usual(first_report(place, self._host, os.urandom(16).hex(), ""))
+        first = usual(initial_status(place, self._host, os.urandom(16).hex(), ""))
         parse(dump(first))  # what reading takes in memory is no peer's
         self._reporter = Reporter(first, (self._to_file,))
         self._loading = False
         self._due = 0.0
         self._count = 0
-        self._told: dict[str, float] = {}
+        self._published: dict[str, float] = {}
         self._seen: dict[str, float] = {}
         self._known: dict[int, str] = {}
-        """The last message seen, by rank; this node's own is the last one told."""
+        """The last message seen, by rank; this node's own is the last one published."""
 
     def live(self) -> None:
-        """The main loop of an agent: it waits, looks at the others, and tells of itself."""
+        """The main loop of an agent: it waits, reads the others, and publishes its own status."""
         buffer = b""
         while True:
             seconds = max(0.0, self._due - time.monotonic()) if self._loading else STILL_SECONDS
-            if self._pulse.wait(seconds, sys.stdin.fileno()):
+            if self._loop.wait(seconds, sys.stdin.fileno()):
                 data = os.read(sys.stdin.fileno(), 4096)
                 if not data:
                     return
@@ -135,8 +144,8 @@ class Node:
                 serves = self._reporter.report.phase is Phase.SERVING
                 self._change(Phase.DEGRADED if serves else Phase.SERVING)
             case "seen":
-                answer: dict[str, object] = {"told": self._told, "seen": self._seen}
-                self._told, self._seen = {}, {}
+                answer: dict[str, object] = {"published": self._published, "seen": self._seen}
+                self._published, self._seen = {}, {}
                 return answer
         return self._mark()
 
@@ -148,24 +157,25 @@ class Node:
         return {"at": time.monotonic(), "cpu": time.process_time(), "pss": int(found[1]), "hears": hears}
 
     def _join(self) -> None:
-        self._cluster = join(self._place, self._host, self._pulse, self._network, self._redact, self._log)
-        sinks = (self._to_file, self._to_systemd, self._stamp, *self._cluster.sinks)
+        cluster = join_cluster(self._place, self._host, self._loop.wake, self._network, self._redact, self._log)
+        sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)
         self._reporter = Reporter(self._reporter.report, sinks)
-        self._cluster.together.show = self._meet
-        self._pulse.guard = self._cluster.together.look
-        self._reporter.tell()
+        timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
+        monitor = PeerMonitor(cluster.readers, self._loop.submit, timeout_seconds, self._meet)
+        self._loop.add_check(monitor.check)
+        self._reporter.publish()
 
     def _change(self, phase: Phase) -> None:
         self._count += 1
         message = f"rank {self._place.rank}: loading weights {self._count}/46, about 120 s left"
         self._reporter.update(phase=phase, message=message)
 
-    def _meet(self, seen: tuple[Snapshot, ...]) -> None:
+    def _meet(self, seen: tuple[PeerStatus, ...]) -> None:
         now = time.monotonic()
         for one in seen:
             if one.report is not None and self._is_new(one.report):
                 self._seen[one.report.message] = now
-        self._reporter.update(peers=tuple(one.as_peer() for one in seen))
+        self._reporter.update(peers=seen)
 
     def _to_file(self, report: NodeReport) -> None:
         files.write(self._file, dump(redacted(report, self._redact)), 0o644, durable=False)
@@ -175,7 +185,7 @@ class Node:
 
     def _stamp(self, report: NodeReport) -> None:
         if self._is_new(report):
-            self._told[report.message] = time.monotonic()
+            self._published[report.message] = time.monotonic()
 
     def _is_new(self, report: NodeReport) -> bool:
         known = self._known.get(report.rank)

@@ -44,12 +44,12 @@ def first(port: int, seconds: float) -> dict[str, float]:
 
 def load(port: int, seconds: float) -> dict[str, float]:
     began = time.monotonic()
-    asked = succeeded = 0
-    while (due := began + asked * LOAD_SECONDS) < began + seconds:
+    sent = succeeded = 0
+    while (due := began + sent * LOAD_SECONDS) < began + seconds:
         time.sleep(max(0.0, due - time.monotonic()))
-        asked += 1
+        sent += 1
         succeeded += complete(port, 8)
-    return {"asked": asked, "succeeded": succeeded}
+    return {"sent": sent, "succeeded": succeeded}
 
 
 if __name__ == "__main__":

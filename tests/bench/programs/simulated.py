@@ -21,7 +21,7 @@ from typing import IO
 
 NODE = Path(__file__).parent / "node.py"
 LOADING_NODES = 16
-"""Where more tell of their progress every second, two cores can't carry it: 32 nodes make 1000 exchanges a second."""
+"""Where more publish their progress every second, two cores can't carry it: 32 nodes make 1000 exchanges a second."""
 LOADING_SECONDS = 8.0
 SERVING_SECONDS = 10.1
 """Two whole turns: an answer is held back for five seconds, and a pause follows."""
@@ -74,9 +74,9 @@ class Result:
 
 @dataclass(frozen=True)
 class Log:
-    """Of one node: when it told its messages, and when it saw those of the others, on CLOCK_MONOTONIC."""
+    """Of one node: when it published its messages, and when it saw those of the others, on CLOCK_MONOTONIC."""
 
-    told: dict[str, float]
+    published: dict[str, float]
     seen: dict[str, float]
 
 
@@ -84,11 +84,11 @@ def latencies(logs: Sequence[Log]) -> tuple[float, ...]:
     """Of every message that all others have seen: one that came too late for this log, or that a newer one overtook
     before it was read, is left out."""
     found = []
-    for teller in logs:
-        others = [log.seen for log in logs if log is not teller]
-        for message, told_at in teller.told.items():
+    for sender in logs:
+        others = [log.seen for log in logs if log is not sender]
+        for message, published_at in sender.published.items():
             if all(message in seen for seen in others):
-                found.append(round(max(seen[message] for seen in others) - told_at, 4))
+                found.append(round(max(seen[message] for seen in others) - published_at, 4))
     return tuple(found)
 
 
@@ -100,17 +100,17 @@ class Nodes:
 
     def say(self, word: str, only: int | None = None) -> list[str]:
         """Say it to all, or to one rank; their answers."""
-        told = self._processes if only is None else [self._processes[only]]
-        for process in told:
+        chosen = self._processes if only is None else [self._processes[only]]
+        for process in chosen:
             _stream(process.stdin).write(f"{word}\n")
             _stream(process.stdin).flush()
-        return [_line(process) for process in told]
+        return [_line(process) for process in chosen]
 
     def marks(self) -> list[Mark]:
         return [Mark(**json.loads(line)) for line in self.say("mark")]
 
     def latencies(self) -> tuple[float, ...]:
-        """Since the last time that they were asked for."""
+        """Since the last request for them."""
         return latencies([Log(**json.loads(line)) for line in self.say("seen")])
 
     def meet(self) -> None:

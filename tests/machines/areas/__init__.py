@@ -1,9 +1,9 @@
-"""What a machine is made of, one file for each concern: how it is when healthy, and what may be ill about it."""
+"""The files of a machine, one module for each area: the healthy state, and its faults."""
 
 from __future__ import annotations
 
 from tests.machines.areas import base, docker, fabric, gpu, guard, kernel, memory, model, plan
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 AREAS = (base, memory, fabric, docker, model, gpu, guard, kernel, plan)
@@ -16,4 +16,4 @@ def healthy(tree: Tree, rank: int) -> Tree:
     return tree
 
 
-ILLNESSES: tuple[Illness, ...] = tuple(illness for area in AREAS for illness in area.ILLNESSES)
+FAULTS: tuple[Fault, ...] = tuple(fault for area in AREAS for fault in area.FAULTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -32,7 +32,7 @@ def healthy(tree: Tree, rank: int) -> None:
 
 
 def memory(tree: Tree, *, free: float, available: float, **gib: float) -> None:
-    """As when idle, but for what is said."""
+    """An idle machine's memory with these changes."""
     tree.meminfo(**{"MemTotal": 121.63, "MemFree": free, "MemAvailable": available, **IDLE, **gib})
 
 
@@ -53,11 +53,11 @@ def _orphans(tree: Tree) -> None:
     tree.process(5334, "VLLM::Worker_TP", parent=4848, group=4140, argv=("VLLM::Worker_TP0",))
 
 
-ILLNESSES = (
-    Illness("page-cache-in-the-way", _page_cache_in_the_way, Level.WARN, "page-cache", also=("unified-memory",)),
-    Illness(
+FAULTS = (
+    Fault("page-cache-in-the-way", _page_cache_in_the_way, Level.WARN, "page-cache", also=("unified-memory",)),
+    Fault(
         "memory-held-by-the-driver", _memory_held_by_the_driver, Level.BLOCK, "unified-memory", also=("memory-held",)
     ),
-    Illness("script-gone", _script_gone, Level.BLOCK, "script-paths", says="/root/serve.sh"),
-    Illness("orphaned-engine", _orphans, Level.BLOCK, "stray-workers", says="an orphaned engine"),
+    Fault("script-gone", _script_gone, Level.BLOCK, "script-paths", says="/root/serve.sh"),
+    Fault("orphaned-engine", _orphans, Level.BLOCK, "stray-workers", says="an orphaned engine"),
 )

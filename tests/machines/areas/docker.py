@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -30,15 +30,6 @@ Restart=on-failure
 WantedBy=multi-user.target
 """
 """DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot."""
-METADATA = """\
-build_date: 2026-05-27T21:40:38Z
-vllm_commit: 48cebd4ad65d0b8263474dff1eb6ef83cb4fcc23
-build_args:
-  vllm_ref: main
-  vllm_prs: "41834"
-"""
-"""DeepSeek V4 Flash on Dual DGX Spark: what was read in the image after a rebuild had been advised in vain."""
-UPPER, LOWER = "/var/lib/docker/overlay2/5e/diff", "/var/lib/docker/overlay2/5d/diff"
 RUNTIMES = ("io.containerd.runc.v2", "nvidia", "runc")
 
 
@@ -51,7 +42,6 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file(HOOK, mode=0o755)
     tree.docker("/containers/json", [])
     image(tree)
-    layers(tree)
     for name in ("vllm", "flashinfer"):
         tree.sparse(f"{CACHES}/{name}/kernels.bin", 2 << 30)
     tree.sparse(f"/var/lib/sparkd/cache/{OTHER_IMAGE_ID}/vllm/kernels.bin", 3 << 30)
@@ -60,15 +50,6 @@ def healthy(tree: Tree, rank: int) -> None:
 def info(tree: Tree, *runtimes: str) -> None:
     names = {name: {"path": name} for name in runtimes}
     tree.docker("/info", {"Runtimes": names, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"], "LiveRestoreEnabled": False})
-
-
-def layers(tree: Tree) -> None:
-    """As spark-vllm-docker makes its image: its own programs over those of CUDA's."""
-    tree.file(f"{LOWER}/usr/bin/bash", mode=0o755)
-    tree.link(f"{LOWER}/bin", "usr/bin")
-    for program in ("/usr/local/bin/vllm", "/usr/local/bin/dsv4-vllm-entrypoint"):
-        tree.file(f"{UPPER}{program}", mode=0o755)
-    tree.file(f"{UPPER}/workspace/build-metadata.yaml", METADATA)
 
 
 def image(tree: Tree, architecture: str = "arm64") -> None:
@@ -91,7 +72,6 @@ def image(tree: Tree, architecture: str = "arm64") -> None:
                 },
             },
             "RootFS": {"Type": "layers", "Layers": ["sha256:" + "11" * 32]},
-            "GraphDriver": {"Name": "overlay2", "Data": {"UpperDir": UPPER, "LowerDir": LOWER}},
         },
     )
 
@@ -131,24 +111,20 @@ def _image_gone(tree: Tree) -> None:
     (tree.root / f".sparkd/docker/images/{IMAGE}/json.json").unlink()
 
 
-def _image_without_vllm(tree: Tree) -> None:
-    """As NVIDIA's CUDA image is, which the one of the recipe is made from."""
-    (tree.root / f"{UPPER}/usr/local/bin/vllm".lstrip("/")).unlink()
-
-
 def _image_of_another_machine(tree: Tree) -> None:
     image(tree, architecture="amd64")
 
 
 def _cache_wiped(tree: Tree) -> None:
-    from sparkd.host import Host, boots, docker
+    from sparkd.host import Host, docker_image
+    from sparkd.state.launch_history import FILE, LaunchHistory
 
     for name in ("vllm", "flashinfer"):
         (tree.root / f"{CACHES}/{name}/kernels.bin".lstrip("/")).unlink()
     host = Host(tree.root)
-    identity = docker.image_identity(host.docker_reader(), IMAGE)
+    identity = docker_image.image_identity(host.docker_reader(), IMAGE)
     good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
-    tree.file(boots.PATH, boots.dump(boots.Boots(good=good)))
+    tree.file(FILE.path, FILE.encode(LaunchHistory(good=good)))
 
 
 def _cache_in_the_way(tree: Tree) -> None:
@@ -186,19 +162,18 @@ def _container_of_before(tree: Tree) -> None:
     container(tree, THEIRS, "vllm_ds4", policy="unless-stopped", labels={})
 
 
-ILLNESSES = (
-    Illness("docker-away", _away, Level.WARN, "docker", says="systemctl start docker"),
-    Illness("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
-    Illness("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
-    Illness("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
-    Illness("image-without-vllm", _image_without_vllm, Level.BLOCK, "image", says="has no vllm in /usr/local/cuda/bin"),
-    Illness("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
-    Illness("cache-wiped", _cache_wiped, Level.WARN, "compile-cache", says="36 to 40 minutes"),
-    Illness("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
-    Illness("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
-    Illness("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),
-    Illness("rank-name-taken", _name_taken, Level.BLOCK, "stale-container", says="docker rename sparkd-rank0"),
-    Illness("labelled-copy-restarts", _copy_restarts, Level.WARN, "stale-container", says="--restart=no serve"),
-    Illness("unit-of-before", _unit_of_before, Level.WARN, "foreign-units", says="disable vllm-ds4-head.service"),
-    Illness("container-of-before", _container_of_before, Level.WARN, "foreign-units", says="--restart=no vllm_ds4"),
+FAULTS = (
+    Fault("docker-away", _away, Level.WARN, "docker", says="systemctl start docker"),
+    Fault("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
+    Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
+    Fault("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
+    Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
+    Fault("cache-wiped", _cache_wiped, Level.WARN, "compile-cache", says="36 to 40 minutes"),
+    Fault("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
+    Fault("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
+    Fault("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),
+    Fault("rank-name-taken", _name_taken, Level.BLOCK, "stale-container", says="docker rename sparkd-rank0"),
+    Fault("labelled-copy-restarts", _copy_restarts, Level.WARN, "stale-container", says="--restart=no serve"),
+    Fault("unit-of-before", _unit_of_before, Level.WARN, "foreign-units", says="disable vllm-ds4-head.service"),
+    Fault("container-of-before", _container_of_before, Level.WARN, "foreign-units", says="--restart=no vllm_ds4"),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -228,19 +228,19 @@ def _clock_ahead(tree: Tree) -> None:
     heard(tree, 0, ahead_seconds=3600.0)
 
 
-ILLNESSES: tuple[Illness, ...] = (
-    Illness("fabric-mtu-1500", _mtu_1500, Level.WARN, "fabric-link", says="MTU of 1500"),
-    Illness("switch-of-1500", _switch_of_1500, Level.WARN, "fabric-link", says="10.0.0.2 takes no frames of 9000"),
-    Illness("cable-out", _cable_out, Level.WARN, "fabric-link", says="no carrier", also=("rdma",)),
-    Illness("slow-fabric-link", _slow_link, Level.WARN, "fabric-link", says="100 Gb/s"),
-    Illness("fabric-on-management-port", _management_port, Level.WARN, "fabric-address", also=("fabric-link",)),
-    Illness("twins-in-one-subnet", _one_subnet, Level.WARN, "fabric-address", says="in the subnet of 10.0.0.1"),
-    Illness("two-ports-of-one-slot", _two_ports_of_one_slot, Level.WARN, "rdma", says="rocep1s0f0,roceP2p1s0f0"),
-    Illness("hca-that-is-not-there", _hca_that_is_not_there, Level.WARN, "rdma", says="mlx5_1"),
-    Illness("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device"),
-    Illness("gid-has-moved", _gid_has_moved, Level.BLOCK, "gid", says="on roceP2p1s0f0 that is RoCE v2 fd00::a"),
-    Illness("empty-gid-index", _empty_gid, Level.BLOCK, "gid", says="is empty"),
-    Illness("silent-dns-server", _silent_dns, Level.WARN, "resolver", says="20 s longer"),
-    Illness("open-api", _open_api, Level.WARN, "listeners", says="port 8000"),
-    Illness("clock-an-hour-ahead", _clock_ahead, Level.WARN, "peer-clock", says="3600 s ahead"),
+FAULTS: tuple[Fault, ...] = (
+    Fault("fabric-mtu-1500", _mtu_1500, Level.WARN, "fabric-link", says="MTU of 1500"),
+    Fault("switch-of-1500", _switch_of_1500, Level.WARN, "fabric-link", says="10.0.0.2 takes no frames of 9000"),
+    Fault("cable-out", _cable_out, Level.WARN, "fabric-link", says="no carrier", also=("rdma",)),
+    Fault("slow-fabric-link", _slow_link, Level.WARN, "fabric-link", says="100 Gb/s"),
+    Fault("fabric-on-management-port", _management_port, Level.WARN, "fabric-address", also=("fabric-link",)),
+    Fault("twins-in-one-subnet", _one_subnet, Level.WARN, "fabric-address", says="in the subnet of 10.0.0.1"),
+    Fault("two-ports-of-one-slot", _two_ports_of_one_slot, Level.WARN, "rdma", says="rocep1s0f0,roceP2p1s0f0"),
+    Fault("hca-that-is-not-there", _hca_that_is_not_there, Level.WARN, "rdma", says="mlx5_1"),
+    Fault("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device"),
+    Fault("gid-has-moved", _gid_has_moved, Level.BLOCK, "gid", says="on roceP2p1s0f0 that is RoCE v2 fd00::a"),
+    Fault("empty-gid-index", _empty_gid, Level.BLOCK, "gid", says="is empty"),
+    Fault("silent-dns-server", _silent_dns, Level.WARN, "resolver", says="20 s longer"),
+    Fault("open-api", _open_api, Level.WARN, "listeners", says="port 8000"),
+    Fault("clock-an-hour-ahead", _clock_ahead, Level.WARN, "peer-clock", says="3600 s ahead"),
 )

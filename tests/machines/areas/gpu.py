@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -58,10 +58,10 @@ def _slow_driver(tree: Tree) -> None:
 
 
 MEMORY = ("unified-memory",)
-ILLNESSES = (
-    Illness("gpu-hangs", _hangs, Level.BLOCK, "gpu", says="unplug it for 60 s", also=MEMORY),
-    Illness("gpu-driver-not-loaded", _not_loaded, Level.BLOCK, "gpu", says="modprobe nvidia", also=MEMORY),
-    Illness("gpu-proprietary-module", _proprietary, Level.BLOCK, "gpu", says="nvidia-driver-580-open"),
-    Illness("gpu-driver-half-upgraded", _half_upgraded, Level.BLOCK, "gpu", says="reboot", rank=1, also=MEMORY),
-    Illness("gpu-driver-reported-slow", _slow_driver, Level.WARN, "gpu", says="580.142"),
+FAULTS = (
+    Fault("gpu-hangs", _hangs, Level.BLOCK, "gpu", says="unplug it for 60 s", also=MEMORY),
+    Fault("gpu-driver-not-loaded", _not_loaded, Level.BLOCK, "gpu", says="modprobe nvidia", also=MEMORY),
+    Fault("gpu-proprietary-module", _proprietary, Level.BLOCK, "gpu", says="nvidia-driver-580-open"),
+    Fault("gpu-driver-half-upgraded", _half_upgraded, Level.BLOCK, "gpu", says="reboot", rank=1, also=MEMORY),
+    Fault("gpu-driver-reported-slow", _slow_driver, Level.WARN, "gpu", says="580.142"),
 )

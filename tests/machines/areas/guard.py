@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.machines.areas.base import TOML
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -30,7 +30,7 @@ def _floor_above_headroom(tree: Tree) -> None:
     tree.file("/etc/sparkd/sparkd.toml", f"{TOML}[memory]\nfloor_mib = 4096\n")
 
 
-ILLNESSES = (
-    Illness("memory-limit-of-the-container", _limited_container, Level.WARN, "memory-limit", says="memory_limit_bytes"),
-    Illness("floor-above-headroom", _floor_above_headroom, Level.WARN, "memory-limit", says="memory.floor_mib"),
+FAULTS = (
+    Fault("memory-limit-of-the-container", _limited_container, Level.WARN, "memory-limit", says="memory_limit_bytes"),
+    Fault("floor-above-headroom", _floor_above_headroom, Level.WARN, "memory-limit", says="memory.floor_mib"),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -85,11 +85,11 @@ def _nic_reset(tree: Tree) -> None:
 
 
 LOG = "kernel-log"
-ILLNESSES = (
-    Illness("kernel-that-panics", _bad_kernel, Level.WARN, "kernel", says="6.17.0-1014-nvidia"),
-    Illness("kernel-keeps-memory-back", _kexec_handover, Level.WARN, "kernel", says="kho=off", rank=1),
-    Illness("gpu-fell-off-the-bus", _fell_off, Level.BLOCK, LOG, says="unplug it for 60 s"),
-    Illness("gpu-firmware-dead", _firmware_dead, Level.BLOCK, LOG, says="3 times"),
-    Illness("killed-for-memory", _killed_for_memory, Level.WARN, LOG, says="VLLM::EngineCor"),
-    Illness("nic-reset-by-pcie-error", _nic_reset, Level.WARN, LOG, says="0000:01:00.0", rank=1),
+FAULTS = (
+    Fault("kernel-that-panics", _bad_kernel, Level.WARN, "kernel", says="6.17.0-1014-nvidia"),
+    Fault("kernel-keeps-memory-back", _kexec_handover, Level.WARN, "kernel", says="kho=off", rank=1),
+    Fault("gpu-fell-off-the-bus", _fell_off, Level.BLOCK, LOG, says="unplug it for 60 s"),
+    Fault("gpu-firmware-dead", _firmware_dead, Level.BLOCK, LOG, says="3 times"),
+    Fault("killed-for-memory", _killed_for_memory, Level.WARN, LOG, says="VLLM::EngineCor"),
+    Fault("nic-reset-by-pcie-error", _nic_reset, Level.WARN, LOG, says="0000:01:00.0", rank=1),
 )

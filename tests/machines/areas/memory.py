@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.machines.areas import base, docker
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -99,7 +99,7 @@ def _docker_shm(tree: Tree) -> None:
 
 
 def _orphaned_segments(tree: Tree) -> None:
-    """What an engine that was killed has left: nobody has them open or mapped."""
+    """Left by a killed engine: no process has them open or mapped."""
     for name in ("psm_0a1b2c3d", "sem.mp-a8x_0lk2", "nccl-Ab12cD"):
         tree.segment(name, "x" * (1 << 20))
 
@@ -120,11 +120,11 @@ def _never_overcommitted(tree: Tree) -> None:
     sysctl(tree, "vm.overcommit_memory", "2")
 
 
-def _not_as_the_recipe_asks(tree: Tree) -> None:
+def _sysctl_differs(tree: Tree) -> None:
     recipe(tree, "host: {sysctls: {vm.swappiness: 10, vm.overcommit_memory: 0}}\n")
 
 
-def _asks_for_what_is_not(tree: Tree) -> None:
+def _sysctl_unknown(tree: Tree) -> None:
     recipe(tree, "host: {sysctls: {vm.compaction_proactiveness: 0}}\n")
 
 
@@ -137,29 +137,29 @@ def _segments_of_who_logs_out(tree: Tree) -> None:
     path.write_text(path.read_text().replace('"Config": {', '"Config": {"User": "1000:1000", '))
 
 
-ILLNESSES = (
-    Illness("swap-on", _swap_on, Level.WARN, "swap", says="swapoff -a"),
-    Illness("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
-    Illness("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
-    Illness("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
-    Illness("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
-    Illness("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),
-    Illness("shm-small", _shm_small, Level.WARN, "shm-size", says="NCCL"),
-    Illness("shm-is-dockers-default", _docker_shm, Level.BLOCK, "shm-size", says="container.shm_bytes"),
-    Illness("orphaned-segments", _orphaned_segments, Level.WARN, "shared-memory", says="unlink", of_root=True),
-    Illness("memlock-small", _memlock, Level.WARN, "memlock", says="memlock: -1"),
-    Illness("memlock-by-default", _memlock_by_default, Level.WARN, "memlock", says="containerd"),
-    Illness("too-much-kept-free", _too_much_kept_free, Level.WARN, "kernel-settings", says="12.0 GiB"),
-    Illness("never-overcommitted", _never_overcommitted, Level.WARN, "kernel-settings", says="overcommit"),
-    Illness("not-as-the-recipe-asks", _not_as_the_recipe_asks, Level.WARN, "kernel-settings", says="sparkd tune apply"),
-    Illness("recipe-asks-for-another-kernel", _asks_for_what_is_not, Level.WARN, "kernel-settings", says="no such"),
-    Illness("odd-kernel-setting", _unreadable_setting, Level.UNKNOWN, "kernel-settings", says="many"),
-    Illness(
+FAULTS = (
+    Fault("swap-on", _swap_on, Level.WARN, "swap", says="swapoff -a"),
+    Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
+    Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
+    Fault("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
+    Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
+    Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),
+    Fault("shm-small", _shm_small, Level.WARN, "shm-size", says="NCCL"),
+    Fault("shm-is-dockers-default", _docker_shm, Level.BLOCK, "shm-size", says="container.shm_bytes"),
+    Fault("orphaned-segments", _orphaned_segments, Level.WARN, "shared-memory", says="unlink", of_root=True),
+    Fault("memlock-small", _memlock, Level.WARN, "memlock", says="memlock: -1"),
+    Fault("memlock-by-default", _memlock_by_default, Level.WARN, "memlock", says="containerd"),
+    Fault("too-much-kept-free", _too_much_kept_free, Level.WARN, "kernel-settings", says="12.0 GiB"),
+    Fault("never-overcommitted", _never_overcommitted, Level.WARN, "kernel-settings", says="overcommit"),
+    Fault("sysctl-not-as-in-the-recipe", _sysctl_differs, Level.WARN, "kernel-settings", says="sparkd tune apply"),
+    Fault("sysctl-of-another-kernel", _sysctl_unknown, Level.WARN, "kernel-settings", says="no such"),
+    Fault("odd-kernel-setting", _unreadable_setting, Level.UNKNOWN, "kernel-settings", says="many"),
+    Fault(
         "segments-of-who-logs-out",
         _segments_of_who_logs_out,
         Level.WARN,
         "remove-ipc",
-        says="enable-linger",
+        says="enable-linger",  # words: keep
         also=("compile-cache",),
     ),
 )

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Mapping
 
 from tests.machines.areas.base import MODEL
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -19,7 +19,7 @@ SHARD_BYTES = 3_240_000_000
 INDEX = f"{MODEL}/model.safetensors.index.json"
 GIB = 1 << 30
 BOOT = "4be1a0d7-5c0e-4c39-9a86-0d8f7a4c1e02"
-BOOTS = "/var/lib/sparkd/boots.json"
+LAUNCHES = "/var/lib/sparkd/launch-history.json"
 MOUNTS = """\
 /dev/nvme0n1p2 / ext4 rw,relatime 0 0
 /dev/nvme0n1p1 /boot/efi vfat rw,relatime 0 0
@@ -66,16 +66,16 @@ def boots(
         {"boot_id": f"before-{number}", "digest": _digest(tree), "phase": phase, "open": left_open}
         for number, (left_open, phase) in enumerate(ended)
     ]
-    tree.file(BOOTS, json.dumps({"schema": 1, "boots": made, "tried": dict(tried or good), "good": dict(good)}))
+    tree.file(LAUNCHES, json.dumps({"schema": 1, "boots": made, "tried": dict(tried or good), "good": dict(good)}))
 
 
 def _digest(tree: Tree) -> str:
     """Of the plan that the machine's configuration makes."""
-    from sparkd import settings
+    from sparkd.cluster.membership import resolve_context
+    from sparkd.config import load_settings
     from sparkd.host import Host
-    from sparkd.roles import context
 
-    return context(settings.load(None, {}, tree.root), None, Host(tree.root)).plan.digest
+    return resolve_context(load_settings({}, tree.root), None, Host(tree.root)).plan.digest
 
 
 def _of(tree: Tree, name: str) -> str:
@@ -142,17 +142,17 @@ def _freezes_at_each_load(tree: Tree) -> None:
     boots(tree, *[(True, "loading")] * 3, good=good, tried=tried)
 
 
-ILLNESSES = (
-    Illness("shards-missing", _shard_missing, Level.BLOCK, "weights", says="(and 5 more)"),
-    Illness("shard-cut-off", _shard_cut_off, Level.BLOCK, "weights", says="is cut off"),
-    Illness("git-lfs-pointers", _lfs_pointers, Level.BLOCK, "weights", says="lfs pull"),
-    Illness("download-cache-as-model", _download_cache, Level.BLOCK, "weights", says="snapshots/86f8a1"),
-    Illness("model-linked-away", _linked_away, Level.BLOCK, "weights", says="/mnt/nvme"),
-    Illness("copy-under-way", _copy_under_way, Level.WARN, "weights"),
-    Illness("disk-full", _disk_full, Level.BLOCK, "disk", says="10 MiB free on /"),
-    Illness("little-room", _little_room, Level.WARN, "disk", says="compile caches"),
-    Illness("read-only-disk", _read_only, Level.BLOCK, "disk", says="read-only"),
-    Illness("power-cuts-while-serving", _power_cuts_while_serving, Level.WARN, "last-boot", says="serving"),
-    Illness("froze-while-loading", _froze_while_loading, Level.WARN, "last-boot", says="loading"),
-    Illness("freezes-at-each-load", _freezes_at_each_load, Level.BLOCK, "last-boot", says="7.0.0-1019-nvidia"),
+FAULTS = (
+    Fault("shards-missing", _shard_missing, Level.BLOCK, "weights", says="(and 5 more)"),
+    Fault("shard-cut-off", _shard_cut_off, Level.BLOCK, "weights", says="is cut off"),
+    Fault("git-lfs-pointers", _lfs_pointers, Level.BLOCK, "weights", says="lfs pull"),
+    Fault("download-cache-as-model", _download_cache, Level.BLOCK, "weights", says="snapshots/86f8a1"),
+    Fault("model-linked-away", _linked_away, Level.BLOCK, "weights", says="/mnt/nvme"),
+    Fault("copy-under-way", _copy_under_way, Level.WARN, "weights"),
+    Fault("disk-full", _disk_full, Level.BLOCK, "disk", says="10 MiB free on /"),
+    Fault("little-room", _little_room, Level.WARN, "disk", says="compile caches"),
+    Fault("read-only-disk", _read_only, Level.BLOCK, "disk", says="read-only"),
+    Fault("power-cuts-while-serving", _power_cuts_while_serving, Level.WARN, "last-boot", says="serving"),
+    Fault("froze-while-loading", _froze_while_loading, Level.WARN, "last-boot", says="loading"),
+    Fault("freezes-at-each-load", _freezes_at_each_load, Level.BLOCK, "last-boot", says="7.0.0-1019-nvidia"),
 )

@@ -1,9 +1,9 @@
-"""What the plan itself asks for: flags, environment, a launch script of the user's own."""
+"""The plan: flags, environment, a launch script of the user's own."""
 
 from __future__ import annotations
 
 from tests.machines.areas.base import MODEL, TOML
-from tests.machines.illness import Illness
+from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
@@ -18,7 +18,7 @@ exec vllm serve /models/DeepSeek-V4-Flash --tensor-parallel-size 2 --gpu-memory-
 OWN_RECIPE = """\
 schema: 1
 name: own
-description: Without a cache for what vLLM compiles
+description: No cache for compiled kernels
 extends: deepseek-v4-flash-balanced
 caches:
   vllm: /root/elsewhere
@@ -30,7 +30,7 @@ def healthy(tree: Tree, rank: int) -> None:
 
 
 def config(tree: Tree, longest: int) -> None:
-    """config.json of a model whose own texts may be so long."""
+    """config.json of a model with this longest context."""
     kind = '"architectures": ["DeepseekV4ForCausalLM"], "model_type": "deepseek_v4"'
     tree.file(f"{MODEL}/config.json", f'{{{kind}, "max_position_embeddings": {longest}}}')
 
@@ -64,26 +64,26 @@ def _three_drafts(tree: Tree) -> None:
     _engine(tree, '[engine.args]\nspeculative-config = {method = "deepseek_mtp", num_speculative_tokens = 3}')
 
 
-def _compiled_anew(tree: Tree) -> None:
+def _compiled_at_each_start(tree: Tree) -> None:
     _engine(tree, '[engine]\nrecipe = "own"')
     tree.file("/etc/sparkd/recipes/own.yaml", OWN_RECIPE)
 
 
-ILLNESSES = (
-    Illness("forked-workers", _forked_workers, Level.BLOCK, "plan-lint", says="ShmRingBuffer"),
-    Illness("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
-    Illness("context-beyond-the-cache", _context_beyond_the_cache, Level.WARN, "plan-lint", says="612341 tokens"),
-    Illness(
+FAULTS = (
+    Fault("forked-workers", _forked_workers, Level.BLOCK, "plan-lint", says="ShmRingBuffer"),
+    Fault("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
+    Fault("context-beyond-the-cache", _context_beyond_the_cache, Level.WARN, "plan-lint", says="612341 tokens"),
+    Fault(
         "context-beyond-the-model",
         lambda tree: config(tree, longest=65536),
         Level.WARN,
         "plan-lint",
         says="config.json allows 65536",
     ),
-    Illness("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
-    Illness("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
-    Illness("compiled-anew-at-each-start", _compiled_anew, Level.WARN, "plan-lint", says="/root/.cache/vllm"),
-    Illness(
+    Fault("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
+    Fault("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
+    Fault("compiled-at-each-start", _compiled_at_each_start, Level.WARN, "plan-lint", says="/root/.cache/vllm"),
+    Fault(
         "worker-script-without-headless",
         lambda tree: _own_script(tree, rank=1),
         Level.BLOCK,
@@ -91,7 +91,7 @@ ILLNESSES = (
         says="no --headless",
         rank=1,
     ),
-    Illness(
+    Fault(
         "script-of-another-rank",
         lambda tree: _own_script(tree, rank=0, more=" --headless"),
         Level.BLOCK,

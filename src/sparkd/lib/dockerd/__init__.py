@@ -1,6 +1,6 @@
-"""dockerd by the docker SDK, which only this package imports. Every connection starts a dockerd that socket-activation
-holds: the caller makes sure that one runs.
+"""dockerd by the docker SDK, which only this package imports. Socket activation starts dockerd at any connection: the
+caller checks that it runs.
 
-`reader.DockerReader` is what probes get: a type without a method that changes anything. `engine.DockerEngine` acts, and
-only `sparkd.hands` builds one. `reader` imports the SDK where it connects: types cost nothing.
+Probes get `reader.DockerReader`, which has no method that changes anything. `client.SdkClient` can act; only the reader
+and `sparkd.actions` import it.
 """

@@ -1,38 +1,21 @@
-"""The SDK's client for one API version, what it raises in words, and recorded answers in place of a dockerd."""
+"""The SDK's client for one API version, its errors as DockerError, and recorded answers instead of a dockerd."""
 
 from __future__ import annotations
 
 import io
-import re
 import socket
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TypeVar
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
-from sparkd.lib.dockerd.reader import DockerUnansweredError, DockerUnreadableError
-from sparkd.lib.imports import without
+from sparkd.lib.dockerd.reader import DockerError
 
-
-@contextmanager
-def _slim() -> Iterator[None]:
-    """paramiko carries ssh:// only; without the two charset libraries (10 ms, 3 MiB) requests takes text for UTF-8.
-
-    urllib3 binds a port of ::1 at its import to find out about IPv6. A probe binds none.
-    """
-    has_ipv6 = socket.has_ipv6
-    socket.has_ipv6 = False
-    try:
-        with warnings.catch_warnings(), without("paramiko", "charset_normalizer", "chardet", "simplejson", "socks"):
-            warnings.simplefilter("ignore")  # requests warns about the missing charset libraries
-            yield
-    finally:
-        socket.has_ipv6 = has_ipv6
-
-
-with _slim():
+# At its import urllib3 binds a port of ::1 to test for IPv6. A probe binds none.
+_has_ipv6, socket.has_ipv6 = socket.has_ipv6, False
+try:
     from docker import APIClient as APIClient
     from docker.errors import APIError as APIError
     from docker.errors import DockerException
@@ -40,36 +23,37 @@ with _slim():
     from requests import Response as Response
     from requests.adapters import BaseAdapter
     from urllib3.exceptions import HTTPError
+finally:
+    socket.has_ipv6 = _has_ipv6
 
 T = TypeVar("T")
 
 API_VERSION = "1.44"
-"""docker 25 to 29 have it, and 29 has no older one. For all others see `SdkClient.call`."""
+"""The oldest of docker 29; docker 25 and later have it. For others see `SdkClient.call`."""
 UNSUPPORTED = "supported API version is"
-"""dockerd's words with HTTP 400, behind Minimum or Maximum (daemon/server/middleware/version.go)."""
+"""dockerd's text with HTTP 400, behind Minimum or Maximum (daemon/server/middleware/version.go)."""
 UNANSWERED = (OSError, HTTPError, HTTPException)
-"""requests' errors are OSErrors. urllib3's come from streams, http.client's from a server that is none of HTTP."""
+"""requests' errors are OSErrors; urllib3's come from streams, http.client's from a server that does not speak HTTP."""
 MALFORMED = (DockerException, AttributeError, KeyError, TypeError, RecursionError)
-"""The SDK takes the body of an error for an object with a message, and ~/.docker/config.json for one of objects."""
-
-_VERSION_PREFIX = re.compile(r"/v\d+\.\d+(?=/)")
+"""The SDK expects an object with a message as an error's body, and objects in ~/.docker/config.json."""
 
 
+@dataclass
 class SdkClient:
-    """For one thread. It connects at the first call: the API version is fixed."""
+    """For one thread. It connects at the first call."""
 
-    def __init__(self, socket_path: str, seconds: float, transport: BaseAdapter | None = None) -> None:
-        self._socket_path = socket_path
-        self._seconds = seconds
-        self._transport = transport
-        self._api: APIClient | None = None
+    socket_path: str
+    seconds: float
+    fixture: Callable[[str], bytes] | None = None
+    """Answers instead of a dockerd: see `FixtureTransport`."""
+    _api: APIClient | None = None
 
     def call(self, work: Callable[[APIClient], T], seconds: float | None = None) -> T:
-        """Wait `seconds`, or as long as always, at each read. Raises DockerError.
+        """Wait `seconds`, or the default, at each read. Raises DockerError.
 
-        A docker without this API version is asked for its own, once.
+        Where docker lacks this API version, its own is used.
         """
-        seconds = self._seconds if seconds is None else seconds
+        seconds = seconds or self.seconds
         with docker_errors(seconds):
             self._api = self._api or self._connect(API_VERSION)
             self._api.timeout = seconds  # type: ignore[assignment]  # the stub's int; requests takes a float
@@ -87,52 +71,65 @@ class SdkClient:
             self._api.close()
 
     def _connect(self, version: str) -> APIClient:
-        api = APIClient(f"unix://{self._socket_path}", version=version)
+        api = APIClient(f"unix://{self.socket_path}", version=version)
         api.trust_env = False  # no proxy, no ~/.netrc
-        if self._transport is not None:
-            api.mount("http+docker://", self._transport)
+        if self.fixture is not None:
+            api.mount("http+docker://", FixtureTransport(self.fixture))
         return api
 
 
 @contextmanager
-def docker_errors(seconds: float | None = None) -> Iterator[None]:
-    """What the SDK raises becomes a DockerError."""
+def docker_errors(seconds: float) -> Iterator[None]:
+    """Turn the SDK's errors into DockerError. `seconds`: its timeout of each read."""
     try:
         yield
     except APIError as error:
-        raise DockerUnreadableError(_line(error.explanation or error), error.status_code or 0) from None
+        raise DockerError(_one_line(error.explanation or error), error.status_code or 0) from None
     except ValueError:
-        raise DockerUnreadableError("not JSON") from None
+        raise DockerError("not JSON") from None
     except UNANSWERED as error:
-        raise DockerUnansweredError(_reason(error, seconds)) from None
+        raise DockerError(_reason(error, seconds)) from None
     except MALFORMED:
-        raise DockerUnreadableError("not as docker's") from None
+        raise DockerError("not as docker's") from None
 
 
-def _reason(error: BaseException, seconds: float | None) -> str:
+def _reason(error: BaseException, seconds: float) -> str:
     """Of the error below those of requests and urllib3."""
     while isinstance(error.__context__, UNANSWERED):
         error = error.__context__
     if isinstance(error, TimeoutError):
-        return "no answer" if seconds is None else f"no answer within {seconds:g} s"
+        return f"no answer within {seconds:g} s"
     if isinstance(error, IncompleteRead | RemoteDisconnected):
         return "the server closed the connection before the end of its answer"
-    return _line(error) or type(error).__name__
+    return _one_line(error) or type(error).__name__
 
 
-def _line(text: object) -> str:
+def _one_line(text: object) -> str:
     return " ".join(str(text).split())
 
 
-class RecordedTransport(BaseAdapter):
-    """Answers as docker did when they were recorded, whatever the query; 404 for what was not."""
+def open_log(container_id: str, since: float, connect_seconds: float, api: APIClient) -> Response:
+    url = f"{api.base_url}/v{api.api_version}/containers/{quote(container_id, safe='')}/logs"
+    params = {"follow": "1", "stdout": "1", "stderr": "1", "tail": "all", "since": f"{since:.9f}" if since else "0"}
+    answer = api.get(url, params=params, stream=True, timeout=(connect_seconds, None))
+    status = answer.status_code
+    if status != 200:
+        raise APIError("", answer, answer.text if status == 400 else f"HTTP {status}")  # 400: see UNSUPPORTED
+    return answer
+
+
+class FixtureTransport(BaseAdapter):
+    """`read(name)` returns the body of PATH.json, whatever the query, or of PATH.500.json where docker failed.
+
+    Where it raises FileNotFoundError or NotADirectoryError, the answer is 404.
+    """
 
     def __init__(self, read: Callable[[str], bytes]) -> None:
         super().__init__()
         self._read = read
 
     def send(self, request: PreparedRequest, *_args: object, **_kwargs: object) -> Response:
-        path = unquote(_VERSION_PREFIX.sub("", request.path_url.partition("?")[0], count=1))
+        path = unquote(request.path_url.partition("?")[0].removeprefix(f"/v{API_VERSION}"))
         answer = Response()
         answer.request, answer.url = request, str(request.url)
         answer.status_code, body = 404, b'{"message": "not recorded"}'

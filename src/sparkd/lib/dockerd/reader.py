@@ -1,10 +1,15 @@
-"""The read-only face of dockerd, and the errors of this package."""
+"""Read access to dockerd, and the error of this package. The SDK is imported at the first connection, since that takes
+time and memory.
+"""
 
 from __future__ import annotations
 
+import struct
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sparkd.lib.dockerd.client import APIClient, SdkClient
@@ -12,120 +17,115 @@ if TYPE_CHECKING:
 SOCKET = "/run/docker.sock"
 TIMEOUT_SECONDS = 10.0
 MISSING, CONFLICT, FAILED = 404, 409, 500
-"""Status of HTTP: no such container or image; another action is under way, or the name is taken; dockerd failed."""
+"""HTTP status: no such container or image; another action in progress, or the name is taken; dockerd failed."""
+FRAME = struct.Struct(">BxxxL")
+"""Stream number and length of each piece of a log."""
+FRAME_LIMIT_BYTES = 16 << 20
+"""dockerd's pieces are log messages of at most 16 KiB; more is not docker."""
 
 
 class DockerError(Exception):
-    """dockerd refused, failed or did not answer; the text is the reason, in dockerd's own words where it gave any."""
+    """dockerd refused, failed or did not answer; the text is dockerd's own reason if there is one."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
         self.status = status
-        """Of HTTP; 0 where there was no answer, or one that is not docker's."""
-
-    @property
-    def brief(self) -> str:
-        return f"HTTP {self.status}" if self.status else str(self)
-
-
-class DockerUnreadableError(DockerError):
-    """dockerd runs, but there is no answer of docker's API, or one of failure."""
-
-
-class DockerUnansweredError(DockerUnreadableError):
-    """No whole answer: refused, broken off or too late."""
-
-
-class ImageReader(Protocol):
-    """What identifies an image; the docker of another node has this much."""
-
-    def image(self, ref: str) -> object: ...
+        """Of HTTP; 0 without an answer of docker."""
 
 
 class DockerReader:
-    """Answers of dockerd as unchecked JSON, for one thread. Each question raises DockerUnreadableError."""
+    """Answers of dockerd as unchecked JSON, for one thread, within `seconds` in all; each is requested once, but a
+    container.
 
-    def __init__(self, client: SdkClient) -> None:
+    It connects at the first request. Methods raise DockerError.
+    """
+
+    def __init__(self, client: SdkClient, seconds: float) -> None:
         self._client = client
+        self._seconds = self._left = seconds
+        self._answers: dict[str, object] = {}
+        """By path: the answer, or its error."""
 
     def containers(self) -> object:
-        """The list of all containers, running or not."""
-        return self._answer("/containers/json", lambda api: api.containers(all=True))
+        return self._get("/containers/json", lambda api: api.containers(all=True))
 
     def container(self, container_id: str) -> object:
-        """The description of one; None where there is none."""
-        return self._answer(f"/containers/{container_id}/json", lambda api: api.inspect_container(container_id))
+        """Its current description; None where there is none."""
+        path = f"/containers/{container_id}/json"
+        return _checked(path, self._request(lambda api: api.inspect_container(container_id)))
 
     def image(self, ref: str) -> object:
-        """The description of one; None where there is none."""
-        return self._answer(f"/images/{ref}/json", lambda api: api.inspect_image(ref))
+        return self._get(f"/images/{ref}/json", lambda api: api.inspect_image(ref))
 
     def version(self) -> object:
-        return self._answer("/version", lambda api: api.version())
+        return self._get("/version", lambda api: api.version())
 
     def info(self) -> object:
-        return self._answer("/info", lambda api: api.info())
+        return self._get("/info", lambda api: api.info())
 
     def close(self) -> None:
-        """Close its connections; a later question opens another."""
         self._client.close()
 
-    def _answer(self, path: str, work: Callable[[APIClient], object]) -> object:
+    def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
+        if path not in self._answers:
+            self._answers[path] = self._request(work)
+        return _checked(path, self._answers[path])
+
+    def _request(self, work: Callable[[APIClient], object]) -> object:
+        """The answer, or its error. After the deadline nothing is sent."""
+        deadline = time.monotonic() + self._left
         try:
-            return self._ask(path, work)
-        except DockerUnreadableError as error:
-            if error.status == MISSING:
-                return None
-            raise type(error)(f"GET {path}: {error.brief}", error.status) from None
-
-    def _ask(self, _path: str, work: Callable[[APIClient], object]) -> object:
-        return self._client.call(work)
-
-
-class CachedReader(DockerReader):
-    """Asks each question once, all within `seconds`. A docker that did not answer is asked nothing more."""
-
-    def __init__(self, docker: DockerReader, seconds: float) -> None:
-        super().__init__(docker._client)
-        self._seconds = self._left = seconds
-        self._known: dict[str, object] = {}
-        """By path: the answer, or the error in its place."""
-        self._lost: DockerUnansweredError | None = None
-
-    def _ask(self, path: str, work: Callable[[APIClient], object]) -> object:
-        if path not in self._known:
-            self._known[path] = self._lost or self._ask_in_time(work)
-        found = self._known[path]
-        if isinstance(found, DockerError):
-            raise found
-        return found
-
-    def _ask_in_time(self, work: Callable[[APIClient], object]) -> object:
-        began = time.monotonic()
-        try:
-            return self._client.call(work, max(self._left, 0.001))
-        except DockerUnansweredError as error:
-            late = time.monotonic() - began >= self._left
-            self._lost = DockerUnansweredError(f"no answer within {self._seconds:g} s") if late else error
-            return self._lost
+            if self._left > 0:
+                return self._client.call(work, self._left)
         except DockerError as error:
-            return error
+            if time.monotonic() < deadline:
+                return error
         finally:
-            self._left -= time.monotonic() - began
+            self._left = deadline - time.monotonic()
+        return DockerError(f"no answer within {self._seconds:g} s")
 
 
-def connect(socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS) -> DockerReader:
-    """A reader of the living dockerd, which waits so long at each read. It connects at the first question."""
+def _checked(path: str, answer: object) -> object:
+    if not isinstance(answer, DockerError):
+        return answer
+    if answer.status == MISSING:
+        return None
+    reason = f"HTTP {answer.status}" if answer.status else str(answer)
+    raise DockerError(f"GET {path}: {reason}", answer.status)
+
+
+def connect(
+    socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS, fixture: Callable[[str], bytes] | None = None
+) -> DockerReader:
+    """A reader of the running dockerd, or of recorded answers: see `client.FixtureTransport`."""
     from sparkd.lib.dockerd.client import SdkClient
 
-    return DockerReader(SdkClient(socket_path, seconds))
+    return DockerReader(SdkClient(socket_path, seconds, fixture), seconds)
 
 
-def recorded(read: Callable[[str], bytes]) -> DockerReader:
-    """A reader of recorded answers: `read(name)` gives the body of PATH.json, or of PATH.500.json where docker failed.
+def follow_log(container_id: str, since: float, socket_path: str = SOCKET) -> Iterator[tuple[int, bytes]]:
+    """(stream, bytes) from `since` on (wall clock; 0: all) until the container ends: 1 is stdout, 2 stderr.
 
-    It raises FileNotFoundError or NotADirectoryError for what was not recorded: dockerd then knows no such thing.
+    It waits for more without a limit. Raises DockerError, also where dockerd stops.
+
+    The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be
+    joined, and takes a broken connection for the end of the log.
     """
-    from sparkd.lib.dockerd.client import RecordedTransport, SdkClient
+    from sparkd.lib.dockerd.client import SdkClient, docker_errors, open_log
 
-    return DockerReader(SdkClient(SOCKET, TIMEOUT_SECONDS, RecordedTransport(read)))
+    work = partial(open_log, container_id, since, TIMEOUT_SECONDS)
+    client = SdkClient(socket_path, TIMEOUT_SECONDS)
+    with closing(client), docker_errors(TIMEOUT_SECONDS), closing(client.call(work)) as answer:
+        yield from frames(answer.raw.read)
+
+
+def frames(read: Callable[[int], bytes]) -> Iterator[tuple[int, bytes]]:
+    """Frames of docker's stream. `read(count)` returns fewer bytes at the end only; an incomplete frame is dropped."""
+    while len(header := read(FRAME.size)) == FRAME.size:
+        stream, length = FRAME.unpack(header)
+        if length > FRAME_LIMIT_BYTES:
+            raise DockerError(f"a log frame of {length} bytes")
+        data = read(length)
+        if len(data) < length:
+            return
+        yield stream, data

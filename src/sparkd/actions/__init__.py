@@ -1,0 +1,184 @@
+"""The machine, changed: the only package that writes, kills, starts and stops.
+
+Read this file first: code that changes something gets `Actions`, of which one process holds one at a time. Reading
+is in host.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec.json import decode, encode
+
+from sparkd.actions import caches, files, page_cache
+from sparkd.actions.caches import Pruned
+from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
+from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
+from sparkd.host import disks, docker, docker_config
+from sparkd.host.processes import OWNER_LOCK, NodeOwner
+from sparkd.lib.dockerd.reader import SOCKET, DockerError
+from sparkd.lib.errors import BlockedError, LaunchError
+from sparkd.plan.script import RAY_TOKEN_FILE
+from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
+from sparkd.state.file import FOLDER
+
+if TYPE_CHECKING:
+    from sparkd.actions.container import Containers
+    from sparkd.host import Host
+    from sparkd.host.shards import Shard
+    from sparkd.lib.main_loop import MainLoop
+    from sparkd.plan.model import LaunchPlan
+
+LOCK_PATH = Path(OWNER_LOCK)
+RUN = Path("/run/sparkd")
+STATE = Path(FOLDER)
+ACT_SECONDS = 60.0
+"""For docker and for sync(2). An operation that takes longer hangs."""
+LAUNCH_SECONDS = 300.0
+"""For docker to make and start a container: minutes on a machine that has just booted."""
+REMOVE_SECONDS = 15.0
+WRITE_SECONDS = 10.0
+
+
+def acquire_lock(path: Path, owner: NodeOwner) -> int:
+    """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
+    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        text = os.pread(fd, 4096, 0)
+        os.close(fd)
+        raise BlockedError(
+            f"this node is owned by {_describe_owner(text)}",
+            "stop that first: systemctl stop sparkd-head sparkd-worker",
+        ) from None
+    # The file is never removed: a lock on an unlinked file would exclude nobody.
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, encode(owner), 0)
+    return fd
+
+
+def _describe_owner(text: bytes) -> str:
+    try:
+        owner = decode(text, type=NodeOwner)
+    except ValueError:
+        return "another sparkd"
+    return f"pid {owner.pid} ({owner.command})"
+
+
+class Actions:
+    """Held from `acquire` to `release`."""
+
+    def __init__(self, host: Host, loop: MainLoop, owner: NodeOwner, lock_fd: int) -> None:
+        self.owner = owner
+        self._host = host
+        self._run, self._state = Path(host.files.real(str(RUN))), Path(host.files.real(str(STATE)))
+        self._loop = loop
+        self._lock_fd = lock_fd
+
+    @classmethod
+    def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner) -> Actions:
+        """Raises BlockedError (exit 10) naming another owner."""
+        return cls(host, loop, owner, acquire_lock(Path(host.files.real(str(LOCK_PATH))), owner))
+
+    def release(self) -> None:
+        os.close(self._lock_fd)
+
+    @cached_property
+    def containers(self) -> Containers:
+        """Docker's engine. Use it only while dockerd runs: a call on its socket starts it."""
+        from sparkd.actions.container import Containers
+
+        return Containers(self._host.files.real(SOCKET))
+
+    def apply(self, fix: Fix) -> Applied:
+        """Make one change, if what it was judged on still holds."""
+        match fix:
+            case EndProcess():
+                return end_process(fix, self._loop)
+            case RemoveContainer():
+                return self._remove_stale(fix)
+            case UnlinkSegment():
+                return unlink_segment(fix, self._host)
+            case DropPageCache():
+                return self._loop.run_with_timeout(lambda: page_cache.drop_page_cache(self._host), ACT_SECONDS, "sync")
+            case _:
+                assert_never(fix)
+
+    def _remove_stale(self, fix: RemoveContainer) -> Applied:
+        facts = self._loop.run_with_timeout(self._host.docker, ACT_SECONDS, "docker")
+        if not facts.known:
+            return Applied("failed", facts.error or "docker is not running")
+        found = facts.container(fix.container_id)
+        if found is None:
+            return Applied("stale", "gone already")
+        if not found.ours or found.invocation == self.owner.invocation:
+            return Applied("stale", "it is not an orphan of sparkd")
+        try:
+            containers = self.containers
+            self._loop.run_with_timeout(lambda: end_orphan(self._host, containers, found), ACT_SECONDS, "docker")
+        except LaunchError as error:
+            return Applied("failed", str(error))
+        return Applied("applied", "stopped and removed")
+
+    def launch(self, plan: LaunchPlan, labels: dict[str, str], ray_token: str = "") -> Rank:
+        """Write the script and start the rank's container. Raises LaunchError."""
+        containers = self.containers
+        script = self._run / "launch.sh"
+        files.write(script, plan.script, 0o644, durable=False)
+        if plan.on_ray:
+            files.write(self._run / RAY_TOKEN_FILE, ray_token, 0o600, durable=False)
+        return self._loop.run_with_timeout(
+            lambda: containers.start(plan, script, labels, self._gpu_request(plan)), LAUNCH_SECONDS, "docker"
+        )
+
+    def _gpu_request(self, plan: LaunchPlan) -> docker_config.GpuAccess | None:
+        if plan.container.gpus != "all":
+            return None
+        try:
+            return docker_config.read_gpu_access(self._host)
+        except DockerError as error:
+            raise LaunchError(f"docker does not report its GPU support: {error}") from None
+
+    def remove(self, rank: Rank) -> None:
+        """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
+        if docker.running(self._host):
+            containers = self.containers
+            self._loop.run_with_timeout(lambda: containers.remove(rank.container_id), REMOVE_SECONDS, "docker")
+
+    def prune_caches(self, image_id: str) -> Iterator[Pruned]:
+        """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
+        return caches.prune(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
+
+    def drop_file_cache(self, shard: Shard, still: Callable[[], bool]) -> int:
+        """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
+        return page_cache.drop_file_cache(self._host, shard, still)
+
+    def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
+        """For the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
+        return page_cache.lower_readahead(self._host, folder, kib, self._run / READAHEAD_FILE)
+
+    def restore_readahead(self) -> ReadaheadChange | None:
+        """Also after an earlier agent; None where nothing was lowered. Raises OSError."""
+        return page_cache.restore_readahead(self._host, self._run / READAHEAD_FILE)
+
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""
+        # Beside the main loop: fsync waits for other programs' writes too.
+        self._loop.run_with_timeout(
+            lambda: files.write(self._state / name, text, mode, durable=True), WRITE_SECONDS, f"writing {name}"
+        )
+
+    def remove_state(self, name: str) -> bool:
+        """Whether there was one; it stays away also after a power cut. Raises OSError."""
+        return self._loop.run_with_timeout(lambda: files.remove(self._state / name), WRITE_SECONDS, f"removing {name}")
+
+    def write_run(self, name: str, text: str) -> None:
+        """A file in /run/sparkd that anybody may read. Raises OSError."""
+        files.write(self._run / name, text, 0o644, durable=False)

@@ -1,0 +1,162 @@
+"""Create, start, stop and remove the rank's container. Reading is in `host.docker`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.actions import caches
+from sparkd.actions.processes import Rank
+from sparkd.host.docker_config import CDI_KIND, GpuAccess
+from sparkd.host.docker_image import pull_hint
+from sparkd.lib.dockerd.client import SdkClient
+from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
+from sparkd.lib.errors import LaunchError
+from sparkd.lib.text import sanitize
+from sparkd.plan.script import RAY_TOKEN_FILE, RAY_TOKEN_TARGET, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
+
+if TYPE_CHECKING:
+    from sparkd.plan.model import LaunchPlan
+
+TIMEOUT_SECONDS = 120.0
+"""For dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
+LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
+LAST_LINES = 200
+GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
+    None: {},
+    GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
+    # As `docker run` sends it: a request of driver cdi may have no count (moby, daemon/cdi.go).
+    GpuAccess.DEVICE: {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}=all"]}]},
+    GpuAccess.RUNTIME: {"Runtime": "nvidia"},
+}
+
+
+class Containers:
+    """dockerd, for one thread at a time. It connects at the first call, and every method raises LaunchError."""
+
+    def __init__(self, socket_path: str = SOCKET) -> None:
+        self._call = SdkClient(socket_path, TIMEOUT_SECONDS).call
+
+    def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
+        """Create and start the rank's container, under docker's default restart policy `no`."""
+        image_id = self._image_id(plan.image_to_run)
+        name = f"sparkd-rank{plan.node.rank}"
+        body = create_body(plan, image_id, script, labels, gpu)
+        with _launch_error(f"container {name} can't be made"):
+            container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
+        try:
+            with _launch_error(f"container {name} can't be started"):
+                self._call(lambda api: api.start(container_id))
+                init = self._open_pidfd(container_id)
+            if init is None:
+                raise LaunchError(f"container {name} ended as soon as it was started{self._first_line(container_id)}")
+        except LaunchError:
+            self.remove(container_id)
+            raise
+        return Rank(container_id, name, image_id, *init)
+
+    def _image_id(self, ref: str) -> str:
+        """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
+        try:
+            return self._call(lambda api: str(api.inspect_image(ref)["Id"]))
+        except DockerError as error:
+            if error.status == MISSING:
+                raise LaunchError(f"image {ref} is not on this node", pull_hint(ref)) from None
+            raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
+
+    def _open_pidfd(self, container_id: str) -> tuple[int, int] | None:
+        """pid and pidfd of the container's init; None where it has ended already."""
+        pid = self._read_pid(container_id)
+        if pid > 1:
+            with suppress(ProcessLookupError), ExitStack() as opened:
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                # Read again with the pidfd open: if the pid is still the container's, so is the pidfd, for good.
+                if self._read_pid(container_id) == pid:
+                    opened.pop_all()
+                    return pid, pidfd
+        return None
+
+    def _read_pid(self, container_id: str) -> int:
+        """In the host's namespace; 0 where it has ended."""
+        return self._call(lambda api: int(api.inspect_container(container_id)["State"]["Pid"]))
+
+    def _first_line(self, container_id: str) -> str:
+        """`: ` and the first line of a container's log; empty where it has none."""
+        try:
+            log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
+        except DockerError:
+            return ""
+        lines = log.decode("utf-8", "replace").splitlines()
+        return f": {sanitize(lines[0], 300)}" if lines else ""
+
+    def stop(self, container_id: str, grace_seconds: int) -> None:
+        """SIGTERM, grace, SIGKILL; gone is fine."""
+        with _launch_error(f"container {container_id[:12]} can't be stopped", MISSING):
+            self._call(lambda api: api.stop(container_id, timeout=grace_seconds), TIMEOUT_SECONDS + grace_seconds)
+
+    def remove(self, container_id: str) -> None:
+        """Remove, killing it if it still runs; gone is fine, and so is another removal under way."""
+        with _launch_error(f"container {container_id[:12]} can't be removed", MISSING, CONFLICT):
+            self._call(lambda api: api.remove_container(container_id, force=True))
+
+
+@contextmanager
+def _launch_error(what: str, *harmless: int) -> Iterator[None]:
+    """`harmless`: HTTP statuses that are no error."""
+    try:
+        yield
+    except DockerError as error:
+        if error.status not in harmless:
+            raise LaunchError(f"{what}: {error}") from None
+
+
+def create_body(
+    plan: LaunchPlan, image_id: str, script: Path, labels: dict[str, str], gpu: GpuAccess | None
+) -> dict[str, object]:
+    """The body of POST /containers/create for a plan. The restart policy is docker's default, `no`."""
+    wanted = plan.container
+    return {
+        "Image": image_id,
+        "Entrypoint": ["/bin/bash"],
+        "Cmd": [SCRIPT_TARGET],
+        "Labels": labels,
+        "Env": ["NVIDIA_VISIBLE_DEVICES=all"] if gpu is GpuAccess.RUNTIME else [],
+        "HostConfig": {
+            "NetworkMode": wanted.network,
+            "IpcMode": wanted.ipc,
+            "Privileged": wanted.privileged,
+            "Init": wanted.init,
+            "ShmSize": wanted.shm_bytes or 0,
+            "Memory": wanted.memory_limit_bytes or 0,
+            "Ulimits": [{"Name": name, "Soft": one.soft, "Hard": one.hard} for name, one in wanted.ulimits.items()],
+            "Devices": [
+                {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in wanted.devices
+            ],
+            # A mount, unlike a volume, fails on a missing source instead of making an empty folder as root.
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": read_only}
+                for source, target, read_only in _mounts(plan, image_id, script)
+            ],
+            "LogConfig": {"Type": "local", "Config": LOG_LIMITS},
+            **GPU_REQUESTS[gpu],
+        },
+    }
+
+
+def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str, str, bool]]:
+    """Source, target, whether it is read-only."""
+    yield str(script), SCRIPT_TARGET, True
+    for mount in plan.container.volumes:
+        yield mount.source, mount.target, mount.read_only
+    for cache in plan.caches:
+        yield str(caches.make_folder(image_id, cache.name)), cache.target, False
+    for secret in plan.secrets:
+        yield secret.file, f"{SECRETS_TARGET}/{secret.name}", True
+    if plan.on_ray:
+        yield str(script.with_name(RAY_TOKEN_FILE)), RAY_TOKEN_TARGET, True
+    if plan.user_script:
+        yield plan.user_script, USER_SCRIPT_TARGET, True

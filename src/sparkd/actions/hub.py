@@ -1,0 +1,216 @@
+"""Models from the hub, by its own client. The only home of huggingface_hub.
+
+The client's `snapshot_download` begins interrupted files again from zero, so each file is fetched by its `http_get`,
+which resumes. Its records of what was downloaded are kept where and as it keeps them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sparkd.host.weights import DOWNLOADS
+from sparkd.lib import without
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.text import sanitize
+
+if TYPE_CHECKING:
+    from huggingface_hub._local_folder import LocalDownloadFileMetadata
+
+ANSWER_SECONDS = 60.0
+PAUSE_SECONDS = 2.0
+MAX_VAIN_TRIES = 3
+"""Tries in a row without a new byte. The client itself tries again only after some kinds of broken connections."""
+WORKERS = 8
+"""Files at a time, as many as the client's own default."""
+AGAIN = "run it again: it resumes"
+
+
+class Repo(NamedTuple):
+    name: str
+    commit: str
+    """What the revision stood for when it was resolved: an interrupted download is resumed with the same files."""
+    sizes: tuple[tuple[str, int], ...]
+    """Of its files, by path."""
+    contents: frozenset[str] = frozenset()
+    """The hub's hash of each file, which names its partial file; empty where the hub gives none."""
+
+    def missing(self, folder: Path) -> tuple[str, ...]:
+        """Files that are not in a folder yet, in full size."""
+        return tuple(path for path, size in self.sizes if _size(folder / path) != size)
+
+    def missing_bytes(self, folder: Path) -> int:
+        """What is still to come, less the partial files of this revision; those of older ones are of no use."""
+        sizes = dict(self.sizes)
+        cut = (folder / DOWNLOADS).rglob("*.incomplete")
+        begun = sum(_size(path) or 0 for path in cut if not self.contents or path.name.split(".")[-2] in self.contents)
+        return max(0, sum(sizes[path] for path in self.missing(folder)) - begun)
+
+
+def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple[str, ...] = ()) -> Repo:
+    """What the hub has under a name, without what matches a pattern of `exclude`. Raises BlockedError."""
+    with _client(name):
+        from huggingface_hub import HfApi
+
+        info = HfApi(token=token).model_info(name, revision=revision, files_metadata=True, timeout=ANSWER_SECONDS)
+        siblings = info.siblings or ()
+        sizes = {one.rfilename: one.size or 0 for one in siblings}
+        contents = frozenset(known for one in siblings if (known := one.lfs.sha256 if one.lfs else one.blob_id))
+        wanted = sorted(path for path in sizes if not any(fnmatchcase(path, pattern) for pattern in exclude))
+    for path in wanted:
+        if path.startswith("/") or ".." in path.split("/"):
+            raise BlockedError(f"{name} has a file {sanitize(path)}, which is outside of the model's folder")
+    return Repo(name, str(info.sha), tuple((path, sizes[path]) for path in wanted), contents)
+
+
+def download(repo: Repo, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
+    """Download what a folder lacks; of an interrupted file, the rest. Raises BlockedError.
+
+    `received` gets the bytes of each piece, from several threads; a number below zero where a file begins again.
+    """
+
+    def fetch_all() -> None:
+        with ThreadPoolExecutor(WORKERS) as pool:
+            for _ in pool.map(lambda file: _fetch(repo, file[0], folder, token, received), repo.sizes):
+                pass
+
+    with _client(repo.name):
+        _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
+    if missing := repo.missing(folder):
+        raise BlockedError(
+            f"{folder}: {sanitize(missing[0])} is not as large as the hub has it",
+            "run it again; where that does not help, move the file away before",
+        )
+
+
+def _fetch(repo: Repo, path: str, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
+    """One file, unless the folder has it. Its address is resolved each time: a signed one expires within an hour."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils._fixes import WeakFileLock
+    from huggingface_hub.utils._headers import build_hf_headers
+    from huggingface_hub.utils.tqdm import silent_tqdm
+
+    class Bar(silent_tqdm):
+        def update(self, n: float | None = 1) -> None:
+            received(int(n or 0))
+
+    record = read_download_metadata(folder, path)
+    if record and record.commit_hash == repo.commit:
+        return
+    url = hf_hub_url(repo.name, path, revision=repo.commit)
+    remote = get_hf_file_metadata(url, token=token)
+    if not remote.etag:
+        raise ValueError(f"there is no ETag for {path}")
+    local = get_local_download_paths(folder, path)
+    if not _has(local.file_path, record, remote.etag):
+        with WeakFileLock(local.lock_path):
+            local.file_path.unlink(missing_ok=True)  # of another revision; a mix of two would pass for a model
+            partial = local.incomplete_path(remote.etag)
+            keep = remote.size is None or (_size(partial) or 0) <= remote.size
+            with partial.open("ab" if keep else "wb") as file:
+                begun, headers = file.seek(0, os.SEEK_END), build_hf_headers(token=token)
+                http_get(url, file, resume_size=begun, headers=headers, expected_size=remote.size, tqdm_class=Bar)
+            partial.replace(local.file_path)
+    write_download_metadata(folder, path, repo.commit, remote.etag)
+
+
+def _has(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:
+    """Whether a file has the content of an ETag: by its record, or by its SHA-256 where no record is valid."""
+    if record:
+        return record.etag == etag
+    if len(etag) != len(hashlib.sha256().hexdigest()) or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == etag
+
+
+def _until_complete(fetch: Callable[[], object], left: Callable[[], int]) -> None:
+    """Through every connection that breaks off, as long as some bytes come between two breaks.
+
+    A refusal too is tried again after some bytes: the address of a file may have expired.
+    """
+    from huggingface_hub.errors import HfHubHTTPError
+
+    least, vain = left(), 0
+    while vain < MAX_VAIN_TRIES:
+        try:
+            fetch()
+            return
+        except _connection_errors() as error:
+            now = left()
+            vain = vain + 1 if now >= least else 0
+            of_disk = isinstance(error, OSError) and error.errno is not None
+            if of_disk or vain == MAX_VAIN_TRIES or (vain and isinstance(error, HfHubHTTPError)):
+                raise
+            least = now
+            time.sleep(PAUSE_SECONDS)
+
+
+def _connection_errors() -> tuple[type[Exception], ...]:
+    """The client lets its HTTP library's errors through; of these only HfHubHTTPError is an OSError."""
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # not re-exported
+
+    return (OSError, HTTPError)
+
+
+@contextmanager
+def _client(name: str) -> Iterator[None]:
+    """The client, set up before it is imported; what it raises becomes one line."""
+    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+    with without("click", "rich"):  # its HTTP library imports a command line where these are found
+        import huggingface_hub.hf_api
+
+    # Its warnings show whole addresses, which may be signed, and its own handler prints text as it is.
+    logger = logging.getLogger(huggingface_hub.__name__)
+    logger.setLevel(logging.ERROR)
+    logger.handlers.clear()
+    try:
+        yield
+    except _connection_errors() + (ValueError, RuntimeError, ImportError) as error:  # noqa: RUF005
+        raise _blocked(error, name) from None
+
+
+def _blocked(error: Exception, name: str) -> BlockedError:
+    from huggingface_hub import errors
+    from huggingface_hub.constants import ENDPOINT
+
+    token = "give a token that may read it: --token-file FILE"  # noqa: S105
+    match error:
+        case errors.GatedRepoError():
+            return BlockedError(
+                f"{name} is for those who have accepted its terms", f"accept them at {ENDPOINT}/{name}, and {token}"
+            )
+        case errors.RevisionNotFoundError():
+            return BlockedError(f"{name} has no such revision", "--revision takes a branch, a tag or a commit")
+        case errors.RepositoryNotFoundError():
+            return BlockedError(f"{ENDPOINT} has no model {name}, or shows it to few", f"correct the name, or {token}")
+        case errors.OfflineModeIsEnabled():
+            return BlockedError("HF_HUB_OFFLINE says to stay offline, so nothing is downloaded", "unset HF_HUB_OFFLINE")
+        case errors.HfHubHTTPError():
+            return BlockedError(f"{ENDPOINT} answers HTTP {error.response.status_code} for {name}", AGAIN)
+        case OSError(errno=int()):
+            return BlockedError(f"{error.filename or 'a file'}: {error.strerror}", f"fix that, then {AGAIN}")
+        case ValueError() | RuntimeError() | ImportError():
+            return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
+        case _:
+            return BlockedError(
+                f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}",
+                f"is this node online? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror. Then {AGAIN}",
+            )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None

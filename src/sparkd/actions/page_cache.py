@@ -1,0 +1,149 @@
+"""Page cache: drop all of it or one file's, and lower the disk's readahead for a load.
+
+Readahead is a setting of the device under a file system. Its value before stands in a file until it is restored, so
+that the agent after one that was killed can do so. Both are gone with the next boot.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.json import decode, encode
+
+from sparkd.actions import files
+from sparkd.host import Host
+from sparkd.host.shards import Shard
+from sparkd.preflight.fixes import Applied
+
+DROP_CACHES = "/proc/sys/vm/drop_caches"
+PIECE_BYTES = 256 << 20
+"""1 to 6 ms of work. A multiple of every folio's size: none lies across a border, to be kept for that."""
+
+_CACHESTAT = 451
+"""Of Linux 6.5 and later, the same on x86-64 and arm64. 0.1 ms for a GiB."""
+
+
+def drop_page_cache(host: Host) -> Applied:
+    """May block for as long as the disks take. The note says what MemFree gained."""
+    before = host.meminfo().free_bytes
+    os.sync()
+    try:
+        Path(DROP_CACHES).write_text("3\n", encoding="ascii")
+    except OSError as error:
+        return Applied("failed", f"{DROP_CACHES}: {error.strerror}")
+    gained = host.meminfo().free_bytes - before
+    return Applied("applied", f"{max(0, gained) / (1 << 30):.1f} GiB freed")
+
+
+def drop_file_cache(host: Host, shard: Shard, still: Callable[[], bool]) -> int:
+    """Drop the clean, unmapped pages of this one file while `still` holds. Raises OSError.
+
+    Returns the bytes that came back; 0 where the path is now another file. Without cachestat(2) they are measured on
+    the whole page cache, which other programs change too, but not much in milliseconds.
+    """
+    fd = os.open(shard.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+
+    def cached() -> int:
+        exact = cached_bytes(fd)
+        return host.meminfo().cached_bytes if exact is None else exact
+
+    try:
+        found = os.fstat(fd)
+        before = cached() if (found.st_dev, found.st_ino) == shard.identity else 0
+        if before == 0:
+            return 0
+        for offset in range(0, found.st_size, PIECE_BYTES):
+            if not still():
+                break
+            os.posix_fadvise(fd, offset, PIECE_BYTES, os.POSIX_FADV_DONTNEED)
+        return max(0, before - cached())
+    finally:
+        os.close(fd)
+
+
+def cached_bytes(fd: int) -> int | None:
+    """Of the whole file; None where the kernel, or the unit's filter of system calls, has no cachestat(2)."""
+    whole = (ctypes.c_uint64 * 2)()  # offset, length
+    counts = (ctypes.c_uint64 * 5)()  # pages cached, dirty, in writeback, evicted, recently evicted
+    answer = ctypes.CDLL(None).syscall(ctypes.c_long(_CACHESTAT), ctypes.c_int(fd), whole, counts, ctypes.c_uint(0))
+    return None if answer else counts[0] * mmap.PAGESIZE
+
+
+READAHEAD_FILE = "readahead.json"
+BDI = "/sys/class/bdi"
+"""One folder for each device that caches: disks by the number of the whole disk, NFS by the file system's own."""
+
+_SETTING = re.compile(rf"{BDI}/\d+:\d+/read_ahead_kb")
+
+
+class ReadaheadChange(Struct, frozen=True):
+    path: str
+    before_kib: int
+    after_kib: int
+
+
+def find_readahead_setting(host: Host, folder: str) -> str:
+    """Path of the setting for the files in `folder`. Raises OSError; FileNotFoundError where there is none (tmpfs)."""
+    device = host.files.stat(folder).device
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(FileNotFoundError, NotADirectoryError):
+        # A partition reads ahead as its disk does. The folder above a partition's is the disk's.
+        if host.files.exists(f"/sys/dev/block/{number}/partition"):
+            number = host.files.value(f"/sys/dev/block/{number}/../dev")
+    path = f"{BDI}/{number}/read_ahead_kb"
+    host.files.stat(path)
+    return path
+
+
+def lower_readahead(host: Host, folder: str, kib: int, memory: Path) -> ReadaheadChange | None:
+    """For the disk that holds `folder`; None where that reads no further ahead already. Raises OSError, ValueError.
+
+    What an earlier agent has lowered, on this disk or another, is restored first: its value would be remembered as the
+    disk's own.
+    """
+    restore_readahead(host, memory)
+    path = find_readahead_setting(host, folder)
+    change = ReadaheadChange(path, int(host.files.value(path)), kib)
+    if change.before_kib <= kib:
+        return None
+    files.write(memory, encode(change).decode() + "\n", 0o644, durable=False)
+    try:
+        _set(host, path, kib)
+    except OSError:
+        memory.unlink()
+        raise
+    return change
+
+
+def restore_readahead(host: Host, memory: Path) -> ReadaheadChange | None:
+    """Undo `lower_readahead`; None where nothing is to be undone. Another program's value stays. Raises OSError."""
+    change = _remembered(memory)
+    if change is None:
+        return None
+    try:
+        ours = int(host.files.value(change.path)) == change.after_kib
+        if ours:
+            _set(host, change.path, change.before_kib)
+    except (FileNotFoundError, ValueError):  # the disk is gone
+        ours = False
+    memory.unlink(missing_ok=True)
+    return ReadaheadChange(change.path, change.after_kib, change.before_kib) if ours else None
+
+
+def _remembered(memory: Path) -> ReadaheadChange | None:
+    try:
+        change = decode(memory.read_text(encoding="utf-8"), type=ReadaheadChange)
+    except (FileNotFoundError, ValueError):
+        return None
+    return change if _SETTING.fullmatch(change.path) else None
+
+
+def _set(host: Host, path: str, kib: int) -> None:
+    Path(host.files.real(path)).write_text(f"{kib}\n", encoding="ascii")

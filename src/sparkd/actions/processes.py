@@ -1,0 +1,159 @@
+"""End processes by pidfd: a rank, a stray, an orphaned container; and unlink the segments that engines leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.host import shm
+from sparkd.host.files import Files
+from sparkd.host.processes import read_process
+from sparkd.preflight.checks.shared_memory import NAMES
+from sparkd.preflight.fixes import Applied, EndProcess, UnlinkSegment
+
+if TYPE_CHECKING:
+    from sparkd.actions.container import Containers
+    from sparkd.host import Host
+    from sparkd.host.docker import ContainerFacts
+    from sparkd.host.shm import Segment
+    from sparkd.lib.main_loop import MainLoop
+
+GRACE_SECONDS = 5.0
+"""A stray has lost its leader, so nothing is lost with it; a worker's own shutdown takes 4 to 5 s."""
+KILL_SECONDS = 5.0
+CONTAINER_GRACE_SECONDS = 1
+"""A head ends itself in 0.3 to 0.6 s. A worker takes 12 s, but it is useless without the others."""
+SECOND_TERM_SECONDS = 3.0
+"""vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
+one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up short."""
+RANK_KILL_SECONDS = 10.0
+LOOK_SECONDS = 0.1
+"""A starting engine still makes segments between SIGTERM and its end."""
+
+
+class Rank(Struct, frozen=True):
+    """One container. `pidfd` becomes readable when its init ends, docker or not."""
+
+    container_id: str
+    name: str
+    image_id: str
+    pid: int
+    pidfd: int
+
+    def end(self, loop: MainLoop, grace_seconds: float, observe: Callable[[], None], *, starting: bool) -> bool:
+        """SIGTERM, grace, SIGKILL; whether it is gone. `observe` is called before each signal and between them.
+
+        `starting`: the engine may not heed the first SIGTERM yet.
+        """
+        steps = [(signal.SIGTERM, grace_seconds), (signal.SIGKILL, RANK_KILL_SECONDS)]
+        if starting:
+            first = min(SECOND_TERM_SECONDS, grace_seconds)
+            steps[:1] = [(signal.SIGTERM, first), (signal.SIGTERM, grace_seconds - first)]
+        for number, seconds in steps:
+            observe()
+            try:
+                signal.pidfd_send_signal(self.pidfd, number)
+            except ProcessLookupError:
+                return True
+            if self._gone_within(seconds, loop, observe):
+                return True
+        return False
+
+    def _gone_within(self, seconds: float, loop: MainLoop, observe: Callable[[], None]) -> bool:
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            if loop.wait_fd_uninterruptible(min(LOOK_SECONDS, left), self.pidfd):
+                return True
+            observe()
+        return False
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+
+
+def end_process(fix: EndProcess, loop: MainLoop) -> Applied:
+    if fix.pid <= 1:
+        return Applied("failed", f"pid {fix.pid} is never ended")
+    try:
+        fd = os.pidfd_open(fix.pid)
+    except ProcessLookupError:
+        return Applied("stale", "gone already")
+    try:
+        # The pidfd names one process for good: with the right start time now, no later signal hits another one.
+        found = read_process(Files(), fix.pid)
+        if found is None or found.start_time != fix.start_time:
+            return Applied("stale", "the pid is another process now")
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
+            try:
+                signal.pidfd_send_signal(fd, number)
+            except ProcessLookupError:
+                return Applied("applied", "ended by itself")
+            if loop.wait_fd_uninterruptible(seconds, fd):
+                return Applied("applied", f"ended by {number.name}")
+        left = read_process(Files(), fix.pid)
+        return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {left.state if left else 'gone'}")
+    finally:
+        os.close(fd)
+
+
+def named_segments(host: Host) -> tuple[Segment, ...]:
+    """Segments with an engine's kind of name. Cheap: reads no process."""
+    return tuple(segment for segment in host.segments() if NAMES.fullmatch(segment.name))
+
+
+def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
+    """Named segments that this process's descendants map now, to be unlinked when they end.
+
+    A killed engine leaves its segments in the host's /dev/shm. Known by their mappings, they can be unlinked at once;
+    preflight must wait until they are old.
+    """
+    found = named_segments(host)
+    if not found:
+        return ()
+    mapped = host.segment_uses(host.processes().descendants(pid), found).identities
+    return tuple(
+        UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in found if one.identity in mapped
+    )
+
+
+def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
+    """Unlink this very file, if no process uses it."""
+    folder, _, name = fix.path.rpartition("/")
+    if folder != shm.FOLDER or name in ("", ".", ".."):
+        return Applied("failed", f"not right below {shm.FOLDER}")
+    identity = (fix.device, fix.inode)
+    wanted = [one for one in host.segments() if (one.path, one.identity) == (fix.path, identity)]
+    if not wanted:
+        return Applied("stale", "gone, or now another file")
+    uses = host.segment_uses(host.processes(), wanted)
+    if uses.used:
+        return Applied("stale", f"in use again by pid {uses.used[0][2]}")
+    if uses.unreadable_pids:
+        return Applied("stale", f"pid {uses.unreadable_pids[0]} can't be inspected")
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != identity:
+            return Applied("stale", "now another file")
+        os.unlink(name, dir_fd=fd)
+    except FileNotFoundError:
+        return Applied("stale", "gone already")
+    finally:
+        os.close(fd)
+    return Applied("applied", "unlinked")
+
+
+def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
+    """Stop and remove a container whose agent is gone, and unlink its engine's segments. Raises LaunchError."""
+    left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
+    if orphan.running:
+        containers.stop(orphan.id, CONTAINER_GRACE_SECONDS)
+    containers.remove(orphan.id)
+    for segment in left:
+        unlink_segment(segment, host)

@@ -1,0 +1,176 @@
+"""Another node over ssh and rsync, with the user's own keys and configuration.
+
+It deletes nothing there except sparkd's own file, and no program waits for input.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from signal import SIGKILL
+from tempfile import TemporaryFile
+from threading import Timer
+from typing import IO, NamedTuple
+
+from msgspec import Struct
+
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.text import sanitize
+
+SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
+COMMAND_SECONDS = 60.0
+SILENCE_SECONDS = 300
+"""For rsync: both sides may read some GB without sending a byte."""
+ANSWER_LIMIT_BYTES = 4 << 20
+STDERR_LIMIT_BYTES = 4096
+SSH_FAILED = 255
+
+_PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
+_ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
+_LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
+_DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+\S+\s+(/.*)$")
+_TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILINE)
+
+_KNOWN = (
+    ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
+    (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
+    (
+        r"Connection (reset|closed) by|kex_exchange",
+        "its sshd hung up",
+        "refused logins make it: wait a minute, try again",
+    ),
+    ("rsync: .*not found", "it has no rsync", "apt install rsync"),
+    ("docker: .*not found", "it has no docker", "install docker there"),
+    ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
+    ("No space left on device", "its disk is full", "make room there: df -h; the same command resumes"),
+    (r"\[sender\].* Permission denied \(13\)", "this user may not read all of it here", "sudo, or chmod -R a+rX here"),
+    ("symlink has no referent", "a link in it leads to nothing here", "find it by -xtype l, and fix or remove it"),
+    (r"Permission denied \(13\)", "this user may not write there", "--user root, or give the user the folder"),
+)
+
+
+class Ended(NamedTuple):
+    code: int
+    answer: str
+    """Its stdout; empty where that was shown instead."""
+    trouble: str
+    """The end of its stderr."""
+
+
+class PeerRoom(NamedTuple):
+    mount: str
+    free_bytes: int
+
+
+class SshHost(Struct, frozen=True):
+    """`user` is empty for ssh's own choice."""
+
+    address: str
+    user: str = ""
+
+    def run(self, *words: str, seconds: float = COMMAND_SECONDS) -> Ended:
+        """Run a program there. Raises BlockedError where ssh fails."""
+        command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
+        ended = _run(command, seconds)
+        if ended.code == SSH_FAILED:
+            raise self.failed(ended)
+        return ended
+
+    def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS) -> str:
+        """stdout of a program there. Raises BlockedError where it fails."""
+        ended = self.run(*words, seconds=seconds)
+        if ended.code:
+            raise self.failed(ended)
+        return ended.answer
+
+    def read_room(self, path: str) -> PeerRoom:
+        """Of the file system that holds a path there, which need not exist yet."""
+        answer = self.run_checked("sh", "-c", _ROOM, "sh", path)
+        if not (match := _DF.search(answer.rstrip())):
+            raise BlockedError(f"{self.address}: df says nothing of {path}")
+        return PeerRoom(sanitize(match[2]), int(match[1]) << 10)
+
+    def read_size(self, path: str) -> int:
+        """Of a file there; 0 where there is none."""
+        answer = self.run_checked("sh", "-c", _LENGTH, "sh", path).strip()
+        return int(answer) if answer.isdecimal() else 0
+
+    def count_to_send(self, source: str, target: str, *options: str) -> int:
+        """Bytes of the files that `send` would send, each in its full size."""
+        ended = self._rsync(source, target, "--dry-run", "--stats", "--no-human-readable", *options)
+        if not (match := _TO_SEND.search(ended.answer)):
+            raise BlockedError(f"{self.address}: rsync does not say how much there is to send")
+        return int(match[1])
+
+    def send(self, source: str, target: str, *options: str) -> None:
+        """Copy a file, or what is in a folder whose name ends in a slash. Raises BlockedError.
+
+        rsync verifies each sent file by checksum. It shows progress on a terminal only.
+        """
+        self._rsync(source, target, *options, shown=sys.stdout.isatty())
+
+    def _rsync(self, source: str, target: str, *options: str, shown: bool = False) -> Ended:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        where = f"{self.user}@{host}:{target}" if self.user else f"{host}:{target}"
+        # -s: no shell of the other side reads the names. -L: a folder of links becomes one of files.
+        flags = ("-s", "-rtpL", "--mkpath", f"--timeout={SILENCE_SECONDS}", "-e", shlex.join(("ssh", *SSH)))
+        progress = ("--info=progress2", "--no-inc-recursive") if shown else ()
+        ended = _run(["rsync", *flags, *progress, *options, "--", source, where], None, shown=shown)
+        if ended.code:
+            raise self.failed(ended)
+        return ended
+
+    def failed(self, ended: Ended) -> BlockedError:
+        """The error for a program there that failed."""
+        reason, hint = diagnose(ended, f"{self.user}@{self.address}" if self.user else self.address)
+        return BlockedError(f"{self.address}: {reason}", hint)
+
+
+def diagnose(ended: Ended, login: str) -> tuple[str, str]:
+    """Reason and hint for a failure."""
+    again = "is it on, and reachable? The same command resumes"
+    for pattern, reason, hint in _KNOWN:
+        if re.search(pattern, ended.trouble):
+            return reason, hint.format(login)
+    if ended.code == -SIGKILL:
+        return "it did not answer in time", again
+    lines = [sanitize(line) for line in ended.trouble.splitlines() if line.strip()]
+    return (lines[0] if lines else f"ended with {ended.code}"), again
+
+
+def _run(command: list[str], seconds: float | None, *, shown: bool = False) -> Ended:
+    """Run a program here. Without `seconds` it has limits of its own."""
+    with TemporaryFile() as errors:
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=None if shown else subprocess.PIPE,
+                stderr=errors,
+                env={**os.environ, "LC_ALL": "C"},
+            )
+        except FileNotFoundError:
+            raise BlockedError(f"{command[0]} is not on this node", f"apt install {_PACKAGES[command[0]]}") from None
+        timer = Timer(seconds or 0, process.kill)
+        if seconds is not None:
+            timer.start()
+        try:
+            answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
+            if len(answer) == ANSWER_LIMIT_BYTES:
+                process.kill()
+            process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            timer.cancel()
+        return Ended(process.returncode, answer.decode("utf-8", "replace"), _end(errors))
+
+
+def _end(errors: IO[bytes]) -> str:
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_LIMIT_BYTES))
+    return errors.read().decode("utf-8", "replace")

@@ -1,0 +1,164 @@
+"""Kernel settings, set and reverted: one file of sysctl.d, the live values, and a record of the values before."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+from msgspec import Meta, Struct
+
+from sparkd.actions import files
+from sparkd.host import kernel
+from sparkd.host.files import Files
+from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.state.file import PUBLIC, StateFile
+
+PATH = "/etc/sysctl.d/60-sparkd.conf"
+HEADER = "# Written by `sparkd tune apply`"
+"""First words of sparkd's file. A file without them is never overwritten and never removed."""
+
+
+class Saved(Struct, frozen=True):
+    """The values before sparkd first set them."""
+
+    before: dict[
+        Annotated[str, Meta(pattern=r"\A[a-z0-9_-]+(?:\.[a-z0-9_-]+)+\Z")],
+        Annotated[str, Meta(pattern=r"\A[\x00-\x7f]*\Z")],
+    ]
+
+
+FILE = StateFile("tune.json", Saved, PUBLIC)
+STATE = FILE.path
+
+
+class SysctlManager:
+    """The machine below `root`. Methods that change it raise UsageError where this user may not."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root = root
+        self._files = Files(str(root))
+
+    def current(self, name: str) -> str | None:
+        """Raises ConfigError where this kernel has such a setting, and it can't be read."""
+        try:
+            return kernel.read_sysctl(self._files, name)
+        except OSError as error:
+            raise ConfigError(f"{name} can't be read: {error.strerror}", f"look at: sysctl {name}") from None
+
+    def file_content(self) -> bytes | None:
+        """None where there is no file. Raises ConfigError where sparkd did not write it."""
+        try:
+            content = self._files.itself(PATH, 1 << 20).content
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(f"{PATH} can't be read: {error.strerror}", f"ls -l {PATH}") from None
+        if not content.startswith(HEADER.encode()):
+            raise ConfigError(f"{PATH} was not written by sparkd", "move it to another name")
+        return content
+
+    def saved(self) -> dict[str, str]:
+        """The values before sparkd first set them. Raises ConfigError where the record can't be read."""
+        found = FILE.read(self._files, _refuse)
+        return {} if found is None else found.before
+
+    def apply(self, wanted: Mapping[str, str], text: str) -> list[str]:
+        """Set `wanted` now and, by the file `text`, at each boot; revert what is no longer wanted. Returns the changes.
+
+        The values before are saved first: wherever this is interrupted, `revert` restores them.
+        """
+        with self._locked():
+            content, saved = self.file_content(), self.saved()
+            before = dict(saved)
+            for name in wanted:
+                if (value := self.current(name)) is None:
+                    hint = "take it out of the recipe's host.sysctls"
+                    raise ConfigError(f"{name}: this kernel has no such setting", hint)
+                before.setdefault(name, value)
+            if before != saved:
+                self._save(before)
+            if content != text.encode():
+                self._write(PATH, text)
+            changes = self._set({**before, **wanted})
+            if before.keys() != wanted.keys():
+                self._save({name: before[name] for name in wanted})
+            return changes
+
+    def revert(self) -> list[str]:
+        """Remove the file and restore each setting. Returns the changes."""
+        with self._locked():
+            content, before = self.file_content(), self.saved()
+            changes: list[str] = []
+            stuck: dict[str, str] = {}
+            for name, value in before.items():
+                try:
+                    changes += self._set({name: value})
+                except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
+                    stuck[name] = error.reason
+            if content is not None:
+                self._remove(PATH)
+                changes.append(f"removed {PATH}")
+                lost = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
+                changes += [] if before else [lost]
+            if stuck:
+                self._save({name: before[name] for name in stuck})
+                hint = f"all else is taken back, {PATH} too: reboot gives these back"
+                raise ConfigError("; ".join(stuck.values()), hint)
+            if before:
+                self._remove(STATE)
+            return changes
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Two at once would save each other's values as the ones to restore."""
+        folder = (self._root / STATE.lstrip("/")).parent
+        with files.usage_error(f"{folder} can't be written to"):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise UsageError("another `sparkd tune` is under way", "wait for it") from None
+        finally:
+            os.close(fd)
+
+    def _set(self, values: Mapping[str, str]) -> list[str]:
+        """Skips a setting that this kernel no longer has."""
+        changes = []
+        for name, value in sorted(values.items()):
+            before = self.current(name)
+            if before is None or before == value:
+                continue
+            try:
+                Path(self._files.real(kernel.sysctl_path(name))).write_text(f"{value}\n", encoding="ascii")
+            except OSError as error:
+                reason = f"{name} can't be set to {value}: {error.strerror}"
+                if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+                    raise UsageError(reason, "run it as root, on the node itself") from None
+                raise ConfigError(reason, "sparkd tune revert takes back what was set") from None
+            after = self.current(name) or ""
+            changes.append(f"{name}: {before} -> {after}")
+            if after != value:
+                raise ConfigError(f"{name}: the kernel made {after or 'nothing'} of {value}", f"look at: sysctl {name}")
+        return changes
+
+    def _save(self, before: Mapping[str, str]) -> None:
+        self._write(STATE, FILE.encode(Saved(dict(sorted(before.items())))))
+
+    def _write(self, path: str, text: str) -> None:
+        with files.usage_error(f"{path} can't be written"):
+            files.write(self._root / path.lstrip("/"), text, 0o644, durable=True)
+
+    def _remove(self, path: str) -> None:
+        with files.usage_error(f"{path} can't be removed"):
+            files.remove(self._root / path.lstrip("/"))
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError(reason, f"look at it, set what it names by hand (sysctl -w), and remove it and {PATH}")

@@ -1,0 +1,140 @@
+"""What every step of an agent uses (`Deps`), and what a step leaves to later ones (`State`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from msgspec import Struct, field
+
+from sparkd.actions import Actions
+from sparkd.cluster.membership import NodeContext
+from sparkd.cluster.monitor import PeerMonitor
+from sparkd.cluster.service import Cluster
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.journal import Journal
+from sparkd.lib.log import Events, ProcessLog
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.text import Redactor
+from sparkd.plan.agreement import Agreement
+from sparkd.plan.model import LaunchPlan
+from sparkd.state import launch_history
+from sparkd.state.file import Content, StateFile
+from sparkd.state.launch_history import LaunchHistory
+from sparkd.status.model import MemoryReport, Phase, utc_now
+from sparkd.status.publisher import Reporter
+
+
+class State(Struct):
+    failed_in: Phase | None = None
+    """The phase in which the run failed, set once."""
+    unwritten: set[str] = field(default_factory=set)
+    """State files whose last write failed."""
+    agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
+    """What all ranks must share; no digest before the step `fingerprint`."""
+    proven: bool = False
+    """The plan has proven itself under this agent."""
+
+
+class Base(Struct, frozen=True):
+    """The part that needs no place in the cluster."""
+
+    settings: Settings
+    host: Host
+    actions: Actions
+    loop: MainLoop
+    network: EventLoop
+    notifier: Notifier
+    journal: Journal
+    log: ProcessLog
+
+
+class Deps(Base, frozen=True, kw_only=True):
+    """One agent: one process, one launch. Made by `bootstrap.build_agent`."""
+
+    context: NodeContext
+    events: Events
+    redact: Redactor
+    reporter: Reporter
+    monitor: PeerMonitor
+    cluster: Cluster
+    boot_id: str
+    api_key: str | None
+    state: State = field(default_factory=State)
+
+    @property
+    def plan(self) -> LaunchPlan:
+        return self.context.plan
+
+    @property
+    def incarnation(self) -> str:
+        """Of this agent. A head's is also the epoch."""
+        return self.actions.owner.invocation
+
+    def set_phase(self, phase: Phase, message: str = "") -> None:
+        """Enter a phase, or report a new message in the current one."""
+        before = self.reporter.report.phase
+        ended = phase in (Phase.BLOCKED, Phase.FAILED)
+        if ended and self.state.failed_in is None:
+            self.state.failed_in = before
+        self.reporter.update(phase=phase, message=message, memory=self.memory())
+        if phase is not before:
+            # A failure is logged as an event of its own, with its reason.
+            self.events.info("life.phase.changed", phase=phase.value, message="" if ended else message)
+
+    def memory(self) -> MemoryReport | None:
+        try:
+            info = self.host.meminfo()
+        except (OSError, ValueError):
+            return None
+        return MemoryReport(info.total_bytes, info.available_bytes)
+
+    def wait(self, seconds: float, message: str) -> None:
+        """Wait, and report the reason."""
+        self.reporter.update(message=message)
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:  # the loop may wake early
+            self.loop.wait(left)
+
+    def read_launches(self) -> LaunchHistory:
+        """From disk each time, so removing the file resets it."""
+        return launch_history.read_history(self.host.files, self.report_unread)
+
+    def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
+        """Write the changed launch history, safe against crashes and power cuts; whether that worked."""
+        before = self.read_launches()
+        after = change(before)
+        return after == before or self.write_state(launch_history.FILE, after)
+
+    def record_start(self) -> None:
+        """Until its end is recorded, this process counts as killed."""
+        if self.record(lambda launches: launches.recover(self.boot_id, utc_now())):
+            for name in launch_history.OLD_FILES:
+                self.remove_state(name)
+
+    def report_unread(self, reason: str) -> None:
+        """A state file is unusable: the agent continues without it."""
+        self.events.warning("state.read.failed", reason=reason)
+
+    def write_state(self, file: StateFile[Content], value: Content) -> bool:
+        """Whether it worked. A full disk is logged once and ends no engine."""
+        try:
+            self.actions.write_state(file.name, file.encode(value), file.mode)
+        except OSError as error:
+            if file.name not in self.state.unwritten:
+                self.events.error("state.write.failed", file=file.name, reason=str(error), hint="df -h /var/lib/sparkd")
+            self.state.unwritten.add(file.name)
+            return False
+        self.state.unwritten.discard(file.name)
+        return True
+
+    def remove_state(self, name: str) -> bool:
+        """Whether there was a file to remove."""
+        try:
+            return self.actions.remove_state(name)
+        except OSError as error:
+            self.events.error("state.remove.failed", file=name, reason=str(error))
+            return False

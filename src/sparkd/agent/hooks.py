@@ -1,0 +1,126 @@
+"""Runs the operator's hooks: programs in /etc/sparkd/preflight.d that may block each launch."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+
+from sparkd.lib.text import sanitize
+from sparkd.preflight.check import Finding, Level, Verdict
+from sparkd.preflight.hooks import Hook
+
+DEADLINE_SECONDS = 30.0
+OUTPUT_LIMIT_BYTES = 4096
+"""Kept of a hook's output; the rest is read and dropped, so that no hook blocks on a full pipe."""
+REAP_SECONDS = 5.0
+
+_LEVELS = {0: Level.OK, 1: Level.BLOCK, 2: Level.UNKNOWN}
+
+
+Wait = Callable[[float, int], bool]
+"""`MainLoop.wait`: wait(seconds, readable fd). It may return early, and may raise."""
+
+
+def hook_environment(role: str, rank: int) -> dict[str, str]:
+    """A hook's whole environment. No SPARKD_ names: a sparkd that the hook calls would read them as settings."""
+    return {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "LANG": "C.UTF-8",
+        "NODE_ROLE": role,
+        "NODE_RANK": str(rank),
+    }
+
+
+def run_hooks(
+    hooks: Iterable[Hook], wait: Wait, env: Mapping[str, str], deadline_seconds: float = DEADLINE_SECONDS
+) -> tuple[Finding, ...]:
+    """Run them in turn, each with its own deadline. A hook's process group ends with it."""
+    return tuple(hook.refusal if hook.problem else _run_hook(hook, wait, env, deadline_seconds) for hook in hooks)
+
+
+def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: float) -> Finding:
+    began = time.monotonic()
+    try:
+        process = subprocess.Popen(
+            [hook.path],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            env=dict(env),
+            start_new_session=True,
+        )
+    except OSError as error:
+        verdict = Verdict(Level.UNKNOWN, f"{hook.path} can't be run: {error.strerror}", "does its first line name it?")
+        return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
+    try:
+        ended, output = _await_end(process, wait, began + deadline_seconds)
+    finally:
+        # The hook is not reaped yet, so the group of its pid is still its own.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(REAP_SECONDS)
+    reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
+    verdict = Verdict(Level.UNKNOWN, reason, "fix the hook, or move it away")
+    if ended:
+        verdict = _judge_exit(process.returncode, _first_line(output))
+    seconds = round(time.monotonic() - began, 3)
+    return Finding(hook.id, verdict, {"path": hook.path, "exit_code": process.returncode if ended else None}, seconds)
+
+
+def _judge_exit(code: int, said: str) -> Verdict:
+    level = _LEVELS.get(code, Level.UNKNOWN)
+    if code < 0:
+        ended = f"killed by signal {-code} ({signal.strsignal(-code) or 'no name'})"
+    else:
+        ended = f"exit code {code}" + ("" if code in _LEVELS else ", which no hook should have")
+    if level is Level.OK:
+        return Verdict(level, said or "good")
+    return Verdict(level, f"{said} ({ended})" if said else ended, "result of the operator's own check")
+
+
+def _await_end(process: subprocess.Popen[bytes], wait: Wait, deadline: float) -> tuple[bool, bytes]:
+    """Whether the hook ended in time, and its output so far: a child may keep the pipe open."""
+    assert process.stdout is not None
+    ended, output = False, b""
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        with process.stdout as pipe, select.epoll() as poll:
+            os.set_blocking(pipe.fileno(), False)
+            poll.register(pidfd, select.EPOLLIN)
+            poll.register(pipe.fileno(), select.EPOLLIN)
+            while not ended and (left := deadline - time.monotonic()) > 0:
+                wait(left, poll.fileno())
+                ready = {fd for fd, _ in poll.poll(0)}
+                ended = pidfd in ready
+                if ended or pipe.fileno() in ready:
+                    output, closed = _read_output(pipe.fileno(), output)
+                    if closed and not ended:
+                        poll.unregister(pipe.fileno())
+    finally:
+        os.close(pidfd)
+    return ended, output
+
+
+def _read_output(pipe: int, output: bytes) -> tuple[bytes, bool]:
+    """What is readable now, and whether that was the end. Bounded, so that deadlines hold."""
+    for _ in range(64):
+        try:
+            chunk = os.read(pipe, 65536)
+        except BlockingIOError:
+            return output, False
+        if not chunk:
+            return output, True
+        output = (output + chunk)[:OUTPUT_LIMIT_BYTES]
+    return output, False
+
+
+def _first_line(output: bytes) -> str:
+    lines = output.decode("utf-8", "backslashreplace").splitlines()
+    return sanitize(next((line.strip() for line in lines if line.strip()), ""))

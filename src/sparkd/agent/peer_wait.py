@@ -1,0 +1,190 @@
+"""How the ranks of an engine start together: by the reports of the nodes, without commands between them.
+
+Each worker waits in the phase awaiting-peers. Once all do so with the head's plan, the head calls: it reports an epoch.
+The workers start their ranks in that epoch. When all of them run, the head starts its own. So nodes may boot in any
+order, and no rank of an older launch meets the new head.
+"""
+
+from __future__ import annotations
+
+import time
+
+from sparkd.agent.deps import Deps
+from sparkd.cluster.client import UnsignedError
+from sparkd.cluster.monitor import ENDING, expect_peer
+from sparkd.lib.errors import BlockedError, NotReadyError
+from sparkd.lib.http_client import HttpError
+from sparkd.plan import agreement
+from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
+
+POLL_SECONDS = 1.0
+"""Reports wake the loop; this is for silence."""
+SHOWN_SECONDS = 6.0
+"""How long the others can read a plan that differs, before this node restarts with its current configuration."""
+A_MOMENT_SECONDS = 5.0
+VALUES_SECONDS = 15.0
+RANKS_SECONDS = 450.0
+"""For the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600."""
+DOING_LIMIT = 300
+ENDED = frozenset(ENDING) - {Phase.BLOCKED}
+TABLE_PRIORITY = 3
+"""Errors, as syslog(3) numbers them."""
+STARTED = frozenset({Phase.LOADING, Phase.SERVING, Phase.DEGRADED})
+"""Phases of a node whose rank runs."""
+
+
+def wait_for_peers(agent: Deps, shown_seconds: float = SHOWN_SECONDS) -> bool:
+    """Wait, without a deadline, until this node may launch, then track the others.
+
+    Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ.
+    """
+    began = time.monotonic()
+    while True:
+        peers = _wait_for_agreement(agent, agent.monitor.check(), shown_seconds)
+        awaited = _unready_workers(agent, peers) if agent.context.is_head else _uncalled_head(agent, peers)
+        if not awaited:
+            break
+        agent.set_phase(Phase.AWAITING_PEERS, f"waiting for {awaited}")
+        _report_worker_ready(agent)
+        agent.loop.wait(POLL_SECONDS)
+    for peer in peers:
+        if peer.report is not None:
+            for warning in agreement.compare_versions(agent.reporter.report.versions, peer.report.versions):
+                agent.events.warning("peers.version.differs", node=peer.name, found=warning)
+    _report_worker_ready(agent)
+    if agent.context.is_head:
+        agent.monitor.track(*(expect_peer(one, agent.incarnation) for one in peers))
+    else:
+        agent.monitor.track(*(expect_peer(one, one.report.epoch) for one in peers[:1] if one.report))
+    return time.monotonic() - began > A_MOMENT_SECONDS
+
+
+def _report_worker_ready(agent: Deps) -> None:
+    """To systemd a worker is up once its preflight passed: the rest depends on the head."""
+    if not agent.context.is_head:
+        agent.loop.report_ready()
+
+
+def _unready_workers(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
+    """Workers that do not wait with the same plan, and what they do instead."""
+    wanted = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
+
+    def is_ready(report: NodeReport | None) -> bool:
+        return report is not None and (report.phase, report.epoch, report.plan_digest) == wanted
+
+    return "; ".join(_describe_peer(one) for one in seen if not is_ready(one.living))
+
+
+def _uncalled_head(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
+    """Empty once the head has called."""
+    head = seen[0]
+    report = head.living
+    if report is None or report.phase is not Phase.AWAITING_PEERS:
+        return _describe_peer(head)
+    if not report.epoch or report.plan_digest != agent.reporter.report.plan_digest:
+        return f"{head.name} to call its workers"
+    return ""
+
+
+def _describe_peer(one: PeerStatus) -> str:
+    """What another node does, briefly."""
+    said = one.report.message if one.report and (one.living or one.report.phase in ENDING) else ""
+    match one.contact:
+        case Contact.ANSWERS if one.report is not None:
+            doing = f"{one.name}, which is {one.report.phase.value}" + (f": {said}" if said else "")
+        case Contact.REFUSED:
+            doing = f"{one.name}, where no sparkd runs" + (f"; its last message: {said}" if said else "")
+        case Contact.UNSIGNED:
+            doing = f"{one.name}: {one.said}"
+        case _:
+            doing = f"{one.name}, which does not answer" + (f" ({one.said})" if one.said else "")
+    return doing[:DOING_LIMIT]
+
+
+def _wait_for_agreement(agent: Deps, seen: tuple[PeerStatus, ...], shown_seconds: float) -> tuple[PeerStatus, ...]:
+    """The peers, once all that answer have this node's plan. Raises BlockedError."""
+    deadline = time.monotonic() + shown_seconds
+    reported: set[str] = set()
+    while differing := _find_differing(agent, seen):
+        theirs = differing.report.plan_digest if differing.report else ""
+        if theirs not in reported:
+            reported.add(theirs)
+            summary = _report_differences(agent, differing)
+            agent.set_phase(Phase.BLOCKED, summary)
+        if time.monotonic() >= deadline:
+            raise BlockedError(summary, _agreement_hint(agent))
+        agent.loop.wait(POLL_SECONDS)
+        seen = agent.monitor.check()
+    if reported:
+        agent.set_phase(Phase.AWAITING_PEERS, "the plans agree again")
+    return seen
+
+
+def _agreement_hint(agent: Deps) -> str:
+    back = agent.context.rollback
+    if back is None:
+        return "make the configuration, the image and the model the same on all nodes"
+    to = f"sudo sparkd rollback {back.plan[:12]}"
+    return f"this node is rolled back: {to} on the others, or sparkd rollback --end here"
+
+
+def _find_differing(agent: Deps, seen: tuple[PeerStatus, ...]) -> PeerStatus | None:
+    """A node with another plan. One that is ending may come back with this one."""
+    own = agent.reporter.report.plan_digest
+    active = (one for one in seen if one.living and one.living.phase not in ENDED)
+    return next((one for one in active if one.living and one.living.plan_digest not in ("", own)), None)
+
+
+def _report_differences(agent: Deps, other: PeerStatus) -> str:
+    """Log the table of differences; return one line."""
+    plan_differs = f"the plan of {other.name} differs"
+    try:
+        sent = agent.loop.result(agent.monitor.readers[other.rank].plan_values(), VALUES_SECONDS, other.address)
+    except (HttpError, UnsignedError, TimeoutError) as error:
+        return f"{plan_differs}, and its values can't be read: {error}"
+    theirs = agreement.parse_values(sent)
+    if theirs is None:
+        return f"{plan_differs}, and its values are not valid: another version of sparkd?"
+    differences = agreement.find_differences(agent.state.agreement.values, theirs)
+    if not differences:
+        return f"{plan_differs} in nothing that this version of sparkd knows"
+    summary = agreement.format_summary(differences)
+    agent.events.error("peers.plan.differs", node=other.name, found=summary)
+    report = agent.reporter.report
+    if summary not in report.last_cause:  # else the previous run has logged the table
+        for row in agreement.format_table(differences, report.node, other.report.node if other.report else "there"):
+            # Not as events, which would lose the columns.
+            agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)
+    return f"{plan_differs}: {summary}"
+
+
+def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
+    """A worker takes the head's epoch. The head calls, and waits until the rank of each worker runs.
+
+    Raises PeerLostError (exit 14), NotReadyError (exit 12).
+    """
+    if not agent.context.is_head:
+        (head, *_) = agent.monitor.check()
+        _report_epoch(agent, head.report.epoch if head.report else "")
+        return
+    deadline = time.monotonic() + ranks_seconds
+    if agent.context.peers:
+        agent.set_phase(Phase.AWAITING_PEERS, "calling the workers' ranks")
+    _report_epoch(agent, agent.incarnation)
+    while starting := [one for one in agent.monitor.check() if not _is_running(one, agent.incarnation)]:
+        awaited = "; ".join(_describe_peer(one) for one in starting)
+        if time.monotonic() >= deadline:
+            raise NotReadyError(
+                f"not every worker's rank ran within {ranks_seconds:g} s: {awaited}", "look at its journal"
+            )
+        agent.set_phase(Phase.AWAITING_PEERS, f"waiting for the rank of {awaited}")
+        agent.loop.wait(POLL_SECONDS)
+
+
+def _report_epoch(agent: Deps, epoch: str) -> None:
+    agent.log.bind(epoch=epoch)
+    agent.reporter.update(epoch=epoch)
+
+
+def _is_running(worker: PeerStatus, epoch: str) -> bool:
+    return worker.report is not None and worker.report.epoch == epoch and worker.report.phase in STARTED

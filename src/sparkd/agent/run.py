@@ -1,0 +1,52 @@
+"""The run of an agent, from preflight to its last report. One launch a process: systemd starts the next one.
+
+    preflight -> backoff -> await docker -> fingerprint -> wait for peers -> launch -> ready -> serve -> shutdown
+
+Each step ends well, or raises the error that ends the run; nothing is retried here. A worker runs the same steps, but
+follows the head's phase instead of probing the endpoint.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparkd.agent.peer_wait import join_epoch, wait_for_peers
+from sparkd.agent.serving import follow_head, make_ready, serve
+from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff
+from sparkd.lib.errors import ExitCode, LaunchError, SparkdError
+from sparkd.lib.main_loop import StopRequested
+
+if TYPE_CHECKING:
+    from sparkd.agent.deps import Deps
+    from sparkd.engine.rank import Running
+
+
+def run(agent: Deps) -> ExitCode:
+    """Bring this node's rank into service and monitor it. Returns the exit code."""
+    running: Running | None = None
+    try:
+        docker_was_up = preflight(agent)
+        backed_off = wait_backoff(agent)
+        await_docker(agent)
+        fingerprint(agent)
+        waited = wait_for_peers(agent)
+        if backed_off or waited or not docker_was_up:
+            # Minutes have passed, or docker came up only now: check again.
+            fingerprint(agent)
+            preflight(agent)
+        join_epoch(agent)
+        running = launch(agent)
+        if not agent.context.is_head:
+            follow_head(agent, running)
+        make_ready(agent, running)
+        serve(agent, running)
+    except StopRequested:
+        shutdown_on_request(agent, running)
+        return ExitCode.GOOD
+    except SparkdError as error:
+        return shutdown_on_error(agent, running, error)
+    except OSError as error:
+        # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
+        failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h")
+        return shutdown_on_error(agent, running, failure)

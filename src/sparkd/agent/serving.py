@@ -1,0 +1,177 @@
+"""The engine from load to end: the head makes it ready and monitors it, the workers follow the head."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+from typing import NoReturn, assert_never
+
+from msgspec.structs import replace
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.proving import ProvingPeriod
+from sparkd.agent.shutdown import engine_dead, engine_ended
+from sparkd.engine import gpu_throttle, health, readiness
+from sparkd.engine.gpu_throttle import GpuThrottleMonitor
+from sparkd.engine.health import HealthMonitor
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.rank import Running
+from sparkd.engine.readiness import ReadinessStage
+from sparkd.host import docker
+from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.http_client import HttpError
+from sparkd.status.model import FindingReport, Phase
+from sparkd.vllm.api import Endpoint
+
+COUNTERS_SECONDS = 1.0
+"""/metrics takes 5 ms."""
+FOLLOW_SECONDS = 5.0
+"""Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
+DOCKER_SECONDS = 10.0
+DOCKER_AWAY_SECONDS = 0.2
+"""Between polls for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
+
+
+def make_ready(agent: Deps, running: Running) -> None:
+    """Follow the load until the first completion, then report to systemd."""
+    agent.set_phase(Phase.LOADING)
+
+    def show(stage: ReadinessStage) -> LoadProgress:
+        progress = running.log.progress
+        running.note_segments(agent.host, agent.loop)  # for a stop during the load, which clears them
+        _report_progress(agent, progress, stage.value if stage is not ReadinessStage.HTTP else "")
+        return progress
+
+    wanted, pidfd = agent.settings.readiness, running.rank.pidfd
+    ready = readiness.await_ready(
+        agent.loop, pidfd, _endpoint(agent), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
+    )
+    if not ready:
+        raise engine_ended(agent, running)
+    running.mark_ready(agent.host, agent.loop)
+    agent.loop.report_ready()
+    agent.events.info("readiness.completion.answered", seconds=running.seconds)
+    agent.loop.start(partial(_prune, agent, running.rank.image_id))
+
+
+def _prune(agent: Deps, image_id: str) -> None:
+    with suppress(OSError):
+        for one in agent.actions.prune_caches(image_id):
+            if one.error:
+                agent.events.warning("cache.folder.kept", path=one.path, reason=one.error)
+            else:
+                agent.events.info("cache.folder.pruned", path=one.path)
+
+
+def serve(agent: Deps, running: Running) -> NoReturn:
+    """Monitor the serving engine until it ends or is given up."""
+    served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
+    agent.set_phase(Phase.SERVING, served)
+    proving = ProvingPeriod(agent)
+    gpu = _gpu_watch(agent)
+    endpoint = _endpoint(agent)
+    agent.monitor.prove_by(partial(_makes_token, endpoint))
+
+    def on_check(trouble: str) -> None:
+        degraded = trouble or agent.monitor.trouble
+        agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
+        proving.tick()
+
+    wanted = agent.settings.supervise
+    limits = health.Limits(
+        wanted.stall_seconds, wanted.canary_seconds, agent.settings.readiness.completion_timeout_seconds
+    )
+    monitor = HealthMonitor(agent.loop, endpoint, lambda: running.log.progress, limits, on_check)
+    match monitor.run(running.rank.pidfd):
+        case None:
+            raise engine_ended(agent, running)
+        case health.Dead(reason):
+            raise engine_dead(agent, running, running.with_cause(reason))
+        case health.Stalled(reason):
+            raise StalledError(running.with_cause(reason), "sparkd starts it again")
+        case unexpected:
+            assert_never(unexpected)
+
+
+def follow_head(agent: Deps, running: Running) -> NoReturn:
+    """A worker's rank has no endpoint: its phase is the one that its head reports."""
+    agent.set_phase(Phase.LOADING)
+    agent.loop.extend_timeout(False)
+    dockerd_pid = ""
+    with suppress(TimeoutError):
+        dockerd_pid = agent.loop.run_with_timeout(
+            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
+        )
+    proving: ProvingPeriod | None = None
+    gpu = _gpu_watch(agent)
+    while True:
+        head = agent.monitor.check()[0]
+        phase = head.report.phase if head.report else Phase.LOADING
+        if phase not in (Phase.SERVING, Phase.DEGRADED):
+            running.note_segments(agent.host, agent.loop)
+            _report_progress(agent, running.log.progress)
+        else:
+            if proving is None:
+                running.mark_ready(agent.host, agent.loop)
+                proving = ProvingPeriod(agent)
+            served = f"rank {agent.context.rank} of the engine that {head.name} serves"
+            agent.set_phase(phase, with_gpu(agent, served, gpu))
+            proving.tick()
+        alarmed = dockerd_pid and running.log.broken_off_at is not None
+        if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else FOLLOW_SECONDS, running.rank.pidfd):
+            raise engine_ended(agent, running)
+        if alarmed and docker.daemon_replaced(agent.host, dockerd_pid):
+            reason = "the engine is dead: another dockerd has started, and ends the containers of the previous one"
+            raise EngineEndedError(reason, "live-restore in docker's daemon.json would keep the engine")
+        if running.log.progress.worker_died:
+            raise engine_dead(agent, running, running.with_cause("a process of the rank has died"))
+
+
+def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:
+    return GpuThrottleMonitor(agent.loop.start, agent.events) if agent.plan.container.gpus == "all" else None
+
+
+def with_gpu(agent: Deps, message: str, gpu: GpuThrottleMonitor | None) -> str:
+    """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
+    slow = gpu.check() if gpu is not None else ""
+    found = (FindingReport(gpu_throttle.ID, "warn", slow, gpu_throttle.HINT),) if slow else ()
+    before = agent.reporter.report.findings
+    agent.reporter.update(findings=(*(one for one in before if one.id != gpu_throttle.ID), *found))
+    return f"{message}; {slow}: {gpu_throttle.HINT}" if slow else message
+
+
+async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
+    """Whether the engine works: a token comes, or its counters move while the request waits in its queue."""
+    try:
+        before = await endpoint.counters(COUNTERS_SECONDS)
+        with suppress(HttpError):
+            if (await endpoint.complete(seconds)).token:
+                return True
+        after = await endpoint.counters(COUNTERS_SECONDS)
+    except HttpError:
+        return False
+    return before is not None and after is not None and after.work != before.work
+
+
+def _endpoint(agent: Deps) -> Endpoint:
+    return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)
+
+
+def _report_progress(agent: Deps, progress: LoadProgress, waiting_for: str = "") -> None:
+    left = progress.seconds_left(time.monotonic())
+    engine = replace(
+        agent.reporter.report.engine,
+        phase=progress.step,
+        progress=round(progress.done / progress.total, 3) if progress.total else None,
+        seconds_left=round(left) if left is not None else None,
+        kv_cache_tokens=progress.kv_cache_tokens,
+    )
+    message = (
+        progress.step
+        + (f" {progress.done}/{progress.total}" if progress.total else "")
+        + (f", about {engine.seconds_left} s left" if engine.seconds_left else "")
+        + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
+        + (f"; waiting for {waiting_for}" if waiting_for else "")
+    )
+    agent.reporter.update(engine=engine, message=message, memory=agent.memory())

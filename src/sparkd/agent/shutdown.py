@@ -1,0 +1,163 @@
+"""How a run ends: stop the rank, report the cause, write the launch history."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from functools import partial
+
+from sparkd.agent import proving
+from sparkd.agent.deps import Deps
+from sparkd.agent.startup import restore_readahead
+from sparkd.cluster.monitor import ENDING, HINT
+from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
+from sparkd.lib.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
+from sparkd.state.launch_history import STOPPED, End, LaunchHistory
+from sparkd.status.model import Phase, utc_now
+
+FAILED_GRACE_SECONDS = 5.0
+"""For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
+LOST_GRACE_SECONDS = 0.5
+"""For an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no rank may
+outlive another by more than two."""
+LAST_REPORT_SECONDS = 2.0
+"""How long the other nodes can read the last report."""
+RELEASE_SECONDS = 3.0
+"""For a head to leave service before a stopped worker ends its rank."""
+ACCOUNT_SECONDS = 2.0
+"""For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
+NEWS_SECONDS = 1.5
+"""For the report of the failed node, where the engine's own words name another rank."""
+SILENCE_SECONDS = 10.0
+"""For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
+GOODBYE_SECONDS = 0.3
+"""For the other nodes to read that this one leaves, before it refuses connections."""
+
+_COUNTED = frozenset(
+    {
+        ExitCode.LAUNCH_FAILED,
+        ExitCode.NOT_READY,
+        ExitCode.ENGINE_ENDED,
+        ExitCode.STALLED,
+        ExitCode.MEMORY_GUARD,
+        ExitCode.BUG,
+    }
+)
+
+
+def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
+    """The error for a container that ended by itself.
+
+    Raises MemoryGuardError where the guard killed it, PeerLostError where another rank ended first.
+    """
+    if (guard := running.guard) is not None:
+        agent.loop.sleep_uninterruptible(ACCOUNT_SECONDS, lambda: guard.over)
+        guard.raise_if_killed()
+    code = UNKNOWN_CODE
+    with suppress(TimeoutError):
+        code = agent.loop.run_with_timeout(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
+    running.log.stop(LOG_END_SECONDS)
+    cause = running.find_cause(agent.host)
+    during = "while serving" if running.ready else f"while {running.log.progress.step}"
+    ended = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
+    reason = f"{ended}: {cause}" if cause else f"{ended}; it named no cause"
+    return engine_dead(agent, running, reason, "" if running.ready else "its log: the lines above, marked engine|")
+
+
+def engine_dead(agent: Deps, running: Running, reason: str, hint: str = "") -> EngineEndedError:
+    """The error for a dead engine. Raises PeerLostError where another rank died first.
+
+    The engine's own words suggest it. The other nodes confirm it: by a report, a refused connection, or silence.
+    """
+    if agent.context.peers and names_other_rank(reason):
+        _kill_rank(agent, running, LOST_GRACE_SECONDS)
+        _raise_if_peer_lost(agent, reason)
+    return EngineEndedError(reason, hint)
+
+
+def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
+    """Raises PeerLostError where another node reports that its rank ended first, or no longer answers."""
+    began = time.monotonic()
+    while (left := began + NEWS_SECONDS - time.monotonic()) > 0:
+        agent.loop.wait(left)  # the monitor's check raises
+    head = agent.monitor.check()[0]
+    if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
+        raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
+    # From here on the others may report that they end because of this rank: only their answering counts.
+    agent.set_phase(Phase.FAILED, reason)
+    agent.loop.sleep_uninterruptible(SILENCE_SECONDS, lambda: agent.monitor.silent_since(began) is None)
+    silent = agent.monitor.silent_since(began)
+    if silent is not None:
+        raise PeerLostError(f"rank {silent.rank} on {silent.name} has not answered since: {reason}", HINT)
+
+
+def shutdown_on_request(agent: Deps, running: Running | None) -> None:
+    """End the rank within its grace period, and count no failure."""
+    agent.monitor.untrack_all()
+    agent.notifier.stopping()
+    agent.set_phase(Phase.STOPPING, STOPPED)
+    agent.loop.extend_timeout(True)
+    grace_seconds: float = agent.settings.engine.stop_grace_seconds
+    if running is not None and not agent.context.is_head:
+        agent.loop.sleep_uninterruptible(RELEASE_SECONDS, lambda: _head_left(agent))
+        if _head_left(agent):
+            grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
+    _end_rank(agent, running, grace_seconds)
+    end = End(STOPPED, int(ExitCode.GOOD), at=utc_now())
+    agent.record(lambda launches: launches.record_end(agent.boot_id, end))
+    agent.set_phase(Phase.STOPPED)
+    if agent.context.peers:
+        agent.loop.sleep_uninterruptible(GOODBYE_SECONDS)
+
+
+def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) -> ExitCode:
+    """Report why the run ends, stop the rank, and record the cause for the next run."""
+    failed_in = agent.state.failed_in or agent.reporter.report.phase
+    agent.events.error("life.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint)
+    agent.monitor.untrack_all()
+    agent.loop.extend_timeout(True)
+    agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
+    reported_at = time.monotonic()
+    grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
+    _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
+    end = End(agent.redact(error.reason), int(error.code), agent.redact(error.hint), failed_in.value, utc_now())
+
+    def count(launches: LaunchHistory) -> LaunchHistory:
+        if error.code in _COUNTED and launches.open is not None:
+            launches = launches.record_failure(agent.plan.counted_as, end)
+        return launches.record_end(agent.boot_id, end)
+
+    agent.record(count)
+    if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
+        proving.log_differences(agent)  # last, below the rank's own lines
+    if agent.context.peers:
+        agent.loop.sleep_uninterruptible(reported_at + LAST_REPORT_SECONDS - time.monotonic())
+    return error.code
+
+
+def _head_left(agent: Deps) -> bool:
+    """Whether the head is out of service or unreachable."""
+    report = agent.monitor.statuses()[0].living
+    return report is None or report.phase in ENDING
+
+
+def _kill_rank(agent: Deps, running: Running, grace_seconds: float) -> bool:
+    note = partial(running.note_segments, agent.host, agent.loop)
+    return running.rank.end(agent.loop, grace_seconds, note, starting=not running.ready)
+
+
+def _end_rank(agent: Deps, running: Running | None, grace_seconds: float) -> None:
+    restore_readahead(agent)
+    if running is None:
+        return
+    if not _kill_rank(agent, running, grace_seconds):
+        agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
+    running.log.stop(LOG_END_SECONDS)
+    if running.guard is not None:
+        running.guard.close()
+    with suppress(SparkdError, OSError):
+        agent.actions.remove(running.rank)
+    for segment in running.segments:
+        with suppress(OSError):
+            agent.actions.apply(segment)
+    running.rank.close()

@@ -1,0 +1,236 @@
+"""The steps of a start, in the order of `run`: from preflight to a running container."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+
+from msgspec.structs import replace
+
+from sparkd.actions.page_cache import ReadaheadChange
+from sparkd.actions.processes import Rank
+from sparkd.agent import hooks
+from sparkd.agent.deps import Deps
+from sparkd.cluster import auth
+from sparkd.cluster.membership import check_inputs
+from sparkd.engine.lines import LogForwarder
+from sparkd.engine.log_reader import LogReader
+from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
+from sparkd.engine.memory_guard.guard import MemoryGuard
+from sparkd.engine.page_cache_release import PageCacheRelease
+from sparkd.engine.rank import Running, container_labels
+from sparkd.host import docker, infiniband, meminfo, versions
+from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.plan import agreement, script
+from sparkd.plan.fingerprint import fingerprint as read_fingerprint
+from sparkd.preflight.check import Finding
+from sparkd.preflight.gate import Gate, GateIO
+from sparkd.preflight.hooks import list_hooks
+from sparkd.preflight.registry import build_checks
+from sparkd.state.launch_history import BACKOFF_SECONDS
+from sparkd.status.model import FindingReport, Phase
+
+DOCKER_POLL_SECONDS = 0.5
+FINGERPRINT_SECONDS = 120.0
+"""For docker, and for the model's some 200 files, which may be on a file server."""
+DISK_SECONDS = 10.0
+"""For the disk of the model, which may be a file server."""
+
+
+def preflight(agent: Deps) -> bool:
+    """Check, fix what may be fixed, check again. Returns whether docker was running.
+
+    Raises BlockedError (10) or NeedsPersonError (17).
+    """
+    docker_was_up = docker.running(agent.host)
+    context = agent.context
+
+    def run_hooks() -> tuple[Finding, ...]:
+        return hooks.run_hooks(
+            list_hooks(agent.host.files), agent.loop.wait, hooks.hook_environment(context.role, context.rank)
+        )
+
+    def show(findings: tuple[Finding, ...]) -> None:
+        reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
+        agent.reporter.update(findings=(*rolled_back, *reports))
+
+    rolled_back = () if context.rollback is None else (context.rollback.finding,)
+    agent.set_phase(Phase.PREFLIGHT)
+    io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
+    Gate(partial(build_checks, check_inputs(context)), agent.host, agent.settings.preflight, io).admit()
+    return docker_was_up
+
+
+def wait_backoff(agent: Deps) -> bool:
+    """Wait before the next launch of a plan that failed lately. Returns whether it waited.
+
+    Raises NeedsPersonError (exit 17) after too many failures in a row.
+    """
+    launches = agent.read_launches()
+    seconds = launches.wait_seconds(agent.plan.counted_as)
+    last = launches.last_failure(agent.plan.counted_as)
+    if seconds is None:
+        failed, proven = len(BACKOFF_SECONDS), agent.settings.supervise.proven_seconds
+        span = f"{proven / 60:.0f} minutes" if proven >= 120 else f"{proven} s"
+        end = launches.last.get(agent.plan.counted_as)
+        remedy = MEMORY_HINT if end is not None and end.code == ExitCode.MEMORY_GUARD else "fix the cause"
+        agent.record(lambda now: now.reset(agent.plan.counted_as))
+        raise NeedsPersonError(
+            f"{failed} launches of this plan in a row ended within {span} of service"
+            + (f"; the last: {last}" if last else ""),
+            f"{remedy}, then: systemctl start sparkd-{agent.context.role}",
+        )
+    if seconds:
+        agent.set_phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+    return seconds > 0
+
+
+def await_docker(agent: Deps) -> None:
+    """Has no deadline: docker may be started by hand."""
+    while not docker.running(agent.host):
+        agent.set_phase(Phase.AWAITING_DOCKER, "waiting for dockerd: systemctl start docker")
+        agent.loop.wait(DOCKER_POLL_SECONDS)
+
+
+def fingerprint(agent: Deps) -> None:
+    """Read the image, the weights and the script, which all ranks must share like the configuration.
+
+    Raises LaunchError (exit 11); BlockedError (exit 10), also where they changed since the first call.
+    """
+    allow, interface = agent.settings.cluster.allow_image_difference, agent.plan.node.interface
+    try:
+        seen, found, hcas = agent.loop.run_with_timeout(
+            lambda: (
+                read_fingerprint(agent.host, agent.plan, allow),
+                versions.read_versions(agent.host),
+                infiniband.hcas_of(agent.host.files, interface),
+            ),
+            FINGERPRINT_SECONDS,
+            "looking at the image and the model",
+        )
+    except TimeoutError as error:
+        raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at dmesg") from None
+    except LaunchError:
+        # This counts as a failed launch too: the next one waits.
+        agent.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))
+        raise
+    if agent.state.agreement.digest not in ("", seen.digest):
+        raise BlockedError(
+            "the image, the model or the script has changed meanwhile", "sparkd restarts with the new one"
+        )
+    check_hcas(agent, hcas)
+    agent.state.agreement = seen
+    agent.cluster.publish_plan(agreement.dump_values(seen.values))
+    agent.reporter.update(plan_digest=seen.digest, versions=found)
+
+
+def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:
+    """Raises BlockedError where the plan names the RDMA devices found at its making, and others are found now.
+
+    A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
+    devices of two nodes by index, so a node with half of them can't connect.
+    """
+    before = agent.plan.node.hcas
+    named = ",".join(before)
+    if before and now and before != now and not agent.settings.fabric.hcas and named in agent.plan.script:
+        reason = f"the fabric's RDMA devices are {','.join(now)} now, and were {named} when this run began"
+        raise BlockedError(reason, "sparkd restarts with them")
+
+
+def launch(agent: Deps) -> Running:
+    """Start this node's rank. Raises LaunchError (exit 11), ConfigError (exit 78) for a bad key file."""
+    agent.loop.wait(0)  # a stop that was requested during preflight starts no container
+    agent.loop.extend_timeout(True)  # a stop during a slow docker call must not end in a kill
+    agent.set_phase(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
+    facts = {**agent.reporter.report.versions, **agent.state.agreement.values}
+    if not agent.record(lambda launches: launches.record_launch(agent.plan.counted_as, agent.boot_id, facts)):
+        raise BlockedError(
+            "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
+        )
+    lower_readahead(agent)
+    epoch = agent.reporter.report.epoch
+    ray_token = ""
+    if agent.plan.on_ray:
+        ray_token = script.ray_token(auth.read_keys(agent.host.files, agent.settings.cluster.key_file)[0], epoch)
+    rank = agent.actions.launch(agent.plan, container_labels(agent.plan, epoch, agent.incarnation), ray_token)
+    guard = guard_memory(agent, rank)
+    open_log = partial(docker.follow_log, agent.host, rank.container_id)
+    forwarder = LogForwarder(agent.redact, agent.plan.api_host)
+    log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
+    log.start()
+    running = Running(rank, log, time.monotonic(), guard, meminfo.oom_kills(agent.host.files))
+    release_page_cache(agent, running)
+    engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
+    agent.reporter.update(engine=engine)
+    agent.events.info(
+        "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
+    )
+    return running
+
+
+def guard_memory(agent: Deps, rank: Rank) -> MemoryGuard | None:
+    """Start the memory guard. A kill by the guard ends the run at once, before the reports of other nodes are read.
+
+    The driver may take seconds to end the rank: in that time another node's end would be taken for the cause.
+    """
+    floor_mib = agent.settings.memory.floor_mib
+    if not floor_mib:
+        return None
+    guard = MemoryGuard(floor_mib << 20, rank.pidfd, agent.events, agent.loop.wake)
+    agent.loop.add_check(guard.raise_if_killed)
+    guard.start()
+    return guard
+
+
+def lower_readahead(agent: Deps) -> None:
+    """Before the container starts: the kernel takes the setting when a file is opened."""
+    kib = agent.settings.engine.load_readahead_kib
+    if not kib:
+        return
+    try:
+        lower = partial(agent.actions.lower_readahead, agent.plan.model_path, kib)
+        change = agent.loop.run_with_timeout(lower, DISK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
+    except (OSError, ValueError) as error:
+        hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
+        agent.events.warning("load.readahead.kept", reason=str(error), hint=hint)
+        return
+    _log_readahead(agent, change)
+
+
+def restore_readahead(agent: Deps) -> None:
+    """Undo `lower_readahead`, also of an agent that was killed. Thread-safe."""
+    try:
+        change = agent.actions.restore_readahead()
+    except OSError as error:
+        agent.events.warning("load.readahead.left", reason=str(error), hint="cat /run/sparkd/readahead.json")
+        return
+    _log_readahead(agent, change)
+
+
+def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
+    if change is not None:
+        agent.events.info("load.readahead.set", path=change.path, before_kib=change.before_kib, kib=change.after_kib)
+
+
+def release_page_cache(agent: Deps, running: Running) -> None:
+    """In a thread of its own, until the weights are loaded."""
+    release = agent.settings.memory.load_guard
+    if not release and not agent.settings.engine.load_readahead_kib:
+        return
+    work = PageCacheRelease(
+        host=agent.host,
+        model_path=agent.plan.model_path,
+        pid=running.rank.pid,
+        pidfd=os.dup(running.rank.pidfd),  # the rank's own may be closed meanwhile
+        progress=lambda: running.log.progress,
+        # Once docker has gone away, the log may not show that the weights are loaded.
+        over=lambda: running.ready or running.log.broken_off_at is not None,
+        drop=agent.actions.drop_file_cache if release else None,
+        loaded=partial(restore_readahead, agent),
+        events=agent.events,
+    )
+    agent.loop.start(work.run)

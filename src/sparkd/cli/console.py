@@ -1,0 +1,115 @@
+"""Tables and progress: by rich on a terminal, as plain text elsewhere.
+
+Nothing is read as rich's markup: every cell is a Text, in which a control character is written out.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Self, TextIO
+
+from sparkd.lib.text import GAP, Parts, Table, plain, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+STYLES = {"ok": "green", "warn": "yellow", "block": "bold red", "unknown": "magenta", "skipped": "dim"}
+LEAST_WIDTH = 24
+"""Of a flexible column, however narrow the terminal is: it then breaks the line itself."""
+BAR_WIDTH, FIGURES_WIDTH = 14, 40
+"""Of progress: its bar, and its figures with the space between."""
+
+
+def show(parts: Parts, *, clear: bool = False) -> None:
+    """Print to stdout; `clear` empties the screen before, where there is one."""
+    if not sys.stdout.isatty():
+        print(plain(parts), flush=True)
+        return
+    if clear:
+        _console(sys.stdout).clear()
+    for part in parts:
+        if isinstance(part, str):
+            print(part, flush=True)
+        elif part.rows:
+            _show_table(part)
+
+
+def _console(file: TextIO, columns: int | None = None) -> Console:
+    """`columns`: the terminal's own where it is None."""
+    from rich.console import Console
+
+    # On a dumb terminal rich uses a width only together with a height.
+    height = None if columns is None else 25
+    return Console(file=file, width=columns, height=height, markup=False, emoji=False, highlight=False)
+
+
+def _show_table(table: Table) -> None:
+    """Columns keep their width, save the flexible ones; below their least width the terminal itself breaks lines."""
+    from rich.cells import cell_len
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    cells = [[Text(printable(cell)) for cell in row] for row in table.rows]
+    last = len(cells[0]) - table.flexible
+    fixed = sum(max(cell_len(row[column].plain) for row in cells) + len(GAP) for column in range(last))
+    least = fixed + table.flexible * (LEAST_WIDTH + len(GAP)) - len(GAP)
+    width = max(shutil.get_terminal_size().columns, least)
+    shown = RichTable(box=None, show_header=False, pad_edge=False, padding=(0, len(GAP), 0, 0))
+    for column in range(len(cells[0])):
+        shown.add_column(no_wrap=column < last, overflow="fold")
+    for number, (row, level) in enumerate(zip_longest(cells, table.levels)):
+        if table.one_line:
+            row[-1].truncate(width - fixed, overflow="ellipsis")
+        shown.add_row(*row, style="bold" if table.heading and not number else STYLES.get(level, ""))
+    _console(sys.stdout, width).print(shown)
+
+
+class Progress:
+    """A bar on stderr where that is a terminal, over the bytes of some files. Any thread may call it.
+
+    A context manager, since it hides the cursor.
+    """
+
+    def __init__(self, files: int, total_bytes: int) -> None:
+        self._files, self._number = files, 0
+        self._bar = None
+        if not sys.stderr.isatty():
+            return
+        from rich import progress
+        from rich.table import Column
+
+        line = Column(no_wrap=True)
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(BAR_WIDTH),
+            progress.DownloadColumn(binary_units=True, table_column=line),
+            progress.TransferSpeedColumn(table_column=line),
+            progress.TimeRemainingColumn(table_column=line),
+            console=_console(sys.stderr),
+            transient=True,
+        )
+        self._task = self._bar.add_task("", total=total_bytes)
+
+    def __enter__(self) -> Self:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def next(self, name: str) -> None:
+        self._number += 1
+        if self._bar:
+            from sparkd.lib.text import sanitize
+
+            room = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
+            self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
+
+    def done(self, size_bytes: int) -> None:
+        """So many bytes more; a number below zero takes some back."""
+        if self._bar:
+            self._bar.update(self._task, advance=size_bytes)

@@ -1,0 +1,275 @@
+"""`sparkd model`: the files of a model, checked, downloaded from the hub, or copied to the other nodes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.cli import remote
+from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
+from sparkd.lib.text import sanitize
+
+if TYPE_CHECKING:
+    from sparkd.actions.ssh import SshHost
+    from sparkd.cli.console import Progress
+    from sparkd.config import Settings
+    from sparkd.host import Host
+    from sparkd.host.files import Files
+    from sparkd.recipes.schema import Model
+
+TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_LIMIT_BYTES = 4096
+SPARE_BYTES = 1 << 30
+"""Left on the disk beside the model."""
+CHECK_SECONDS = 4 * 3600.0
+"""To read a model whole, from a slow disk too."""
+NOT_FOUND = 127
+"""Exit code of a shell that does not find the program."""
+RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
+"""A file gets its name there when it is whole; an interrupted one is kept aside and resumed."""
+_MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    check = actions.add_parser(
+        "check",
+        help="say whether a model's files are whole, and as they were downloaded",
+        description="Say whether a model's files are whole and, where Hugging Face's client has kept their hashes, "
+        "whether they still have them. That reads them all: 149 GB take minutes.",
+    )
+    check.add_argument("model", nargs="?", help=_MODEL)
+    check.add_argument("--quick", action="store_true", help="names and sizes alone, as preflight does")
+    pull = actions.add_parser(
+        "pull",
+        help="download a model from Hugging Face, or resume a download",
+        description="Download a model by Hugging Face's client, or resume an interrupted download; then "
+        "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy.",
+    )
+    pull.add_argument("name", nargs="?", help="such as deepseek-ai/DeepSeek-V4-Flash; the recipe's where none is named")
+    pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the newest files")
+    pull.add_argument("--to", metavar="FOLDER", help="folder of the model, instead of its own below engine.models_dir")
+    pull.add_argument(
+        "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
+    )
+    pull.add_argument(
+        "--token-file", metavar="FILE", help=f"file of a token; else that of {TOKEN} under engine.secrets, if any"
+    )
+    sync = actions.add_parser(
+        "sync",
+        help="copy a model's folder to the other nodes, or resume that",
+        description="Copy a model's folder to the same place on the other nodes by rsync over ssh, or resume an "
+        "interrupted copy; then look at it there as `check` does. Nothing is deleted there.",
+    )
+    sync.add_argument("model", nargs="?", help=_MODEL)
+    sync.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
+    remote.arguments(sync)
+
+
+def run(args: argparse.Namespace) -> int:
+    from sparkd.host import Host
+
+    return {"check": _check, "pull": _pull, "sync": _sync}[args.action](args, Host())
+
+
+def _check(args: argparse.Namespace, host: Host) -> int:
+    folder = _folder_of(args.model, host)
+    _check_files(folder, host)
+    if not args.quick:
+        _check_hashes(folder, host.files)
+    return ExitCode.GOOD
+
+
+def _folder_of(word: str | None, host: Host) -> str:
+    """Of a model by name, or the plan's."""
+    from sparkd.cluster.membership import resolve_context
+    from sparkd.config import load_settings
+
+    if word and word.startswith("/"):
+        return word.rstrip("/")
+    configured = load_settings(os.environ)
+    if word:
+        return f"{configured.engine.models_dir}/{word.strip('/')}"
+    return resolve_context(configured, None, host).plan.model_path
+
+
+def _check_files(folder: str, host: Host) -> None:
+    """Raises BlockedError (10) where the loader would fail."""
+    from sparkd.preflight.checks.weights import ModelWeights
+
+    facts, verdict = ModelWeights(folder).run(host)
+    if not facts.there:
+        raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
+    if verdict.level.blocks:
+        raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
+    print(f"{folder}: {verdict.reason}")
+
+
+def _warn_if_loading(folder: str, host: Host) -> None:
+    """Print a warning where a program, such as a loading engine, has the model's files open."""
+    from sparkd.host import shards, shm
+
+    with suppress(OSError):
+        if shm.find_uses(host.files, host.processes(), shards.list_shards(host.files, folder)).used:
+            print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
+
+
+def _check_hashes(folder: str, files: Files) -> None:
+    """Raises BlockedError (10) where a file is another than was downloaded."""
+    from sparkd.cli.console import Progress
+    from sparkd.host import weights
+
+    wanted = weights.recorded_hashes(files, folder, files.names(folder))
+    if not wanted:
+        print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
+        return
+    wrong = []
+    with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
+        for name, sha256 in wanted.items():
+            progress.next(name)
+            if weights.compute_hash(files, f"{folder}/{name}", progress.done) != sha256:
+                wrong.append(name)
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
+        raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
+    print(f"as they were downloaded, by SHA-256: {len(wanted)} of its files")
+
+
+def _pull(args: argparse.Namespace, host: Host) -> int:
+    from sparkd.actions import hub
+    from sparkd.cli.console import Progress
+    from sparkd.config import load_settings
+    from sparkd.host.disks import read_rooms
+    from sparkd.lib.text import size
+
+    configured = load_settings(os.environ)
+    name, folder = _choose_repo(args.name, args.to, configured)
+    token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
+    repo = hub.find_repo(name, args.revision, token, tuple(args.exclude))
+    print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
+    need_bytes = repo.missing_bytes(Path(folder))
+    (room,) = read_rooms(host, (folder,))
+    if _lacks_room(need_bytes, room.free_bytes):
+        raise BlockedError(
+            f"{size(room.free_bytes)} free on {room.mount}, {size(need_bytes + SPARE_BYTES)} needed for {repo.name}",
+            f"make room: df -h {room.mount}; or name a folder elsewhere by --to",
+        )
+    print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
+    _warn_if_loading(folder, host)
+    with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
+        progress.next(name)
+        hub.download(repo, Path(folder), token, progress.done)
+    _check_files(folder, host)
+    _check_hashes(folder, host.files)
+    return ExitCode.GOOD
+
+
+def _lacks_room(need_bytes: int, free_bytes: int) -> bool:
+    return need_bytes > 0 and free_bytes < need_bytes + SPARE_BYTES
+
+
+@contextmanager
+def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
+    """End at SIGINT, where the download's threads would first finish their files. Partial files are kept."""
+
+    def end(number: int, _frame: object) -> None:
+        progress.__exit__()  # the cursor is shown again
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[str, str]:
+    """Name of the repository, and the folder that it goes to."""
+    from sparkd.recipes.schema import REPO
+
+    model = _recipe_model(settings, needed=word is None)
+    name = word or model.repo
+    if not name:
+        raise UsageError(
+            f"recipe {settings.engine.recipe} does not say where its model is published",
+            "name it: sparkd model pull ORGANISATION/NAME",
+        )
+    if not REPO.fullmatch(name):
+        raise UsageError(f"{name} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
+    if to is not None:
+        return name, os.path.abspath(to)  # noqa: PTH100 - links stay as they are
+    last = name.rpartition("/")[2]
+    fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
+    path = model.path if fits else last
+    if path == model.path and model.repo and name.lower() != model.repo.lower():
+        raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
+    return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+
+
+def _recipe_model(settings: Settings, *, needed: bool) -> Model:
+    """Empty where the recipe is wrong and not `needed`: a named model needs no good recipe."""
+    from sparkd.recipes.loader import load_recipe, recipe_folders
+    from sparkd.recipes.schema import Model
+
+    with suppress(*(() if needed else (ConfigError,))):
+        return load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
+    return Model()
+
+
+def _read_token(path: str | None, files: Files) -> str | None:
+    """None leaves it to the client, which has the token of `hf auth login`. Raises UsageError."""
+    if not path:
+        return None
+    private = f"chmod 600 {path}, of root or yourself; the token alone on one line"
+    try:
+        file = files.itself(os.path.abspath(path), TOKEN_LIMIT_BYTES)  # noqa: PTH100
+    except OSError as error:
+        raise UsageError(f"the token can't be read from {path}: {error.strerror}", private) from None
+    if file.facts.permissions & 0o077 or file.facts.uid not in (0, os.geteuid()):
+        raise UsageError(f"{path} holds a token, and others than you may read or change it", private)
+    token = file.content.strip()
+    if not token.isascii() or not token.decode("ascii", "replace").isprintable() or b" " in token or not token:
+        raise UsageError(f"{path} holds no token", private)
+    return token.decode()
+
+
+def _sync(args: argparse.Namespace, host: Host) -> int:
+    from sparkd.config import load_settings
+
+    peers = remote.choose_peers(args, load_settings(os.environ), host)
+    folder = _folder_of(args.model, host)
+    _check_files(folder, host)
+    _warn_if_loading(folder, host)
+    return remote.run_on_each(peers, partial(_copy, folder, quick=args.quick))
+
+
+def _copy(folder: str, peer: SshHost, *, quick: bool) -> None:
+    from sparkd.lib.text import size
+
+    source, where = f"{folder}/", f"{peer.address}: "
+    need_bytes, room = peer.count_to_send(source, folder, *RSYNC_OPTIONS), peer.read_room(folder)
+    if _lacks_room(need_bytes, room.free_bytes):
+        raise BlockedError(
+            f"{where}{size(room.free_bytes)} free on {room.mount}, {size(need_bytes + SPARE_BYTES)} needed",
+            f"make room there: df -h {room.mount}",
+        )
+    print(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"), flush=True)
+    peer.send(source, folder, *RSYNC_OPTIONS)
+    ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
+    if ended.code == NOT_FOUND:
+        print(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
+        return
+    if ended.code:
+        lines = ended.trouble.strip().splitlines()
+        raise BlockedError(where + (sanitize(lines[-1], 400) if lines else f"ended with {ended.code}"))
+    for line in ended.answer.splitlines():
+        print(f"{where}{sanitize(line, 400)}", flush=True)

@@ -1,0 +1,129 @@
+"""`sparkd preflight`: check this node, apply the fixes that are allowed, report what blocks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.cli import console
+from sparkd.lib.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from sparkd.cluster.membership import NodeContext
+    from sparkd.config import Settings
+    from sparkd.host import Host
+    from sparkd.preflight.check import Finding
+    from sparkd.preflight.render import Shown
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only look: change nothing, say what would be changed")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    parser.add_argument("--role", choices=("head", "worker"), help="exit 78 where this node is not of this role")
+    parser.add_argument(
+        "--root", metavar="TREE", help="look at the machine whose files lie below TREE; implies --dry-run"
+    )
+    parser.add_argument("--explain", metavar="ID", help="say what a check looks at, and why")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.explain:
+        print(_page(args.explain))
+        return ExitCode.GOOD
+    from sparkd.cluster.membership import resolve_context
+    from sparkd.config import load_settings
+    from sparkd.host import Host
+    from sparkd.preflight import render
+    from sparkd.preflight.runner import blocking
+
+    host = Host(args.root or "/")
+    config = load_settings(os.environ if host.live else {}, Path(host.files.root))
+    node = resolve_context(config, args.role, host)
+    if node.rollback is not None:
+        print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
+    shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
+    if args.json:
+        sys.stdout.write(render.as_json(shown))
+    else:
+        console.show(render.parts(shown))
+    blocked = blocking(shown.findings)
+    if not blocked:
+        return ExitCode.GOOD
+    return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
+
+
+def _page(check_id: str) -> str:
+    from sparkd.lib.text import did_you_mean
+    from sparkd.preflight.registry import CHECKS, IDS
+
+    pages = {check.id: check.about.page for check in CHECKS}
+    if check_id in pages:
+        return f"{check_id}\n\n{pages[check_id]}"
+    raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
+
+
+def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
+    """Neither `Actions` nor anything that could start a program is imported here."""
+    from sparkd.cluster.membership import check_inputs
+    from sparkd.preflight.hooks import list_hooks
+    from sparkd.preflight.registry import build_checks
+    from sparkd.preflight.render import Shown, intended
+    from sparkd.preflight.runner import chosen, downgraded, examine
+
+    wanted = config.preflight
+    checks = chosen(build_checks(check_inputs(node)), wanted.skip)
+    programs = list_hooks(host.files)
+    findings = downgraded(examine(checks, host), wanted.downgrade)
+    findings += tuple(hook.refusal for hook in programs if hook.problem)
+    return Shown(
+        node=host.name(),
+        role=node.role,
+        changes_nothing=True,
+        findings=findings,
+        fixes=intended(findings, wanted.allow_fixes),
+        hooks=tuple(hook.path for hook in programs if not hook.problem),
+    )
+
+
+def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
+    """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
+    if os.geteuid() != 0:
+        raise UsageError(
+            "only root may change this node", "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
+        )
+    import uuid
+
+    from sparkd.actions import Actions
+    from sparkd.agent import hooks
+    from sparkd.cluster.membership import check_inputs
+    from sparkd.host.processes import NodeOwner
+    from sparkd.lib.log import events
+    from sparkd.lib.main_loop import MainLoop
+    from sparkd.lib.sd_notify import Notifier
+    from sparkd.lib.text import Redactor
+    from sparkd.preflight.gate import Gate, GateIO
+    from sparkd.preflight.hooks import list_hooks
+    from sparkd.preflight.registry import build_checks
+    from sparkd.preflight.render import Shown
+
+    loop = MainLoop(Notifier(), {})
+
+    def run_hooks() -> tuple[Finding, ...]:
+        return hooks.run_hooks(list_hooks(host.files), loop.wait, hooks.hook_environment(node.role, node.rank))
+
+    def wait(seconds: float, _for: str) -> None:
+        loop.wait(seconds)
+
+    silent = events(lambda _priority, _line: None, Redactor())  # events are for the journal; a person reads the table
+    policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person waits instead
+    actions = Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
+    try:
+        io = GateIO(actions.apply, run_hooks, wait, loop, silent, show=lambda _findings: None)
+        admission = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()
+    finally:
+        actions.release()
+    return Shown(host.name(), node.role, False, admission.findings, admission.fixes, admission.before)

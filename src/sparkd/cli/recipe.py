@@ -1,0 +1,245 @@
+"""`sparkd recipe`: list, show, compare and check recipes, and import those of other tools."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.cli import console
+from sparkd.lib.errors import ConfigError, ExitCode
+from sparkd.lib.text import Table
+
+if TYPE_CHECKING:
+    from sparkd import config
+    from sparkd.recipes.loader import Loaded
+    from sparkd.recipes.schema import Recipe
+    from sparkd.vllm.lint.engine import Launch
+
+HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "TOKENS/S", "FROM", "SOURCE")
+LONGEST_SOURCE = 70
+LONGEST_VALUE = 60
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions.add_parser("list", help="name every recipe")
+    show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
+    show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
+    show.add_argument("recipe", help="name or file")
+    diff = actions.add_parser("diff", help="print where two recipes mean something else")
+    diff.add_argument("left", metavar="recipe", help="name or file")
+    diff.add_argument("right", metavar="other", help="name or file")
+    check = actions.add_parser("check", help="say what is wrong with recipes")
+    check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
+    foreign = actions.add_parser("import", help="make recipes of those of eugr (version 1) and sparkrun (version 2)")
+    foreign.add_argument("path", metavar="FILE|DIR", type=Path)
+    foreign.add_argument(
+        "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
+    )
+    foreign.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there; without it, print")
+    foreign.add_argument("--force", action="store_true", help="write over a recipe that is there")
+    actions.add_parser("schema", help="print the JSON Schema of recipe files")
+
+
+def run(args: argparse.Namespace) -> int:
+    match args.action:
+        case "list":
+            console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
+        case "show" if args.json:
+            print(_load(args.recipe).recipe.model_dump_json(by_alias=True, indent=2))
+        case "show":
+            _explain(args.recipe)
+        case "diff":
+            console.show([_diff(args.left, args.right)])
+        case "check":
+            _check(args.recipes)
+        case "import":
+            _import(args)
+        case _:
+            from sparkd.recipes.schema import json_schema
+
+            print(json_schema())
+    return ExitCode.GOOD
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    """Every recipe that can be named."""
+    from sparkd.lib import recipes_dir
+    from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+
+    folders = recipe_folders()
+    for name, path in find_recipes(folders).items():
+        whose = "shipped" if path.parent == recipes_dir() else str(path.parent)
+        try:
+            recipe = load_recipe(name, folders).recipe
+        except ConfigError:
+            yield name, "broken: `sparkd recipe check` says why", "", "", "", "", whose, ""
+            continue
+        nodes = recipe.nodes
+        yield (
+            name,
+            recipe.model.path,
+            str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}",
+            str(recipe.args.get("max-model-len") or "-"),
+            str(recipe.args.get("max-num-seqs") or "-"),
+            _tokens_per_second(recipe),
+            whose,
+            _cut(recipe.source.partition(";")[0], LONGEST_SOURCE) or "-",
+        )
+
+
+def _tokens_per_second(recipe: Recipe) -> str:
+    """Those of one request alone, and of the most at once."""
+    rates = recipe.expect.get("decode_tokens_per_second")
+    if not isinstance(rates, Mapping):
+        return "-"
+    by_requests = {int(count): rate for count, rate in rates.items() if count.isdecimal()}
+    ends = dict.fromkeys(sorted(by_requests)[:1] + sorted(by_requests)[-1:])
+    return ", ".join(f"{by_requests[count]} at {count}" for count in ends) or "-"
+
+
+def _explain(word: str) -> None:
+    """Print one line a value: what it is, its source, and what the recipe says instead."""
+    from sparkd.recipes.loader import explain
+
+    for one in explain(_load(word), _settings()):
+        value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
+        after = "" if one.instead_of is None else f", instead of {_cut(instead, LONGEST_VALUE)}"
+        print(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}")
+
+
+def _settings() -> config.Loaded | None:
+    """None where they are wrong; the reason is printed."""
+    from sparkd import config
+
+    try:
+        return config.load_with_origins(os.environ)
+    except ConfigError as error:
+        print(f"settings are left out: {error.reason}", file=sys.stderr)
+        return None
+
+
+def _diff(left: str, right: str) -> str | Table:
+    """What differs, under the names of both."""
+    from sparkd.recipes.diff import compare_recipes
+
+    found = compare_recipes(_load(left).recipe, _load(right).recipe)
+    if not found:
+        return f"{left} and {right} mean the same"
+    rows = [(one.key, one.left or "-", one.right or "-") for one in found]
+    return Table([("", left, right), *rows], heading=True, flexible=2)
+
+
+def _load(word: str) -> Loaded:
+    """`word` is a name, or a path where it looks like one."""
+    from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
+
+    is_path = "/" in word or word.endswith(SUFFIX)
+    return load_recipe(str(Path(word).absolute()) if is_path else word, recipe_folders())
+
+
+def _check(words: list[str]) -> None:
+    """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
+    from sparkd.recipes.loader import find_recipes, recipe_folders
+
+    faults: list[str] = []
+    for word in words or find_recipes(recipe_folders()):
+        try:
+            loaded = _load(word)
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        errors, warnings = _lint(loaded)
+        faults += errors
+        for warning in warnings:
+            print(f"warning: {warning}")
+        if not errors:
+            but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
+            print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _lint(loaded: Loaded) -> tuple[list[str], list[str]]:
+    """What the rules of plan-lint find in a recipe: errors and warnings, each with its file and line."""
+    from sparkd.vllm.lint import rules
+
+    errors: list[str] = []
+    warnings: list[str] = []
+    for issue in rules.find_issues(_launch(loaded.recipe)):
+        positive = issue.at.replace("args.no-", "args.", 1)
+        where = loaded.origins.get(issue.at) or loaded.origins.get(positive) or str(loaded.files[0])
+        (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
+    return errors, warnings
+
+
+def _launch(recipe: Recipe) -> Launch:
+    """The recipe's engine on any node, so without the values of placeholders."""
+    from sparkd.recipes.placeholders import has_placeholder
+    from sparkd.recipes.schema import KV_CACHE_TOKENS
+    from sparkd.vllm.args import command_line
+    from sparkd.vllm.command_line import first_values, parse_flags
+    from sparkd.vllm.lint.engine import Launch
+
+    words = command_line(recipe.args)
+    tokens = recipe.expect.get(KV_CACHE_TOKENS)
+    writable = (volume.target for volume in recipe.container.volumes if not volume.read_only)
+    return Launch(
+        flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
+        env={name: text for name, text in recipe.env.items() if text is not None},
+        gpu=recipe.container.gpus == "all",
+        kept=(*recipe.caches.values(), *writable),
+        pool_tokens=tokens if isinstance(tokens, int) else None,
+        given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
+        extra=recipe.flags.extra,
+    )
+
+
+def _import(args: argparse.Namespace) -> None:
+    """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
+    from sparkd.recipes.importers import files
+    from sparkd.recipes.importers.source import parse_overrides
+
+    overrides = parse_overrides(args.overrides)
+    faults: list[str] = []
+    taken: set[str] = set()
+    for path in files.find_files(args.path):
+        try:
+            result = files.import_file(path, overrides, taken)
+            if args.write:
+                print(_write(args.write, result.name, result.text, args.force))
+            else:
+                print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        taken.add(result.name)
+        for note in result.notes:
+            print(note, file=sys.stderr)
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def _write(folder: Path, name: str, text: str, force: bool) -> Path:
+    from sparkd.actions import files
+    from sparkd.recipes.loader import SUFFIX
+
+    path = folder / f"{name}{SUFFIX}"
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: is no folder")
+    try:
+        files.write(path, text, 0o644, durable=True, over=force)
+    except FileExistsError:
+        raise ConfigError(f"{path}: exists already", "--force writes over it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    return path
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"

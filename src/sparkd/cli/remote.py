@@ -1,0 +1,64 @@
+"""The target nodes of a command: those of the cluster, or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from sparkd.lib.errors import ExitCode, SparkdError, UsageError
+
+if TYPE_CHECKING:
+    from sparkd.actions.ssh import SshHost
+    from sparkd.config import Settings
+    from sparkd.host import Host
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        action="append",
+        help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
+        "cluster.nodes by default",
+    )
+    parser.add_argument("--user", help="user to log in as there; ssh's own choice by default")
+
+
+def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+    """Raises UsageError where there are none."""
+    from sparkd.actions.ssh import SshHost
+    from sparkd.host.network import canonical
+
+    if args.user is not None and not _USER.fullmatch(args.user):
+        raise UsageError(f"{args.user!r} is no name of a user")
+    for one in args.to or ():
+        if not _HOST.fullmatch(one):
+            raise UsageError(f"{one!r} is neither an address nor the name of a host")
+    own = host.addresses()
+    for one in args.to or ():
+        with suppress(ValueError):
+            if canonical(one) in own:
+                raise UsageError(f"{one} is this node itself")
+    addresses = args.to or [one for one in settings.cluster.nodes if canonical(one) not in own]
+    if not addresses:
+        raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
+    return tuple(SshHost(one, args.user or "") for one in dict.fromkeys(addresses))
+
+
+def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
+    """One after the other; a failure is printed, and the next peer follows. 10 where any failed."""
+    code = ExitCode.GOOD
+    for peer in peers:
+        try:
+            act(peer)
+        except SparkdError as error:
+            print(f"sparkd: {error}", file=sys.stderr, flush=True)
+            code = ExitCode.BLOCKED
+    return code

@@ -1,0 +1,134 @@
+"""The cluster key, and the HMAC-SHA256 signatures that nodes make with it on requests and answers.
+
+The key file (`cluster.key_file`, readable by root alone) has one key a line, 64 hex digits. The first key signs, every
+key is accepted. To change keys without a break, put the new key above the old one on each node in turn, then remove
+the old one. In between, a node repeats a request with the old key where the new one is refused, and an answer is
+signed with the key of its request.
+
+Each request has a fresh nonce, so an old answer is worthless, and no clock takes part. The signature covers the address
+of the serving node: one node's answer can't be passed off as another's.
+"""
+
+from __future__ import annotations
+
+import errno
+import hmac
+import os
+import re
+from contextlib import suppress
+from threading import Lock
+
+from sparkd.host.files import FileFacts, Files, Kind
+from sparkd.lib.errors import ConfigError
+
+NONCE_HEADER = "Sparkd-Nonce"
+SIGNATURE_HEADER = "Sparkd-Signature"
+MAX_KEYS = 4
+LIMIT_BYTES = 4096
+
+# Part of each signature: no request can be taken for an answer.
+_REQUEST = "sparkd request 1"
+_ANSWER = "sparkd answer 1"
+_KEY = re.compile(r"[0-9a-fA-F]{64}")
+_NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
+
+
+def new_nonce() -> str:
+    """128 random bits, as hex."""
+    return os.urandom(16).hex()
+
+
+def sign_request(key: bytes, nonce: str, to: str, path: str) -> str:
+    """Hex. `to` is the serving node's fabric address as in the settings; `path` includes the query."""
+    return _mac(key, _REQUEST, nonce, to, path)
+
+
+def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:
+    """Hex. `nonce` and `path` are those of the request, `by` is the serving node's fabric address."""
+    return _mac(key, _ANSWER, nonce, by, path, str(status), body)
+
+
+def signatures_match(expected: str, found: str) -> bool:
+    """Compares in constant time. `found` may be any text of a header."""
+    return hmac.compare_digest(expected.encode(), found.encode("utf-8", "surrogatepass"))
+
+
+def _mac(key: bytes, *parts: str | bytes) -> str:
+    mac = hmac.new(key, digestmod="sha256")
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        # The length comes first, so no byte can move from one part to the next.
+        mac.update(len(data).to_bytes(8, "big") + data)
+    return mac.hexdigest()
+
+
+def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
+    """The keys, 32 bytes each, the signing one first. Raises ConfigError."""
+    return _read_key_file(files, path, owner_uid)[1]
+
+
+class KeyRing:
+    """The current keys of the file. Thread-safe. Raises ConfigError where the file is bad at the start.
+
+    A file that goes bad later only sets `trouble`: a slip while keys are changed ends no serving engine.
+    """
+
+    def __init__(self, files: Files, path: str, owner_uid: int = 0) -> None:
+        self._files, self._path, self._owner_uid = files, path, owner_uid
+        self._lock = Lock()
+        self._seen: FileFacts | None
+        self._seen, self._keys = _read_key_file(files, path, owner_uid)
+        self.trouble = ""
+        """Why the current file is not used; empty where it is."""
+
+    def keys(self) -> tuple[bytes, ...]:
+        """The keys, the signing one first: never empty. Reads the file again only if its stat has changed."""
+        with self._lock:
+            facts = None
+            with suppress(OSError):
+                facts = self._files.stat(self._path)
+            if facts is None or facts != self._seen:
+                self._seen = facts
+                try:
+                    self._seen, self._keys = _read_key_file(self._files, self._path, self._owner_uid)
+                    self.trouble = ""
+                except ConfigError as error:
+                    self.trouble = str(error)
+            return self._keys
+
+
+def _read_key_file(files: Files, path: str, owner_uid: int) -> tuple[FileFacts, tuple[bytes, ...]]:
+    try:
+        opened = files.itself(path, LIMIT_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)
+        raise ConfigError(f"{path}: {reason}", f"ls -l {path}") from None
+    facts = opened.facts
+    # A reader of the key can sign for every node.
+    if facts.kind is not Kind.FILE:
+        raise ConfigError(f"{path}: is no regular file", f"ls -l {path}")
+    if facts.uid != owner_uid:
+        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {path}")
+    if facts.permissions & 0o077:
+        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {path}")
+    return facts, _parse_keys(opened.content, path)
+
+
+def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:
+    """Errors quote no line: it may be most of a key."""
+    keys = []
+    for number, line in enumerate(content.decode("ascii", "replace").splitlines(), 1):
+        text = line.strip()
+        if _KEY.fullmatch(text):
+            keys.append(bytes.fromhex(text))
+        elif text and not text.startswith("#"):
+            raise ConfigError(f"{path}: line {number} is no key, needed are 64 hex digits", _NEW_KEY)
+    if not keys:
+        raise ConfigError(f"{path}: has no key in it", _NEW_KEY)
+    if len(keys) > MAX_KEYS:
+        hint = "remove the keys that no node signs with"
+        raise ConfigError(f"{path}: has {len(keys)} keys, at most {MAX_KEYS} are accepted", hint)
+    return tuple(keys)

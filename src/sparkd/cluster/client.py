@@ -1,0 +1,193 @@
+"""Polls the reports of the other nodes, as tasks of the network's event loop.
+
+Long polling: each request names the last known report, and the server holds its answer back until it has a newer one.
+
+A signature proves the sender of a report, not its content. Its texts go into this node's report, journal and reasons,
+and from there to other nodes again: without a bound, two nodes that quote each other would grow without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, new_nonce, sign_answer, sign_request, signatures_match
+from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, Response
+from sparkd.lib.text import sanitize
+from sparkd.status.model import Contact, NodeReport, PeerStatus, clock_ahead, parse, utc_now
+
+CONNECT_SECONDS = 2.0
+"""The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
+ANSWER_SECONDS = 3.0
+"""On top of the hold time: four TCP retransmissions. After that a new connection is faster."""
+PAUSE_SECONDS = 0.5
+"""After repeated failures."""
+PACE_SECONDS = 0.05
+"""Between requests: bounds the cost of any peer."""
+
+TEXT_LIMIT = 1000
+"""Characters of each text; a cause that quotes an engine has a few hundred."""
+ITEMS_LIMIT = 100
+"""Of findings and versions; preflight has some twenty checks."""
+NUMBER_LIMIT = 1 << 63
+
+
+class UnsignedError(Exception):
+    """The answer is not signed with our key, or the server refused ours."""
+
+
+class Source(Struct, frozen=True):
+    """One peer. `hold_seconds`: how long it may hold an answer back."""
+
+    rank: int
+    address: str
+    port: int
+    own_address: str
+    hold_seconds: float
+    answer_seconds: float = ANSWER_SECONDS
+
+    @property
+    def patience_seconds(self) -> float:
+        """For one answer."""
+        return self.hold_seconds + self.answer_seconds
+
+
+class PeerReader:
+    """`status` may be read from any thread; `wake` is called at each change and at each failure."""
+
+    def __init__(self, source: Source, keys: Callable[[], tuple[bytes, ...]], wake: Callable[[], None]) -> None:
+        self.status = PeerStatus(source.address, source.rank, Contact.UNHEARD, utc_now())
+        self.heard_at: float | None = None
+        """Monotonic time of the last valid answer. Set before `status`; read after it."""
+        self._source = source
+        self._keys = keys
+        self._wake = wake
+        self._known = ""
+        self._client = self._new_client()
+
+    def _new_client(self) -> HttpClient:
+        host = f"[{self._source.address}]" if ":" in self._source.address else self._source.address
+        return HttpClient(f"http://{host}:{self._source.port}", local_address=self._source.own_address)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        failed = False
+        try:
+            while True:
+                failed_before, failed = failed, not await self._read_once()
+                if failed:
+                    # The next try gets a new connection: TCP's own retransmission waits grow too long.
+                    await self._client.close()
+                # After the first failure retry at once: a dead agent refuses connections.
+                await asyncio.sleep(PAUSE_SECONDS if failed and failed_before else PACE_SECONDS)
+        finally:
+            await self._client.close()
+
+    async def _read_once(self) -> bool:
+        """Whether a valid answer came."""
+        try:
+            answer = await self._request_signed(self._client, f"/report?known={self._known}")
+            if answer.status == 404:
+                raise HttpError("it has no report yet")
+            report = parse_peer_report(answer.body, self._source.rank) if answer.status == 200 else None
+            if report is None:
+                raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
+        except ConnectRefused as error:
+            return self._record_failure(Contact.REFUSED, str(error))
+        except UnsignedError as error:
+            return self._record_failure(Contact.UNSIGNED, str(error))
+        except HttpError as error:
+            return self._record_failure(self._contact_when_quiet(), str(error))
+        self._known = hashlib.sha256(answer.body).hexdigest()
+        before = self.status
+        date = answer.headers.get("date", "")
+        self.heard_at = time.monotonic()
+        self.status = replace(
+            before,
+            contact=Contact.ANSWERS,
+            since=before.since if before.contact is Contact.ANSWERS else utc_now(),
+            report=report,
+            said="",
+            clock_ahead_seconds=clock_ahead(date, time.time(), before.clock_ahead_seconds),
+        )
+        if self.status.report != before.report or before.contact is not Contact.ANSWERS:
+            self._wake()
+        return True
+
+    def _contact_when_quiet(self) -> Contact:
+        """One lost answer is not silence yet."""
+        recent = self.heard_at is not None and time.monotonic() - self.heard_at < self._source.patience_seconds
+        return Contact.ANSWERS if recent and self.status.contact is Contact.ANSWERS else Contact.SILENT
+
+    def _record_failure(self, contact: Contact, said: str) -> bool:
+        since = self.status.since if self.status.contact is contact else utc_now()
+        self.status = replace(self.status, contact=contact, since=since, said=sanitize(said))
+        self._known = ""  # the next answer may be of another incarnation: request a whole one
+        self._wake()
+        return False
+
+    async def plan_values(self) -> bytes:
+        """The peer's plan values, unparsed. Raises HttpError or UnsignedError."""
+        client = self._new_client()
+        try:
+            answer = await self._request_signed(client, "/plan")
+        finally:
+            await client.close()
+        if answer.status != 200:
+            raise HttpError(f"HTTP {answer.status}")
+        return answer.body
+
+    async def _request_signed(self, client: HttpClient, path: str) -> Response:
+        """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
+        address = self._source.address
+        for key in self._keys():  # while keys change, the peer may have only the old one
+            nonce = new_nonce()
+            answer = await client.request(
+                path,
+                self._source.patience_seconds,
+                headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: sign_request(key, nonce, address, path)},
+                connect_seconds=CONNECT_SECONDS,
+            )
+            if answer.status == 401:
+                continue
+            signature = sign_answer(key, nonce, address, path, answer.status, answer.body)
+            if not signatures_match(signature, answer.headers.get(SIGNATURE_HEADER.lower(), "")):
+                raise UnsignedError(
+                    "its answer is not signed with this node's key; cluster.key_file must be the same on all nodes"
+                )
+            return answer
+        raise UnsignedError("it refuses this node: cluster.key_file and cluster.nodes must be the same on all")
+
+
+def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:
+    """The report of this rank, bounded and sanitized, without its peers; None where it is invalid."""
+    report = parse(body.decode("utf-8", "replace"))
+    if report is None or report.rank != rank:
+        return None
+    try:
+        return cast("NodeReport", _bound_values(replace(report, peers=())))
+    except ValueError:
+        return None
+
+
+def _bound_values(value: object) -> object:
+    if isinstance(value, str):
+        return sanitize(value, TEXT_LIMIT)
+    if isinstance(value, (int, float)):
+        if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
+            raise ValueError("number out of range")
+        return value
+    if isinstance(value, tuple):
+        return tuple(_bound_values(one) for one in value[:ITEMS_LIMIT])
+    if isinstance(value, Mapping):
+        return {_bound_values(name): _bound_values(one) for name, one in list(value.items())[:ITEMS_LIMIT]}
+    if isinstance(value, Struct):
+        return replace(value, **{name: _bound_values(getattr(value, name)) for name in value.__struct_fields__})
+    return value

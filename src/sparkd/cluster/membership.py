@@ -1,0 +1,189 @@
+"""This node's rank, role, plan and check inputs. The only place that compares roles."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, UsageError
+from sparkd.plan.model import LaunchPlan, Node
+from sparkd.state.file import ignore_report
+
+if TYPE_CHECKING:
+    from sparkd.config import Settings
+    from sparkd.host import Host
+    from sparkd.preflight.registry import CheckInputs
+    from sparkd.recipes.schema import Recipe
+    from sparkd.state.rollback import Rollback
+
+HEAD, WORKER = "head", "worker"
+THIS_NODE_ALONE = "127.0.0.1"
+
+
+class Peer(NamedTuple):
+    rank: int
+    address: str
+
+
+class NodeContext(Struct, frozen=True):
+    """This node under its settings."""
+
+    plan: LaunchPlan
+    settings: Settings
+    """As configured, or with the engine of a rollback in force."""
+    recipe: Recipe
+    configured: Settings
+    rollback: Rollback | None = None
+
+    @property
+    def rank(self) -> int:
+        return self.plan.node.rank
+
+    @property
+    def role(self) -> str:
+        return _role_of(self.plan.node)
+
+    @property
+    def unit(self) -> str:
+        return f"sparkd-{self.role}.service"
+
+    @property
+    def is_head(self) -> bool:
+        return self.rank == 0
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """The other nodes, in rank order."""
+        nodes = enumerate(self.settings.cluster.nodes)
+        return tuple(Peer(rank, address) for rank, address in nodes if rank != self.rank)
+
+
+def check_inputs(node: NodeContext) -> CheckInputs:
+    from sparkd.config import units
+    from sparkd.preflight.checks.paths import WantedDropIn
+    from sparkd.preflight.registry import CheckInputs
+
+    drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
+    wanted = WantedDropIn(drop_in.path, drop_in.text, units.HEADER)
+    return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), wanted)
+
+
+def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeContext:
+    """This node as configured, or with the rollback in force.
+
+    Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
+    """
+    from sparkd.state import rollback
+
+    node = find_place(settings, host)
+    own = _role_of(node)
+    if role not in (None, own):
+        raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
+    back = rollback.FILE.read(host.files, ignore_report)
+    if back is not None and back.replaces == fingerprint_config(settings, host):
+        return rolled_back_context(back, settings, host)
+    try:
+        return _build_context(settings, host, node)
+    except ConfigError as error:
+        from sparkd.state import known_good
+
+        hints = [error.hint] if error.hint else []
+        with suppress(UsageError):  # users other than root may not read the file
+            if known_good.read_known_good(host.files):
+                hints.append("back to the last good plan: sparkd rollback")
+        raise ConfigError(error.reason, "; ".join(hints)) from None
+
+
+def configured_context(settings: Settings, host: Host) -> NodeContext:
+    """This node as configured, without any rollback."""
+    return _build_context(settings, host, find_place(settings, host))
+
+
+def _build_context(settings: Settings, host: Host, node: Node) -> NodeContext:
+    from sparkd.plan.build import make_plan
+
+    recipe = _load_recipe(settings, host)
+    return NodeContext(make_plan(recipe, settings, node), settings, recipe, settings)
+
+
+def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeContext:
+    """This node with the engine of this rollback."""
+    from sparkd.plan.build import make_plan
+    from sparkd.state.rollback import HINT
+
+    node, in_force = find_place(settings, host), back.apply_to(settings)
+    try:
+        plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
+    except ConfigError as error:
+        raise ConfigError(f"{error.reason}; this node is rolled back to {back.label}", HINT) from None
+    return NodeContext(plan, in_force, back.recipe, settings, back)
+
+
+def fingerprint_config(settings: Settings, host: Host) -> str:
+    """Of the configuration that a rollback replaces."""
+    from sparkd.state import rollback
+
+    recipe = None
+    with suppress(ConfigError):
+        recipe = _load_recipe(settings, host)
+    return rollback.fingerprint_engine(settings.engine, recipe)
+
+
+def _load_recipe(settings: Settings, host: Host) -> Recipe:
+    from sparkd.recipes.loader import load_recipe, recipe_folders
+
+    return load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
+
+
+def _role_of(node: Node) -> str:
+    return HEAD if node.rank == 0 else WORKER
+
+
+def find_place(settings: Settings, host: Host) -> Node:
+    """This node's place in the cluster: its rank is the index of its own address in cluster.nodes.
+
+    A single node needs no address: it is the head. Raises AddressAwaitedError where none of several addresses is this
+    node's (yet), ConfigError where more than one is, or where addresses are unreadable.
+    """
+    from sparkd.host import infiniband, network
+
+    nodes = settings.cluster.nodes
+    rank = _own_rank(nodes, host) if len(nodes) > 1 else 0
+    node = node_of_rank(settings, rank)
+    interface = node.interface or (network.interface_of(host.files, node.address) if nodes else "")
+    hcas = node.hcas or infiniband.hcas_of(host.files, interface)
+    return Node(node.rank, node.address, node.head_address, node.cluster_size, interface, hcas)
+
+
+def node_of_rank(settings: Settings, rank: int) -> Node:
+    """The node of a rank, from settings alone. Raises IndexError where there is no such rank."""
+    nodes = settings.cluster.nodes or (THIS_NODE_ALONE,)
+    return Node(rank, nodes[rank], nodes[0], len(nodes), settings.fabric.interface, settings.fabric.hcas)
+
+
+def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
+    from sparkd.host.network import canonical
+
+    try:
+        found = host.addresses()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
+    ranks = [rank for rank, address in enumerate(nodes) if canonical(address) in found]
+    if len(ranks) > 1:
+        owned = " and ".join(nodes[rank] for rank in ranks)
+        raise ConfigError(
+            f"cluster.nodes names this node more than once: {owned} are its own",
+            "name one address of each node, the one on the fabric",
+        )
+    if not ranks:
+        own = ", ".join(address for address in found if not ip_address(address).is_loopback) or "none"
+        raise AddressAwaitedError(
+            f"this node has none of the addresses of cluster.nodes ({', '.join(nodes)}); its own: {own}",
+            "ip -brief address",
+        )
+    return ranks[0]

@@ -1,0 +1,153 @@
+"""Checks the other ranks in every wait of the main loop, so that no rank outlives another.
+
+A rank of tensor parallelism is useless without the others, and vLLM reports no loss: a headless worker never notices
+that its head died, and a head's /health stays 200 without its worker.
+
+An event (an ended rank, a new incarnation, a refused connection) ends this rank at once. Silence is tolerated for a
+while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks work.
+A worker, or a head that still loads, has no such proof.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
+from typing import Any
+
+from msgspec import Struct
+
+from sparkd.cluster.client import PeerReader
+from sparkd.lib.errors import PeerLostError
+from sparkd.status.model import Contact, PeerStatus, Phase
+
+PROOF_SHARE = 0.25
+"""Of the timeout: the last part of the silence, in which the engine must make a token."""
+RETRY_SECONDS = 1.0
+"""After a failed proof, while there is time."""
+HINT = "sparkd starts again and awaits it"
+ENDING = {
+    Phase.BLOCKED: "is blocked",
+    Phase.FAILED: "failed",
+    Phase.STOPPING: "leaves",
+    Phase.STOPPED: "has left",
+}
+"""Phases of an agent that launches nothing more, as texts."""
+
+
+class ExpectedPeer(Struct, frozen=True):
+    """One incarnation of another agent that this rank depends on. `epoch`: the one it has joined or may join."""
+
+    rank: int
+    incarnation: str
+    epoch: str
+
+
+def expect_peer(peer: PeerStatus, epoch: str) -> ExpectedPeer:
+    assert peer.report is not None
+    return ExpectedPeer(peer.rank, peer.report.incarnation, epoch)
+
+
+def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> str:
+    """Why an expected peer is lost; empty where it is not. Pure."""
+    rank = f"rank {peer.rank} on {peer.name}"
+    report = peer.report
+    if report is None:  # only a peer that has reported can be expected
+        return f"{rank} was never heard"
+    if report.incarnation != expected.incarnation:
+        before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
+        return f"{rank} has restarted{before}"
+    if report.phase in ENDING:
+        return f"{rank} {ENDING[report.phase]}: {report.message}"
+    if report.epoch not in ("", expected.epoch):
+        return f"{rank} belongs to another launch"
+    if peer.contact is Contact.REFUSED:
+        return f"{rank} is gone: {peer.address} refuses connections, its agent ended without a report"
+    return ""
+
+
+class PeerMonitor:
+    """For the main thread."""
+
+    def __init__(
+        self,
+        readers: Mapping[int, PeerReader],
+        submit: Callable[[Coroutine[Any, Any, bool]], Future[bool]],
+        timeout_seconds: float,
+        on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None,
+    ) -> None:
+        """`readers` by rank, in order. `submit` runs a coroutine in the network's loop, then wakes the main loop."""
+        self.readers = readers
+        self.trouble = ""
+        """The current problem while the engine still has time; empty where there is none."""
+        self._on_check = on_check
+        self._submit = submit
+        self._timeout_seconds = timeout_seconds
+        self._expected: dict[int, ExpectedPeer] = {}
+        self._prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
+        self._proof: Future[bool] | None = None
+        self._proven: bool | None = None
+        self._proven_at = 0.0
+
+    def track(self, *expected: ExpectedPeer) -> None:
+        """From now on `check` raises the loss of any of these."""
+        self._expected = {one.rank: one for one in expected}
+
+    def untrack_all(self) -> None:
+        """For an agent that ends."""
+        self._expected = {}
+
+    def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]]) -> None:
+        """The engine serves from now on: `prove(seconds)` returns whether it makes a token in that time."""
+        self._prove = prove
+
+    def statuses(self) -> tuple[PeerStatus, ...]:
+        """In rank order."""
+        return tuple(reader.status for reader in self.readers.values())
+
+    def silent_since(self, moment: float) -> PeerStatus | None:
+        """A tracked peer that has not answered since `moment` (monotonic); None where all have."""
+        tracked = (reader for rank, reader in self.readers.items() if rank in self._expected)
+        return next((one.status for one in tracked if one.heard_at is None or one.heard_at < moment), None)
+
+    def check(self) -> tuple[PeerStatus, ...]:
+        """The current statuses. Raises PeerLostError (exit 14) where a tracked peer is lost."""
+        peers = self.statuses()
+        self._on_check(peers)
+        now = time.monotonic()
+        silent: tuple[float, PeerStatus] | None = None
+        for peer in peers:
+            if (expected := self._expected.get(peer.rank)) is None:
+                continue
+            if loss := find_loss(expected, peer):
+                raise PeerLostError(loss, HINT)
+            seconds = max(0.0, now - (self.readers[peer.rank].heard_at or now))
+            if silent is None or seconds > silent[0]:
+                silent = seconds, peer
+        if silent is not None:
+            self._handle_silence(*silent, now)
+        return peers
+
+    def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
+        """Where the engine serves, its tokens decide."""
+        proof_seconds = PROOF_SHARE * self._timeout_seconds
+        if seconds < self._timeout_seconds - proof_seconds:
+            # The silence has ended: a proof still under way must not decide the next one.
+            self._proof, self._proven, self.trouble = None, None, ""
+            return
+        why = f": {peer.said}" if peer.said else ""
+        reason = f"rank {peer.rank} on {peer.name} has been silent for {seconds:.0f} s{why}"
+        over = seconds >= self._timeout_seconds
+        if self._prove is None:
+            if over:
+                raise PeerLostError(reason, HINT)
+            return
+        if self._proof is not None and self._proof.done():
+            self._proven, self._proof, self._proven_at = self._proof.result(), None, now
+        if over and self._proven is False:
+            raise PeerLostError(f"{reason}, and the engine makes no token", HINT)
+        self.trouble = f"{reason}; the engine makes tokens" if over and self._proven else ""
+        pause = proof_seconds if self._proven else RETRY_SECONDS
+        if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
+            left = self._timeout_seconds - seconds
+            self._proof = self._submit(self._prove(proof_seconds if over else max(RETRY_SECONDS, left)))

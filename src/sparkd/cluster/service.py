@@ -1,0 +1,133 @@
+"""The agent's HTTP servers (for other nodes on the fabric, for people and monitors on loopback) and peer readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import PeerReader, Source
+from sparkd.cluster.membership import NodeContext
+from sparkd.cluster.peer_api import PeerApi
+from sparkd.host import Host
+from sparkd.host.network import canonical
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_connection import Limits
+from sparkd.lib.http_server import HttpServer
+from sparkd.lib.log import Events
+from sparkd.lib.text import Redactor
+from sparkd.status import http_api
+from sparkd.status.model import NodeReport, dump, redacted
+from sparkd.status.publisher import Sink
+
+HOLD_SECONDS = 5.0
+HOLD_SHARE = 0.25
+"""Of the peer timeout: the longest hold, so that four tries fit into the timeout."""
+
+
+class Cluster(Struct, frozen=True):
+    """`readers` by rank, in order. `peer_api`: None where there are no other nodes."""
+
+    readers: Mapping[int, PeerReader]
+    peer_api: PeerApi | None = None
+    sinks: tuple[Sink, ...] = ()
+
+    def publish_plan(self, values: bytes) -> None:
+        """For the other nodes, to name differences."""
+        if self.peer_api is not None:
+            self.peer_api.publish_plan(values)
+
+
+def join_cluster(
+    node: NodeContext,
+    host: Host,
+    wake: Callable[[], None],
+    network: EventLoop,
+    redact: Redactor,
+    events: Events,
+    owner_uid: int = 0,
+) -> Cluster:
+    """Start to serve this node's report and to read those of the others. `owner_uid`: the key file's required owner.
+
+    Raises ConfigError (78) for a bad key file, BlockedError (10) where the port is taken.
+    """
+    if not node.peers:
+        return Cluster({})
+    settings = node.settings
+    own, port = node.plan.node.address, settings.cluster.report_port
+    keys = _keys(KeyRing(host.files, settings.cluster.key_file, owner_uid), events)
+    hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
+    peer_api = PeerApi(own, keys, hold_seconds)
+    _server(own, port, peer_api, node, events).start(network)
+    sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
+    readers = {source.rank: PeerReader(source, keys, wake) for source in sources}
+    for reader in readers.values():
+        network.spawn(reader.run())
+
+    def to_peers(report: NodeReport) -> None:
+        body = dump(replace(redacted(report, redact), peers=())).encode()
+        network.call(peer_api.publish, body)
+
+    return Cluster(readers, peer_api, (to_peers,))
+
+
+def _keys(ring: KeyRing, events: Events) -> Callable[[], tuple[bytes, ...]]:
+    """The current keys. A file that went bad is logged, and the last good keys stay in use."""
+    reported = ""
+
+    def keys() -> tuple[bytes, ...]:
+        nonlocal reported
+        found = ring.keys()
+        if ring.trouble != reported:
+            reported = ring.trouble
+            if reported:
+                hint = "fix it before this unit restarts; the previous keys are in use"
+                events.error("cluster.key.unusable", reason=reported, hint=hint)
+        return found
+
+    return keys
+
+
+def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: Events) -> HttpServer:
+    known = frozenset(canonical(peer.address) for peer in node.peers)
+    # No rate limit: checking a signature is as cheap as counting, and any user of a known node could use up the limit
+    # of its agent.
+    limits = Limits(requests_per_second=math.inf)
+    try:
+        return HttpServer(
+            own,
+            port,
+            peer_api.handle,
+            limits,
+            lambda source: canonical(source) in known,
+            lambda trouble: events.error("reports.server.failed", reason=trouble),
+        )
+    except OSError as error:
+        raise BlockedError(
+            f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
+            f"who has it? ss -ltnp sport = :{port}",
+        ) from None
+
+
+def start_status_server(
+    address: tuple[str, int] | None,
+    report: Callable[[], NodeReport],
+    keepalive_age: Callable[[], float],
+    network: EventLoop,
+    events: Events,
+) -> None:
+    """For people and monitors. A failure is only logged: no engine depends on it."""
+    if address is None:
+        return
+
+    def on_error(trouble: str) -> None:
+        events.warning("observers.server.failed", reason=trouble)
+
+    try:
+        HttpServer(*address, http_api.make_handler(report, keepalive_age), on_error=on_error).start(network)
+    except OSError as error:
+        on_error(f"{address[0]} port {address[1]} can't be had: {error.strerror}")

@@ -1,0 +1,201 @@
+"""Settings: the only home of every key, its default, its bounds and its description.
+
+`config/sparkd.toml`, the manual page and `sparkd config show` are generated from these models.
+"""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field, Strict, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from sparkd.config import types as t
+
+FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
+ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
+MAX_NODES = 8
+
+
+class Section(t.Section):
+    """A key's docstring is its description in the default file and the manual page."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Cluster(Section):
+    """The nodes that serve one model together. All of them get the same values."""
+
+    nodes: t.Addresses = ()
+    """Fabric address of every node in rank order, such as ["10.0.0.1", "10.0.0.2"]; the first is the head. At most 8. A
+    node's rank is that of the address that it owns. Empty: this node alone."""
+    master_port: t.Port = 29501
+    """Port on the head where the ranks of vLLM meet."""
+    report_port: t.Port = 29510
+    """Port on the fabric address where nodes read each other's reports."""
+    key_file: t.AbsolutePath = "/etc/sparkd/cluster.key"
+    """File with the keys that nodes sign their reports with, the same on all nodes. One key a line: the first signs,
+    every one is accepted, so that keys can change while the nodes serve."""
+    allow_image_difference: bool = False
+    """Only warn where the nodes' images differ, instead of refusing to launch."""
+
+
+class Engine(Section):
+    """What is launched. image, script, args, env and secrets override the recipe's."""
+
+    recipe: t.RecipeName = "deepseek-v4-flash-balanced"
+    """Name of a recipe (`sparkd recipe list`), or the absolute path of a recipe file."""
+    models_dir: t.AbsolutePath = "/srv/models"
+    """Folder of the models on this node; the container sees it, read-only, as /models."""
+    image: t.ImageOrEmpty = ""
+    """Image of the engine. Empty: the recipe's."""
+    script: t.PathOrEmpty = ""
+    """A launch script of your own, run by bash in the container instead of vLLM. Empty: generated."""
+    args: t.Flags = Field(default_factory=dict)
+    """Flags of vLLM over the recipe's, such as max-model-len = 65536 under [engine.args]: true is a bare flag, false
+    its --no- form, a table one JSON value."""
+    env: t.Variables = Field(default_factory=dict)
+    """Environment of the engine over the recipe's, such as NCCL_DEBUG = "INFO" under [engine.env]."""
+    secrets: t.SecretFiles = Field(default_factory=dict)
+    """Secrets by the name of the variable that the engine gets: NAME = the file that holds it."""
+    load_readahead_kib: int = Field(0, ge=0, le=16384)
+    """KiB that the disk of the model reads ahead while the weights load, such as 8 where a load runs out of memory;
+    then it has its own value again. 0: as it is. After a change: `sparkd units install`."""
+    stop_grace_seconds: int = Field(30, ge=1, le=600)
+    """How long the engine may take to end itself before it is killed."""
+
+
+class Fabric(Section):
+    """The network between the nodes."""
+
+    interface: t.InterfaceOrEmpty = ""
+    """Network interface of the fabric, for recipes that name it. Empty: the one that carries this node's address of
+    cluster.nodes."""
+    hcas: t.Hcas = ()
+    """RDMA devices of the fabric, such as rocep1s0f0, for recipes that name them. Empty: those of the fabric's
+    interface, and their twins on the same cable that have addresses too."""
+    mtu: int = Field(9000, ge=1280, le=65535)
+    """MTU that interface and path between the nodes should have: preflight warns of less."""
+
+
+class Preflight(Section):
+    """The checks before each launch, and the fixes that they may apply."""
+
+    skip: t.CheckIds = ()
+    """Ids of checks that are left out."""
+    downgrade: t.CheckIds = ()
+    """Ids of checks that warn where they would block."""
+    allow_fixes: Annotated[tuple[FixKind, ...], Strict(False)] = ALL_FIXES
+    """Changes that preflight may make. Empty: it only looks."""
+    wait_seconds: int = Field(120, ge=0, le=86400)
+    """How long to wait for docker, the fabric and others that start by themselves."""
+
+
+class Memory(Section):
+    """The memory that CPU and GPU share."""
+
+    headroom_gib: float = Field(2, ge=0, le=128)
+    """GiB that must be left over beside the engine for a launch."""
+    settle_seconds: int = Field(60, ge=0, le=3600)
+    """How long memory may take to come back before the driver is said to hold it. At most preflight.wait_seconds."""
+    floor_mib: int = Field(512, ge=0, le=65536)
+    """MiB available below which the engine is killed, for the machine would freeze. 0: never."""
+    load_guard: bool = True
+    """Give the page cache of the model's own files back, one by one, as soon as the engine has loaded them and no
+    program uses them."""
+
+
+class Readiness(Section):
+    """When a launch counts as serving."""
+
+    timeout_seconds: int = Field(3600, ge=10, le=86400)
+    """How long a launch may take until it has answered a completion."""
+    completion_timeout_seconds: int = Field(120, ge=1, le=3600)
+    """How long one completion of one token may take, at the start and as a canary."""
+
+
+class Supervise(Section):
+    """The watch over a serving engine."""
+
+    stall_seconds: int = Field(360, ge=10, le=86400)
+    """Requests running and no token for this long is a stall. vLLM's own limit is 300: stay above it."""
+    canary_seconds: int = Field(300, ge=0, le=86400)
+    """After this long without a request, request one token. 0: never."""
+    peer_timeout_seconds: int = Field(20, ge=10, le=3600)
+    """Silence of another node that counts as lost, in seconds."""
+    proven_seconds: int = Field(600, ge=1, le=86400)
+    """A plan that has served for this long has proven itself: failed launches before it are forgiven, and it is kept as
+    the last known good one, for `sparkd diff` and `sparkd rollback`."""
+
+
+class Observe(Section):
+    """What people and monitors read."""
+
+    listen: t.Listen = "127.0.0.1:29511"
+    """Address and port where monitors read /metrics, /livez, /readyz and /report; empty: none."""
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port of `listen`; None where nothing is served."""
+        return t.split_address(self.listen) if self.listen else None
+
+
+class Log(Section):
+    """The lines that the agent writes to the journal."""
+
+    format: Literal["logfmt", "json"] = "logfmt"
+    """How sparkd's own events are written: "logfmt", or "json", one object per line, which also has level, timestamp,
+    node, rank and epoch. The engine's lines stay as they are."""
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Lowest level of sparkd's own events and of its libraries' messages; of the libraries at least "warning", except
+    with "debug". The engine's lines are always written."""
+
+
+class Settings(BaseSettings):
+    """Everything that is configured on a node. `Settings()` has the defaults: only `load` reads files and variables."""
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", enable_decoding=False)
+
+    cluster: Cluster = Cluster()
+    engine: Engine = Engine()
+    fabric: Fabric = Fabric()
+    preflight: Preflight = Preflight()
+    memory: Memory = Memory()
+    readiness: Readiness = Readiness()
+    supervise: Supervise = Supervise()
+    observe: Observe = Observe()
+    log: Log = Log()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003  # part of the library's signature
+        init_settings: PydanticBaseSettingsSource,
+        *_: object,
+        **_options: object,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+    @model_validator(mode="after")
+    def _check_between_keys(self) -> Settings:
+        ports = {"cluster.master_port": self.cluster.master_port, "cluster.report_port": self.cluster.report_port}
+        if self.observe.address is not None:
+            ports["observe.listen"] = self.observe.address[1]
+        taken: dict[int, str] = {}
+        for key, port in ports.items():
+            if (other := taken.setdefault(port, key)) != key:
+                raise t.fault(key, port, f"{other} already has this port", other)
+        settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
+        if settle > wait:
+            needed = (
+                f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say"
+            )
+            needed += " that the node needs a reboot"
+            raise t.fault("memory.settle_seconds", settle, needed, "preflight.wait_seconds")
+        nodes = self.cluster.nodes
+        if len(nodes) > MAX_NODES:
+            raise t.fault("cluster.nodes", list(nodes), f"names {len(nodes)} nodes: 1 to {MAX_NODES} serve")
+        if len(nodes) > 1 and (loopback := next((one for one in nodes if ip_address(one).is_loopback), None)):
+            raise t.fault("cluster.nodes", list(nodes), f"{loopback} reaches no other node")
+        return self

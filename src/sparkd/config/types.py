@@ -1,0 +1,106 @@
+"""Types of setting values, each with the error text for a wrong value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from ipaddress import ip_address
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
+from pydantic_core import PydanticCustomError
+
+from sparkd.vllm.args import check_path, parse_flags, parse_secret_files, parse_variables
+
+
+class Section(BaseModel):
+    """Frozen, strict (no text for a number, no true for 1), and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def fault(at: str, found: JsonValue, needed: str, other: str = "") -> PydanticCustomError:
+    """A fault between keys: `at` is the one to name, `other` the one that was set where `at` has its default."""
+    return PydanticCustomError("between_keys", "{needed}", {"needed": needed, "at": at, "found": found, "other": other})
+
+
+def _address(raw: str) -> str:
+    try:
+        address = ip_address(raw)
+    except ValueError:
+        raise ValueError("must be an IP address, such as 10.0.0.1 (names are not looked up)") from None
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError("must be the address of one node")
+    return str(address)
+
+
+def split_address(raw: str) -> tuple[str, int]:
+    """Host and port of `127.0.0.1:29511` or `[::1]:29511`. ValueError where it is neither."""
+    host, _, port = raw.rpartition(":")
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        well_formed = ip_address(bare).version == (6 if bare != host else 4)
+    except ValueError:
+        well_formed = False
+    if not well_formed or not re.fullmatch(r"[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+        raise ValueError("must be an IP address and a port, such as 127.0.0.1:29511 or [::1]:29511")
+    return bare, int(port)
+
+
+def _listen(raw: str) -> str:
+    if raw:
+        split_address(raw)
+    return raw
+
+
+def _path(raw: str) -> str:
+    return check_path(raw, "it")
+
+
+def _recipe(raw: str) -> str:
+    if not raw.startswith("/") and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", raw):
+        raise ValueError("must be the name of a recipe, or the absolute path of one")
+    return _path(raw) if raw.startswith("/") else raw
+
+
+def matching(pattern: str, needed: str) -> AfterValidator:
+    """Text that the whole pattern matches; `needed` describes it."""
+
+    def check(raw: str) -> str:
+        if not re.fullmatch(pattern, raw):
+            raise ValueError(f"must be {needed}")
+        return raw
+
+    return AfterValidator(check)
+
+
+def _of_table(check: Callable[[Mapping[str, object]], object], written_as: object) -> BeforeValidator:
+    return BeforeValidator(
+        lambda raw: check(raw) if isinstance(raw, Mapping) else raw, json_schema_input_type=written_as
+    )
+
+
+def _distinct(raw: tuple[str, ...]) -> tuple[str, ...]:
+    if twice := [one for one in raw if raw.count(one) > 1]:
+        raise ValueError(f"names {twice[0]} twice")
+    return raw
+
+
+Port = Annotated[int, Field(ge=1, le=65535)]
+Address = Annotated[str, AfterValidator(_address)]
+Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_distinct)]
+AbsolutePath = Annotated[str, AfterValidator(_path)]
+PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
+RecipeName = Annotated[str, AfterValidator(_recipe)]
+Listen = Annotated[str, AfterValidator(_listen)]
+InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
+ImageOrEmpty = Annotated[
+    str, matching(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|", "an image, such as name:tag or name@sha256:…")
+]
+Hca = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]*", "the name of an RDMA device, such as rocep1s0f0")]
+Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
+CheckId = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]
+CheckIds = Annotated[tuple[CheckId, ...], Strict(False), AfterValidator(_distinct)]
+Flags = Annotated[Mapping[str, JsonValue], _of_table(parse_flags, dict[str, JsonValue])]
+Variables = Annotated[Mapping[str, str | None], _of_table(parse_variables, dict[str, str | int | float | None])]
+SecretFiles = Annotated[Mapping[str, str], _of_table(parse_secret_files, dict[str, str])]

@@ -1,0 +1,197 @@
+"""The health of a serving engine: probe, decide, continue or give up. `decide` is pure.
+
+vLLM's exit code and /health prove little: an engine that lost a rank exits 0, and /health stays 200. The tests are that
+tokens and iterations move while requests run, and that a canary completion gets a token when nothing runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.vllm.api import Completion, Counters, Endpoint
+
+DEAD_STATUS = 503
+"""vLLM's /health once it knows that its engine is dead."""
+PROBE_SECONDS = 5.0
+"""Rendering /metrics costs the API server some 5 ms. The container's end is an event and needs no probe."""
+ALARMED_PROBE_SECONDS = 0.2
+ALARM_SECONDS = 10.0
+"""How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s later (seen)."""
+CANARY_PAUSE_SECONDS = 30.0
+"""Between failing canaries."""
+
+
+class Limits(Struct, frozen=True):
+    """`canary_seconds` 0: no canary. `completion_seconds`: for one canary."""
+
+    stall_seconds: float
+    canary_seconds: float
+    completion_seconds: float
+
+
+class Observation(Struct, frozen=True):
+    """One probe. `health`: the status of /health, None without an answer. `counters`: None where /metrics has none.
+
+    `canary`: the answer to a canary since the last probe, None where none came.
+    """
+
+    at: float
+    health: int | None
+    counters: Counters | None = None
+    canary: Completion | None = None
+
+
+class HealthState(Struct, frozen=True):
+    """State between two probes, in monotonic seconds."""
+
+    answered_at: float
+    """Last answer of the API server."""
+    moved_at: float
+    """Last time that work progressed, or that there was none."""
+    proven_at: float
+    work: tuple[float, float, float] | None = None
+    canary_failed: str = ""
+
+
+class Continue(Struct, frozen=True):
+    state: HealthState
+    degraded: str = ""
+    """The current problem while the engine still has time; empty where there is none."""
+    wants_canary: bool = False
+
+
+class Dead(Struct, frozen=True):
+    """The engine has ended: exit 13."""
+
+    reason: str
+
+
+class Stalled(Struct, frozen=True):
+    """The engine makes no tokens: exit 15."""
+
+    reason: str
+
+
+Decision = Continue | Dead | Stalled
+
+
+def decide(state: HealthState, seen: Observation, limits: Limits) -> Decision:
+    if seen.health == DEAD_STATUS:
+        return Dead(f"the engine is dead: /health answers {DEAD_STATUS}")
+    state = _update(state, seen)
+    silent = seen.at - state.answered_at
+    still = seen.at - state.moved_at
+    no_answer = f"the API server has not answered for {silent:.0f} s"
+    no_token = f"requests run and no token came for {still:.0f} s"
+    if silent >= limits.stall_seconds:
+        return Stalled(no_answer)
+    if still >= limits.stall_seconds:
+        return Stalled(no_token)
+    degraded = ""
+    if state.canary_failed:
+        degraded = f"a canary completion failed: {state.canary_failed}"
+    elif silent >= limits.stall_seconds / 10:  # reported after a tenth of the limit
+        degraded = no_answer
+    elif still >= limits.stall_seconds / 10:
+        degraded = no_token
+    due = 0 < limits.canary_seconds <= seen.at - state.proven_at
+    return Continue(state, degraded, due and (still == 0 or bool(state.canary_failed)))
+
+
+def _update(state: HealthState, seen: Observation) -> HealthState:
+    if seen.health is not None:
+        state = replace(state, answered_at=seen.at)
+    if seen.canary is not None and seen.canary.token:
+        state = replace(state, proven_at=seen.at, moved_at=seen.at, canary_failed="")
+    elif seen.canary is not None:
+        state = replace(state, canary_failed=seen.canary.said)
+    if seen.counters is None:
+        # Without statistics only a failed canary shows that the engine hangs.
+        idle = not state.canary_failed
+        return replace(state, moved_at=seen.at) if idle else state
+    moved = state.work is None or seen.counters.work != state.work
+    if moved and state.work is not None:
+        state = replace(state, proven_at=seen.at, canary_failed="")
+    if moved or not (seen.counters.busy or state.canary_failed):
+        state = replace(state, moved_at=seen.at)
+    return replace(state, work=seen.counters.work)
+
+
+class HealthMonitor:
+    """Probes one serving engine, and requests canaries. `on_check(degraded)` is called after each probe."""
+
+    def __init__(
+        self,
+        loop: MainLoop,
+        endpoint: Endpoint,
+        progress: Callable[[], LoadProgress],
+        limits: Limits,
+        on_check: Callable[[str], None],
+    ) -> None:
+        self._loop = loop
+        self._endpoint = endpoint
+        self._progress = progress
+        self._limits = limits
+        self._on_look = on_check
+        now = time.monotonic()
+        self._state = HealthState(answered_at=now, moved_at=now, proven_at=now)
+        self._probing: Future[tuple[int | None, Counters | None]] | None = None
+        self._canary: Future[Completion] | None = None
+        self._probe_at = now
+        self._canary_at = float("-inf")
+
+    def run(self, pidfd: int) -> Dead | Stalled | None:
+        """Until the engine is given up; None when its container ended."""
+        while True:
+            now = time.monotonic()
+            if self._probing is None and now >= self._probe_at:
+                self._probing = self._loop.submit(self._probe())
+            if self._probing is not None and self._probing.done():
+                decision = self._decide(now, *self._probing.result())
+                if not isinstance(decision, Continue):
+                    return decision
+            if self._loop.wait(self._pause(now), pidfd):
+                return None
+
+    def _pause(self, now: float) -> float:
+        failing = self._progress().failing_since
+        if failing is not None and now - failing < ALARM_SECONDS:
+            self._probe_at = min(self._probe_at, now + ALARMED_PROBE_SECONDS)
+        return PROBE_SECONDS if self._probing is not None else max(0.0, self._probe_at - now)
+
+    async def _probe(self) -> tuple[int | None, Counters | None]:
+        health = None
+        try:
+            health = await self._endpoint.health()
+            return health, await self._endpoint.counters()
+        except HttpError:
+            return health, None
+
+    def _decide(self, now: float, health: int | None, counters: Counters | None) -> Decision:
+        self._probing = None
+        self._probe_at = now + PROBE_SECONDS
+        canary = None
+        if self._canary is not None and self._canary.done():
+            canary, self._canary = self._canary.result(), None
+        decision = decide(self._state, Observation(now, health, counters, canary), self._limits)
+        if isinstance(decision, Continue):
+            self._state = decision.state
+            if decision.wants_canary and self._canary is None and now - self._canary_at >= CANARY_PAUSE_SECONDS:
+                self._canary_at = now
+                self._canary = self._loop.submit(self._request_canary())
+            self._on_look(decision.degraded)
+        return decision
+
+    async def _request_canary(self) -> Completion:
+        try:
+            return await self._endpoint.complete(self._limits.completion_seconds)
+        except HttpError as error:
+            return Completion(token=False, said=str(error))

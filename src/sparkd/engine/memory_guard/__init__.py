@@ -1,0 +1,1 @@
+"""The memory guard kills the engine before memory runs out, which freezes a GB10 machine."""

@@ -1,0 +1,155 @@
+"""The killer process of the memory guard: small, locked into memory, without any blocking call but poll(2).
+
+    python -I -S -c BOOT FOLDER FLOOR_BYTES RANK_PIDFD PROC
+
+It kills the rank by its pidfd, then reports on its output. It ends with the rank or with the agent: its input is a pipe
+that only the agent holds open. It uses no dataclasses, which would add 2.3 MB to its 4.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import sys
+import time
+from array import array
+
+LOCKED, UNLOCKED, KILLED = "locked", "unlocked", "killed"
+"""Output lines: the reason follows UNLOCKED, the last samples follow KILLED."""
+
+FASTEST_BYTES_PER_SECOND = 5 << 30
+"""Assumed maximum: twice the rate seen on GB10, where 7.4 GiB went in 3 s."""
+SHORTEST_SECONDS = 0.02
+"""At the maximum rate 100 MiB between two reads: a fifth of the default floor. A read takes 10 to 20 µs."""
+LONGEST_SECONDS = 1.0
+PRESSED_PERCENT = 30.0
+"""Of the last ten seconds in which all work waited for memory: then twice the floor is the limit."""
+
+SAMPLE_COUNT = 64
+SAMPLE_SECONDS = 0.1
+"""Between kept samples: together they span 6 s or more."""
+
+_AVAILABLE = b"MemAvailable:"
+_FULL = b"full avg10="
+_MCL_CURRENT, _MCL_FUTURE, _MCL_ONFAULT = 1, 2, 4
+_PR_SET_NAME = 15
+
+
+def is_short(available_bytes: int, full_avg10: float, floor_bytes: int) -> bool:
+    """Whether to kill the engine now."""
+    pressed = full_avg10 >= PRESSED_PERCENT and available_bytes < 2 * floor_bytes
+    return available_bytes < floor_bytes or pressed
+
+
+def pause_seconds(available_bytes: int, floor_bytes: int) -> float:
+    """Until the next read: at the maximum rate memory reaches the floor in this time."""
+    return min(LONGEST_SECONDS, max(SHORTEST_SECONDS, (available_bytes - floor_bytes) / FASTEST_BYTES_PER_SECOND))
+
+
+class Meter:
+    """Reads MemAvailable and memory pressure without allocating: the files stay open, and share one buffer.
+
+    Raises OSError and ValueError where available memory is unreadable. Pressure is 0 where the kernel has none.
+    """
+
+    def __init__(self, proc: str) -> None:
+        self._meminfo = os.open(f"{proc}/meminfo", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._pressure = os.open(f"{proc}/pressure/memory", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._pressure = -1
+        self._buffer = bytearray(4096)
+        self._into = [self._buffer]
+
+    def available_bytes(self) -> int:
+        size = os.preadv(self._meminfo, self._into, 0)
+        start = self._buffer.find(_AVAILABLE, 0, size)
+        end = self._buffer.find(b"kB", start, size)
+        if start < 0 or end < 0:
+            raise ValueError("/proc/meminfo has no MemAvailable")
+        return int(self._buffer[start + len(_AVAILABLE) : end]) * 1024
+
+    def full_avg10(self) -> float:
+        """Percent of the last ten seconds in which everything that had work waited for memory."""
+        try:
+            size = os.preadv(self._pressure, self._into, 0)
+            start = self._buffer.find(_FULL, 0, size)
+            return float(self._buffer[start + len(_FULL) : self._buffer.find(b" ", start + len(_FULL), size)])
+        except (OSError, ValueError):
+            return 0.0
+
+
+class Samples:
+    """The last samples (when, available bytes, pressure), in preallocated memory."""
+
+    def __init__(self) -> None:
+        self._when = array("d", bytes(8 * SAMPLE_COUNT))
+        self._available = array("q", bytes(8 * SAMPLE_COUNT))
+        self._pressure = array("d", bytes(8 * SAMPLE_COUNT))
+        self._count = 0
+
+    def put(self, when: float, available_bytes: int, full_avg10: float) -> None:
+        """The newest is always kept. It replaces the previous one where that is close to its own predecessor."""
+        newest, before = (self._count - 1) % SAMPLE_COUNT, (self._count - 2) % SAMPLE_COUNT
+        if self._count < 2 or self._when[newest] - self._when[before] >= SAMPLE_SECONDS:
+            newest = self._count % SAMPLE_COUNT
+            self._count += 1
+        self._when[newest] = when
+        self._available[newest] = available_bytes
+        self._pressure[newest] = full_avg10
+
+    def lines(self) -> str:
+        """Oldest first: `when available_bytes full_avg10`."""
+        places = [number % SAMPLE_COUNT for number in range(max(0, self._count - SAMPLE_COUNT), self._count)]
+        return "".join(f"{self._when[i]:.3f} {self._available[i]} {self._pressure[i]:.1f}\n" for i in places)
+
+
+def watch(meter: Meter, samples: Samples, floor_bytes: int, rank: int, agent: int) -> bool:
+    """True after a kill for short memory; False when the rank or the agent ended."""
+    poller = select.poll()
+    poller.register(rank, select.POLLIN)
+    poller.register(agent, select.POLLIN)
+    while True:
+        available = meter.available_bytes()
+        pressure = meter.full_avg10()
+        samples.put(time.monotonic(), available, pressure)
+        if is_short(available, pressure, floor_bytes):
+            return _signal(rank, signal.SIGKILL)
+        if poller.poll(pause_seconds(available, floor_bytes) * 1000):
+            return False
+
+
+def _signal(rank: int, number: int) -> bool:
+    """Whether the rank was still running; signal 0 only tests."""
+    try:
+        signal.pidfd_send_signal(rank, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _lock() -> str:
+    """Lock current and future pages when touched: 6 MiB of 16 mapped. Returns the line to print."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_NAME, b"sparkd-guard", 0, 0, 0)
+    if libc.mlockall(_MCL_CURRENT | _MCL_FUTURE | _MCL_ONFAULT) == 0:
+        return LOCKED
+    return f"{UNLOCKED} {os.strerror(ctypes.get_errno())}"
+
+
+def main() -> int:
+    floor_bytes, rank, proc = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    gc.disable()
+    meter, samples = Meter(proc), Samples()
+    # Run all code of a kill once, so that it is in memory before the lock.
+    samples.put(time.monotonic(), meter.available_bytes(), meter.full_avg10())
+    samples.lines()
+    if not _signal(rank, 0):
+        return 0
+    os.write(1, f"{_lock()}\n".encode())
+    if watch(meter, samples, floor_bytes, rank, 0):
+        os.write(1, f"{KILLED}\n{samples.lines()}".encode())
+    return 0

@@ -1,0 +1,117 @@
+"""Drops the page cache of loaded shards while the rest still load.
+
+CPU and GPU of a DGX Spark share one memory. A load of 149 GB fills free memory with page cache, which competes with the
+allocations of the load. The release ends before the engine profiles memory: profiling fails if free memory grows.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.host import Host, shards, shm
+from sparkd.host.shards import Shard
+from sparkd.lib.log import Events
+
+PACE_SECONDS = 1.0
+LEAST_BYTES = 1 << 30
+"""Smaller models are left alone."""
+LOADING = ("building process groups", "loading weights")
+"""Load steps. Not every rank logs the second; the first shard is mapped in the first."""
+
+
+class ShardUse(Struct, frozen=True):
+    """Indexes of shards, in load order."""
+
+    used: frozenset[int] = frozenset()
+    """At the last scan."""
+    finished: frozenset[int] = frozenset()
+    """Without those in use again: a draft model loads the same shards a second time."""
+
+
+def find_finished(before: ShardUse, used: frozenset[int]) -> tuple[ShardUse, tuple[int, ...]]:
+    """The next state, and the newly finished shards. Pure.
+
+    Finished are those no longer used, and those before a used one: a small shard may load between two scans.
+    """
+    passed = before.used | frozenset(range(max(used, default=0)))
+    done = passed - used - before.finished
+    return ShardUse(used, (before.finished | done) - used), tuple(sorted(done))
+
+
+class PageCacheRelease(Struct):
+    """Runs in its own thread, from the launch until `over` or the rank's end.
+
+    `loaded` is called when the weights are loaded, and at the end.
+    """
+
+    host: Host
+    model_path: str
+    pid: int
+    """Of the container's first process, held by `pidfd`."""
+    pidfd: int
+    progress: Callable[[], LoadProgress]
+    over: Callable[[], bool]
+    drop: Callable[[Shard, Callable[[], bool]], int] | None
+    """drop(shard, whether to continue) -> bytes dropped. None: drop nothing."""
+    loaded: Callable[[], None]
+    events: Events
+    pace_seconds: float = PACE_SECONDS
+    _use: ShardUse = ShardUse()
+    _shards: tuple[Shard, ...] = ()
+    _dropped_shards: int = 0
+    _dropped_bytes: int = 0
+
+    def run(self) -> None:
+        """Raises nothing: a load works without it."""
+        rank = select.poll()
+        rank.register(self.pidfd, select.POLLIN)
+        loading = False
+        try:
+            if self.drop is not None:
+                found = shards.list_shards(self.host.files, self.model_path)
+                self._shards = found if sum(one.size_bytes for one in found) >= LEAST_BYTES else ()
+            while not self.over() and not rank.poll(self.pace_seconds * 1000):
+                before, loading = loading, self._loading()
+                if loading:
+                    self._release_finished()
+                elif before:
+                    self._finish()
+        except (OSError, ValueError) as error:
+            self.events.warning("load.guard.ended", reason=str(error), hint="the load continues without it")
+        finally:
+            os.close(self.pidfd)
+            self._finish()
+
+    def _loading(self) -> bool:
+        return self.progress().step in LOADING
+
+    def _release_finished(self) -> None:
+        if not self._shards or self.drop is None:
+            return
+        table = self.host.processes()
+        rank = (*table.descendants(self.pid), table.get(self.pid))
+        seen = shm.find_uses(self.host.files, filter(None, rank), self._shards)
+        if seen.unreadable_pids:
+            return
+        used = frozenset(number for number, one in enumerate(self._shards) if one.identity in seen.identities)
+        self._use, done = find_finished(self._use, used)
+        if not done:
+            return
+        wanted = [self._shards[number] for number in done]
+        elsewhere = shm.find_uses(self.host.files, table, wanted).identities
+        for shard in wanted:
+            if shard.identity not in elsewhere and self._loading():
+                dropped = self.drop(shard, self._loading)
+                self._dropped_shards += dropped > 0
+                self._dropped_bytes += dropped
+
+    def _finish(self) -> None:
+        count, size, self._dropped_shards, self._dropped_bytes = self._dropped_shards, self._dropped_bytes, 0, 0
+        if count:
+            self.events.info("load.cache.returned", shards=count, of=len(self._shards), bytes=size)
+        self.loaded()

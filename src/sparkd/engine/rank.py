@@ -1,0 +1,120 @@
+"""A running rank: its container's labels, its log, its shared memory, and why it ended."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from contextlib import closing, suppress
+from functools import partial
+
+from msgspec import Struct, field
+
+from sparkd.actions.processes import Rank, mapped_below, named_segments
+from sparkd.engine.log_reader import LogReader
+from sparkd.engine.memory_guard.guard import MemoryGuard
+from sparkd.host import Host, docker, meminfo
+from sparkd.host.docker import LABEL
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.fixes import UnlinkSegment
+
+NOTE_SECONDS = 3.0
+MAX_SCANS = 10
+"""Scans for the process that maps a new segment, before it counts as another program's."""
+LOG_END_SECONDS = 0.3
+"""For the last lines of an ended container to arrive."""
+EXIT_CODE_SECONDS = 0.5
+"""Docker knows a container's end some 20 ms after the kernel does (seen)."""
+UNKNOWN_CODE = "unknown (docker does not report it)"
+DOCKER_END_SECONDS = 30.0
+"""A dockerd that died is restarted after 2 s, and ends the containers of its predecessor at its start (3 s, seen)."""
+
+_OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
+"""What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
+
+
+class Running(Struct):
+    """`ready`: it has completed a prompt."""
+
+    rank: Rank
+    log: LogReader
+    started_at: float
+    guard: MemoryGuard | None = None
+    """None where memory is not watched."""
+    oom_kills: int | None = None
+    """The kernel's count of OOM kills at the start; None where it has none."""
+    ready: bool = False
+    segments: set[UnlinkSegment] = field(default_factory=set)
+    """Shared memory that its processes had open or mapped."""
+    _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How often a segment, by device and inode, was searched for in its processes."""
+
+    def note_segments(self, host: Host, loop: MainLoop) -> None:
+        """Remember the segments that its processes have mapped now. Unreadable ones are left to a later preflight.
+
+        Processes are scanned only while there are segments of unknown owner.
+        """
+        # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
+        scan = partial(mapped_below, host, self.rank.pid)
+        with suppress(OSError):
+            new = [(one.device, one.inode) for one in named_segments(host)]
+            new = [identity for identity in new if self._scans[identity] < MAX_SCANS]
+            if new:
+                found = loop.run_with_timeout(scan, NOTE_SECONDS, "looking at the rank")
+                self.segments.update(found)
+                self._scans.update(new)
+                self._scans.update({(one.device, one.inode): MAX_SCANS for one in found})
+
+    def mark_ready(self, host: Host, loop: MainLoop) -> None:
+        self.ready = True
+        self.note_segments(host, loop)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started_at
+
+    def with_cause(self, reason: str) -> str:
+        cause = self.log.progress.root_cause(time.monotonic())
+        return f"{reason}; the engine said: {cause}" if cause else reason
+
+    def find_cause(self, host: Host) -> str:
+        """The engine's own words, else what the machine knows; empty where neither names a cause."""
+        now = time.monotonic()
+        if cause := self.log.progress.root_cause(now):
+            return cause
+        if self.log.broken_off_at is not None and now - self.log.broken_off_at <= DOCKER_END_SECONDS:
+            return "docker went away shortly before"
+        kills = meminfo.oom_kills(host.files)
+        if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
+            return "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
+        return ""
+
+    def read_exit_code(self, host: Host) -> str:
+        """Says little: every engine death has 0."""
+        deadline = time.monotonic() + EXIT_CODE_SECONDS
+        with suppress(OSError, DockerError), closing(host.docker_reader()) as reader:
+            while docker.running(host) and time.monotonic() < deadline:
+                code = docker.exit_code(reader, self.rank.container_id)
+                if code is not None:
+                    return str(code)
+                time.sleep(0.02)
+        return UNKNOWN_CODE
+
+
+def names_other_rank(reason: str) -> bool:
+    """Whether an engine's words may mean that another rank ended first."""
+    return _OTHER_RANK.search(reason) is not None
+
+
+def container_labels(plan: LaunchPlan, epoch: str, invocation: str) -> dict[str, str]:
+    """They mark a container as sparkd's, and name its launch."""
+    values = {
+        "role": plan.role,
+        "rank": str(plan.node.rank),
+        "epoch": epoch,
+        "invocation": invocation,
+        "plan": plan.digest,
+    }
+    return {LABEL + key: value for key, value in values.items()}

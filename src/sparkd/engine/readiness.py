@@ -1,0 +1,101 @@
+"""Readiness stages of a launch: HTTP answers, the key is accepted, the model is listed, a completion has a token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from enum import Enum
+
+from msgspec import Struct
+
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.lib.errors import NotReadyError
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.vllm.api import Endpoint, KeyRefusedError
+
+PROBE_SECONDS = 0.2
+"""A refused connection costs 0.6 ms, so frequent probes are cheap."""
+RETRY_SECONDS = 1.0
+"""After a failed completion: each one is real work for the engine."""
+
+
+class ReadinessStage(Enum):
+    """In order; the values are texts for reports."""
+
+    HTTP = "HTTP to answer"
+    KEY = "the endpoint to take the key"
+    MODEL = "the model to be listed"
+    COMPLETION = "the first completion"
+
+
+class ProbeResult(Struct, frozen=True):
+    """`failed`: the first stage not passed, None when all were. `said`: the engine's answer."""
+
+    failed: ReadinessStage | None
+    said: str = ""
+
+
+async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
+    try:
+        served = await endpoint.serves()
+    except HttpError as error:
+        return ProbeResult(ReadinessStage.HTTP, str(error))
+    except KeyRefusedError:
+        return ProbeResult(ReadinessStage.KEY)
+    if endpoint.served_name not in served:
+        return ProbeResult(ReadinessStage.MODEL, ", ".join(served)[:200])
+    try:
+        completion = await endpoint.complete(completion_seconds)
+    except HttpError as error:
+        return ProbeResult(ReadinessStage.COMPLETION, str(error))
+    return ProbeResult(None) if completion.token else ProbeResult(ReadinessStage.COMPLETION, completion.said)
+
+
+def await_ready(
+    loop: MainLoop,
+    pidfd: int,
+    endpoint: Endpoint,
+    launch_seconds: float,
+    completion_seconds: float,
+    show: Callable[[ReadinessStage], LoadProgress],
+) -> bool:
+    """True after the first completion; False when the container ended first.
+
+    `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12) after
+    `launch_seconds`, or at once when the endpoint serves another model or refuses the key.
+    """
+    deadline = time.monotonic() + launch_seconds
+    probing: Future[ProbeResult] | None = None
+    next_at = 0.0
+    stage, said, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
+    while True:
+        now = time.monotonic()
+        if probing is None and now >= next_at:
+            probing = loop.submit(probe(endpoint, completion_seconds))
+        elif probing is not None and probing.done():
+            result, probing = probing.result(), None
+            if result.failed is None:
+                return True
+            stage, said = result.failed, result.said
+            if stage is ReadinessStage.KEY:
+                raise NotReadyError(
+                    "the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY"
+                )
+            if stage is ReadinessStage.MODEL and said:
+                reason = f"the endpoint serves {said}, not {endpoint.served_name}"
+                raise NotReadyError(reason, "check --served-model-name")
+            next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
+        before, progress = progress, show(stage)
+        if progress.step != before.step:
+            next_at = now  # a new step: the endpoint may answer now
+        if now >= deadline:
+            answer = f": {said}" if said and stage is ReadinessStage.COMPLETION else ""
+            waited_for = f"waited for {stage.value}{answer}; the engine was {progress.step}"
+            raise NotReadyError(
+                f"not ready within {launch_seconds:g} s: {waited_for}", "readiness.timeout_seconds allows more"
+            )
+        pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
+        if loop.wait(pause, pidfd):
+            return False

@@ -1,0 +1,190 @@
+"""What this machine's docker gives a container: limits by default, its data folder, and access to the GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from enum import Enum
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.host import docker, processes
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.text import sanitize
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from sparkd.host import Host
+    from sparkd.host.files import Files
+
+DAEMON_JSON = "/etc/docker/daemon.json"
+DATA_ROOT = "/var/lib/docker"
+SHM_BYTES = 64 << 20
+
+_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgtp]?)i?b?", re.IGNORECASE | re.ASCII)
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
+_MEMLOCK = re.compile(r"memlock=(-?\d{1,19})(?::-?\d{1,19})?", re.ASCII)
+
+RUNTIME = "the runtime nvidia"
+HOOK = "nvidia-container-runtime-hook"
+HOOK_FOLDERS = ("/usr/bin", "/usr/local/bin", "/usr/sbin", "/usr/local/sbin", "/usr/local/nvidia/toolkit", "/snap/bin")
+CDI_KIND = "nvidia.com/gpu"
+SPEC_LIMIT_BYTES = 4 << 20
+"""The kind may be a specification's last line, behind every file of the driver: nvidia-ctk sorts the keys."""
+TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+TOOLKIT_LIMIT_BYTES = 64 << 10
+TAKEN_BY_HOOK = ("", "auto", "legacy")
+"""Modes of the toolkit in which its hook does not refuse --gpus."""
+
+_OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escape(CDI_KIND.encode()))
+"""In JSON or YAML. management.nvidia.com/gpu of NVIDIA's Kubernetes operator is another kind."""
+
+
+class DockerDefaults(Struct, frozen=True):
+    shm_bytes: int = SHM_BYTES
+    memlock_bytes: int | None = None
+    """The soft limit, -1 unlimited. None: what containerd itself runs with."""
+
+
+def read_data_root(host: Host) -> str:
+    """Where dockerd keeps containers and images. A daemon.json that is not valid is ignored."""
+    flags = _flags(host)
+    path: object = None
+    with suppress(OSError, ValueError):
+        path = _read_table(host.files, _config_path(flags)).get("data-root")
+    path = next(iter(_values(flags, "--data-root")), path)
+    return path if isinstance(path, str) and path.startswith("/") else DATA_ROOT
+
+
+def read_defaults(host: Host) -> DockerDefaults:
+    """Raises OSError, and ValueError for values that dockerd refuses. It refuses a flag beside the file's key too."""
+    flags = _flags(host)
+    path = _config_path(flags)
+    table = _read_table(host.files, path)
+    shm = next(iter(_values(flags, "--default-shm-size")), table.get("default-shm-size"))
+    limits = (_MEMLOCK.fullmatch(value) for value in _values(flags, "--default-ulimit"))
+    memlock = next((int(limit[1]) for limit in limits if limit), None)
+    match table.get("default-ulimits"):
+        case {"memlock": {"Soft": int(soft)}} if memlock is None:
+            memlock = soft
+    return DockerDefaults(SHM_BYTES if shm is None else _size_bytes(shm, path), memlock)
+
+
+def _flags(host: Host) -> tuple[str, ...]:
+    """Of the running dockerd; none where none runs."""
+    with suppress(OSError):
+        pid = docker.daemon_pid(host)
+        return processes.read_argv(host.files, int(pid))[1:] if pid else ()
+    return ()
+
+
+def _values(flags: tuple[str, ...], flag: str) -> list[str]:
+    """`--flag value` or `--flag=value`."""
+    joined = [word.removeprefix(f"{flag}=") for word in flags if word.startswith(f"{flag}=")]
+    return joined + [following for word, following in pairwise(flags) if word == flag]
+
+
+def _config_path(flags: tuple[str, ...]) -> str:
+    return next(iter(_values(flags, "--config-file")), DAEMON_JSON)
+
+
+def _read_table(files: Files, path: str) -> Mapping[str, object]:
+    """As dockerd reads it: a byte order mark is skipped, and a blank file is empty."""
+    try:
+        table = json.loads(files.text(path, limit=1 << 20).removeprefix("\ufeff").strip() or "{}")
+    except FileNotFoundError:
+        return {}
+    except (ValueError, RecursionError):
+        raise ValueError(f"{path} is not JSON") from None
+    if not isinstance(table, dict):
+        raise ValueError(f"{path} is no JSON object")
+    return table
+
+
+def _size_bytes(value: object, path: str) -> int:
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None:
+        raise ValueError(f"{path}: default-shm-size is {str(value)[:40]!r}")
+    return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
+
+
+class Engine(Struct, frozen=True):
+    version: str
+    runtimes: tuple[str, ...]
+    cdi_folders: tuple[str, ...]
+    """Folders of CDI specifications; empty before Docker 25, which was the first to read them."""
+
+
+class GpuAccess(Enum):
+    """How a container gets the GPU, as options of `docker run`."""
+
+    GPUS = "--gpus all"
+    DEVICE = f"--device {CDI_KIND}=all"
+    RUNTIME = "--runtime nvidia -e NVIDIA_VISIBLE_DEVICES=all"
+
+
+def read_engine(reader: DockerReader) -> Engine:
+    """Raises DockerError."""
+    match reader.version(), reader.info():
+        case {"Version": str(version)}, {"Runtimes": dict(runtimes), **rest}:
+            names = tuple(sorted(sanitize(str(name), 40) for name in runtimes))
+            folders = rest.get("CDISpecDirs")
+            return Engine(sanitize(version, 40), names, tuple(map(str, folders)) if isinstance(folders, list) else ())
+    raise DockerError("docker does not say its version and its runtimes")
+
+
+def find_gpu_access(files: Files, engine: Engine) -> tuple[str, ...]:
+    """All that is installed to give a container the GPU. One is enough."""
+    runtime = [RUNTIME] if "nvidia" in engine.runtimes else []
+    hooks = [path for folder in HOOK_FOLDERS if files.exists(path := f"{folder}/{HOOK}")][:1]
+    if hooks and _toolkit_mode(files) not in TAKEN_BY_HOOK:
+        hooks = []
+    return (*runtime, *hooks, *_specifications(files, engine.cdi_folders)[:1])
+
+
+def choose_gpu_access(found: tuple[str, ...]) -> GpuAccess:
+    """The option that is known to work with what was found.
+
+    The hook comes first: machines ship with it. A runtime without a hook belongs to a toolkit that relies on CDI; a
+    specification that docker reads itself works whatever the runtime's mode and version. Where nothing was found,
+    docker reports what is missing.
+    """
+    if any(one.endswith(HOOK) for one in found):
+        return GpuAccess.GPUS
+    if any(one != RUNTIME for one in found):
+        return GpuAccess.DEVICE
+    return GpuAccess.RUNTIME if found else GpuAccess.GPUS
+
+
+def read_gpu_access(host: Host) -> GpuAccess:
+    """For a container of this machine. Raises DockerError."""
+    engine = docker.query(host, read_engine)
+    return choose_gpu_access(find_gpu_access(host.files, engine) if engine else ())
+
+
+def _toolkit_mode(files: Files) -> str:
+    import tomllib
+
+    with suppress(OSError, ValueError, RecursionError):
+        match tomllib.loads(files.text(TOOLKIT, limit=TOOLKIT_LIMIT_BYTES)):
+            case {"nvidia-container-runtime": {"mode": str(mode)}}:
+                return mode
+    return ""
+
+
+def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
+    """CDI files of the GPU. What is unreadable (a link to nothing, a file that is being replaced) is left out."""
+    found = []
+    for folder in folders:
+        names: tuple[str, ...] = ()
+        with suppress(OSError):
+            names = files.names(folder)
+        for path in (f"{folder}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml"))):
+            with suppress(OSError):
+                if _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)):
+                    found.append(path)
+    return found

@@ -1,0 +1,153 @@
+"""Network interfaces as /sys/class/net shows them, this machine's IP addresses, and which interface carries each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv6Address, ip_address
+
+from msgspec import Struct
+
+from sparkd.host.files import Files
+from sparkd.lib.text import sanitize
+
+FOLDER = "/sys/class/net"
+IFF_UP, IFF_LOOPBACK = 0x1, 0x8
+BONDS = "bonding_masters"
+"""A file among the interfaces, once bonding is loaded."""
+MAX_LOWER = 16
+"""A bond of a DGX Spark has four members at most."""
+OPTIMISTIC, TENTATIVE = 0x04, 0x40
+"""IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
+UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
+"""RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
+
+_LOCAL = re.compile(r"\|-- (\S+)\n(?: +/.*\n)*? +/32 host LOCAL$", re.MULTILINE)
+"""A leaf of the trie; the machine's own is followed by `/32 host LOCAL`."""
+
+
+class Link(Struct, frozen=True):
+    """One interface. None: not reported by the kernel, as for one that is down, and for a software interface."""
+
+    name: str
+    up: bool
+    """Administratively; `carrier` is the state of the cable."""
+    operstate: str
+    carrier: bool | None
+    speed_mbps: int | None
+    mtu: int
+    physical: bool
+    """Whether it has a device. A software interface (veth, tun) reports any speed."""
+    loopback: bool
+    wireless: bool
+    lower: tuple[str, ...] = ()
+
+
+def read_link(files: Files, name: str) -> Link | None:
+    """None where there is no such interface. Raises ValueError for another format."""
+    try:
+        inside = files.names(f"{FOLDER}/{name}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+    def value(key: str) -> str:
+        """Empty where the kernel reports none: no such file, or EINVAL for an interface that is down."""
+        with suppress(OSError):
+            return files.value(f"{FOLDER}/{name}/{key}")
+        return ""
+
+    flags, speed, carrier = int(value("flags") or "0", 16), int(value("speed") or "0"), value("carrier")
+    return Link(
+        name=name,
+        up=bool(flags & IFF_UP),
+        operstate=sanitize(value("operstate") or "unknown", 32),
+        carrier=carrier == "1" if carrier else None,
+        speed_mbps=speed if 0 < speed < 1 << 31 else None,
+        mtu=int(value("mtu") or "0"),
+        physical="device" in inside,
+        loopback=bool(flags & IFF_LOOPBACK),
+        wireless="wireless" in inside or "phy80211" in inside,
+        lower=tuple(one.removeprefix("lower_") for one in inside if one.startswith("lower_"))[:MAX_LOWER],
+    )
+
+
+def read_links(files: Files, name: str) -> tuple[Link, ...]:
+    """The interface and all below it: a VLAN may lie on a bond. Empty where there is no such interface."""
+    found: dict[str, Link] = {}
+    todo = [name]
+    while todo and len(found) < MAX_LOWER:
+        one = todo.pop(0)
+        link = read_link(files, one) if one not in found else None
+        if link is not None:
+            found[one] = link
+            todo += link.lower
+    return tuple(found.values())
+
+
+def link_names(files: Files) -> tuple[str, ...]:
+    return tuple(name for name in files.names_if_any(FOLDER) if name != BONDS)
+
+
+def read_addresses(files: Files) -> tuple[str, ...]:
+    """Of all interfaces, loopback included, in canonical form; IPv4 first."""
+    ipv4 = dict.fromkeys(_LOCAL.findall(files.text("/proc/net/fib_trie", limit=64 << 20)))
+    try:
+        rows = list(_if_inet6(files))
+    except FileNotFoundError:  # a kernel without IPv6
+        rows = []
+    return (*ipv4, *(str(address) for address, _, flags in rows if not flags & TENTATIVE or flags & OPTIMISTIC))
+
+
+def canonical(address: str) -> str:
+    """The form to compare by: `::ffff:10.0.0.1` is 10.0.0.1, and a zone is dropped. Raises ValueError."""
+    parsed = ip_address(address.partition("%")[0])
+    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
+    return str(mapped or parsed)
+
+
+def interface_of(files: Files, address: str) -> str:
+    """The interface that carries one of this machine's addresses; empty where unknown or ambiguous."""
+    found = interfaces_of(files, address)
+    return found[0] if len(found) == 1 else ""
+
+
+def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
+    """Every interface that may carry one of this machine's addresses, by name; several on one subnet.
+
+    IPv4 is found by the subnet route in the main table, which the kernel adds itself whatever rules there are.
+    """
+    wanted = ip_address(canonical(address))
+    try:
+        if isinstance(wanted, IPv6Address):
+            return tuple(sorted({interface for one, interface, _ in _if_inet6(files) if one == wanted}))
+        subnets = list(_subnets(files.text("/proc/net/route"), wanted))
+    except OSError:
+        return ()
+    narrowest = max((length for length, _ in subnets), default=0)
+    return tuple(sorted({interface for length, interface in subnets if length == narrowest}))
+
+
+def _if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
+    """Address, interface and flags. Nothing can listen on an address while it is tentative."""
+    for line in files.text("/proc/net/if_inet6").splitlines():
+        words = line.split()
+        if len(words) == 6:
+            yield IPv6Address(bytes.fromhex(words[0])), words[5], int(words[4], 16)
+
+
+def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
+    """Prefix length and interface of every directly connected subnet that contains the address."""
+    for line in table.splitlines()[1:]:
+        try:
+            name, destination, _, flags, _, _, _, mask = line.split()[:8]
+            bits, route, network = int(flags, 16), _of_hex(mask), _of_hex(destination)
+        except ValueError:  # another format
+            continue
+        if route and bits & UP and not bits & (GATEWAY | REJECT) and int(address) & route == network:
+            yield route.bit_count(), name
+
+
+def _of_hex(word: str) -> int:
+    """The kernel prints an address as a number in the machine's byte order: little-endian on all supported machines."""
+    return int.from_bytes(bytes.fromhex(word), "little")

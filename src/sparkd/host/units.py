@@ -1,0 +1,233 @@
+"""systemd's units: the effective text of one, as systemd merges it, and the services that start by themselves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from sparkd.host.files import Files
+
+SEARCH_PATH = (
+    "/etc/systemd/system.control",
+    "/run/systemd/system.control",
+    "/run/systemd/transient",
+    "/run/systemd/generator.early",
+    "/etc/systemd/system",
+    "/etc/systemd/system.attached",
+    "/run/systemd/system",
+    "/run/systemd/system.attached",
+    "/run/systemd/generator",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+    "/lib/systemd/system",
+    "/run/systemd/generator.late",
+)
+"""Of the system manager; the first one wins: systemd.unit(5)."""
+ENABLING_FOLDERS = (
+    "/etc/systemd/system",
+    "/run/systemd/system",
+    "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system",
+)
+"""Where links enable a unit. Units of generators are left out: mounts and old init scripts."""
+EXEC_KEYS = (
+    "ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecReloadPost", "ExecStop",
+    "ExecStopPost",
+)  # fmt: skip
+
+_ESCAPES = {
+    "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ",
+    "\\": "\\", '"': '"', "'": "'",
+}  # fmt: skip
+_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})")
+_PREFIXES = "@-:+!|"
+
+
+class Assignment(NamedTuple):
+    section: str
+    key: str
+    value: str
+
+
+class CommandLine(Struct, frozen=True):
+    words: tuple[str, ...]
+    """Program first. The other name that `@` gives the program is left out."""
+    ignores_failure: bool
+
+
+class UnitCommand(Struct, frozen=True):
+    key: str
+    command: CommandLine
+    source: str
+
+
+class Unit(Struct, frozen=True):
+    name: str
+    sources: tuple[str, ...]
+    """The unit's file, then its drop-ins in the order in which they apply."""
+    masked: bool
+    commands: tuple[UnitCommand, ...]
+
+
+def read_unit(files: Files, name: str) -> Unit | None:
+    """None where there is no such unit. Raises OSError, ValueError."""
+    for folder in SEARCH_PATH:
+        main = f"{folder}/{name}"
+        if masked := _is_mask(files, main):
+            return Unit(name, (main,), masked=True, commands=())
+        if masked is not None:
+            sources = (main, *find_drop_ins(files, _drop_in_folders(name)))
+            return Unit(name, sources, masked=False, commands=_commands(files, sources))
+    return None
+
+
+def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
+    """In the order of their file names. Of equal names the first folder wins; a mask removes its name."""
+    chosen: dict[str, str] = {}
+    for folder in folders:
+        for name in _names(files, folder):
+            if name.endswith(".conf"):
+                chosen.setdefault(name, f"{folder}/{name}")
+    return tuple(path for _, path in sorted(chosen.items()) if _is_mask(files, path) is False)
+
+
+def enabled_services(files: Files) -> dict[str, str]:
+    """Services that another unit wants or requires; by name, with that unit, such as multi-user."""
+    found: dict[str, str] = {}
+    for folder in ENABLING_FOLDERS:
+        for name in _names(files, folder):
+            by, dot, kind = name.rpartition(".")
+            if dot and kind in ("wants", "requires", "upholds"):
+                for wanted in _names(files, f"{folder}/{name}"):
+                    if wanted.endswith(".service"):
+                        found.setdefault(wanted, by)
+    return found
+
+
+def _is_mask(files: Files, path: str) -> bool | None:
+    """An empty file or a link to /dev/null hides those in later folders. None: there is no file."""
+    with suppress(OSError):
+        if files.link(path) == "/dev/null":
+            return True
+    return files.stat(path).size_bytes == 0 if files.exists(path) else None
+
+
+def _names(files: Files, folder: str) -> tuple[str, ...]:
+    try:
+        return files.names(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return ()
+
+
+def _drop_in_folders(name: str) -> list[str]:
+    """For a-b.service, in each folder of the search path: a-b.service.d, then a-.service.d. All service.d come last.
+
+    So /etc wins over /usr/lib even where it is less specific (seen with systemd 252).
+    """
+    stem, _, kind = name.rpartition(".")
+    parts = stem.split("-")
+    prefixes = ["-".join(parts[:count]) + "-" for count in range(len(parts) - 1, 0, -1)]
+    own = [f"{name}.d", *(f"{prefix}.{kind}.d" for prefix in prefixes)]
+    return [f"{folder}/{one}" for folder in SEARCH_PATH for one in own] + [f"{one}/{kind}.d" for one in SEARCH_PATH]
+
+
+def _commands(files: Files, sources: Iterable[str]) -> tuple[UnitCommand, ...]:
+    """An empty assignment removes every earlier command of its key."""
+    found: list[UnitCommand] = []
+    for source in sources:
+        for section, key, value in parse_assignments(files.text(source)):
+            if section != "Service" or key not in EXEC_KEYS:
+                continue
+            if not value:
+                found = [one for one in found if one.key != key]
+            try:
+                found += [UnitCommand(key, command, source) for command in parse_command_lines(value)]
+            except ValueError as error:
+                raise ValueError(f"{source}: {key}: {error}") from None
+    return tuple(found)
+
+
+def parse_assignments(text: str) -> tuple[Assignment, ...]:
+    """`key=value` lines in order, without lines that systemd ignores with a warning."""
+    found = []
+    section = ""
+    for line in _logical_lines(text):
+        key, equals, value = line.partition("=")
+        if line.startswith("[") and line.endswith("]"):
+            section = line[1:-1]
+        elif equals and section:
+            found.append(Assignment(section, key.strip(), value.strip()))
+    return tuple(found)
+
+
+def _logical_lines(text: str) -> list[str]:
+    """A backslash at the end joins a line and the next; comment lines between them are skipped."""
+    found: list[str] = []
+    pending = ""
+    for raw in text.splitlines():
+        line = raw.strip()
+        if line.startswith(("#", ";")) or (not line and not pending):
+            continue
+        if raw.endswith("\\"):
+            pending += line[:-1] + " "
+        else:
+            found.append((pending + line).strip())
+            pending = ""
+    return [*found, pending.strip()] if pending.strip() else found
+
+
+def parse_command_lines(value: str) -> tuple[CommandLine, ...]:
+    """The commands of one Exec* value, which a lone `;` separates. Raises ValueError for an open quote."""
+    commands: list[list[str]] = [[]]
+    for word in _words(value):
+        if word == (";", False):
+            commands.append([])
+        else:
+            commands[-1].append(";" if word == ("\\;", False) else word[0])
+    return tuple(_command(words) for words in commands if words)
+
+
+def _command(words: list[str]) -> CommandLine:
+    program = words[0].lstrip(_PREFIXES)
+    prefixes = words[0][: len(words[0]) - len(program)]
+    rest = words[2:] if "@" in prefixes else words[1:]
+    return CommandLine((program, *rest), ignores_failure="-" in prefixes)
+
+
+def _words(value: str) -> list[tuple[str, bool]]:
+    """Words, unquoted and unescaped, each with whether any of it was quoted. A bare `\\;` is kept."""
+    found: list[tuple[str, bool]] = []
+    at = 0
+    while at < len(value):
+        if value[at].isspace():
+            at += 1
+            continue
+        word, quote, quoted = "", "", False
+        while at < len(value) and (quote or not value[at].isspace()):
+            letter = value[at]
+            if letter == "\\" and at + 1 < len(value):
+                piece, at = _escaped(value, at + 1)
+                word += piece
+                continue
+            at += 1
+            if letter in "\"'" and quote in ("", letter):
+                quote, quoted = ("", True) if quote else (letter, True)
+            else:
+                word += letter
+        if quote:
+            raise ValueError(f"a {quote} is left open in: {value}")
+        found.append((word, quoted))
+    return found
+
+
+def _escaped(value: str, at: int) -> tuple[str, int]:
+    """Value and end of the escape at `at`, behind its backslash. Unknown ones are kept."""
+    code = _CODE.match(value, at)
+    if code:
+        digits, base = (code[4], 8) if code[4] else (code[1] or code[2] or code[3], 16)
+        return chr(min(int(digits, base), 0x10FFFF)), code.end()
+    return _ESCAPES.get(value[at], f"\\{value[at]}"), at + 1

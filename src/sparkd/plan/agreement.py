@@ -1,0 +1,150 @@
+"""The values that must be equal on all nodes of one engine, and where two nodes differ. fingerprint.py reads them.
+
+vLLM serves with different flags on its two ranks without an error, so sparkd compares.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sparkd.host.weights import Weights
+from sparkd.lib.text import sanitize
+from sparkd.plan.digest import bound_text, compute_digest
+from sparkd.plan.model import LaunchPlan
+
+UNCHECKED = "unchecked."
+"""Prefix of the name of a value that may differ: it is listed, and left out of the digest."""
+IMAGE = ("image", "image.identity")
+MOST_VALUES = 20_000
+LONGEST_TEXT = 4096
+LARGEST_BYTES = 8 << 20
+MOST_ROWS = 40
+NAME_WIDTH = 48
+VALUE_WIDTH = 56
+ABSENT = "-"
+
+_Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+_ESCAPED_LIMIT = 10 * LONGEST_TEXT
+"""The longest escape is \\UXXXXXXXX."""
+
+
+class Agreement(Struct, frozen=True):
+    values: Mapping[str, str]
+    digest: str
+    """Of all checked values. Nodes launch together only if it is equal."""
+
+
+class Difference(Struct, frozen=True):
+    """A value that differs between two nodes; empty where a node has no such value."""
+
+    name: str
+    own: str
+    theirs: str
+
+    @property
+    def allowed(self) -> bool:
+        return self.name.startswith(UNCHECKED)
+
+
+def make_agreement(
+    plan: LaunchPlan, image_identity: str, weights: Weights, script_sha256: str, allow_image_difference: bool = False
+) -> Agreement:
+    """The plan's values and those read on the node. `script_sha256` is empty for a generated script."""
+    values = {**dict(plan.shared), "image.identity": image_identity}
+    if script_sha256:
+        values["script.sha256"] = script_sha256
+    values |= {bound_text(f"weights.{name}"): bound_text(text) for name, text in weights.files}
+    if allow_image_difference:
+        values = {(UNCHECKED + name if name in IMAGE else name): text for name, text in values.items()}
+    return Agreement(values, compute_digest(item for item in values.items() if not item[0].startswith(UNCHECKED)))
+
+
+def dump_values(values: Mapping[str, str]) -> bytes:
+    return json.dumps(dict(values), sort_keys=True, separators=(",", ":")).encode()
+
+
+def parse_values(data: bytes) -> Mapping[str, str] | None:
+    """What `dump_values` wrote; None for anything else, and for values out of bounds."""
+    if len(data) > LARGEST_BYTES:
+        return None
+    try:
+        values = msgspec.json.decode(data, type=dict[_Text, _Text])
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return None
+    return values if len(values) <= MOST_VALUES else None
+
+
+def find_differences(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[Difference, ...]:
+    """Sorted by name, the allowed ones last."""
+    unlike = sorted(name for name in own.keys() | theirs.keys() if own.get(name) != theirs.get(name))
+    found = (Difference(name, _quote_empty(own, name), _quote_empty(theirs, name)) for name in unlike)
+    return tuple(sorted(found, key=lambda one: one.allowed))
+
+
+def _quote_empty(values: Mapping[str, str], name: str) -> str:
+    return (values[name] or '""') if name in values else ""
+
+
+def format_table(differences: Sequence[Difference], own_name: str, peer_name: str) -> tuple[str, ...]:
+    """Aligned lines, the nodes' names first. Each value is cut so that its first difference is visible."""
+    if not differences:
+        return ()
+    rows = [("", _shorten(own_name, VALUE_WIDTH), _shorten(peer_name, VALUE_WIDTH))]
+    for one in differences[:MOST_ROWS]:
+        own, theirs = diff_excerpt(one, VALUE_WIDTH)
+        rows.append((_shorten(one.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    lines = [f"{name:<{first}}  {own:<{second}}  {theirs}" for name, own, theirs in rows]
+    return (*lines, *_more(len(differences) - MOST_ROWS, "and "))
+
+
+def format_summary(differences: Sequence[Difference]) -> str:
+    """A phrase for an error line; empty without differences."""
+    if not differences:
+        return ""
+    own, theirs = diff_excerpt(differences[0], VALUE_WIDTH)
+    first = f"{_shorten(differences[0].name, NAME_WIDTH)} is {own or 'not set'} here and {theirs or 'not set'} there"
+    return "; and ".join((first, *_more(len(differences) - 1, "")))
+
+
+def _more(count: int, before: str) -> tuple[str, ...]:
+    return (f"{before}{count} more",) if count > 0 else ()
+
+
+def _shorten(text: str, width: int) -> str:
+    """Cuts the middle out of a long text."""
+    line = sanitize(text, _ESCAPED_LIMIT)
+    half = width // 2
+    return line if len(line) <= width else f"{line[: width - half - 1]}…{line[-half:]}"
+
+
+def diff_excerpt(one: Difference, width: int) -> tuple[str, str]:
+    """Both values, cut to the part around their first difference."""
+    own, theirs = sanitize(one.own, _ESCAPED_LIMIT), sanitize(one.theirs, _ESCAPED_LIMIT)
+    same = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+    return _excerpt(own, same, width), _excerpt(theirs, same, width)
+
+
+def _excerpt(line: str, place: int, width: int) -> str:
+    """At most `width` characters of the line, including position `place`."""
+    if len(line) <= width:
+        return line
+    start = min(max(0, place - width // 2), len(line) - width)
+    part = line[start : start + width]
+    head = "…" if start else ""
+    tail = "…" if start + width < len(line) else ""
+    return head + part[len(head) : width - len(tail)] + tail
+
+
+def compare_versions(own: Mapping[str, str], theirs: Mapping[str, str]) -> tuple[str, ...]:
+    """A line for each version that both nodes report and that differs."""
+    return tuple(
+        f"{sanitize(name, 40)} is {sanitize(own[name], 100)} here and {sanitize(theirs[name], 100)} there"
+        for name in sorted(own.keys() & theirs.keys())
+        if own[name] != theirs[name]
+    )

@@ -1,0 +1,284 @@
+"""Builds the plan of a rank from recipe, settings and node. Does no I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from ipaddress import ip_address
+
+from msgspec import Struct
+
+from sparkd.config import Settings
+from sparkd.lib.errors import ConfigError
+from sparkd.plan import digest, script
+from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
+from sparkd.recipes.placeholders import fill_text, fill_value
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
+from sparkd.vllm.args import JsonValue, check_ranks, command_line
+
+MODELS_TARGET = "/models"
+READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
+"""How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
+API_PORT = 8000
+LOOPBACK = "127.0.0.1"
+RAY = "ray"
+POOL_SIZE_FLAGS = frozenset(
+    ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
+     "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
+)  # fmt: skip
+"""Flags that change the size of the KV cache."""
+_HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
+
+
+class _Engine(Struct, frozen=True):
+    """The recipe merged with the settings; texts still contain placeholders."""
+
+    image: str
+    args: Mapping[str, JsonValue]
+    env: Mapping[str, str]
+    secrets: tuple[Secret, ...]
+    model_path: str
+    """On the node."""
+    model_target: str
+    """In the container."""
+    served_name: str
+    container: Container
+
+
+def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
+    """The plan of `node`'s rank. Raises ConfigError if recipe, settings and node contradict each other."""
+    _check_node_count(recipe, node)
+    on_ray = _uses_ray(recipe, settings, node)
+    engine = _configure_engine(recipe, settings, on_ray=on_ray)
+    values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
+    args = {flag: fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    env = tuple((key, fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
+    check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)
+    host, port = _api_host(recipe, args.get("host")), _api_port(recipe, settings, args.get("port"))
+    shared = _shared(recipe, settings, node, engine)
+    command = (
+        *recipe.image.entrypoint,
+        engine.model_target,
+        "--served-model-name",
+        engine.served_name,
+        *command_line(args),
+        *_rank_flags(node, settings.cluster.master_port, on_ray=on_ray),
+    )
+    user_script = settings.engine.script
+    argv = ("bash", script.USER_SCRIPT_TARGET, *command) if user_script else command
+    lines = script.exec_lines(argv)
+    if on_ray:
+        lines = script.ray_lines(node, settings.cluster.master_port, engine.env, lines)
+    title = f"rank {node.rank} of {recipe.name}"
+    return LaunchPlan(
+        recipe=recipe.name,
+        role="head" if node.rank == 0 else "worker",
+        node=node,
+        image=engine.image,
+        entrypoint=recipe.image.entrypoint,
+        argv=argv,
+        env=env,
+        secrets=engine.secrets,
+        container=engine.container,
+        caches=tuple(Cache(name, target) for name, target in recipe.caches.items()),
+        script=script.render_script(title, lines, env, engine.secrets, recipe.image.asserts),
+        user_script=user_script,
+        model_path=engine.model_path,
+        served_name=engine.served_name,
+        api_host=host,
+        api_port=port,
+        master_port=settings.cluster.master_port,
+        memory_bytes=recipe.memory_bytes,
+        gpu_memory_utilization=_memory_share(recipe, args.get("gpu-memory-utilization")),
+        shared=shared,
+        digest=digest.compute_digest(shared),
+        sysctls=tuple(sorted(recipe.host.sysctls.items())),
+        kv_cache_tokens=_expected_tokens(recipe, settings),
+        asserts=recipe.image.asserts,
+        extra_flags=recipe.flags.extra,
+        on_ray=on_ray,
+    )
+
+
+def _check_node_count(recipe: Recipe, node: Node) -> None:
+    needed = recipe.nodes
+    if not needed.min <= node.cluster_size <= needed.max:
+        nodes = str(needed.min) if needed.min == needed.max else f"{needed.min} to {needed.max}"
+        raise ConfigError(
+            f"recipe {recipe.name} needs {nodes} node(s), cluster.nodes names {node.cluster_size}",
+            "choose another engine.recipe: `sparkd recipe list` shows them all",
+        )
+
+
+def _uses_ray(recipe: Recipe, settings: Settings, node: Node) -> bool:
+    if recipe.executor != RAY or node.cluster_size == 1:
+        return False
+    if settings.engine.script:
+        raise ConfigError(
+            f"recipe {recipe.name} wants the executor ray, and engine.script starts the engine its own way",
+            f"take engine.script out, or extend {recipe.name} with executor: mp: then the script may start Ray itself",
+        )
+    return True
+
+
+def _rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...]:
+    """Flags of a rank. A single node gets none, because older forks do not know them."""
+    if node.cluster_size == 1:
+        return ()
+    if on_ray:
+        return ("--distributed-executor-backend", RAY)
+    words = (
+        *("--distributed-executor-backend", "mp"),
+        *("--nnodes", str(node.cluster_size), "--node-rank", str(node.rank)),
+        *("--master-addr", node.head_address, "--master-port", str(master_port)),
+    )
+    # Without --headless a worker starts an API server, and the head waits forever.
+    return words if node.rank == 0 else (*words, "--headless")
+
+
+def _configure_engine(recipe: Recipe, settings: Settings, *, on_ray: bool) -> _Engine:
+    own = settings.engine
+    env: dict[str, str | None] = {
+        READY_TIMEOUT: str(settings.readiness.timeout_seconds),
+        **(script.RAY_ENV if on_ray else {}),
+        **recipe.env,
+        **own.env,
+    }
+    secrets = {**recipe.secrets, **own.secrets}
+    for name in secrets:
+        if env.get(name) is not None:
+            raise ConfigError(f"{name} is given both under env and under secrets", "take it out of env")
+    path, volumes = recipe.model.path, recipe.container.volumes
+    is_absolute = path.startswith("/")
+    if is_absolute and path in (*(volume.target for volume in volumes), *recipe.caches.values()):
+        raise ConfigError(f"recipe {recipe.name}: {path} is mounted twice, once as model.path", "take the volume out")
+    source, target = (path, path) if is_absolute else (own.models_dir, MODELS_TARGET)
+    # model_construct, because validation reserves this target.
+    model_volume = Volume.model_construct(source=source, target=target, read_only=True)
+    return _Engine(
+        image=own.image or recipe.image.ref,
+        args={**recipe.args, **own.args},
+        env={name: text for name, text in env.items() if text is not None},
+        secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
+        model_path=path if is_absolute else f"{own.models_dir}/{path}",
+        model_target=path if is_absolute else f"{MODELS_TARGET}/{path}",
+        served_name=_served_name(recipe),
+        container=recipe.container.model_copy(update={"volumes": (model_volume, *volumes)}),
+    )
+
+
+def _served_name(recipe: Recipe) -> str:
+    name = recipe.model.served_name or recipe.model.path.rstrip("/").rpartition("/")[2]
+    if not name or name.startswith("-"):
+        raise ConfigError(
+            f"recipe {recipe.name}: {recipe.model.path} gives no name to serve it as, but {name!r}",
+            "set model.served_name",
+        )
+    return name
+
+
+def _placeholder_values(node: Node, model_target: str) -> Mapping[str, str]:
+    return {
+        "node.address": node.address,
+        "node.rank": str(node.rank),
+        "node.interface": node.interface,
+        "node.hcas": ",".join(node.hcas),
+        "head.address": node.head_address,
+        "cluster.size": str(node.cluster_size),
+        "model.path": model_target,
+    }
+
+
+def _api_port(recipe: Recipe, settings: Settings, port: JsonValue) -> int:
+    text = str(API_PORT if port is None else port)
+    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:6]) <= 65535:
+        raise ConfigError(f"recipe {recipe.name}: args.port is {port!r}: a number from 1 to 65535 is needed")
+    observed = settings.observe.address
+    taken = {settings.cluster.master_port: "cluster.master_port", settings.cluster.report_port: "cluster.report_port"}
+    if observed is not None:
+        taken[observed[1]] = "observe.listen"
+    if int(text) in taken:
+        raise ConfigError(f"recipe {recipe.name}: args.port is {text}, the port of {taken[int(text)]}", "change one")
+    return int(text)
+
+
+def _api_host(recipe: Recipe, host: JsonValue) -> str:
+    """Where sparkd reaches the engine: never a wildcard address."""
+    if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        return LOOPBACK
+    if not isinstance(host, str) or not _is_host(host):
+        bare = host.strip("[]") if isinstance(host, str) else ""
+        raise ConfigError(
+            f"recipe {recipe.name}: args.host is {host!r}: an IP address or the name of a host is needed",
+            f"write it without brackets: {bare}" if bare != host and _is_host(bare) else "such as 0.0.0.0",
+        )
+    return host
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
+
+
+def _memory_share(recipe: Recipe, value: JsonValue) -> float | None:
+    if value is None:
+        return None
+    try:
+        share = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"recipe {recipe.name}: args.gpu-memory-utilization is {value!r}: a number above 0, at most 1, is needed"
+        )
+    return share
+
+
+def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
+    """None with another image or pool size: the recipe's figure was measured with its own."""
+    own = settings.engine
+    if own.image or any(flag.partition(".")[0] in POOL_SIZE_FLAGS for flag in own.args):
+        return None
+    tokens = recipe.expect.get(KV_CACHE_TOKENS)
+    return tokens if isinstance(tokens, int) else None
+
+
+def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> tuple[tuple[str, str], ...]:
+    """The values of the digest. Placeholders stay unfilled, because their values differ between nodes.
+
+    Contains the settings that change how a node reacts to an event. Settings of one node (folders, fabric names,
+    preflight) and of the head's endpoint checks are left out.
+    """
+    cluster = settings.cluster
+    return digest.flatten(
+        {
+            "recipe": recipe.name,
+            "image": engine.image,
+            "entrypoint": [*recipe.image.entrypoint],
+            "assert": [one if isinstance(one, str) else one.model_dump() for one in recipe.image.asserts],
+            "model": engine.model_target,
+            "served_name": engine.served_name,
+            "own_script": bool(settings.engine.script),
+            "executor": recipe.executor,
+            "plan_schema": PLAN_SCHEMA,
+        },
+        {
+            "args": engine.args,
+            "env": engine.env,
+            "secrets": {secret.name: digest.HIDDEN for secret in engine.secrets},
+            "container": digest.container_values(engine.container),
+            "caches": recipe.caches,
+            "cluster": {
+                "size": node.cluster_size,
+                "head": node.head_address,
+                "nodes": [*cluster.nodes],
+                "master_port": cluster.master_port,
+                "allow_image_difference": cluster.allow_image_difference,
+            },
+            # With unequal timeouts one node would keep its rank running alone.
+            "supervise": {"peer_timeout_seconds": settings.supervise.peer_timeout_seconds},
+        },
+    )

@@ -1,0 +1,55 @@
+"""Reads what the plan agreement compares: image, model folder, and the user's script."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from hashlib import sha256
+
+from sparkd.host import Host, docker_image, weights
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.errors import BlockedError, LaunchError
+from sparkd.plan.agreement import Agreement, make_agreement
+from sparkd.plan.model import LaunchPlan
+
+
+def fingerprint(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
+    """Requires a running docker, because a request would start it. May block on a dead file server.
+
+    Raises LaunchError for a missing or unreadable image, BlockedError for an unreadable model folder or script.
+    """
+    identity, manifest = read_image_identity(host, plan.image_to_run), read_weights(host, plan)
+    return make_agreement(plan, identity, manifest, hash_user_script(host, plan), allow_image_difference)
+
+
+def read_image_identity(host: Host, ref: str) -> str:
+    try:
+        with closing(host.docker_reader()) as reader:
+            found = docker_image.image_identity(reader, ref)
+    except DockerError as error:
+        reason = f"docker can't be queried for the image: {error}"
+        raise LaunchError(reason, "look at: systemctl status docker") from None
+    if found is None:
+        raise LaunchError(f"image {ref} is not on this node", docker_image.pull_hint(ref))
+    return found
+
+
+def read_weights(host: Host, plan: LaunchPlan) -> weights.Weights:
+    folder = plan.model_path
+    try:
+        return weights.manifest(host.files, folder)
+    except OSError as error:
+        raise _unreadable(f"the model's folder {folder}", error, f"look at: ls -lL {folder}") from None
+
+
+def hash_user_script(host: Host, plan: LaunchPlan) -> str:
+    """SHA-256 of `engine.script`; empty for a generated script."""
+    if not plan.user_script:
+        return ""
+    try:
+        return sha256(host.files.bytes(plan.user_script)).hexdigest()
+    except OSError as error:
+        raise _unreadable(f"engine.script {plan.user_script}", error, "fix or unset it") from None
+
+
+def _unreadable(what: str, error: OSError, hint: str) -> BlockedError:
+    return BlockedError(f"{what} can't be read: {error.strerror or type(error).__name__}", hint)

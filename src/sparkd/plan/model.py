@@ -1,0 +1,91 @@
+"""LaunchPlan: the complete description of one rank's container."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from sparkd.recipes.schema import Container, Lines
+
+PLAN_SCHEMA = 2
+"""Part of the digest, so that sparkd versions that plan differently never agree."""
+
+
+class Node(Struct, frozen=True):
+    rank: int
+    address: str
+    """Fabric address; 127.0.0.1 in a cluster of one node."""
+    head_address: str
+    cluster_size: int
+    interface: str = ""
+    hcas: tuple[str, ...] = ()
+
+
+class Secret(Struct, frozen=True):
+    """Environment variable `name` holds the content of `file`. The container reads it at launch; no copy is kept."""
+
+    name: str
+    file: str
+
+
+class Cache(Struct, frozen=True):
+    """Folder `name` below /var/lib/sparkd/cache/<image id>/, mounted writable at `target`."""
+
+    name: str
+    target: str
+
+
+class LaunchPlan(Struct, frozen=True):
+    recipe: str
+    role: str
+    node: Node
+    image: str
+    entrypoint: tuple[str, ...]
+    argv: tuple[str, ...]
+    """Program and arguments of the engine, which the script execs; under Ray only on the head."""
+    env: tuple[tuple[str, str], ...]
+    secrets: tuple[Secret, ...]
+    container: Container
+    """The recipe's container with the model's mount as its first volume."""
+    caches: tuple[Cache, ...]
+    script: str
+    """Text of /run/sparkd/launch.sh."""
+    user_script: str
+    """Host path of `engine.script`; empty for a generated script."""
+    model_path: str
+    """Host path of the model's folder."""
+    served_name: str
+    api_host: str
+    """Address where sparkd reaches the engine: never 0.0.0.0."""
+    api_port: int
+    master_port: int
+    memory_bytes: int | None
+    """Demand of the rank as the recipe gives it. None: gpu_memory_utilization x the GPU's total."""
+    gpu_memory_utilization: float | None
+    shared: tuple[tuple[str, str], ...]
+    """Values of settings and recipe common to all ranks, sorted by name: placeholders unfilled, secrets hidden."""
+    digest: str
+    """SHA-256 of `shared`: available before docker and the model's folder have been read."""
+    sysctls: tuple[tuple[str, str], ...] = ()
+    """Kernel settings that the recipe recommends. They are not part of the digest."""
+    kv_cache_tokens: int | None = None
+    """Expected size of the KV cache; None if the recipe gives none or the settings change it."""
+    asserts: tuple[str | Lines, ...] = ()
+    """Requirements on the image, which the script checks before it starts the engine."""
+    extra_flags: tuple[str, ...] = ()
+    """Flags of a fork of vLLM, missing in flag_table.py."""
+    on_ray: bool = False
+    """Whether Ray connects the ranks. Only the head then runs an engine."""
+    image_id: str = ""
+    """Id of the image that a rollback restores; empty: run `image`."""
+
+    @property
+    def image_to_run(self) -> str:
+        return self.image_id or self.image
+
+    @property
+    def counted_as(self) -> str:
+        """Key of its launches in the ledger. Launches with a rollback's image are counted separately."""
+        return f"{self.digest} {self.image_id}".rstrip()

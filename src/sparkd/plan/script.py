@@ -1,0 +1,131 @@
+"""The launch script that bash runs in the container. Its text contains no secret.
+
+With `executor: ray`, vLLM runs on the head only. The head's container starts Ray's store (GCS) on cluster.master_port,
+then the engine, which waits until every node offers its GPU. A worker's container runs Ray's node process (raylet), in
+which the head's engine starts a rank.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from sparkd.plan.model import Node, Secret
+
+if TYPE_CHECKING:
+    from sparkd.recipes.schema import Lines
+
+SCRIPT_TARGET = "/run/sparkd-launch.sh"
+USER_SCRIPT_TARGET = "/run/sparkd-user-script"
+SECRETS_TARGET = "/run/sparkd-secrets"
+RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # in /run/sparkd, for root alone
+RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
+ASSERT_FAILED = 64
+"""Exit code of the script when the image fails an assertion."""
+NOT_AS_NEEDED = "the image is not what the recipe needs"
+"""Prefix of its log line."""
+OBJECT_STORE_BYTES = 256 << 20
+"""Ray's shared memory. vLLM does not pass tensors through it, and Ray's default is 30 % of the memory."""
+RAY_ENV: Mapping[str, str] = {
+    # The monitor kills workers at 95 % of the memory, which is normal use of unified memory.
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Print every line of the ranks at once.
+    "RAY_DEDUP_LOGS": "0",
+    # Without a token, anyone who reaches the ports can run programs as root. Ray supports it from 2.52.
+    "RAY_AUTH_MODE": "token",
+    "RAY_AUTH_TOKEN_PATH": RAY_TOKEN_TARGET,
+    "VLLM_HOST_IP": "{node.address}",
+}
+"""Defaults that a recipe may override."""
+
+_COUNT = (
+    # grep exits with 1 without a match, and with 2 on an unreadable file.
+    'found=$(grep -c -e "$1" -- "$2") || test $? = 1 || found=unread; test "$found" = "$3" || '
+    f'{{ echo "{NOT_AS_NEEDED}: lines of $2 that match $1: $found, and $3 needed" >&2; exit 1; }}'
+)
+"""Bash program: $1 is the pattern, $2 the file, $3 the number of lines."""
+_HEAD = """\
+#!/bin/bash
+# {title}
+# Made by sparkd at every start: changes here are lost.
+set -euo pipefail
+
+# One function, so that bash has read all of it before a variable below can change how bash reads.
+launch() {{
+"""
+_HAS_RAY = (
+    f'command -v ray >/dev/null || {{ echo "{NOT_AS_NEEDED}: executor: ray, and it has no ray" >&2; '
+    f"exit {ASSERT_FAILED}; }}"
+)
+_CONTINUED = " \\\n    "
+_CONFIG = '"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"'
+
+
+def render_script(
+    title: str,
+    commands: Iterable[str],
+    env: Iterable[tuple[str, str]],
+    secrets: Iterable[Secret],
+    asserts: Iterable[str | Lines] = (),
+) -> str:
+    """A bash script that runs `commands` (lines of bash) with `env` and the secrets in its environment."""
+    lines = [f"  export {name}={quote(value)}" for name, value in env]
+    for secret in secrets:
+        lines.append(f"  {secret.name}=$(<{quote(f'{SECRETS_TARGET}/{secret.name}')})")
+        lines.append(f'  : "${{{secret.name}:?the file of this secret is empty}}"')
+        lines.append(f"  export {secret.name}")
+    lines += [_assert_line(one) for one in asserts]
+    lines += [f"  {line}" for line in commands]
+    return _HEAD.format(title=" ".join(title.split())) + "\n".join(lines) + "\n}\n\nlaunch\n"
+
+
+def exec_lines(argv: Iterable[str]) -> list[str]:
+    """Bash lines that exec `argv`: quoted, one flag with its values per line."""
+    text = "".join((_CONTINUED if word.startswith("--") else " ") + quote(word) for word in argv)
+    return [f"exec -- {text.lstrip()}"]
+
+
+def _assert_line(wanted: str | Lines) -> str:
+    if isinstance(wanted, str):
+        message = quote(f"{NOT_AS_NEEDED}: {wanted}")
+        return f"  bash -c -- {quote(wanted)} >/dev/null || {{ echo {message} >&2; exit {ASSERT_FAILED}; }}"
+    words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
+    return f"  bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
+
+
+def ray_token(cluster_key: bytes, epoch: str) -> str:
+    """Valid for one epoch: a node of an earlier epoch cannot join."""
+    return hmac.new(cluster_key, f"sparkd ray token 1 {epoch}".encode(), "sha256").hexdigest()
+
+
+def ray_lines(node: Node, port: int, env: Mapping[str, str], engine: Sequence[str]) -> list[str]:
+    """Bash lines that start Ray and, on the head, `engine`. The values of `env` still contain placeholders."""
+    address = f"[{node.head_address}]:{port}" if ":" in node.head_address else f"{node.head_address}:{port}"
+    # One GPU, because sparkd runs one rank per node. One CPU, because Ray prestarts an idle 90 MB process for each.
+    options = _CONTINUED + _CONTINUED.join(
+        (
+            f"--node-ip-address={node.address}",
+            "--num-gpus=1",
+            "--num-cpus=1",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+        )
+    )
+    if node.rank == 0:
+        own = sorted(name for name, text in env.items() if "{node." in text)
+        # vLLM copies the head's variables to all ranks, except those named in this file.
+        names_file = f"{_CONFIG}/ray_non_carry_over_env_vars.json"
+        kept = [f"mkdir -p {_CONFIG}", f"echo {quote(json.dumps(own))} >{names_file}"] if own else []
+        start = f"ray start --head --port={port} --include-dashboard=false{options}"
+        return [_HAS_RAY, *kept, start, f"export RAY_ADDRESS={address}", *engine]
+    # The agent bounds this wait. The rank's output goes to the worker's log, not to the head's.
+    return [
+        _HAS_RAY,
+        f"echo 'waiting for the Ray of {node.head_address} port {port}'",
+        f"until (: </dev/tcp/{node.head_address}/{port}) 2>/dev/null; do sleep 1; done",
+        "export RAY_LOG_TO_STDERR=1 RAY_BACKEND_LOG_LEVEL=warning",
+        f"exec -- ray start --block --address={address}{options}",
+    ]

@@ -1,0 +1,109 @@
+"""Disk: room where a launch writes, and file systems that let it write."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from sparkd.host import Host, disks, docker_config
+from sparkd.host.disks import Room
+from sparkd.lib.text import GIB, MIB, size
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+
+FEW_INODES = 100
+"""A launch makes some twenty files; the compile caches make thousands."""
+
+
+class Place(Struct, frozen=True):
+    """A folder that is written to. Below `block_bytes` a launch fails, below `warn_bytes` it may fail later."""
+
+    path: str
+    what: str
+    block_bytes: int
+    warn_bytes: int
+    optional: bool = False
+    """It is judged only where it is there."""
+    vital: bool = True
+    """A launch fails where it can't be written to."""
+
+
+STATE = Place("/var/lib/sparkd", "sparkd's own files, such as the count of failed launches", 64 * MIB, 256 * MIB)
+CACHES = Place("/var/lib/sparkd/cache", "compile caches", 0, 10 * GIB)
+LOGS = Place("/var/log", "the journal", 0, 512 * MIB, optional=True, vital=False)
+CONTAINERD = Place("/var/lib/containerd", "docker's images", 256 * MIB, 5 * GIB, optional=True)
+
+
+class PlaceFacts(Struct, frozen=True):
+    place: Place
+    room: Room
+
+
+class DiskFacts(Struct, frozen=True):
+    places: tuple[PlaceFacts, ...]
+
+
+class DiskRoom(Check[DiskFacts], frozen=True):
+    """A launch can write what it must."""
+
+    caches: bool = True
+    """Whether the plan keeps compile caches."""
+    id = "disk"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "
+        "and dockerd's arguments",
+        source="statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB",
+        page="""\
+A disk that is full, or that the kernel has made read-only after an error, shows late: the container can't be made, the
+engine fails while it compiles, or the count of failed launches is lost. This check requires room in
+
+  /var/lib/sparkd        block below 64 MiB, warn below 256 MiB: state that must survive a power cut
+  /var/lib/sparkd/cache  warn below 10 GiB, where the recipe has compile caches; they are kept for three images
+  docker's folders       block below 256 MiB, warn below 5 GiB: the container's own layer, its log, new images.
+                         data-root of dockerd, else /var/lib/docker; and /var/lib/containerd
+  /var/log               warn below 512 MiB: the journal drops old entries
+
+and file systems that are mounted writable. Room reserved for root counts as free, since sparkd and docker are root.
+Without free inodes a disk is full too. The model's disk is only read and not judged.
+
+  block  sparkd or docker can't write. Make room (df -h, docker system df). For a file system that has become read-only,
+         see dmesg first: a disk that fails does this.
+  warn   there is little room.""",
+    )
+
+    def probe(self, host: Host) -> DiskFacts:
+        docker = Place(
+            docker_config.read_data_root(host), "docker's containers and images", 256 * MIB, 5 * GIB, optional=True
+        )
+        all_places = (STATE, *((CACHES,) if self.caches else ()), docker, CONTAINERD, LOGS)
+        places = {one.path: one for one in all_places if not one.optional or host.files.exists(one.path)}
+        return DiskFacts(tuple(PlaceFacts(places[room.path], room) for room in disks.read_rooms(host, places)))
+
+    def judge(self, facts: DiskFacts) -> Verdict:
+        if not facts.places:
+            return Verdict(Level.OK, "this tree of files does not say how full its disks are")
+        worst: dict[str, Problem] = {}  # folders on one disk: the most pressing one says it for all
+        for one in sorted(facts.places, key=lambda one: -one.place.warn_bytes):
+            problem = _problem(one.place, one.room)
+            known = worst.get(one.room.mount)
+            if problem and (known is None or problem.level.severity < known.level.severity):
+                worst[one.room.mount] = problem
+        free = {one.room.mount: size(one.room.free_bytes) for one in facts.places}
+        return verdict(tuple(worst.values()), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
+
+
+def _problem(place: Place, room: Room) -> Problem | None:
+    where = f"{place.path} ({place.what})"
+    if room.read_only:
+        level = Level.BLOCK if place.vital else Level.WARN
+        reason = f"{room.mount} is mounted read-only, and {where} must be written to"
+        return Problem(level, reason, f"look at: dmesg; then: mount -o remount,rw {room.mount}")
+    hint = f"make room: df -h {room.mount}; docker system df"
+    if room.free_inodes is not None and room.free_inodes < FEW_INODES:
+        level = Level.BLOCK if place.block_bytes else Level.WARN
+        return Problem(level, f"{room.free_inodes} inodes free on {room.mount}, for {where}", f"df -i {room.mount}")
+    if room.free_bytes >= place.warn_bytes:
+        return None
+    blocks = room.free_bytes < place.block_bytes
+    needed = size(place.block_bytes if blocks else place.warn_bytes)
+    reason = f"{size(room.free_bytes)} free on {room.mount}, {needed} needed for {where}"
+    return Problem(Level.BLOCK if blocks else Level.WARN, reason, hint)

@@ -1,0 +1,165 @@
+"""What else starts vLLM on this node by itself: units of systemd, and containers that docker restarts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from sparkd.host import Host, units
+from sparkd.host.docker import ContainerFacts
+from sparkd.host.files import Files
+from sparkd.host.units import Unit
+from sparkd.lib.text import sanitize
+from sparkd.preflight import engine_processes as engines
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+
+RESTARTED = ("always", "unless-stopped", "on-failure")
+SCRIPT_LIMIT_BYTES = 64 << 10
+COMMAND_LENGTH = 8192
+"""Characters of one command: the patterns take the square of it."""
+SCRIPTS = (".sh", ".bash", ".yml", ".yaml")
+DOCKER_STARTS = re.compile(
+    r"(?:^|[\s/])(?:docker|podman|nerdctl|docker-compose)\s(?:.*\s)?(?:run|start|exec|up|restart)\s"
+)
+VLLM = re.compile(r"vllm", re.IGNORECASE)
+LAUNCHES = re.compile(
+    r"\bvllm\s+serve\b|\bvllm\.entrypoints\.|\bpython[\d.]*\s(?:\S+\s+)*?-m\s+vllm\b"
+    r"|\blaunch-cluster\.sh\b|\bsparkrun\s+run\b"
+)
+
+
+class ForeignUnit(Struct, frozen=True):
+    name: str
+    wanted_by: str
+    key: str
+    """ExecStart, ExecStartPre and so on."""
+    source: str
+    """The file that says so."""
+
+
+class ForeignContainer(Struct, frozen=True):
+    name: str
+    image: str
+    restart_policy: str
+    running: bool
+
+
+class ForeignFacts(Struct, frozen=True):
+    units: tuple[ForeignUnit, ...]
+    containers: tuple[ForeignContainer, ...]
+    unread: tuple[str, ...]
+    """Units whose text can't be read or parsed."""
+    looked_at: int
+    docker_known: bool
+
+
+class ForeignUnits(Check[ForeignFacts], frozen=True):
+    """Only sparkd starts vLLM at boot. Running engines are the concern of stray-workers, so this never blocks."""
+
+    id = "foreign-units"
+    about = About(
+        levels=(Level.WARN,),
+        reads="services that another unit wants, their drop-ins, the scripts that they name; docker's containers",
+        source="DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container); "
+        "zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)",
+        page="""\
+A node that served vLLM before sparkd often still starts it: by a unit written by hand, or by a container whose restart
+policy docker applies at boot. Both engines then want one GPU, one memory and port 8000, and the second one fails.
+
+A service counts where another unit wants it (its link is in a .wants or .requires folder below /etc/systemd/system,
+/run/systemd/system or /usr/lib/systemd/system) and one of its ExecStart commands, or a script or compose file that the
+command names, runs `vllm serve` or vLLM's server as a module, launch-cluster.sh, sparkrun, or docker with vLLM in the
+command. Units of sparkd's own and masked ones do not count. A container counts where sparkd did not make it, its
+restart policy is not `no`, and its image or command is vLLM's.
+
+  warn     such a unit or container is there, and named. If sparkd is to serve on this node, disable its start:
+
+             systemctl disable NAME        docker update --restart=no NAME
+
+           Neither stops what runs now. sparkd disables nothing: the other engine may be meant, on another port.
+
+Units of a user's own systemd, cron and /etc/rc.local are not inspected.""",
+    )
+
+    def probe(self, host: Host) -> ForeignFacts:
+        wanted = {name: by for name, by in units.enabled_services(host.files).items() if not name.startswith("sparkd-")}
+        found_units, unread = [], []
+        for name, by in wanted.items():
+            try:
+                if found := _starts_vllm(host.files, _read(host.files, name)):
+                    found_units.append(ForeignUnit(sanitize(name, 80), sanitize(by, 80), *found))
+            except (OSError, ValueError):
+                unread.append(sanitize(name, 80))
+        docker = host.docker()
+        containers = tuple(
+            ForeignContainer(sanitize(one.name, 80), sanitize(one.image), one.restart_policy, one.running)
+            for one in docker.containers
+            if _restarts_vllm(one)
+        )
+        return ForeignFacts(tuple(found_units), containers, tuple(unread), len(wanted), docker.known)
+
+    def judge(self, facts: ForeignFacts) -> Verdict:
+        problems = [_of_unit(one) for one in facts.units]
+        problems += [_of_container(one) for one in facts.containers]
+        problems += [
+            Problem(Level.WARN, f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")
+            for name in facts.unread
+        ]
+        away = "" if facts.docker_known else "; docker's containers were not checked"
+        return verdict(problems, f"none of {facts.looked_at} enabled services starts vLLM{away}")
+
+
+def _read(files: Files, name: str) -> Unit | None:
+    """An instance without a file of its own has its template's."""
+    own = units.read_unit(files, name)
+    stem, at, rest = name.partition("@")
+    return own if own or not at else units.read_unit(files, f"{stem}@.{rest.rpartition('.')[2]}")
+
+
+def _starts_vllm(files: Files, unit: Unit | None) -> tuple[str, str] | None:
+    """Key and file of the first command that does."""
+    for one in unit.commands if unit else ():
+        if one.key.startswith("ExecStart") and (
+            _launches(one.command.words) or any(_script_launches(files, word) for word in one.command.words)
+        ):
+            return one.key, one.source
+    return None
+
+
+def _launches(words: Sequence[str]) -> bool:
+    text = " ".join(words)[:COMMAND_LENGTH]
+    if engines.is_serve(tuple(words)) or LAUNCHES.search(text):
+        return True
+    return bool(DOCKER_STARTS.search(f"{text} ") and VLLM.search(text))
+
+
+def _script_launches(files: Files, word: str) -> bool:
+    """Whether a script or compose file starts vLLM, by its beginning. A missing one does not."""
+    if not (word.startswith("/") and word.endswith(SCRIPTS)):
+        return False
+    try:
+        text = files.head(word, SCRIPT_LIMIT_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return False
+    lines = [line for line in text.replace("\\\n", " ").splitlines() if not line.lstrip().startswith("#")]
+    if word.endswith(SCRIPTS[2:]):
+        return any(VLLM.search(line) for line in lines)
+    return any(_launches([line]) for line in lines)
+
+
+def _restarts_vllm(one: ContainerFacts) -> bool:
+    if one.ours or one.restart_policy not in RESTARTED:
+        return False
+    return bool(VLLM.search(one.image)) or _launches(one.command)
+
+
+def _of_unit(one: ForeignUnit) -> Problem:
+    reason = f"{one.name} starts vLLM too, wanted by {one.wanted_by} ({one.key} in {one.source})"
+    return Problem(Level.WARN, reason, f"if sparkd is to serve: systemctl disable {one.name}")
+
+
+def _of_container(one: ForeignContainer) -> Problem:
+    reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
+    return Problem(Level.WARN, reason, f"if sparkd is to serve: docker update --restart=no {one.name}")

@@ -1,0 +1,109 @@
+"""The GPU: present, its driver answers, and its version is not known to be bad."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from sparkd.host import Host, kernel
+from sparkd.host.gpu import AWAITED, Trouble
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.checks.kernel import DRIVERS, find_known_bad
+
+GB10 = "GB10"
+POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
+OPEN_MODULES = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
+_REMEDIES = {
+    Trouble.HUNG: POWER_CYCLE,
+    Trouble.LOST: POWER_CYCLE,
+    Trouble.RESET: "reboot this node",
+    Trouble.MISMATCH: "reboot this node, so that the kernel loads the driver that was installed",
+    Trouble.NOT_LOADED: "modprobe nvidia; where it fails: dkms status, dmesg",
+}
+
+
+class GpuCheckFacts(Struct, frozen=True):
+    asked: bool  # words: keep - a key of the report
+    """False: the plan uses no GPU, and the driver was not queried."""
+    names: tuple[str, ...] = ()
+    driver: str = ""
+    module: str = ""
+    """Version of the kernel's module; empty where none is loaded."""
+    module_open: bool = False
+    trouble: Trouble = Trouble.NONE
+    error: str = ""
+
+
+class Gpu(Check[GpuCheckFacts], frozen=True):
+    """A GPU whose driver answers."""
+
+    uses_gpu: bool = True
+    id = "gpu"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="NVML: driver version, names; /proc/driver/nvidia/version",
+        source="Start9Labs/start-technologies pull request 3693 (Xid 169); spark-gpu-throttle-check (60 s unplugged)",
+        page="""\
+Queries the GPU's driver through NVML for its version and its GPUs, as nvidia-smi does, and reads which kernel module is
+loaded. A hung driver hangs its callers, so a thread of its own queries it, with a deadline of 10 seconds. Preflight
+waits preflight.wait_seconds for the driver to recover. Plans without a GPU are ok.
+
+  block    the driver does not answer in time, or reports that the GPU is lost: power-cycle the node. Shut down, unplug
+           it for 60 s: the GPU keeps its state over a reboot. A person is needed.
+           The driver wants a reset, or library and kernel module differ in version, as after an upgrade: reboot.
+           No module is loaded: modprobe nvidia; dkms status.
+           No GPU is found: GB10 works with the open kernel modules only. Proprietary ones of 580.173.02 log Xid 169
+           and `RmInitAdapter failed`, and nvidia-smi says "No devices were found".
+  warn     a GB10 with a driver that a user reports as bad. One report each, so it is no more than a hint:
+             580.159.03  decoding 3.5 times slower than with 580.142
+             590         CUDA graphs deadlock
+  unknown  no permission to query the driver: run as root. See: nvidia-smi, dmesg.""",
+    )
+
+    def probe(self, host: Host) -> GpuCheckFacts:
+        if not self.uses_gpu:
+            return GpuCheckFacts(asked=False)  # words: keep
+        gpu = host.gpu()
+        module = kernel.nvidia_module(host.files)
+        return GpuCheckFacts(
+            asked=True,  # words: keep
+            names=gpu.names,
+            driver=gpu.driver or (module.version if module and gpu.names else ""),
+            module=module.version if module else "",
+            module_open=module is not None and module.open,
+            trouble=Trouble.OTHER if gpu.error and gpu.trouble is Trouble.NONE else gpu.trouble,
+            error=gpu.error,
+        )
+
+    def judge(self, facts: GpuCheckFacts) -> Verdict:
+        if not facts.asked:  # words: keep
+            return Verdict(Level.OK, "the plan uses no GPU")
+        if facts.trouble is not Trouble.NONE:
+            return _troubled(facts)
+        if not facts.names:
+            return _unseen(facts)
+        bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
+        if bad:
+            reason = f"driver {facts.driver} was reported as bad on GB10: {bad.trouble} ({bad.source})"
+            return Verdict(Level.WARN, reason, bad.remedy)
+        return Verdict(Level.OK, f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
+
+
+def _troubled(facts: GpuCheckFacts) -> Verdict:
+    reason, trouble = f"the GPU's driver can't be queried: {facts.error}", facts.trouble
+    if trouble is Trouble.FORBIDDEN:
+        return Verdict(Level.UNKNOWN, reason, "run as root")
+    needs_person = trouble in (Trouble.HUNG, Trouble.LOST, Trouble.RESET, Trouble.MISMATCH)
+    awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
+    hint = _REMEDIES.get(trouble, "look at: nvidia-smi, dmesg")
+    return Verdict(Level.BLOCK, reason, hint, needs_person=needs_person, awaits=awaits)
+
+
+def _unseen(facts: GpuCheckFacts) -> Verdict:
+    if not facts.module:
+        reason = "no GPU is seen, and no NVIDIA kernel module is loaded"
+        return Verdict(Level.BLOCK, reason, "nvidia-smi; modprobe nvidia; dkms status")
+    if not facts.module_open:
+        reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
+        return Verdict(Level.BLOCK, reason, OPEN_MODULES, needs_person=True)
+    reason = f"no GPU is seen by the kernel module {facts.module}"
+    return Verdict(Level.BLOCK, reason, "nvidia-smi; dmesg | grep -e NVRM -e Xid; then power-cycle this node")

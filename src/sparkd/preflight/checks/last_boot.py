@@ -1,0 +1,133 @@
+"""Last boot: whether the boots before this one ended with the engine, rather than by a shutdown."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.lib.text import sanitize
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.state import launch_history
+from sparkd.state.launch_history import LOADING, LaunchHistory
+
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+TOO_MANY = 3
+"""Boots in a row that one plan's load has ended. A grid that fails thrice during loads of some minutes is rare."""
+MOST_CHANGES = 3
+LIKELY = ("kernel", "driver", "image.identity", "docker", "sparkd")
+"""Values that an update changes are named before settings."""
+VALUE_LENGTH = 60
+
+
+class Change(Struct, frozen=True):
+    name: str
+    good: str
+    """Empty where the last good start had no such value."""
+    tried: str
+
+
+class Launch(Struct, frozen=True):
+    """The last launch of a boot."""
+
+    phase: str
+    this_plan: bool
+    end_seen: bool
+    """False: it ended with its machine."""
+
+
+class LastBootFacts(Struct, frozen=True):
+    before: tuple[Launch, ...]
+    """Of the boots before this one since the last good start, oldest first."""
+    started_well: bool
+    """Whether a good start is on record."""
+    changes: tuple[Change, ...]
+    """Differences of the last launch from the last good start; the first of them."""
+    changed: int
+    """How many in all."""
+
+
+class LastBoot(Check[LastBootFacts], frozen=True):
+    """A plan that takes the machine down each time it loads is not tried for ever."""
+
+    digest: str
+    """Of the plan."""
+    unit: str = ""
+    id = "last-boot"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="/var/lib/sparkd/launch-history.json; /proc/sys/kernel/random/boot_id",
+        source="'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, "
+        "until the power was pulled",
+        page="""\
+Some loads take the whole machine down: it runs out of memory that CPU and GPU share, or the GPU's firmware hangs, and
+only pulling the plug helps. With the unit enabled the next boot does the same again. sparkd records each launch before
+its container starts, that it serves, and that it ended, in /var/lib/sparkd/launch-history.json. A launch that a later
+boot finds open ended with its machine: by such a load, or by a power cut.
+
+  warn   the last boot with a launch ended without a shutdown, while the engine was loading or serving. The next good
+         start clears the warning. Power cuts while serving never block.
+  block  the last three boots with a launch all ended so while this plan was loading, with no good start in between.
+         sparkd exits 17, so that the machine stays up for inspection, and lists what has changed since the last good
+         start: versions, image, values of the plan.
+
+Fix what has changed, or lower gpu_memory_utilization; see the end of the last boot's log (journalctl -b -1 -e). A start
+by hand then begins at zero: systemctl start sparkd-head.""",
+    )
+
+    def probe(self, host: Host) -> LastBootFacts:
+        known = launch_history.load_history(host.files)
+        if not known.boots:
+            return LastBootFacts((), bool(known.good), (), 0)
+        boot_id = host.files.text(BOOT_ID, limit=4096).strip()
+        changes = _changes(known)
+        before = tuple(
+            Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
+            for one in known.before(boot_id)
+        )
+        return LastBootFacts(before, bool(known.good), changes[:MOST_CHANGES], len(changes))
+
+    def judge(self, facts: LastBootFacts) -> Verdict:
+        if not facts.before:
+            return Verdict(Level.OK, "no launch is on record in the boots before this one")
+        last = facts.before[-1]
+        if last.end_seen:
+            return Verdict(Level.OK, "sparkd saw the end of the last launch before this boot")
+        in_a_row = len(tuple(takewhile(_ended_by_this_load, reversed(facts.before))))
+        if in_a_row < TOO_MANY:
+            times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
+            reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}{times}"
+            return Verdict(Level.WARN, reason, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
+        reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading; "
+        hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
+        return Verdict(Level.BLOCK, reason + _describe_changes(facts), hint, needs_person=True)
+
+
+def _ended_by_this_load(launch: Launch) -> bool:
+    return launch.this_plan and launch.phase == LOADING and not launch.end_seen
+
+
+def _describe_changes(facts: LastBootFacts) -> str:
+    if not facts.started_well:
+        return "no good start is on record"
+    if not facts.changes:
+        return "no recorded value has changed since the last good start"
+    shown = ", ".join(f"{one.name} from {_value(one.good)} to {_value(one.tried)}" for one in facts.changes)
+    more = f" and {facts.changed - len(facts.changes)} more" if facts.changed > len(facts.changes) else ""
+    return f"changed since the last good start: {shown}{more}"
+
+
+def _value(text: str) -> str:
+    return text or "nothing"
+
+
+def _changes(known: LaunchHistory) -> tuple[Change, ...]:
+    good, tried = known.good, known.tried
+    names = sorted(name for name in good.keys() | tried.keys() if good.get(name) != tried.get(name))
+    names.sort(key=lambda name: LIKELY.index(name) if name in LIKELY else len(LIKELY))
+    return tuple(Change(_short(name), _short(good.get(name, "")), _short(tried.get(name, ""))) for name in names)
+
+
+def _short(text: str) -> str:
+    return sanitize(text, VALUE_LENGTH)

@@ -1,0 +1,277 @@
+"""Unified memory: the plan's demand on the memory that CPU and GPU share."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from msgspec import Struct
+
+from sparkd.host import Host, meminfo
+from sparkd.host.gpu import AWAITED, NO_GPU, GpuFacts
+from sparkd.host.meminfo import Swap
+from sparkd.lib.text import GIB, MIB, size
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.fixes import DropPageCache
+
+DEFAULT_UTILIZATION = 0.92
+"""vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
+
+
+class MemoryNeed(Struct, frozen=True):
+    """The rank's memory according to the recipe, and the headroom beside it."""
+
+    memory_bytes: int | None
+    gpu_memory_utilization: float | None
+    headroom_bytes: int
+
+    def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
+
+        vLLM takes its share of the memory that the GPU uses.
+        """
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        if gpu_bytes is not None:
+            return 0
+        share = DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        return ceil(total_bytes * share)
+
+    def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        return self.engine_bytes(total_bytes, gpu_bytes) + self.headroom_bytes
+
+
+UNCHANGED_BYTES = 256 * MIB
+"""Smaller changes are noise."""
+DRIVER_DAEMONS = ("nvidia-persiste",)
+"""nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""
+
+
+class MemorySample(Struct, frozen=True):
+    """Available memory at a time, to detect a later change."""
+
+    uptime_seconds: float
+    available_bytes: int
+
+
+def sample_memory(host: Host) -> MemorySample:
+    return MemorySample(host.uptime_seconds(), host.meminfo().available_bytes)
+
+
+class MemoryFacts(Struct, frozen=True):
+    uptime_seconds: float
+    total_bytes: int
+    free_bytes: int
+    available_bytes: int
+    process_bytes: int
+    """Anonymous and shared memory: it would come back if every process ended."""
+    gpus: tuple[str, ...]
+    gpu_total_bytes: int | None
+    gpu_error: str
+    gpu_users: tuple[str, ...] | None
+    """Processes that the driver lists or that have its devices open; None where that is unknown."""
+
+
+class UnifiedMemory(Check[MemoryFacts], frozen=True):
+    """Enough memory for the plan. vLLM on integrated GPUs gates on MemAvailable, older builds on MemFree."""
+
+    need: MemoryNeed
+    settle_seconds: float
+    uses_gpu: bool = True
+    earlier: MemorySample | None = None
+    """The first sample of the memory in its present state; None in the first examination."""
+    id = "unified-memory"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open",
+        source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory",
+        page="""\
+CPU and GPU of a DGX Spark share one memory. This check compares MemAvailable with what the plan needs: the recipe's
+memory_bytes, else gpu_memory_utilization x the machine's memory, plus memory.headroom_gib. Where the GPU has memory of
+its own, which sparkd does not judge, only the headroom counts.
+
+  block    less is available than needed. Stop other work, or lower memory_bytes or gpu_memory_utilization. Where
+           ending strays or unlinking orphaned segments would free enough, preflight does so.
+  warn     enough is available, but less is free: the rest is page cache. Builds of vLLM older than early 2026 count
+           only free pages on integrated GPUs (vLLM pull request 35356).
+  unknown  the GPU's driver does not answer.
+
+The hint is "reboot this node" only when all processes together hold less than what is missing, the driver lists no
+process, nobody has /dev/nvidia* open, and nothing has changed for memory.settle_seconds. Then the driver keeps memory
+of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them.""",
+    )
+
+    def probe(self, host: Host) -> MemoryFacts:
+        info = host.meminfo()
+        gpu = host.gpu() if self.uses_gpu else NO_GPU
+        users = find_gpu_users(host, gpu)
+        return MemoryFacts(
+            uptime_seconds=host.uptime_seconds(),
+            total_bytes=info.total_bytes,
+            free_bytes=info.free_bytes,
+            available_bytes=info.available_bytes,
+            process_bytes=info.anonymous_bytes + info.shared_bytes,
+            gpus=gpu.names,
+            gpu_total_bytes=gpu.total_bytes,
+            gpu_error=gpu.error,
+            gpu_users=None if users is None else tuple(one.label for one in users),
+        )
+
+    def judge(self, facts: MemoryFacts) -> Verdict:
+        if facts.gpu_error:
+            reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
+            return Verdict(Level.UNKNOWN, reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
+        engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        needed = engine + self.need.headroom_bytes
+        parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
+        words = f"{size(needed)} needed ({parts})"
+        if facts.available_bytes < needed:
+            return self._short(facts, needed, f"{size(facts.available_bytes)} available, {words}")
+        if facts.free_bytes < needed:
+            reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {words}"
+            return Verdict(Level.WARN, reason, "the rest is page cache, which older builds of vLLM do not count")
+        return Verdict(Level.OK, f"{size(facts.available_bytes)} available, {words}")
+
+    def _short(self, facts: MemoryFacts, needed: int, reason: str) -> Verdict:
+        shortage = needed - facts.available_bytes
+
+        def block(reason: str, hint: str, *, needs_person: bool = False, awaits: str = "") -> Verdict:
+            return Verdict(Level.BLOCK, reason, hint, shortage_bytes=shortage, needs_person=needs_person, awaits=awaits)
+
+        if needed > facts.total_bytes:
+            hint = f"this node has {size(facts.total_bytes)} in all: lower gpu_memory_utilization or memory_bytes"
+            return Verdict(Level.BLOCK, reason, hint)
+        if facts.gpu_users:
+            return block(f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
+        if not facts.gpus or facts.gpu_users is None or facts.process_bytes >= shortage:
+            return block(reason, "stop other work on this node")
+        if not self._unchanged(facts):
+            # Memory of an engine that has just ended comes back over some seconds.
+            return block(reason, "waiting for memory to come back", awaits="memory")
+        reason = f"{reason}; no process uses the GPU, so its driver holds the memory of one that is gone"
+        return block(reason, "reboot this node", needs_person=True)
+
+    def _unchanged(self, facts: MemoryFacts) -> bool:
+        if (earlier := self.earlier) is None or facts.uptime_seconds - earlier.uptime_seconds < self.settle_seconds:
+            return False
+        return abs(facts.available_bytes - earlier.available_bytes) < UNCHANGED_BYTES
+
+
+class GpuUser(Struct, frozen=True):
+    """A process that the driver lists, or that has its devices open."""
+
+    pid: int
+    comm: str
+    bytes: int | None
+    """None where the driver does not say."""
+
+    @property
+    def label(self) -> str:
+        return f"pid {self.pid} ({self.comm})"
+
+
+def find_gpu_users(host: Host, gpu: GpuFacts) -> tuple[GpuUser, ...] | None:
+    """None where that is unknown."""
+    if not gpu.names:
+        return ()
+    if gpu.processes is None:
+        return None
+    table = host.processes()
+    opened = host.gpu_users(table)
+    used = {one.pid: one.used_bytes for one in gpu.processes}
+    comms = {pid: one.comm if (one := table.get(pid)) else "?" for pid in used.keys() | {f.pid for f in opened.found}}
+    found = [GpuUser(pid, comms[pid], used.get(pid)) for pid in sorted(comms) if comms[pid] not in DRIVER_DAEMONS]
+    return None if opened.unreadable_pids and not found else tuple(found)
+
+
+WORTH_BYTES = 4 * GIB
+"""A load of a big model leaves some 100 GiB behind. Below 4 GiB a drop gains nothing that vLLM would notice, and costs
+every program its warm pages."""
+WORTH_SHARE = 0.1
+"""The same for smaller machines: a tenth of the memory."""
+
+
+class PageCacheFacts(Struct, frozen=True):
+    total_bytes: int
+    free_bytes: int
+    droppable_bytes: int
+    """Clean cache of files and slab that nobody maps."""
+
+
+class PageCache(Check[PageCacheFacts], frozen=True):
+    """Worth dropping, or not. It never blocks: MemAvailable counts the page cache as available already."""
+
+    need: MemoryNeed
+    id = "page-cache"
+    about = About(
+        levels=(Level.WARN,),
+        reads="/proc/meminfo",
+        source="'What Broke on Reboot', Echo, 27 May 2026; vLLM pull request 35356",
+        fixes=("drop-page-cache",),
+        page="""\
+Loading a model fills the page cache with its weights. On a DGX Spark the GPU takes its memory from the same pages:
+11 of 120 GiB free and 90 GiB of stale cache were seen to end every launch for a day, since that build of vLLM counted
+free pages only. Streaming the weights in also competes with the engine's own allocations.
+
+  warn  dropping the cache (sync, then 3 into /proc/sys/vm/drop_caches) would free at least 4 GiB, or a tenth of a
+        smaller memory, and less memory is free than the plan needs. Preflight drops it if nothing else blocks.
+
+Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapped (in use) and Dirty (not on disk).""",
+    )
+
+    def probe(self, host: Host) -> PageCacheFacts:
+        info = host.meminfo()
+        cache = info.cached_bytes + info.buffers_bytes
+        kept = info.shared_bytes + info.mapped_bytes + info.dirty_bytes
+        return PageCacheFacts(info.total_bytes, info.free_bytes, max(0, cache - kept))
+
+    def judge(self, facts: PageCacheFacts) -> Verdict:
+        words = f"{size(facts.droppable_bytes)} could be dropped, {size(facts.free_bytes)} free"
+        if facts.free_bytes >= self.need.all_bytes(facts.total_bytes):
+            return Verdict(Level.OK, f"{words}, which is enough")
+        if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):
+            return Verdict(Level.OK, f"{words}: not worth it")
+        fixes = (DropPageCache(would_free_bytes=facts.droppable_bytes),)
+        return Verdict(Level.WARN, words, "sync, then drop the page cache", fixes)
+
+
+class SwapFacts(Struct, frozen=True):
+    areas: tuple[Swap, ...]
+
+
+class SwapOff(Check[SwapFacts], frozen=True):
+    """Swap is off where the engine shares its memory with a GPU."""
+
+    uses_gpu: bool = True
+    id = "swap"
+    about = About(
+        levels=(Level.WARN,),
+        reads="/proc/swaps",
+        source='"Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified '
+        'Memory": swap "causes a death spiral, not graceful degradation"',
+        page="""\
+What the GPU uses can't be swapped out. On a DGX Spark the engine takes nine tenths of the memory that way, and when it
+grows, the kernel can push out only the memory of everything else: the engine's own host side, sshd, docker, sparkd.
+Such a machine answers pings but no ssh for many minutes, and is power-cycled in the end. Without swap the kernel ends
+the process that is too large, and sparkd starts it again.
+
+  warn     swap is on (DGX OS comes with 16 GiB in /swap.img) and the plan uses the GPU. Turn it off until the next
+           boot with swapoff -a, and for good: take its line out of /etc/fstab. zram counts too: it is compressed in the
+           same memory, and a unit turns it on: systemctl list-units '*zram*'. swapoff reads back what is swapped out,
+           so check how much that is first; a recipe that was tuned with swap on may need more headroom.
+
+It never blocks, since a plan that fits works either way.""",
+    )
+
+    def probe(self, host: Host) -> SwapFacts:
+        return SwapFacts(meminfo.read_swaps(host.files))
+
+    def judge(self, facts: SwapFacts) -> Verdict:
+        if not facts.areas:
+            return Verdict(Level.OK, "off")
+        named = ", ".join(f"{one.path} {size(one.bytes)}{' in memory' * one.in_memory}" for one in facts.areas)
+        reason = f"swap is on: {named}; {size(sum(one.used_bytes for one in facts.areas))} in use"
+        if not self.uses_gpu:
+            return Verdict(Level.OK, f"{reason}; the plan uses no GPU")
+        zram = all(one.in_memory for one in facts.areas)
+        for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
+        return Verdict(Level.WARN, reason, f"swapoff -a, and for good: {for_good}")

@@ -1,0 +1,185 @@
+"""Other large users of the memory, by name: a unit, a container, a process."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.host import Host, meminfo, memory_consumers
+from sparkd.host.gpu import NO_GPU
+from sparkd.host.memory_consumers import Consumer
+from sparkd.lib.text import GIB, size
+from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.checks.memory import GpuUser, MemoryNeed, find_gpu_users
+
+LEAST_BYTES = GIB
+SHOWN = 5
+
+
+class Held(Struct, frozen=True):
+    """A holder of more than `LEAST_BYTES`."""
+
+    name: str
+    bytes: int
+    stop: str
+    """The command that ends it."""
+
+
+class TenantFacts(Struct, frozen=True):
+    total_bytes: int
+    available_bytes: int
+    gpu_total_bytes: int | None
+    held: tuple[Held, ...]
+    """Largest first, at most five."""
+    held_bytes: int
+    """By all holders of more than 1 GiB."""
+    others: int
+    """How many more there are."""
+
+
+class OtherTenants(Check[TenantFacts], frozen=True):
+    """Nobody else holds memory that the plan needs. unified-memory blocks; this check names the holders."""
+
+    need: MemoryNeed
+    uses_gpu: bool = True
+    id = "other-tenants"
+    about = About(
+        levels=(Level.WARN,),
+        reads="every process's memory and control group; NVML: memory of processes; docker's names of containers",
+        source="tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with "
+        "one other tenant, 52 GiB are available)",
+        page="""\
+A DGX Spark is a desktop too: a browser, a notebook, ollama or a second container hold memory that the engine needs.
+unified-memory says how much is missing; this check says who has it.
+
+Processes are grouped by their container or systemd unit. What counts is what their end would give back: anonymous
+memory, shared memory once for all who map it, and, where the GPU shares the machine's memory, what the driver holds for
+them. Processes with less than 16 MiB and the page cache are left out.
+
+  warn     less is available than the plan needs with its headroom, and these hold more than 1 GiB each. The five
+           largest are named. Stop what you can spare: systemctl stop UNIT, docker stop CONTAINER, or end the session.
+
+sparkd ends none of them: their work may matter. Orphaned engines are the concern of stray-workers.""",
+    )
+
+    def probe(self, host: Host) -> TenantFacts:
+        info = host.meminfo()
+        gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
+        shares = gpu.total_bytes is None
+        driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
+        found = [
+            one
+            for one in memory_consumers.read_consumers(host.files, host.processes(), driver_bytes)
+            if one.bytes > LEAST_BYTES
+        ]
+        shown = found[:SHOWN]
+        inside = any(one.kind == "container" for one in shown)
+        names = {one.id: one.name for one in host.docker().containers} if inside else {}
+        return TenantFacts(
+            total_bytes=info.total_bytes,
+            available_bytes=info.available_bytes,
+            gpu_total_bytes=gpu.total_bytes,
+            held=tuple(_held(one, names) for one in shown),
+            held_bytes=sum(one.bytes for one in found),
+            others=len(found) - len(shown),
+        )
+
+    def judge(self, facts: TenantFacts) -> Verdict:
+        if not facts.held:
+            return Verdict(Level.OK, f"nobody holds more than {size(LEAST_BYTES)}")
+        named = ", ".join(f"{one.name} {size(one.bytes)}" for one in facts.held)
+        more = f", and {facts.others} more" if facts.others else ""
+        needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        left = f"{size(facts.available_bytes)} available, {size(needed)} needed"
+        if facts.available_bytes >= needed:
+            return Verdict(Level.OK, f"{named}{more}; {left}")
+        reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {named}{more}; {left}"
+        return Verdict(Level.WARN, reason, f"stop what you can spare: {facts.held[0].stop}")
+
+
+def _held(one: Consumer, names: dict[str, str]) -> Held:
+    if one.kind == "container":
+        name = names.get(one.name) or one.name[:12]
+        return Held(f"container {name}", one.bytes, f"docker stop {name}")
+    if one.kind == "user-unit":
+        return Held(f"{one.name} of {one.user}", one.bytes, f"systemctl --user -M {one.user}@ stop {one.name}")
+    if one.kind == "unit":
+        whose = "" if one.name.endswith(".service") else f" of {one.user}"
+        return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {one.name}")
+    return Held(one.name, one.bytes, f"kill {one.pid}")
+
+
+UNEXPLAINED_BYTES = 4 * GIB
+UNEXPLAINED_SHARE = 0.04
+"""Below these it is the driver's own, or network buffers: an idle DGX Spark has 4.8 GiB in use in all."""
+
+
+class HeldFacts(Struct, frozen=True):
+    shares_memory: bool
+    """Whether a GPU without memory of its own is there."""
+    total_bytes: int = 0
+    unexplained_bytes: int = 0
+    """In no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
+    holders: tuple[GpuUser, ...] | None = ()
+    """None where that is unknown."""
+    gpu_error: str = ""
+
+
+class UnaccountedMemory(Check[HeldFacts], frozen=True):
+    """No used memory without a user. Whether enough is left is the concern of unified-memory."""
+
+    uses_gpu: bool = True
+    id = "memory-held"
+    about = About(
+        levels=(Level.WARN,),
+        reads="/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open",
+        source='vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each '
+        "failed start leaves memory with the driver",
+        page="""\
+What the GPU of a DGX Spark uses is ordinary memory in no counter of the kernel. When an engine dies, the driver may
+keep it. Each failed start can leave more of it behind, until a launch no longer fits.
+
+This check adds up all that the kernel's counters explain: free memory, page cache, the memory of processes, shared
+memory, the kernel's own, huge pages, compressed swap, balloons of virtual machines, the contiguous area, the cache of
+ZFS. The rest belongs to the driver. From that it takes the memory that the driver reports for its processes.
+
+  warn     more than 4 GiB and 4 % of the memory remain, and belong to no process. A reboot gives it back; unloading
+           nvidia_uvm was seen not to.
+
+It never blocks: where too little is left for the plan, unified-memory does.""",
+    )
+
+    def probe(self, host: Host) -> HeldFacts:
+        gpu = host.gpu() if self.uses_gpu else NO_GPU
+        if not gpu.names or gpu.total_bytes is not None:
+            return HeldFacts(shares_memory=False, gpu_error=gpu.error)
+        info = host.meminfo()
+        elsewhere = info.cma_used_bytes + meminfo.zfs_cache_bytes(host.files)
+        facts = HeldFacts(True, info.total_bytes, max(0, info.unaccounted_bytes - elsewhere))
+        # The users of the devices take a scan of all processes: only where it matters.
+        return facts if _little(facts) else replace(facts, holders=find_gpu_users(host, gpu))
+
+    def judge(self, facts: HeldFacts) -> Verdict:
+        if facts.gpu_error:
+            return Verdict(Level.OK, f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
+        if not facts.shares_memory:
+            return Verdict(Level.OK, "no GPU of the plan shares this machine's memory")
+        held = f"{size(facts.unexplained_bytes)} are held beside processes and caches"
+        if _little(facts):
+            return Verdict(Level.OK, held)
+        if facts.holders is None:
+            return Verdict(Level.WARN, f"{held}, and the GPU's users are unknown", "look at: nvidia-smi")
+        users = ", ".join(one.label for one in facts.holders)
+        if any(one.bytes is None for one in facts.holders):
+            return Verdict(Level.OK, f"{held}; the GPU is used by {users}, the driver does not say how much")
+        reported = sum(one.bytes or 0 for one in facts.holders)
+        if reported and _little(facts, reported):
+            return Verdict(Level.OK, f"{held}, {size(reported)} of it by {users}")
+        rest = size(max(0, facts.unexplained_bytes - reported))
+        but = f", but {users} with {size(reported)}" if users else ""
+        reason = f"the GPU's driver holds {rest} that belongs to no process{but}"
+        return Verdict(Level.WARN, reason, "if it stays, a reboot gives it back: systemctl reboot")
+
+
+def _little(facts: HeldFacts, reported_bytes: int = 0) -> bool:
+    return facts.unexplained_bytes - reported_bytes <= max(UNEXPLAINED_BYTES, facts.total_bytes * UNEXPLAINED_SHARE)

@@ -1,0 +1,263 @@
+"""Script paths: everything that the unit and the launch will execute, open or mount is there."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.host.files import FileFacts, Files, Kind
+from sparkd.host.units import Unit, parse_assignments
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+
+OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
+"""sparkd itself makes these at the launch."""
+MOUNT_HINT = "make it, or take it out of the recipe"
+DEVICE_HINT = "load its driver, or take it out of the recipe"
+UNIT_HINT = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
+
+
+class Needed(Enum):
+    """What a path must be."""
+
+    ANYTHING = "there"
+    FILE = "a file"
+    FOLDER = "a folder with something in it"
+    PROGRAM = "an executable file"
+
+
+class NeededPath(Struct, frozen=True):
+    path: str
+    what: str
+    """Where it is named: `engine.script`, `ExecStart of ...`."""
+    needed: Needed
+    hint: str = ""
+    may_fail: bool = False
+    """Its failure does not matter, as with `-` before a command."""
+
+
+def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
+    """The launch script's own source, the model, secrets, and everything that the container gets from outside."""
+    model = f"the model of recipe {plan.recipe}"
+    found = [
+        NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
+        NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
+    ]
+    found = [one for one in found if one.path]
+    found += [NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets]
+    found += [
+        NeededPath(one.source, f"the source of the container's {one.target}", Needed.ANYTHING, MOUNT_HINT)
+        for one in plan.container.volumes
+        if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
+    ]
+    device = f"a device of recipe {plan.recipe}"
+    found += [NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices]
+    return tuple(found)
+
+
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+"""Where systemd looks for a program that is no path: systemd.exec(5)."""
+
+_SPECIFIER = re.compile(r"%(.)")
+_VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
+_OPEN = re.compile("\0")
+_SHELL = re.compile(r"[\s;&|<>()*]")
+"""In a word that is no path by itself: a line for a shell."""
+_FOLDERS = {
+    "%": "%", "t": "/run", "S": "/var/lib", "C": "/var/cache", "L": "/var/log", "E": "/etc", "T": "/tmp",  # noqa: S108
+    "V": "/var/tmp", "h": "/root", "u": "root", "U": "0", "g": "root", "G": "0", "i": "", "I": "",  # noqa: S108
+}  # fmt: skip
+"""Specifiers of the system manager: systemd.unit(5)."""
+
+
+def paths_of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tuple[str, ...]]:
+    """Paths that its commands name, and words with a part that only systemd knows."""
+    found: dict[str, NeededPath] = {}
+    unknown: list[str] = []
+    for command in unit.commands:
+        for number, word in enumerate(command.command.words):
+            path = _resolve(word.partition("=")[2] if word.startswith("-") else word, unit.name)
+            if number == 0 and not path.startswith("/"):
+                path = _find_program(path, files)
+            if not path.startswith("/"):
+                continue
+            if _OPEN.search(path) or (number > 0 and _SHELL.search(path) and not _exists(files, path)):
+                unknown.append(f"{word} in {command.key}")
+                continue
+            needed = Needed.ANYTHING if number else Needed.PROGRAM
+            where = f"{command.key} in {command.source}"
+            found.setdefault(path, NeededPath(path, where, needed, UNIT_HINT, command.command.ignores_failure))
+    return tuple(found.values()), tuple(unknown)
+
+
+def _resolve(word: str, unit_name: str) -> str:
+    """The word with its specifiers replaced; unknown parts stay, between NULs."""
+    stem = unit_name.rpartition(".")[0]
+    values = {**_FOLDERS, "n": unit_name, "N": stem, "p": stem, "P": stem, "j": stem.rpartition("-")[2]}
+    word = _SPECIFIER.sub(lambda found: values.get(found[1], f"\0{found[0]}\0"), word)
+    return _VARIABLE.sub(lambda found: "$" if found[0] == "$$" else f"\0{found[0]}\0", word)
+
+
+def _exists(files: Files, path: str) -> bool:
+    try:
+        return files.exists(path)
+    except OSError:  # too long for a path, say
+        return False
+
+
+def _find_program(program: str, files: Files) -> str:
+    candidates = [f"{folder}/{program}" for folder in PATH]
+    return next((path for path in candidates if files.exists(path)), candidates[3])
+
+
+NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
+LAUNCH_SCRIPT = "/run/sparkd/launch.sh"
+
+
+class WantedDropIn(Struct, frozen=True):
+    """The drop-in that the configuration requires. Empty text: none."""
+
+    path: str
+    text: str
+    header: str
+    """The beginning of a file that sparkd wrote."""
+
+
+class PathFacts(Struct, frozen=True):
+    needed: NeededPath
+    kind: Kind | None
+    """None where there is nothing."""
+    executable: bool = False
+    empty: bool = False
+
+
+class ScriptFacts(Struct, frozen=True):
+    unit: str
+    unit_sources: tuple[str, ...]
+    """Empty where the unit is not installed."""
+    masked: bool
+    paths: tuple[PathFacts, ...]
+    unknown_words: tuple[str, ...]
+    drop_in: str | None
+    """Text of the drop-in as it is; None where there is none."""
+    launch_script: Kind | None
+
+
+class ScriptPaths(Check[ScriptFacts], frozen=True):
+    """No needed path is missing. A unit whose script is gone would fail and loop all day."""
+
+    unit: str
+    needed: tuple[NeededPath, ...] = ()
+    drop_in: WantedDropIn | None = None
+    id = "script-paths"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK),
+        reads="the effective unit with its drop-ins; every path of the plan",
+        source="'What Broke on Reboot', Echo, 27 May 2026: a unit that executed a script that was gone",
+        page="""\
+A unit that names a script which is gone fails with status 127 and is started again, for ever, without one line from
+the engine. A missing model shows only after a minute of imports. This check inspects every path before the launch:
+
+  - every absolute path in the Exec* lines of the unit as systemd sees it, drop-ins included; programs must be
+    executable files. A command with `-` before it may fail, so its missing paths only warn.
+  - engine.script, the model's folder (which must hold something: an empty one is often a disk that is not mounted),
+    the files of secrets, the sources of the container's mounts, and its devices.
+  - the installed drop-in is the one that the configuration requires.
+
+  block  something is missing, or of the wrong kind.
+  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier).""",
+    )
+
+    def probe(self, host: Host) -> ScriptFacts:
+        files, unit, wanted = host.files, host.unit(self.unit), self.drop_in
+        launch_script = _stat(files, LAUNCH_SCRIPT)
+        of_unit, unknown = paths_of_unit(unit, files) if unit else ((), ())
+        return ScriptFacts(
+            unit=self.unit,
+            unit_sources=unit.sources if unit else (),
+            masked=bool(unit and unit.masked),
+            paths=tuple(_read_path(files, one) for one in (*of_unit, *self.needed)),
+            unknown_words=unknown,
+            drop_in=files.text(wanted.path) if wanted and _stat(files, wanted.path) else None,
+            launch_script=launch_script.kind if launch_script else None,
+        )
+
+    def judge(self, facts: ScriptFacts) -> Verdict:
+        problems = [_problem(one, wrong) for one in facts.paths if (wrong := _wrong(one))]
+        problems += [
+            Problem(Level.WARN, f"{word} can't be looked up: only systemd knows what it means")
+            for word in facts.unknown_words
+        ]
+        if facts.launch_script not in (None, Kind.FILE):
+            reason = f"{LAUNCH_SCRIPT} is a {facts.launch_script.value}, not a file"
+            problems.append(Problem(Level.BLOCK, reason, f"remove it: rm -r {LAUNCH_SCRIPT}"))
+        if not facts.unit_sources:
+            problems.append(Problem(Level.WARN, f"{facts.unit} is not installed", "install the package"))
+        elif not facts.masked:
+            problems += self._drift(facts)
+        return verdict(problems, f"{len(facts.paths)} paths, all there")
+
+    def _drift(self, facts: ScriptFacts) -> list[Problem]:
+        wanted = self.drop_in
+        if wanted is None or _same(facts.drop_in, wanted.text):
+            return []
+        if facts.drop_in is not None and not facts.drop_in.startswith(wanted.header):
+            reason = f"{wanted.path} was not written by sparkd"
+            return [Problem(Level.BLOCK, reason, "move it to another name")] if wanted.text else []
+        state = "is missing" if facts.drop_in is None else "differs from the configuration"
+        return [Problem(Level.BLOCK, f"{wanted.path} {state}", "sparkd units install")]
+
+
+def _same(found: str | None, wanted: str) -> bool:
+    """Whether two drop-ins set the same: their comments may be of another version."""
+    if found is None or not wanted:
+        return found is None and not wanted
+    return parse_assignments(found) == parse_assignments(wanted)
+
+
+def _problem(facts: PathFacts, wrong: str) -> Problem:
+    level = Level.WARN if facts.needed.may_fail else Level.BLOCK
+    return Problem(level, f"{facts.needed.path} {wrong} ({facts.needed.what})", facts.needed.hint)
+
+
+def _wrong(facts: PathFacts) -> str:
+    """What is wrong with a path; empty where nothing is."""
+    if facts.kind is None:
+        return "does not exist"
+    needed = facts.needed.needed
+    if needed is Needed.ANYTHING:
+        return ""
+    kind = Kind.FOLDER if needed is Needed.FOLDER else Kind.FILE
+    if facts.kind is not kind:
+        return f"is a {facts.kind.value}, not a {kind.value}"
+    if needed is Needed.PROGRAM and not facts.executable:
+        return "is not executable"
+    return "is empty" if facts.empty else ""
+
+
+def _read_path(files: Files, needed: NeededPath) -> PathFacts:
+    path = needed.path
+    facts = _stat(files, path)
+    if facts is None and ":" in path:
+        path = path.partition(":")[0]  # docker's -v SOURCE:TARGET
+        facts = _stat(files, path)
+    if facts is None:
+        return PathFacts(needed, None)
+    if facts.kind is Kind.FOLDER:
+        empty = needed.needed is Needed.FOLDER and not files.names(path)
+    else:
+        empty = facts.kind is Kind.FILE and facts.size_bytes == 0
+    return PathFacts(needed, facts.kind, facts.executable, empty)
+
+
+def _stat(files: Files, path: str) -> FileFacts | None:
+    try:
+        return files.stat(path)
+    except OSError as error:
+        if error.errno not in NOTHING_THERE:
+            raise
+        return None

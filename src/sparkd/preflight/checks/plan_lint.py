@@ -1,0 +1,115 @@
+"""Plan lint: flags and environment that are known to fail, reported before a load of half an hour."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.host import Host, weights
+from sparkd.host.files import Files
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.vllm.command_line import FirstValues, first_values, parse_flags
+from sparkd.vllm.lint import rules
+from sparkd.vllm.lint import script as scripts
+from sparkd.vllm.lint.engine import Launch, ModelLimits, parse_limits
+
+SCRIPT_LIMIT_BYTES = 64 << 10
+NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)
+
+
+class PlanFacts(Struct, frozen=True):
+    flags: int
+    """Of the engine that is judged."""
+    model: ModelLimits
+    own_command: bool
+    """Whether engine.script starts an engine of its own, rather than the plan's."""
+    _script: scripts.Script | None
+
+
+class PlanLint(Check[PlanFacts], frozen=True):
+    """Nothing in the plan is known to fail."""
+
+    plan: LaunchPlan
+    id = "plan-lint"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK),
+        reads="the plan's flags and environment; engine.script; config.json of the model",
+        source=f"{rules.ECHO}; measured on vLLM 0.32; its page names each rule's own",
+        page=f"""\
+vLLM reads its flags after a minute of imports, and some of them fail only when the weights are loaded. This check
+holds the plan against what is known to fail; `sparkd recipe check` holds recipes against the same rules.
+
+Where engine.script starts a `vllm serve` of its own, its words count and the plan's do not. A script that ends with
+exec "$@" starts the plan's command. What a variable of the shell gives is not known, and not judged.
+
+{rules.describe_rules()}
+
+Of engine.script, these block: a worker's `vllm serve` without --headless, --headless on the head, and --node-rank,
+--nnodes, --master-addr or --master-port that are not this node's.
+
+Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"] makes it warn.""",
+    )
+
+    def probe(self, host: Host) -> PlanFacts:
+        script = _script(host.files, self.plan)
+        own = script is not None and bool(script.serves) and not script.passes_on
+        return PlanFacts(
+            flags=len(_launch(self.plan, script if own else None).flags),
+            model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
+            own_command=own,
+            _script=script,
+        )
+
+    def judge(self, facts: PlanFacts) -> Verdict:
+        node, script = self.plan.node, facts._script
+        place = scripts.Place(node.rank, node.cluster_size, node.head_address, self.plan.master_port)
+        found = list(scripts.find_misplaced(script, place)) if script is not None else []
+        found += rules.find_issues(
+            replace(_launch(self.plan, script if facts.own_command else None), model=facts.model)
+        )
+        problems = [Problem(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
+        whose = "engine.script" if facts.own_command else "the plan"
+        return verdict(problems, f"nothing in the {facts.flags} flags of {whose} is known to fail")
+
+
+def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
+    """The engine that will run: the script's where it starts its own, else the plan's."""
+    kept = (
+        *(cache.target for cache in plan.caches),
+        *(mount.target for mount in plan.container.volumes if not mount.read_only),
+    )
+    launch = Launch(
+        flags=first_values(plan.argv),
+        env=dict(plan.env),
+        gpu=plan.container.gpus == "all",
+        kept=kept,
+        pool_tokens=plan.kv_cache_tokens,
+        given=parse_flags(plan.argv),
+        extra=plan.extra_flags,
+    )
+    if script is None:
+        return launch
+    return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=())
+
+
+def _common(commands: Sequence[FirstValues]) -> FirstValues:
+    """Which of several commands runs is unknown: where they differ, the value is None."""
+    names = dict.fromkeys(name for flags in commands for name in flags)
+    values = {name: {flags.get(name) for flags in commands} for name in names}
+    return {name: found.pop() if len(found) == 1 else None for name, found in values.items()}
+
+
+def _script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
+    """None where there is none to read: script-paths reports a missing one."""
+    if not plan.user_script:
+        return None
+    try:
+        return scripts.parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES)).with_inherited(dict(plan.env))
+    except OSError as error:
+        if error.errno in NO_SCRIPT:
+            return None
+        raise

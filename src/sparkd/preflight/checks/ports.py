@@ -1,0 +1,253 @@
+"""The ports of this node's rank and agent, and their holders."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.host.sockets import Listener
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.vllm.command_line import first_values
+
+if TYPE_CHECKING:
+    from sparkd.config import Settings
+
+EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
+PROXY = "docker-proxy"
+"""Holds the published ports of containers, and is in none: without it the container runs on without them."""
+
+
+class Wanted(Struct, frozen=True):
+    """A port to listen on."""
+
+    port: int
+    address: str
+    """An address of this node; empty: all of them, of IPv4 and IPv6."""
+    what: str
+    setting: str
+    """Where it is configured."""
+    agents: bool = False
+    """Whether the agent listens on it, and not the engine."""
+    vital: bool = True
+    """Whether a launch fails without it."""
+
+
+class Held(Struct, frozen=True):
+    """A port that is in use."""
+
+    wanted: Wanted
+    use: PortUse
+    container: str
+    """Name of the holder's container; empty outside."""
+    told_by_strays: bool  # words: keep - a key of the report
+    """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
+
+
+def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
+    """A worker serves no API, and comes to the head's port of the rendezvous."""
+    several, is_head = plan.node.cluster_size > 1, plan.node.rank == 0
+    found = []
+    if is_head:
+        found.append(Wanted(plan.api_port, first_values(plan.argv).get("host") or EVERY_IPV4, "the API", "args.port"))
+    if is_head and several:
+        found.append(Wanted(plan.master_port, "", "the rendezvous", "cluster.master_port"))
+    if several:
+        port = settings.cluster.report_port
+        found.append(Wanted(port, plan.node.address, "the node's report", "cluster.report_port", agents=True))
+    if settings.observe.address is not None:
+        address, port = settings.observe.address
+        found.append(Wanted(port, address, "the observers", "observe.listen", agents=True, vital=False))
+    return tuple(found)
+
+
+class PortsFacts(Struct, frozen=True):
+    held: tuple[Held, ...]
+    owner_pid: int | None
+    """Of the agent that owns this node."""
+
+
+class Ports(Check[PortsFacts], frozen=True):
+    """Every port that the plan needs is free, or its holder is named. Nobody is ended for a port."""
+
+    wanted: tuple[Wanted, ...]
+    id = "ports"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK),
+        reads="/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "
+        "containers",
+        source="measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with "
+        "EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke",
+        page="""\
+The container shares the node's network, so two programs that want one port are in each other's way:
+
+  the API            args.port of the recipe (8000), on the head
+  the rendezvous     cluster.master_port (29501), on the head of several nodes: torch opens it on every address
+  the node's report  cluster.report_port (29510), on every node of several: the other agents read it
+  the observers      observe.listen (127.0.0.1:29511): metrics and health, on every node
+
+A port that is held only on another address is free: 127.0.0.1:29510 does not take 10.0.0.1:29510. A socket of [::]
+holds the port for IPv4 too, unless it is for IPv6 alone (IPV6_V6ONLY). Ports of this node's agent and of engines, which
+stray-workers judges, are ok.
+
+  warn     another program has the observers' port: the engine runs without metrics. Give observe.listen another port.
+  block    another is held. pid, name, user and container of the holder are named. Stop it if it may go, or choose
+           another port: the setting is named too. All nodes of a cluster need the same one.
+
+sparkd ends no process for a port. A port that is bound but not listened on, or that an outgoing connection has, is not
+in /proc: only the engine finds it.""",
+    )
+
+    def probe(self, host: Host) -> PortsFacts:
+        listeners = host.listeners()
+        taken = {one: wanted for wanted in self.wanted for one in listeners if _in_the_way(one, wanted)}
+        if any(one.address == EVERY_IPV6 for one in taken):
+            only_ipv6 = host.only_ipv6()
+            taken = {one: wanted for one, wanted in taken.items() if one.inode not in only_ipv6 or _by_ipv6(wanted)}
+        owner = host.owner()
+        owner_pid = owner.pid if owner else None
+        if not taken:
+            return PortsFacts((), owner_pid)
+        table = host.processes()
+        strays = pids_of(find_engines(host, table))
+        containers = {one.id: one for one in host.docker().containers}
+        held = []
+        for one, use in zip(taken, port_holders(host, table, tuple(taken)), strict=True):
+            container = containers.get(use.container_id)
+            name = container.name if container else use.container_id[:12]
+            named = use.pid in strays or (container is not None and container.ours)
+            held.append(Held(taken[one], use, name, named))
+        return PortsFacts(tuple(held), owner_pid)
+
+    def judge(self, facts: PortsFacts) -> Verdict:
+        mine = [one for one in facts.held if _is_owners(one, facts.owner_pid)]
+        engines_own = [one for one in facts.held if one.told_by_strays and one not in mine]  # words: keep
+        problems = [_problem(one) for one in facts.held if one not in mine and one not in engines_own]
+        parts = [f"{one.wanted.what}, port {one.wanted.port}: the agent's own, pid {facts.owner_pid}" for one in mine]
+        parts += [f"{one.wanted.what}, port {one.wanted.port}: an engine's, see stray-workers" for one in engines_own]
+        held = {one.wanted.port for one in facts.held}
+        free = [str(one.port) for one in self.wanted if one.port not in held]
+        parts = [f"{', '.join(free)} free", *parts] if free else parts
+        return verdict(problems, "; ".join(parts) or "this node listens on none")
+
+
+def _is_owners(held: Held, owner_pid: int | None) -> bool:
+    """Without root the holder of a socket is unknown, but the node's owner is known: its ports are its own, then."""
+    return held.wanted.agents and owner_pid is not None and held.use.pid in (owner_pid, None)
+
+
+def _in_the_way(one: Listener, wanted: Wanted) -> bool:
+    if one.port != wanted.port:
+        return False
+    here, there = _plain(one.address), _plain(wanted.address)
+    if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
+        return True
+    return EVERY_IPV4 in (here, there) and (":" in here) is (":" in there)
+
+
+def _by_ipv6(wanted: Wanted) -> bool:
+    """Whether it is to be listened on with IPv6 too."""
+    return ":" in (address := _plain(wanted.address)) or not address
+
+
+def _plain(address: str) -> str:
+    """One text for one address. A name may be any address: empty, as for all of them."""
+    try:
+        found = ip_address(address.strip("[]"))
+    except ValueError:
+        return ""
+    mapped = getattr(found, "ipv4_mapped", None)
+    return str(mapped or found)
+
+
+def _problem(held: Held) -> Problem:
+    wanted, use = held.wanted, held.use
+    where = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
+    level = Level.BLOCK if wanted.vital else Level.WARN
+    choose = f"or change {wanted.setting}"
+    if use.pid is None:
+        return Problem(level, f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
+    inside = f" in container {held.container}" if held.container else ""
+    reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
+    return Problem(level, reason, f"stop it if it may go: {_stop(held)}; {choose}")
+
+
+def _stop(held: Held) -> str:
+    use = held.use
+    if held.container:
+        return f"docker stop {held.container}"
+    if use.comm == PROXY:
+        return f"docker stop what this names: docker ps --filter publish={use.port}"
+    if use.pid == 1:
+        return "systemctl stop the socket that this names: systemctl list-sockets"
+    return f"kill {use.pid}"
+
+
+API_KEY = "VLLM_API_KEY"
+ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")  # noqa: S104  # compared, not bound
+SHOWN = 32
+
+
+class ListenersFacts(Struct, frozen=True):
+    on_all_addresses: tuple[int, ...]
+    """TCP ports of this machine that listen on all addresses; the first of them."""
+
+
+class Listeners(Check[ListenersFacts], frozen=True):
+    """An API on all addresses without a key serves anybody. It never blocks: the network may be closed."""
+
+    plan: LaunchPlan
+    id = "listeners"
+    about = About(
+        levels=(Level.WARN,),
+        reads="the plan; /proc/net/tcp, /proc/net/tcp6",
+        source="measured on vLLM 0.32: its ports, and what answers without the key",
+        page="""\
+The container shares the node's network, so what the engine listens on, the node listens on. The head opens the
+API (args.host and args.port) and, with several nodes, the port where ranks meet (cluster.master_port), which torch
+opens on every address, without any password, whatever is configured.
+
+  warn     the API listens on all addresses (args.host is 0.0.0.0, :: or unset) and no key is set: anybody who reaches
+           this node may use it. Give args.host the one address to serve on, or set a key: under [engine.secrets],
+           VLLM_API_KEY = "/etc/sparkd/api.key".
+
+A key does not close everything: vLLM guards /v1 and a few more, while /invocations, which runs whole completions,
+/tokenize, /metrics, /health and others answer without it. Where strangers reach the node, let a firewall or a proxy
+decide, for cluster.master_port too. Under Ray (executor: ray) every node opens ports of Ray's on every address, and
+runs what it receives there: from Ray 2.52 on only with a token of the cluster's key, before that for anybody.
+
+Ports of other programs that listen on all addresses are shown, and not judged.""",
+    )
+
+    def probe(self, host: Host) -> ListenersFacts:
+        ports = {one.port for one in host.listeners() if one.address in ALL_ADDRESSES}
+        return ListenersFacts(tuple(sorted(ports))[:SHOWN])
+
+    def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
+        plan = self.plan
+        if plan.node.rank > 0:
+            return Verdict(Level.OK, "this rank serves no API")
+        flags = first_values(plan.argv)
+        address = flags.get("host") or ""
+        named = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
+        open_to_all = _all_addresses(address)
+        if open_to_all and API_KEY not in named and not flags.get("api-key"):
+            reason = (
+                f"the API will answer anybody who reaches port {plan.api_port} of this node: on all addresses, no key"
+            )
+            hint = f'set {API_KEY} = "/etc/sparkd/api.key" under [engine.secrets], or args.host to one address'
+            return Verdict(Level.WARN, reason, hint)
+        where = "all addresses, with a key" if open_to_all else address
+        ranks = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""
+        return Verdict(Level.OK, f"the API on {where}: port {plan.api_port}{ranks}")
+
+
+def _all_addresses(host: str) -> bool:
+    try:
+        return host in ALL_ADDRESSES or ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False

@@ -1,0 +1,297 @@
+"""RDMA: the devices that NCCL will use between the nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from msgspec import Struct
+
+from sparkd.host import Host, infiniband, network
+from sparkd.host.infiniband import ACTIVE, Gid, Hca, Port
+from sparkd.lib.text import sanitize
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.recipes.schema import Container
+
+NAMES = "NCCL_IB_HCA"
+VERBS = "/dev/infiniband"
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
+
+
+def parse_number(text: str) -> int | None:
+    """A parameter as NCCL reads it (src/misc/param.cc): strtoll with base 0, so that 0x3 and 03 are 3, and 010 is 8.
+
+    Text after the number is ignored. None where there is none, or one of more than 64 bits: older versions take it for
+    0, newer ones for unset.
+    """
+    found = _NUMBER.match(text)
+    if found is None:
+        return None
+    sign, hexadecimal, octal, decimal = found.groups()
+    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    if value >= 1 << 63:
+        return None
+    return -value if sign == "-" else value
+
+
+def why_tcp(env: Mapping[str, str]) -> str:
+    """The setting that makes NCCL use TCP; empty where none does."""
+    if parse_number(env.get("NCCL_IB_DISABLE", "")):
+        return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
+    return "NCCL_NET is Socket, so NCCL goes by TCP" if env.get("NCCL_NET", "").lower() == "socket" else ""
+
+
+def why_no_rdma(plan: LaunchPlan) -> str:
+    """Why the plan needs none; empty where it does."""
+    if plan.node.cluster_size == 1:
+        return "one node"
+    return why_tcp(dict(plan.env)) if plan.container.gpus == "all" else "the plan uses no GPU"
+
+
+def reaches_verbs(container: Container) -> bool:
+    return container.privileged or any(device.startswith(VERBS) for device in container.devices)
+
+
+class Selection(Struct, frozen=True):
+    """NCCL_IB_HCA: `rocep1s0f0,mlx5_1:1` are beginnings of names, each with a port where one is meant; a leading `=`
+    means whole names, a leading `^` all others. Empty: every device.
+    """
+
+    names: tuple[tuple[str, int | None], ...]
+    exact: bool
+    others: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Selection:
+        others = text.startswith("^")
+        rest = text.removeprefix("^")
+        exact = rest.startswith("=")
+        words = rest.removeprefix("=").split(",")
+        return cls(tuple(_name_and_port(word) for word in words if word), exact, others)
+
+    def takes(self, hca: str, port: int) -> bool:
+        among = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
+        return (not self.names or any(among)) is not self.others
+
+    def names_whole(self, hca: str) -> bool:
+        """Whether it is selected by its own name."""
+        return not self.others and any(name == hca for name, _ in self.names)
+
+    def missing(self, present: tuple[str, ...]) -> tuple[str, ...]:
+        """Names to use that no device here has."""
+        names = () if self.others else self.names
+        return tuple(name for name, _ in names if not any(self._matches(name, hca) for hca in present))
+
+    def _matches(self, name: str, hca: str) -> bool:
+        return hca == name if self.exact else hca.startswith(name)
+
+
+def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, Port], ...]:
+    """The selected ports with their devices, up or not."""
+    return tuple((hca, port) for hca in hcas for port in hca.ports if selection.takes(hca.name, port.number))
+
+
+def _name_and_port(word: str) -> tuple[str, int | None]:
+    name, _, port = word.partition(":")
+    return name, int(port) if port.isdecimal() and port.isascii() else None
+
+
+class RdmaFacts(Struct, frozen=True):
+    hcas: tuple[Hca, ...]
+    no_carrier: tuple[str, ...]
+    """Interfaces of the devices that have no carrier."""
+
+
+class Rdma(Check[RdmaFacts], frozen=True):
+    """Without RDMA NCCL uses TCP, many times slower, and only logs it."""
+
+    env: Mapping[str, str]
+    wanted: tuple[str, ...]
+    """fabric.hcas, given or found."""
+    reaches_verbs: bool
+    """Whether the container sees the devices of /dev/infiniband."""
+    not_needed: str = ""
+    """Why the plan needs no RDMA; empty where it does."""
+    id = "rdma"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK),
+        reads="/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net",
+        source="eugr/spark-vllm-docker, docs/NETWORKING.md; ServeTheHome on the ConnectX-7 of a DGX Spark",
+        page="""\
+Between nodes NCCL uses RDMA (RoCE) where it can, and TCP where it can't, without failing. This check lists what it will
+find: the devices that NCCL_IB_HCA of the plan selects (beginnings of names; a leading = means whole names, a leading ^
+all others), each with its port's state and its interface, from sysfs.
+
+  block    the plan insists on RDMA (NCCL_NET=IB), and this machine has no device that it selects: NCCL would fail.
+  warn     no device, or a name that none has; a port that is named, or the last one, and is not ACTIVE (the cable is
+           out, or the node at its other end is off: NCCL leaves it out); devices that share one slot while their twins
+           are idle; a container that is neither privileged nor given /dev/infiniband.
+
+Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
+the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
+ports on one domain, and share four lanes. Where fabric.hcas is empty, sparkd takes the pair of the fabric's interface:
+devices of one chip (sys_image_guid), the same function of both domains, if the second is up and its interface has an
+address as the first's has: none of 169.254.*, in a subnet of its own, and on every node or on none.
+
+NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA.""",
+    )
+
+    def probe(self, host: Host) -> RdmaFacts:
+        if self.not_needed:
+            return RdmaFacts((), ())
+        hcas = infiniband.read_hcas(host.files)
+        found = [
+            network.read_link(host.files, name) for name in dict.fromkeys(one for hca in hcas for one in hca.interfaces)
+        ]
+        return RdmaFacts(hcas, tuple(link.name for link in found if link is not None and link.carrier is not True))
+
+    def judge(self, facts: RdmaFacts) -> Verdict:
+        if self.not_needed:
+            return Verdict(Level.OK, self.not_needed)
+        selection = Selection.parse(self.env.get(NAMES, ""))
+        ports = select_ports(selection, facts.hcas)
+        up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
+        # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
+        meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
+        used = tuple(dict.fromkeys(hca for hca, _ in meant))
+        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used), *_down(facts, meant)]
+        if not self.reaches_verbs:
+            reason = f"the container is given no {VERBS}, so NCCL goes by TCP"
+            problems.append(Problem(Level.WARN, reason, f"container.privileged = true, or {VERBS} among its devices"))
+        return verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
+
+    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...]) -> Iterator[Problem]:
+        present = tuple(hca.name for hca in facts.hcas)
+        here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
+        missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
+        by_force = self.env.get("NCCL_NET", "").upper() == "IB"
+        if not used:
+            chosen = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device"
+            what = f"{chosen} of this machine" if present else "this machine has no RDMA device"
+            then = "and NCCL_NET=IB insists on one" if by_force else "so NCCL goes by TCP"
+            yield Problem(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)
+        elif missing:
+            reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
+            yield Problem(Level.WARN, reason, f"{here}: correct fabric.hcas or {NAMES}")
+
+
+def _down(facts: RdmaFacts, meant: list[tuple[Hca, Port]]) -> Iterator[Problem]:
+    for hca, port in meant:
+        if port.state != ACTIVE:
+            dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
+            why = f"; {dark} has no carrier" if dark else ""
+            hint = "is its cable in, and the node at the other end on? Else leave it out of fabric.hcas"
+            yield Problem(Level.WARN, f"{_name(hca)}: port {port.number} is {port.state}{why}", hint)
+
+
+def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Problem]:
+    """Several functions of one slot, while another slot's twins could carry half of it."""
+    if len(used) < 2 or len({hca.slot for hca in used}) > 1:
+        return
+    twins = [twin for hca in used for twin in _twins(hca, facts.hcas)]
+    if twins:
+        reason = f"{' and '.join(hca.name for hca in used)} share the lanes of one slot ({used[0].slot})"
+        pair = ",".join((used[0].name, twins[0].name))
+        yield Problem(Level.WARN, reason, f"one cable is the same port on both PCI domains: {pair}")
+
+
+def _twins(hca: Hca, among: tuple[Hca, ...]) -> tuple[Hca, ...]:
+    """The same function in other slots, with a port that is up."""
+    return tuple(
+        one
+        for one in among
+        if hca.pci and one.pci and one.slot != hca.slot
+        if one.pci[-1] == hca.pci[-1] and any(port.state == ACTIVE for port in one.ports)
+    )
+
+
+def _idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
+    idle = sorted({twin.name for hca in used for twin in _twins(hca, facts.hcas)} - {hca.name for hca in used})
+    return f"; not used on the same cable: {', '.join(idle)} (fabric.hcas)" if idle else ""
+
+
+def _name(hca: Hca) -> str:
+    return f"{hca.name} ({', '.join(hca.interfaces)})" if hca.interfaces else hca.name
+
+
+INDEX = "NCCL_IB_GID_INDEX"
+HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
+
+
+class GidTable(Struct, frozen=True):
+    """Of one selected port that is up."""
+
+    hca: str
+    port: int
+    at_index: Gid | None
+    """The entry at the pinned index, if any."""
+    good: tuple[int, ...]
+    """Indexes that would do."""
+
+
+class GidFacts(Struct, frozen=True):
+    tables: tuple[GidTable, ...]
+
+
+class GidIndex(Check[GidFacts], frozen=True):
+    """Indexes move when addresses come and go, and differ between devices: unset is best."""
+
+    env: Mapping[str, str]
+    address: str
+    """Of this node on the fabric: its family is that of the GIDs."""
+    not_needed: str = ""
+    """Why the plan needs no RDMA; empty where it does."""
+    id = "gid"
+    about = About(
+        levels=(Level.BLOCK,),
+        reads="/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index",
+        source="tonyd2wild (Vision), issue 38 and pull request 40: the index drifts, and an empty text means 0",
+        page="""\
+RoCE addresses a port by one entry of its GID table. The right one is of type RoCE v2 and stands for the IPv4 address of
+the interface (::ffff:10.0.0.1). Its index is often 3, but 4 and 5 are seen too, it differs between devices and nodes,
+and it moves when an address comes or goes: 3 became 4 within half an hour on one pair. Where NCCL_IB_GID_INDEX is
+unset, NCCL finds it by itself on every device (by NCCL_IB_ADDR_FAMILY=AF_INET, NCCL_IB_ROCE_VERSION_NUM=2).
+
+  block    the plan sets NCCL_IB_GID_INDEX to an empty text, which was seen to act as 0, a link-local address; or to
+           what is no number, which older versions read as 0; or to an index that is not RoCE v2 with an address of the
+           fabric's family on every device that NCCL_IB_HCA selects. The reason names the right index of each device.
+
+With a wrong index the ranks meet over TCP and then hang or fail in their first collective. Ports that are not ACTIVE
+are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8.""",
+    )
+
+    def probe(self, host: Host) -> GidFacts:
+        index = parse_number(self.env.get(INDEX, ""))
+        if self.not_needed or index is None or index < 0:
+            return GidFacts(())
+        used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
+        up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
+        return GidFacts(tuple(self._table(index, *one, infiniband.read_gids(host.files, *one)) for one in up))
+
+    def judge(self, facts: GidFacts) -> Verdict:
+        text = self.env.get(INDEX)
+        if self.not_needed or text is None:
+            return Verdict(Level.OK, self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
+        if not text.strip():
+            return Verdict(Level.BLOCK, f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
+        index = parse_number(text)
+        if index is not None and index < 0:
+            return Verdict(Level.OK, f"{INDEX} is {index}, so NCCL finds the index itself")
+        if index is None:
+            return Verdict(Level.BLOCK, f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
+        problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
+        where = ", ".join(one.hca for one in facts.tables)
+        return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
+
+    def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
+        six = ":" in self.address
+        of_family = (one for one in gids if (not (one.ipv4 or one.link_local) if six else one.ipv4))
+        at_index = next((one for one in gids if one.index == index), None)
+        good = tuple(one.index for one in of_family if one.kind == infiniband.ROCE_V2)
+        return GidTable(hca, port, at_index, good)
+
+    def _wrong(self, index: int, table: GidTable) -> Problem:
+        found = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
+        right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
+        return Problem(Level.BLOCK, f"{INDEX}={index}: on {table.hca} that {found}; {right}", HINT)

@@ -1,0 +1,211 @@
+"""Strays: processes and containers of engines whose starter is gone."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.host import Host
+from sparkd.host.processes import NodeOwner, Process, ProcessTable
+from sparkd.lib.text import size
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.engine_processes import (
+    Engine,
+    Leader,
+    Member,
+    PortUse,
+    find_engines,
+    gpu_memory_by_pid,
+    is_worker,
+    lasting_ports,
+    pids_of,
+)
+from sparkd.preflight.fixes import EndProcess, RemoveContainer
+
+
+class Container(Struct, frozen=True):
+    """A container that has processes of engines in it, or our label on it."""
+
+    id: str
+    name: str
+    ours: bool
+    invocation: str
+    running: bool
+
+
+class StrayFacts(Struct, frozen=True):
+    engines: tuple[Engine, ...]
+    containers: tuple[Container, ...]
+    docker_known: bool
+    docker_error: str
+    """Why a running dockerd could not be read; empty where it could, or where none runs."""
+    owner: NodeOwner | None
+    """The holder of the node's lock."""
+    ports: tuple[PortUse, ...]
+    """That engines listen on."""
+    zombies: tuple[str, ...]
+    scanned: int
+    """Processes looked at."""
+
+
+class StrayWorkers(Check[StrayFacts], frozen=True):
+    """No other engine. One that is certainly orphaned is ended; any other is named and left alone."""
+
+    tried: frozenset[tuple[int, int]] = frozenset()
+    """(pid, start time) of processes that a fix has tried to end."""
+    tried_containers: frozenset[str] = frozenset()
+    """Full ids of containers that a fix has tried to remove."""
+    id = "stray-workers"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="every process; docker's containers; the engines' listening sockets",
+        source="vLLM issue 55510; measured on vLLM 0.32",
+        fixes=("end-process", "remove-container"),
+        page="""\
+The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
+behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
+
+A stray is
+  - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
+  - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
+    leader. It is ended with its descendants: SIGTERM, then SIGKILL.
+
+A `vllm serve` is never ended: it leads its engine, and one started with nohup over ssh is adopted too. Nor is a
+ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself when its raylet is gone.
+
+  block    strays (cleared by ending them), or a living engine of another owner, which is named with the ports that it
+           holds and never touched.
+  unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
+           living leader that is no engine, such as a shell: it may be orphaned or not.
+  warn     zombies: they hold nothing and go when their parent reaps them.""",
+    )
+
+    def probe(self, host: Host) -> StrayFacts:
+        table = host.processes()
+        found = find_engines(host, table)
+        found = _with_gpu(host, table, found) if found else ()
+        docker = host.docker()
+        seen = tuple(
+            Container(one.id, one.name, one.ours, one.invocation, one.running)
+            for one in docker.containers
+            if one.ours or any(engine.container_id == one.id for engine in found)
+        )
+        return StrayFacts(
+            engines=found,
+            containers=seen,
+            docker_known=docker.known,
+            docker_error=docker.error,
+            owner=host.owner(),
+            ports=lasting_ports(host, table, pids_of(found)),
+            zombies=_zombies(table),
+            scanned=len(table.processes),
+        )
+
+    def judge(self, facts: StrayFacts) -> Verdict:
+        ours = {one.id: one for one in facts.containers if one.ours}
+        problems = [self._container(facts, one) for one in ours.values()]
+        for engine in facts.engines:
+            if engine.container_id in ours or engine.leader is Leader.ENGINE:
+                continue  # named with its container, or with the main process that it belongs to
+            problems.append(self._engine(facts, engine))
+        problems += [Problem(Level.WARN, zombie) for zombie in facts.zombies]
+        if facts.docker_error:
+            reason = f"docker can't list its containers: {facts.docker_error}"
+            problems.append(Problem(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker"))
+        away = "" if facts.docker_known else "; docker is away, so containers were not checked"
+        return verdict(problems, f"none among {facts.scanned} processes{away}")
+
+    def _container(self, facts: StrayFacts, container: Container) -> Problem:
+        inside = [one for one in facts.engines if one.container_id == container.id]
+        held = sum(member.frees_bytes for engine in inside for member in engine.members)
+        what = f"container {container.name} ({container.id[:12]})"
+        owner = facts.owner
+        if owner is not None and not owner.invocation:
+            reason = f"{what}: whether its agent is pid {owner.pid}, which owns this node, is unknown"
+            return Problem(Level.UNKNOWN, reason, f"look at: ps {owner.pid}")
+        if owner is not None and owner.invocation == container.invocation:
+            reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
+            return Problem(Level.BLOCK, reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
+        state = f"still runs and holds {size(held)}" if container.running else "is left over"
+        if container.id in self.tried_containers:
+            return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
+        fix = RemoveContainer(container.id, container.name, frees_bytes=held)
+        return Problem(Level.BLOCK, f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
+
+    def _engine(self, facts: StrayFacts, engine: Engine) -> Problem:
+        if engine.container_id and not facts.docker_known:
+            reason = f"{_words(facts, engine)}: docker can't identify its container"
+            return Problem(Level.UNKNOWN, reason, "systemctl start docker", awaits="docker")
+        # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
+        if engine.serves or not engine.adopted or engine.leader is Leader.ITSELF:
+            return Problem(Level.BLOCK, f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
+        if engine.leader is Leader.OTHER:
+            reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
+            return Problem(Level.UNKNOWN, reason, f"if nobody needs it: kill {engine.top.pid}")
+        return self._stray(facts, engine)
+
+    def _stray(self, facts: StrayFacts, engine: Engine) -> Problem:
+        stuck = [one for one in engine.members if (one.pid, one.start_time) in self.tried]
+        asleep = [one for one in stuck if one.state == "D"]
+        if asleep:
+            names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
+            reason = f"{names} sleeps in the kernel (state D) and can't be ended"
+            # A driver that gives memory back may hold it for a while: it is waited for first.
+            return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=f"{names} to end")
+        if stuck:
+            reason = f"an orphaned engine does not end: {_words(facts, engine)}"
+            return Problem(Level.BLOCK, reason, f"look at: cat /proc/{stuck[0].pid}/stack")
+        fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
+        return Problem(Level.BLOCK, f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+
+
+def _stuck_container(inside: list[Engine], reason: str) -> Problem:
+    asleep = [one for engine in inside for one in engine.members if one.state == "D"]
+    if not asleep:
+        return Problem(Level.BLOCK, reason, "look at: systemctl status docker")
+    reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
+    awaited = f"pid {asleep[0].pid} to end"
+    return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=awaited)
+
+
+def _words(facts: StrayFacts, engine: Engine) -> str:
+    """Pid, name, count of its processes, user, container, ports, memory."""
+    top, others = engine.top, len(engine.members) - 1
+    ports = sorted({use.port for use in facts.ports if use.pid in pids_of((engine,))})
+    parts = (
+        f"pid {top.pid} ({top.comm})" + (f" and {others} with it" if others else ""),
+        f"user {engine.user}",
+        f"container {_container_name(facts, engine) or engine.container_id[:12]}" if engine.container_id else "",
+        f"port {', '.join(map(str, ports))}" if ports else "",
+        size(sum(member.frees_bytes for member in engine.members)),
+        "asleep in the kernel (state D)" if top.state == "D" else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _container_name(facts: StrayFacts, engine: Engine) -> str:
+    return next((one.name for one in facts.containers if one.id == engine.container_id), "")
+
+
+def _how_to_stop(facts: StrayFacts, engine: Engine) -> str:
+    name = _container_name(facts, engine)
+    return f"stop it first: docker stop {name}" if name else f"stop it first: kill {engine.top.pid}"
+
+
+def _with_gpu(host: Host, table: ProcessTable, found: tuple[Engine, ...]) -> tuple[Engine, ...]:
+    pids = pids_of(found)
+    extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids])
+
+    def with_extra(one: Member) -> Member:
+        return replace(one, frees_bytes=one.frees_bytes + extra.get(one.pid, 0))
+
+    return tuple(replace(engine, members=tuple(map(with_extra, engine.members))) for engine in found)
+
+
+def _zombies(table: ProcessTable) -> tuple[str, ...]:
+    def parent(process: Process) -> str:
+        found = table.get(process.parent)
+        return f"pid {process.parent} ({found.comm if found else '?'})"
+
+    zombies = (one for one in table if one.dead and is_worker(one))
+    return tuple(f"pid {one.pid} ({one.comm}) is a zombie that {parent(one)} has not reaped" for one in zombies)

@@ -1,0 +1,175 @@
+"""Weights: the model's folder is whole, as far as its metadata shows without reading 149 GB."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
+
+from sparkd.host import Host, container_paths, docker_image, model_folder
+from sparkd.host.container_paths import Bind
+from sparkd.host.model_folder import Flaw, ModelFolder
+from sparkd.lib.text import size
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+
+FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
+"""Values of `--load-format` that read the folder's safetensors files, as they are looked at here."""
+MOST_SHOWN = 8
+
+
+class WeightsFacts(Struct, frozen=True):
+    folder: str
+    there: bool
+    download_cache: str
+    config: bool
+    tokenizer: bool
+    format: str
+    shards: int
+    size_bytes: int
+    indexed_bytes: int | None
+    flaws: tuple[Flaw, ...]
+    partial: tuple[str, ...]
+    leads_out: str
+    """A path of a model file outside the container's mounts."""
+    closed: str
+    """A file that not every user may read."""
+    image_user: str | None
+    """The engine's user, read where that matters; empty is root, None unknown."""
+
+
+class ModelWeights(Check[WeightsFacts], frozen=True):
+    """Every file that the loader will open is there and whole."""
+
+    folder: str
+    seen_as: str = ""
+    """The folder in the container; empty where that does not matter."""
+    binds: tuple[Bind, ...] = ()
+    image: str = ""
+    load_format: str = ""
+    needs_tokenizer: bool = True
+    needs_config: bool = True
+    id = "weights"
+    about = About(
+        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
+        reads="names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "
+        "docker: the image's user",
+        source="safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`",
+        page="""\
+A shard that is missing or cut off ends the load after minutes, with an error of the loader's that names no cause. This
+check inspects the model's folder as the loader will, and reads no tensor:
+
+  - every shard of model.safetensors.index.json is there. Without an index, every shard of a set whose names give the
+    count (model-00002-of-00046.safetensors); else every *.safetensors file.
+  - every shard is as long as its own header says. The library refuses a file that is shorter or longer.
+  - no file is empty, a git-lfs pointer, or a link to nothing or to a path that the container does not have. In Hugging
+    Face's cache (models--ORG--NAME) the model is snapshots/REVISION, whose files are links into blobs.
+  - config.json (or Mistral's params.json) is a JSON object, and there is a tokenizer, unless the recipe gives another
+    (hf-config-path, tokenizer).
+
+For weights in other formats (gguf, bin), and load formats that read other files, presence is enough. A folder that is
+missing or empty is the concern of script-paths.
+
+  block    the loader would fail. Finish the download (sparkd model pull), or copy the folder from another node
+           (sparkd model sync, there).
+  warn     a download into the folder is under way or was broken off, no tokenizer was found, the index counts more
+           bytes than the shards have, or the image runs as a user who may not be allowed to read the files.
+  unknown  a file can't be read: a file server that keeps root out (root_squash), or a failing disk.""",
+    )
+
+    @classmethod
+    def from_plan(cls, plan: LaunchPlan) -> ModelWeights:
+        values = dict(plan.shared)
+        binds = tuple(Bind(one.source, one.target) for one in plan.container.volumes)
+        return cls(
+            folder=plan.model_path,
+            seen_as=_seen_as(plan.model_path, binds),
+            binds=binds,
+            image=plan.image_to_run,
+            load_format=values.get("args.load-format", ""),
+            needs_tokenizer=not {"args.tokenizer", "args.skip-tokenizer-init"} & values.keys(),
+            needs_config="args.hf-config-path" not in values,
+        )
+
+    def probe(self, host: Host) -> WeightsFacts:
+        found = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
+        closed = model_folder.closed(host.files, self.folder, found)
+        return WeightsFacts(
+            folder=self.folder,
+            there=found.there,
+            download_cache=found.download_cache,
+            config=found.config,
+            tokenizer=found.tokenizer,
+            format=found.format,
+            shards=found.shards,
+            size_bytes=found.size_bytes,
+            indexed_bytes=found.indexed_bytes,
+            flaws=found.flaws[:MOST_SHOWN],
+            partial=found.partial[:MOST_SHOWN],
+            leads_out=self._leads_out(host, found),
+            closed=closed,
+            image_user=docker_image.read_user(host, self.image) if closed else None,
+        )
+
+    def _leads_out(self, host: Host, found: ModelFolder) -> str:
+        if not found.there or not self.seen_as:
+            return ""
+        inside = (self.seen_as, *(f"{self.seen_as}/{name}" for name in found.opened))
+        outside = (container_paths.find_outside(host.files, self.binds, path) for path in inside)
+        return next((path for path in outside if path), "")
+
+    def judge(self, facts: WeightsFacts) -> Verdict:
+        if not facts.there:
+            return Verdict(Level.OK, f"{facts.folder} is missing or empty: see script-paths")
+        if self.load_format == "dummy":
+            return Verdict(Level.OK, "the plan loads no weights: load-format is dummy")
+        if facts.download_cache:
+            hint = f"extend model.path to {facts.folder}/{facts.download_cache}"
+            return Verdict(Level.BLOCK, f"{facts.folder} is a download cache, and no model itself", hint)
+        weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
+        good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
+        return verdict(tuple(self._problems(facts)), good)
+
+    def _problems(self, facts: WeightsFacts) -> Iterator[Problem]:
+        yield from (_flaw(facts, flaw) for flaw in facts.flaws)
+        fetch = _fetch_again(facts)
+        if facts.leads_out:
+            reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
+            hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
+            yield Problem(Level.BLOCK, reason, hint)
+        if self.needs_config and not facts.config and facts.format != ".gguf":
+            yield Problem(Level.BLOCK, f"{facts.folder} has no config.json", fetch)
+        if not facts.format and self.load_format in FORMATS:
+            yield Problem(Level.BLOCK, f"{facts.folder} has no weights", fetch)
+        if facts.partial:
+            more = f" (and {len(facts.partial) - 1} more)" if facts.partial[1:] else ""
+            reason = f"a download is under way or was broken off: {facts.partial[0]}{more}"
+            yield Problem(Level.WARN, reason, "let it end, or remove it")
+        if self.needs_tokenizer and not facts.tokenizer and facts.format != ".gguf":
+            yield Problem(Level.WARN, f"{facts.folder} has no tokenizer that is known by its name", fetch)
+        if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:
+            reason = f"the shards have {size(facts.size_bytes)}, the index counts {size(facts.indexed_bytes)}"
+            yield Problem(Level.WARN, reason, "index and shards may be of different revisions")
+        if facts.closed and facts.image_user not in (None, "", "0", "root"):
+            reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
+            yield Problem(Level.WARN, reason, f"chmod -R a+rX {facts.folder}")
+
+
+def _flaw(facts: WeightsFacts, flaw: Flaw) -> Problem:
+    more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
+    reason = f"{flaw.name} {flaw.wrong}{more}"
+    if flaw.unreadable:
+        return Problem(Level.UNKNOWN, reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
+    return Problem(
+        Level.BLOCK, reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else _fetch_again(facts)
+    )
+
+
+def _seen_as(path: str, binds: Sequence[Bind]) -> str:
+    """A node's path as the container has it."""
+    inside = (one for one in binds if path == one.source or path.startswith(f"{one.source}/"))
+    return next((one.target + path[len(one.source) :] for one in inside), "")
+
+
+def _fetch_again(facts: WeightsFacts) -> str:
+    return f"sparkd model pull --to {facts.folder}, or sparkd model sync on a node that has it"

@@ -1,0 +1,223 @@
+"""The process trees of vLLM on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from enum import Enum
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.host.processes import Details, Process, ProcessTable
+from sparkd.host.sockets import Holder, Listener
+
+WORKER_PREFIXES = ("VLLM::", "ray::RayWorker")
+"""Names of EngineCore and the workers, the second under Ray; the kernel keeps 15 letters:
+VLLM::EngineCor, VLLM::Worker_TP, ray::RayWorkerP."""
+MAIN_COMMS = ("vllm", "python", "pt_main_thread")
+"""Beginnings of the name of a process that may be a `vllm serve`; its arguments decide."""
+REAPERS = frozenset(
+    ("systemd", "init", "containerd-shim", "conmon", "docker-init", "tini", "dumb-init", "catatonit", "s6-svscan")
+)
+"""Programs that adopt orphans, beside PID 1 of the machine and of every container. At most 15 letters."""
+
+
+class Leader(Enum):
+    """What became of a process group's leader."""
+
+    ITSELF = "itself"
+    GONE = "gone"
+    ENGINE = "engine"
+    """Another living process of vLLM: the group is whole."""
+    OTHER = "other"
+    """Another living process, such as a shell: whether the engine's own main process lives is unknown."""
+
+
+class Member(Struct, frozen=True):
+    """One process of an engine's tree."""
+
+    pid: int
+    start_time: int
+    comm: str
+    state: str
+    frees_bytes: int = 0
+
+
+class Engine(Struct, frozen=True):
+    """A tree of vLLM's processes, by its topmost one that lives."""
+
+    members: tuple[Member, ...]
+    """The topmost first."""
+    serves: bool
+    """Whether the topmost is a `vllm serve` rather than one of its children."""
+    adopted: bool
+    """Whether its parent is init or another reaper."""
+    leader: Leader
+    user: str
+    container_id: str
+    """Full id of the container that it runs in; empty outside."""
+
+    @property
+    def top(self) -> Member:
+        return self.members[0]
+
+
+def is_worker(process: Process) -> bool:
+    return process.comm.startswith(WORKER_PREFIXES)
+
+
+def is_serve(argv: tuple[str, ...]) -> bool:
+    """`vllm serve`, `python .../vllm serve`, `python -m vllm.entrypoints...`."""
+    if not argv:
+        return False
+    program = argv[0].rpartition("/")[2]
+    if program == "vllm":
+        return argv[1:2] == ("serve",)
+    if not program.startswith("python"):
+        return False
+    rest = list(argv[1:])
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):
+        del rest[: 2 if rest[0] in ("-X", "-W") else 1]
+    match rest:
+        case ["-m", "vllm", "serve", *_]:
+            return True
+        case ["-m", module, *_]:
+            return module.startswith("vllm.entrypoints.")
+        case [script, "serve", *_]:
+            return script.rpartition("/")[2] == "vllm"
+        case _:
+            return False
+
+
+def find_engines(host: Host, table: ProcessTable) -> tuple[Engine, ...]:
+    """Every engine on the machine: each topmost process of vLLM with all that descends from it."""
+    engines = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
+    return tuple(
+        _engine(host, table, engines, top, details)
+        for top in engines.values()
+        if not _has_ancestor(table, top, engines) and (details := host.details(top)) is not None
+    )
+
+
+def pids_of(engines: Iterable[Engine]) -> frozenset[int]:
+    return frozenset(member.pid for engine in engines for member in engine.members)
+
+
+def _has_ancestor(table: ProcessTable, process: Process, among: Container[int]) -> bool:
+    seen: set[int] = set()
+    parent = table.get(process.parent)
+    while parent is not None and parent.pid not in seen:
+        if parent.pid in among:
+            return True
+        seen.add(parent.pid)
+        parent = table.get(parent.parent)
+    return False
+
+
+def _is_engine(host: Host, process: Process) -> bool:
+    if is_worker(process):
+        return True
+    return process.comm.startswith(MAIN_COMMS) and not process.kernel and is_serve(host.argv(process))
+
+
+def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: Process, details: Details) -> Engine:
+    tree = [one for one in (top, *table.descendants(top.pid)) if one.pid > 1 and not one.dead]
+    return Engine(
+        members=tuple(_member(host, one) for one in tree),
+        serves=not is_worker(top),
+        adopted=_adopted(host, table, top),
+        leader=_leader(table, engines, top),
+        user=host.user(details.uid),
+        container_id=details.container_id,
+    )
+
+
+def _member(host: Host, process: Process) -> Member:
+    details = host.details(process)
+    private_bytes = details.private_bytes if details else 0
+    return Member(process.pid, process.start_time, process.comm, process.state, private_bytes)
+
+
+def _adopted(host: Host, table: ProcessTable, process: Process) -> bool:
+    parent = table.get(process.parent)
+    if parent is None or parent.pid <= 1 or parent.comm in REAPERS:
+        return True
+    details = host.details(parent)
+    # The first process of a container may be a worker's own parent too: then they share a group.
+    return details is None or (details.namespace_pid == 1 and parent.group != process.group)
+
+
+def _leader(table: ProcessTable, engines: dict[int, Process], process: Process) -> Leader:
+    leader = table.group_leader(process)
+    if leader is None:
+        return Leader.GONE
+    if leader.pid == process.pid:
+        return Leader.ITSELF
+    return Leader.ENGINE if leader.pid in engines else Leader.OTHER
+
+
+def gpu_memory_by_pid(host: Host, processes: Iterable[Process]) -> dict[int, int]:
+    """pid: bytes, of those that use the GPU; empty where the GPU has memory of its own.
+
+    Where the driver does not report the size, all that no counter of the kernel explains is assigned to the first of
+    them: an estimate, good enough to decide whether ending strays could make room.
+    """
+    if not host.gpu_present() or (gpu := host.gpu()).total_bytes is not None:
+        return {}
+    known = {one.pid: one.used_bytes for one in gpu.processes or ()}
+    judged = {process.pid: process for process in processes}
+    users = {file.pid for file in host.gpu_users(judged.values()).found} | (known.keys() & judged.keys())
+    sizes = {pid: size for pid in users if (size := known.get(pid)) is not None}
+    if unreported := sorted(users - sizes.keys()):
+        reported_bytes = sum(size for size in known.values() if size is not None)
+        sizes[unreported[0]] = max(0, host.meminfo().unaccounted_bytes - reported_bytes)
+    return sizes
+
+
+EPHEMERAL = 32768
+"""The kernel assigns ports from here on: an engine has a dozen, and they identify nothing."""
+
+
+class PortUse(Struct, frozen=True):
+    """A listening socket. `pid` is None where no readable process has it open."""
+
+    port: int
+    address: str
+    pid: int | None
+    comm: str = ""
+    user: str = ""
+    container_id: str = ""
+
+
+def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
+    """Every lasting port of these processes."""
+    if not pids:
+        return ()
+    listeners = tuple(one for one in host.listeners() if one.port < EPHEMERAL)
+    return _uses(host, table, (process for process in table if process.pid in pids), listeners)
+
+
+def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
+    """The holder of each of these: the oldest process of those that share one."""
+    found = sorted(_uses(host, table, table, listeners), key=lambda use: _age(table, use), reverse=True)
+    first = {(use.address, use.port): use for use in found}
+    return tuple(first.get((one.address, one.port), PortUse(one.port, one.address, None)) for one in listeners)
+
+
+def _age(table: ProcessTable, use: PortUse) -> tuple[int, int]:
+    process = table.get(use.pid or 0)
+    return (process.start_time if process else 0, use.pid or 0)
+
+
+def _uses(
+    host: Host, table: ProcessTable, among: Iterable[Process], listeners: tuple[Listener, ...]
+) -> tuple[PortUse, ...]:
+    return tuple(_use(host, table.get(one.pid), one) for one in host.port_holders(among, listeners))
+
+
+def _use(host: Host, process: Process | None, held: Holder) -> PortUse:
+    port, address, pid = held.listener.port, held.listener.address, held.pid
+    details = host.details(process) if process else None
+    if process is None or details is None:
+        return PortUse(port, address, pid)
+    return PortUse(port, address, pid, process.comm, host.user(details.uid), details.container_id)

@@ -1,0 +1,189 @@
+"""May the launch begin? Run the checks and the operator's hooks, apply the fixes that are allowed, check again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sparkd.config.settings import Preflight
+from sparkd.host import Host
+from sparkd.lib.errors import BlockedError, NeedsPersonError, SparkdError
+from sparkd.lib.log import Events
+from sparkd.lib.main_loop import MainLoop
+from sparkd.preflight.check import AnyCheck, Finding, Level
+from sparkd.preflight.checks.memory import UNCHANGED_BYTES, MemorySample, sample_memory
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.fixes import Applied, EndProcess, Fix, FixState, RemoveContainer, identity
+from sparkd.preflight.runner import blocking, chosen, downgraded, examine, fixes_to_apply, uncleared
+
+POLL_SECONDS = 1.0
+LOOK_SECONDS = 120.0
+"""For all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
+MAX_ROUNDS = 4
+"""Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
+
+BuildChecks = Callable[[MemorySample | None], Sequence[AnyCheck]]
+"""The checks of this node, given the first sample of the memory in its present state."""
+
+
+class GateIO(Struct, frozen=True):
+    """How the gate applies fixes, runs hooks, waits and reports."""
+
+    apply: Callable[[Fix], Applied]
+    """Applies a fix; may raise OSError or SparkdError."""
+    hooks: Callable[[], tuple[Finding, ...]]
+    """Runs the operator's hooks."""
+    wait: Callable[[float, str], None]
+    """Waits so many seconds; the text gives the reason."""
+    loop: MainLoop
+    """Runs checks that may hang, with a deadline."""
+    events: Events
+    show: Callable[[tuple[Finding, ...]], None]
+    """Takes the findings after each round of checks."""
+
+
+class Admission(Struct, frozen=True):
+    """The outcome. `before` is empty where nothing was changed."""
+
+    before: tuple[Finding, ...]
+    findings: tuple[Finding, ...]
+    fixes: tuple[FixState, ...]
+
+    def refusal(self) -> SparkdError | None:
+        """All that blocks, in one line; None where the launch may begin."""
+        blocked = blocking(self.findings)
+        if not blocked:
+            return None
+        first = blocked[0]
+        others = f"; and {len(blocked) - 1} more: {', '.join(one.id for one in blocked[1:])}" if blocked[1:] else ""
+        kind = NeedsPersonError if first.verdict.needs_person else BlockedError
+        return kind(f"{first.id}: {first.verdict.reason}{others}", first.verdict.hint)
+
+
+class Gate(Struct):
+    build_checks: BuildChecks
+    host: Host
+    policy: Preflight
+    io: GateIO
+    memory: MemorySample | None = None
+    hook_findings: tuple[Finding, ...] | None = None
+    before: tuple[Finding, ...] = ()
+    waited_seconds: float = 0.0
+    rounds: int = 0
+    fixes: list[FixState] = field(default_factory=list)
+    reported: dict[str, object] = field(default_factory=dict)
+
+    def admit(self) -> Admission:
+        """Raises BlockedError (10) or NeedsPersonError (17) where the launch may not begin."""
+        admission = self.fix_and_recheck()
+        if (refusal := admission.refusal()) is not None:
+            raise refusal
+        self.io.events.info("preflight.node.admitted", fixes=len(admission.fixes))
+        return admission
+
+    def fix_and_recheck(self) -> Admission:
+        """Check until nothing more can be waited for or fixed. It ends: waits and rounds are both bounded."""
+        while True:
+            findings = self._examine_with_deadline()
+            self._report(findings)
+            if self._wait(findings):
+                continue
+            if self.hook_findings is None:
+                self.hook_findings = self.io.hooks()
+                self._report(self.hook_findings)
+            findings = (*findings, *self.hook_findings)
+            self.io.show(findings)
+            if not (fixes := self._untried(findings)):
+                return Admission(self.before, findings, tuple(self.fixes))
+            self.before = self.before or findings
+            self.rounds += 1
+            self.fixes += [self._apply(fix) for fix in fixes]
+            self.memory = None  # the fixes change it: the time to settle begins again
+
+    def _examine_with_deadline(self) -> tuple[Finding, ...]:
+        try:
+            return self.io.loop.run_with_timeout(self._examine, LOOK_SECONDS, "looking at this node")
+        except TimeoutError as error:
+            hint = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
+            raise BlockedError(str(error), hint) from None
+
+    def _examine(self) -> tuple[Finding, ...]:
+        self.memory = self._resample_memory()
+        checks = [self._with_tried(one) for one in chosen(self.build_checks(self.memory), self.policy.skip)]
+        return downgraded(examine(checks, self.host), self.policy.downgrade)
+
+    def _resample_memory(self) -> MemorySample | None:
+        """The first sample of the memory in its present state. None where it can't be read: the check reports it."""
+        try:
+            now = sample_memory(self.host)
+        except (OSError, ValueError):
+            return None
+        before = self.memory
+        unchanged = before is not None and abs(now.available_bytes - before.available_bytes) < UNCHANGED_BYTES
+        return before if unchanged else now
+
+    def _with_tried(self, check: AnyCheck) -> AnyCheck:
+        """stray-workers judges a stray that survived its fix differently from one that was just found."""
+        if not isinstance(check, StrayWorkers):
+            return check
+        tried = [one.fix for one in self.fixes]
+        return replace(
+            check,
+            tried=frozenset((fix.pid, fix.start_time) for fix in tried if isinstance(fix, EndProcess)),
+            tried_containers=frozenset(fix.container_id for fix in tried if isinstance(fix, RemoveContainer)),
+        )
+
+    def _wait(self, findings: tuple[Finding, ...]) -> bool:
+        """Whether there was something to wait for, and time left for it."""
+        awaited = self._awaited(findings)
+        left = self.policy.wait_seconds - self.waited_seconds
+        if not awaited or left <= 0:
+            return False
+        self.io.show(findings)
+        if not self.waited_seconds:
+            self.io.events.info("preflight.wait.began", awaits=awaited, at_most_seconds=left)
+        self.io.wait(POLL_SECONDS, f"waiting for {awaited}")
+        self.waited_seconds += POLL_SECONDS
+        return True
+
+    def _awaited(self, findings: tuple[Finding, ...]) -> str:
+        """What may come by itself and clear all that no fix clears; empty where waiting clears nothing."""
+        awaited = [one.verdict.awaits for one in uncleared(findings, self.policy.allow_fixes)]
+        return " and ".join(dict.fromkeys(awaited)) if all(awaited) else ""
+
+    def _untried(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
+        if self.rounds >= MAX_ROUNDS:
+            return ()
+        tried = {identity(one.fix) for one in self.fixes}
+        return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
+
+    def _apply(self, fix: Fix) -> FixState:
+        try:
+            applied = self.io.apply(fix)
+        except (OSError, SparkdError) as error:
+            applied = Applied("failed", str(error))
+        log = self.io.events.error if applied.state == "failed" else self.io.events.info
+        log(f"preflight.fix.{applied.state}", kind=fix.kind, target=fix.target, note=applied.note)
+        return FixState(fix, applied.state, applied.note)
+
+    def _report(self, findings: tuple[Finding, ...]) -> None:
+        """One event for each decision, when it changes; changed sizes alone are no event."""
+        events = self.io.events
+        for finding in findings:
+            verdict = finding.verdict
+            decision = (verdict.level, verdict.hint, verdict.awaits, tuple(identity(fix) for fix in verdict.fixes))
+            if self.reported.get(finding.id) == decision:
+                continue
+            self.reported[finding.id] = decision
+            warn = events.warning if verdict.level is Level.WARN else events.info
+            (events.error if verdict.level.blocks else warn)(
+                "preflight.check.judged",
+                check=finding.id,
+                verdict=verdict.level.value,
+                reason=verdict.reason,
+                hint=verdict.hint,
+                needs_person=verdict.needs_person,
+                seconds=finding.seconds,
+            )

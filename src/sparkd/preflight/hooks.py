@@ -1,0 +1,83 @@
+"""The operator's hooks, and the ones that are unsafe to run."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+
+from sparkd.host.files import FileFacts, Files, Kind
+from sparkd.lib.text import sanitize
+from sparkd.preflight.check import Finding, Level, Verdict
+
+FOLDER = "/etc/sparkd/preflight.d"
+
+_IGNORED = re.compile(r"\..*|.*~|.*\.(dpkg-(old|new|dist|tmp)|bak|orig|swp)")
+
+
+class Hook(Struct, frozen=True):
+    """One program. A hook with a `problem` is never run: it is UNKNOWN, and that blocks."""
+
+    name: str
+    path: str
+    problem: str = ""
+    hint: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"hook:{self.name}"
+
+    @property
+    def refusal(self) -> Finding:
+        return Finding(self.id, Verdict(Level.UNKNOWN, self.problem, self.hint), {"path": self.path}, 0.0)
+
+
+def list_hooks(files: Files, folder: str = FOLDER, owner_uid: int = 0) -> tuple[Hook, ...]:
+    """Every hook in the order in which they run, without leftovers of editors and dpkg.
+
+    A hook runs as root, so only root may be able to write to it or to a folder above it.
+    """
+    try:
+        names = [name for name in files.names(folder) if not _IGNORED.fullmatch(name)]
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        return (Hook("preflight.d", folder, f"{folder} can't be read: {error.strerror}", "run as root"),)
+    if not names:
+        return ()
+    unsafe = _unsafe_folder(files, folder, owner_uid)
+    return tuple(_hook(files, f"{folder}/{name}", unsafe, owner_uid) for name in names)
+
+
+def _unsafe_folder(files: Files, folder: str, owner_uid: int) -> str:
+    parts = folder.strip("/").split("/")
+    above = ("/" + "/".join(parts[:depth]) for depth in range(len(parts) + 1))
+    return next((path for path in above if not _safe(files.stat(path), owner_uid)), "")
+
+
+def _safe(facts: FileFacts, owner_uid: int) -> bool:
+    return facts.uid == owner_uid and not facts.writable_by_others
+
+
+def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
+    name = sanitize(path.rpartition("/")[2], 64)
+    if unsafe_folder:
+        hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
+        return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
+    try:
+        files.link(path)
+    except OSError:
+        pass
+    else:
+        return Hook(name, path, f"{path} is a symlink", "put the program itself there")
+    try:
+        facts = files.stat(path)
+    except OSError as error:
+        return Hook(name, path, f"{path} can't be read: {error.strerror}")
+    if facts.kind is not Kind.FILE:
+        return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
+    if not _safe(facts, owner_uid):
+        return Hook(name, path, f"others than root may write to {path}", f"chown root: {path}; chmod go-w {path}")
+    if not facts.executable:
+        return Hook(name, path, f"{path} is not executable", f"chmod +x {path}, or move it away")
+    return Hook(name, path)

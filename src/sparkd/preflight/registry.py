@@ -1,0 +1,125 @@
+"""Every check, in the order in which they run, each with what it is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.lib.text import GIB
+from sparkd.plan.model import LaunchPlan
+from sparkd.preflight.check import AnyCheck
+from sparkd.preflight.checks.compile_cache import CompileCache
+from sparkd.preflight.checks.containers import StaleContainer
+from sparkd.preflight.checks.disk import DiskRoom
+from sparkd.preflight.checks.docker import Docker
+from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
+from sparkd.preflight.checks.foreign_units import ForeignUnits
+from sparkd.preflight.checks.gpu import Gpu
+from sparkd.preflight.checks.image import EngineImage
+from sparkd.preflight.checks.kernel import Kernel
+from sparkd.preflight.checks.kernel_log import KernelLog
+from sparkd.preflight.checks.last_boot import LastBoot
+from sparkd.preflight.checks.limits import Memlock, MemoryLimit, MemoryLimitFacts
+from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, SwapOff, UnifiedMemory
+from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
+from sparkd.preflight.checks.paths import ScriptPaths, WantedDropIn, paths_of_plan
+from sparkd.preflight.checks.peers import PeerClocks, Resolver
+from sparkd.preflight.checks.plan_lint import PlanLint
+from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
+from sparkd.preflight.checks.rdma import GidIndex, Rdma, reaches_verbs, why_no_rdma
+from sparkd.preflight.checks.remove_ipc import RemoveIpc
+from sparkd.preflight.checks.shared_memory import SharedMemory, ShmSize
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.checks.sysctls import KernelSettings
+from sparkd.preflight.checks.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from sparkd.config import Settings
+
+
+class CheckInputs(Struct, frozen=True):
+    """What the checks of a node are built from."""
+
+    plan: LaunchPlan
+    settings: Settings
+    role: str
+    peers: tuple[str, ...]
+    """Addresses of the other nodes."""
+    drop_in: WantedDropIn
+    earlier: MemorySample | None = None
+
+    @property
+    def uses_gpu(self) -> bool:
+        return self.plan.container.gpus == "all"
+
+    @property
+    def host_ipc(self) -> bool:
+        return self.plan.container.ipc == "host"
+
+    @property
+    def need(self) -> MemoryNeed:
+        headroom_bytes = round(self.settings.memory.headroom_gib * GIB)
+        return MemoryNeed(self.plan.memory_bytes, self.plan.gpu_memory_utilization, headroom_bytes)
+
+
+CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
+    ScriptPaths: lambda node: ScriptPaths(f"sparkd-{node.role}.service", paths_of_plan(node.plan), node.drop_in),
+    PlanLint: lambda node: PlanLint(node.plan),
+    ModelWeights: lambda node: ModelWeights.from_plan(node.plan),
+    DiskRoom: lambda node: DiskRoom(bool(node.plan.caches)),
+    LastBoot: lambda node: LastBoot(node.plan.counted_as, f"sparkd-{node.role}"),
+    Kernel: lambda _: Kernel(),
+    KernelLog: lambda node: KernelLog(node.uses_gpu),
+    KernelSettings: lambda node: KernelSettings(node.plan.sysctls),
+    Gpu: lambda node: Gpu(node.uses_gpu),
+    Docker: lambda node: Docker(node.uses_gpu),
+    EngineImage: lambda node: EngineImage(node.plan.image_to_run, tuple(str(one) for one in node.plan.asserts)),
+    CompileCache: lambda node: CompileCache(
+        node.plan.image_to_run, node.plan.caches, compiles="--enforce-eager" not in node.plan.argv
+    ),
+    StrayWorkers: lambda _: StrayWorkers(),
+    StaleContainer: lambda node: StaleContainer(f"sparkd-rank{node.plan.node.rank}"),
+    ForeignUnits: lambda _: ForeignUnits(),
+    Ports: lambda node: Ports(wanted_ports(node.plan, node.settings)),
+    SharedMemory: lambda _: SharedMemory(),
+    ShmSize: lambda node: ShmSize(
+        node.host_ipc, node.plan.container.shm_bytes, node.plan.node.rank == 0, node.plan.node.cluster_size
+    ),
+    RemoveIpc: lambda node: RemoveIpc(node.plan.image_to_run, node.host_ipc),
+    Memlock: lambda node: Memlock(node.plan),
+    MemoryLimit: lambda node: MemoryLimit(
+        node.uses_gpu,
+        MemoryLimitFacts(
+            node.plan.container.memory_limit_bytes, node.settings.memory.floor_mib << 20, node.need.headroom_bytes
+        ),
+    ),
+    PageCache: lambda node: PageCache(node.need),
+    UnifiedMemory: lambda node: UnifiedMemory(
+        node.need, node.settings.memory.settle_seconds, node.uses_gpu, node.earlier
+    ),
+    OtherTenants: lambda node: OtherTenants(node.need, node.uses_gpu),
+    UnaccountedMemory: lambda node: UnaccountedMemory(node.uses_gpu),
+    SwapOff: lambda node: SwapOff(node.uses_gpu),
+    FabricAddress: lambda node: FabricAddress(
+        node.plan.node.address, node.plan.node.cluster_size, node.settings.fabric.interface
+    ),
+    FabricLink: lambda node: FabricLink(
+        node.plan.node.interface, node.peers, node.settings.cluster.report_port, node.settings.fabric.mtu, node.uses_gpu
+    ),
+    Rdma: lambda node: Rdma(
+        dict(node.plan.env), node.plan.node.hcas, reaches_verbs(node.plan.container), why_no_rdma(node.plan)
+    ),
+    GidIndex: lambda node: GidIndex(dict(node.plan.env), node.plan.node.address, why_no_rdma(node.plan)),
+    Resolver: lambda node: Resolver(node.peers),
+    Listeners: lambda node: Listeners(node.plan),
+    PeerClocks: lambda node: PeerClocks(node.plan.node.cluster_size),
+}
+IDS = tuple(check.id for check in CHECKS)
+
+
+def build_checks(node: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
+    """`earlier` is the first look at the memory, where there was one."""
+    return tuple(build(replace(node, earlier=earlier)) for build in CHECKS.values())

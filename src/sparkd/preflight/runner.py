@@ -1,0 +1,103 @@
+"""All checks, one after the other, into findings; and what the findings together allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import monotonic
+
+from msgspec import Struct, to_builtins
+from msgspec.structs import replace
+
+from sparkd.host import CachedHost, Host
+from sparkd.lib.errors import ConfigError
+from sparkd.lib.text import did_you_mean
+from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
+from sparkd.preflight.fixes import ORDER, Fix
+from sparkd.preflight.registry import IDS
+
+
+def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
+    """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
+    seen = CachedHost(host)
+    return tuple(_examine(check, seen) for check in checks)
+
+
+def _examine(check: AnyCheck, host: Host) -> Finding:
+    began = monotonic()
+    facts: object = None
+    try:
+        facts, verdict = check.run(host)
+    except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
+        reason = f"could not look: {type(error).__name__}: {error}"
+        may_block = any(level.blocks for level in check.about.levels)
+        level = Level.UNKNOWN if may_block else Level.WARN
+        verdict = Verdict(level, " ".join(reason.split()), "run as root; if it stays, report it")
+    return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))
+
+
+def evidence(facts: object) -> dict[str, object]:
+    """The public fields of a Struct of facts, as JSON has them."""
+    names = [name for name in facts.__struct_fields__ if name[0] != "_"] if isinstance(facts, Struct) else []
+    return {name: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name in names}
+
+
+def chosen(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[AnyCheck, ...]:
+    """The checks without those to skip. Raises ConfigError for an id that no check has."""
+    _known_ids("preflight.skip", skip)
+    return tuple(check for check in checks if check.id not in skip)
+
+
+def downgraded(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
+    """Where these block, they warn. Raises ConfigError for an id that no check has."""
+    _known_ids("preflight.downgrade", ids)
+    return tuple(_downgraded(one) if one.id in ids and one.verdict.level.blocks else one for one in findings)
+
+
+def _downgraded(finding: Finding) -> Finding:
+    before = finding.verdict
+    # A warning's fixes are applied: those of a finding that they could not clear must not be.
+    fixes = before.fixes if before.clears else ()
+    return replace(finding, verdict=Verdict(Level.WARN, before.reason, before.hint, fixes))
+
+
+def _known_ids(key: str, ids: Sequence[str]) -> None:
+    for one in ids:
+        if one not in IDS:
+            reason = f"{key} names {one}, which is no check{did_you_mean(one, IDS)}"
+            raise ConfigError(reason, f"checks: {', '.join(IDS)}")
+
+
+def overall(findings: Iterable[Finding]) -> Level:
+    """The worst level."""
+    return min((finding.verdict.level for finding in findings), key=lambda level: level.severity, default=Level.OK)
+
+
+def blocking(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those that block: first those that need a person, then those that no fix clears."""
+    found = (one for one in findings if one.verdict.level.blocks)
+    return tuple(sorted(found, key=lambda one: (not one.verdict.needs_person, one.verdict.clears)))
+
+
+def fixes_to_apply(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Fix, ...]:
+    """Every allowed fix, in the order in which to apply them; none unless they clear all that blocks."""
+    if uncleared(findings, allowed_kinds):
+        return ()
+    return tuple(sorted(_allowed(findings, allowed_kinds), key=lambda fix: ORDER.index(type(fix))))
+
+
+def uncleared(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[Finding, ...]:
+    """What blocks and no allowed fix clears."""
+    freed_bytes = sum(fix.frees_bytes for fix in _allowed(findings, allowed_kinds))
+    return tuple(one for one in blocking(findings) if not _cleared(one.verdict, allowed_kinds, freed_bytes))
+
+
+def _allowed(findings: Sequence[Finding], kinds: Sequence[str]) -> dict[Fix, None]:
+    return dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes if fix.kind in kinds)
+
+
+def _cleared(verdict: Verdict, allowed_kinds: Sequence[str], freed_bytes: int) -> bool:
+    if verdict.needs_person:
+        return False
+    if verdict.shortage_bytes:
+        return freed_bytes >= verdict.shortage_bytes
+    return verdict.clears and all(fix.kind in allowed_kinds for fix in verdict.fixes)

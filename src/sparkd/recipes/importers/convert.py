@@ -1,0 +1,205 @@
+"""Converts a recipe of another tool to schema 1, or reports why it cannot. Never runs its code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from math import prod
+
+from msgspec import Struct
+from pydantic import ValidationError
+
+from sparkd.lib.text import format_key, validator_message
+from sparkd.recipes.importers import eugr, sparkrun
+from sparkd.recipes.importers.command import CommandError, Flag, Serve, is_serve, parse_serve, split_commands
+from sparkd.recipes.importers.source import Foreign, Note, Overrides, Source, Unusable
+from sparkd.recipes.placeholders import has_placeholder
+from sparkd.recipes.schema import REPO, Recipe
+from sparkd.recipes.yaml import Document
+from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_flags, parse_variables
+
+READERS = {"1": eugr.read_eugr, "2": sparkrun.read_sparkrun}
+CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", "triton": "/root/.triton"}
+"""Compile caches in the images of both tools."""
+COMMAND = ("command",)
+_MODS = "not run: it would change each container before the engine starts; build an image in which it is done"
+_HOOKS = {
+    "pre_exec": "not run: it would run before the engine; build an image in which it is done, or do it on the node",
+    "post_exec": "not run: it would run in the container once the engine serves",
+    "post_commands": "not run: it would run on the machine that started it once the engine serves",
+}
+
+
+class Imported(Struct, frozen=True):
+    recipe: Recipe
+    format: str
+    notes: tuple[Note, ...]
+    """Parts left out and steps left to the user, in the order of the file."""
+
+
+def convert(document: Document, name: str, overrides: Overrides) -> Imported:
+    """Raises Unusable."""
+    source = Source(document)
+    if not any(source.has(key) for key in ("recipe_version", "model", "command")):
+        raise Unusable((), "is no recipe: it names neither a model nor a command")
+    version = source.text("recipe_version") or "2"
+    if version not in READERS:
+        raise source.fault(("recipe_version",), version, "1 (eugr) and 2 (sparkrun) are known")
+    foreign = READERS[version](source, overrides)
+    command = _find_serve(source, foreign)
+    served_name, args = _convert_flags(source, command)
+    _note_code(source, foreign.image)
+    written = {
+        "schema": 1,
+        "name": name,
+        "description": " ".join(foreign.description.split()),
+        "source": f"{foreign.format} recipe of {command.model}",
+        "model": {
+            "path": _model_folder(source, command.model),
+            "repo": command.model if REPO.fullmatch(command.model) else "",
+            "served_name": served_name or command.model,
+        },
+        "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
+        "nodes": _count_nodes(source, foreign, args),
+        "args": args,
+        "env": _convert_environment(source, {**foreign.env, **command.env}),
+        "container": foreign.container,
+        "caches": CACHES,
+    }
+    recipe = _validate(written)
+    return Imported(recipe, foreign.format, tuple(sorted(source.notes, key=lambda note: note.line)))
+
+
+def _find_serve(source: Source, foreign: Foreign) -> Serve:
+    """The only `vllm serve` of the command."""
+    try:
+        found = split_commands(foreign.command)
+        served = [command for command in found if is_serve(command)]
+        if len(served) != 1:
+            raise CommandError(f"runs {len(served)} times `vllm serve`, and once is needed")
+        if served[0].unclear:
+            raise CommandError(served[0].unclear)
+        for command in found:
+            if command is served[0]:
+                continue
+            text = " ".join(command.words)[:120]
+            if text.startswith("-"):
+                raise CommandError(f"ends before {text}: the line before it lacks its backslash")
+            source.note(
+                COMMAND, f"command: not run: {text}: build an image in which it is done, and name it under image.ref"
+            )
+        return parse_serve(served[0])
+    except CommandError as error:
+        raise Unusable(COMMAND, f"command: {error}") from None
+
+
+def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:
+    """The served name (empty if no flag gives one) and the recipe's `args`."""
+    served_name = ""
+    args: dict[str, JsonValue] = {}
+    for flag in command.flags:
+        stem = flag.name.partition(".")[0].removeprefix("no-")
+        where = f"command: --{flag.name}"
+        if stem == "config":
+            raise Unusable(COMMAND, f"{where}: {OTHER_HOMES[stem]}")
+        if flag.name == "served-model-name" and flag.values:
+            served_name = flag.values[0]
+            if flag.values[1:]:
+                source.note(COMMAND, f"{where}: further names left out: {', '.join(flag.values[1:])}")
+        elif stem in OWNED:
+            value = "".join(f" {value}" for value in flag.values)
+            source.note(COMMAND, f"{where}{value}: left out: sparkd sets it from {OWNED[stem]}")
+        elif stem in OTHER_HOMES:
+            source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[stem]}")
+        else:
+            _convert_flag(source, args, flag, where)
+    return served_name, args
+
+
+def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where: str) -> None:
+    for value in flag.values:
+        if has_placeholder(value):
+            raise Unusable(COMMAND, f"{where} {value[:60]}: sparkd would put in a value of its own")
+    is_off = flag.name.startswith("no-") and not flag.values
+    name = flag.name.removeprefix("no-") if is_off else flag.name
+    if args.pop(name, None) is not None:
+        source.note(COMMAND, f"{where}: is given twice: the last one counts")
+    one_value = flag.values[0] if flag.values else not is_off
+    try:
+        args.update(parse_flags({name: list(flag.values) if flag.values[1:] else one_value}))
+    except ValueError as error:
+        raise Unusable(COMMAND, f"command: {error}") from None
+
+
+def _note_code(source: Source, image: str) -> None:
+    """Note the code that the tool would run besides the engine, and what that requires of the image."""
+    runtime_config = source.document.data.get("runtime_config")
+    for mod in source.items("mods"):
+        source.note(("mods",), f"mods: {_cut(mod)}: {_MODS}, and name it under image.ref")
+    for key, meaning in _HOOKS.items():
+        for step in source.items(key):
+            source.note((key,), f"{key}: {_cut(step)}: {meaning}")
+    if isinstance(runtime_config, Mapping):
+        for key in ("mods", "build_args"):
+            if runtime_config.get(key):
+                source.note(("runtime_config", key), f"runtime_config.{key}: not run: {_cut(runtime_config[key])}")
+    if source.has("build_args"):
+        words = " ".join(str(word) for word in source.items("build_args"))
+        source.note(("build_args",), f"build_args: not run: {image} must be on every node, built with: {words}")
+    for key in ("builder", "builder_config"):
+        if source.has(key):
+            source.note((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
+
+
+def _cut(step: object) -> str:
+    text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
+    return text if len(text) <= 200 else f"{text[:197]}..."
+
+
+def _model_folder(source: Source, model: str) -> str:
+    if model.startswith("/"):
+        return model
+    folder = model.rstrip("/").rpartition("/")[2]
+    source.note(COMMAND, f"model {model}: it must lie in {folder} below engine.models_dir: sparkd model pull")
+    return folder
+
+
+def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:
+    """One rank per node: as many nodes as the flags give ranks, unless the recipe requires another number."""
+    fewest, most = foreign.nodes
+    ranks = prod(_size(args.get(flag)) for flag in SIZES)
+    if most is not None and most < fewest:
+        raise Unusable((), f"requires at least {fewest} and at most {most} nodes")
+    if not fewest <= ranks <= (most or ranks):
+        source.note((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
+        return {"min": fewest} if most is None else {"min": fewest, "max": most}
+    return {"min": ranks, "max": ranks}
+
+
+def _size(value: JsonValue) -> int:
+    return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 5 else 1
+
+
+def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, text in env.items():
+        try:
+            parse_variables({name: text})
+        except ValueError as error:
+            source.note(("env", name), f"env.{name}: left out: {error}")
+            continue
+        if has_placeholder(text):
+            raise Unusable(("env", name), f"env.{name}: {text[:60]}: sparkd would put in a value of its own")
+        found[name] = text
+    return found
+
+
+def _validate(written: Mapping[str, object]) -> Recipe:
+    try:
+        return Recipe.model_validate(written)
+    except ValidationError as error:
+        first = error.errors()[0]
+        context = first.get("ctx", {})
+        key = str(context["at"]) if context.get("at") else ".".join(str(step) for step in first["loc"])
+        found = format_key((key,), context.get("found", first["input"]))
+        raise Unusable((), f"{found}: {validator_message(first['msg'])}") from None

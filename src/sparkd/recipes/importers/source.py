@@ -1,0 +1,208 @@
+"""Typed access to a foreign recipe, its overrides, and the template rules of both formats.
+
+The two formats interpret the same braces differently.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Mapping
+
+from msgspec import Struct, field
+
+from sparkd.lib.errors import UsageError
+from sparkd.lib.text import did_you_mean, format_key
+from sparkd.recipes.yaml import Document, Key
+from sparkd.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+
+Overrides = Mapping[str, str]
+"""Values of `-o key=value`, as text."""
+
+YES = ("true", "yes", "y", "t", "1", "on")
+_LONGEST_NUMBER = 300
+_ROUNDS = 50
+_LONGEST_SPEC = 32
+_SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
+"""Format specifications with widths below 1000, so that the result stays small."""
+_CLOSED = re.compile(r"^.*\}", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
+
+
+class Unusable(Exception):  # noqa: N818  # describes the recipe
+    """The recipe cannot be imported: key and reason."""
+
+    def __init__(self, key: Key, reason: str) -> None:
+        super().__init__(reason)
+        self.key = key
+        self.reason = reason
+
+
+class Note(Struct, frozen=True):
+    """A part left out, or a step left to the user; `line` of the imported file."""
+
+    line: int
+    text: str
+
+
+class Source(Struct):
+    document: Document
+    notes: list[Note] = field(default_factory=list)
+
+    def note(self, key: Key, text: str) -> None:
+        self.notes.append(Note(self.document.line(key), text))
+
+    def has(self, key: str) -> bool:
+        """Whether the key exists with a value that is not empty."""
+        return self.document.data.get(key) not in (None, "", [], {}, False)
+
+    def text(self, key: str) -> str:
+        value = self.document.data.get(key)
+        if isinstance(value, Mapping | list):
+            raise self.fault((key,), value, "must be text")
+        return "" if value is None else str(value)
+
+    def needed_text(self, key: str) -> str:
+        text = self.text(key)
+        if not text.strip():
+            raise Unusable((key,), f"{key} is missing")
+        return text
+
+    def mapping(self, key: str) -> Mapping[str, object]:
+        value = self.document.data.get(key) or {}
+        if not isinstance(value, dict):
+            raise self.fault((key,), value, "must be a mapping")
+        return value
+
+    def items(self, key: str) -> list[object]:
+        value = self.document.data.get(key)
+        return value if isinstance(value, list) else [] if value is None else [value]
+
+    def count(self, key: str) -> int | None:
+        value = self.document.data.get(key)
+        if value is None:
+            return None
+        text = str(value)
+        if isinstance(value, bool) or not text.isdecimal() or not text.isascii() or len(text) > 9:
+            raise self.fault((key,), value, "must be a whole number")
+        return int(text)
+
+    @staticmethod
+    def fault(key: Key, value: object, needed: str) -> Unusable:
+        return Unusable(key, f"{format_key(key, value)}: {needed}")
+
+
+class Foreign(Struct, frozen=True):
+    """A recipe of either format, with its templates filled in."""
+
+    format: str
+    """Name and version of the format, for people."""
+    description: str
+    image: str
+    command: str
+    """Bash command that the tool runs in the container."""
+    env: Mapping[str, str]
+    container: Mapping[str, object]
+    """Keys of schema 1's `container`."""
+    nodes: tuple[int, int | None]
+    """Fewest and most nodes."""
+
+
+class TemplateError(Exception):
+    """The template cannot be filled in; the message gives the reason."""
+
+
+class Values(Struct):
+    """Values of placeholders; records which were used."""
+
+    values: Mapping[str, object]
+    used: set[str] = field(default_factory=set)
+
+    def get(self, name: str) -> object:
+        self.used.add(name)
+        return self.values.get(name)
+
+    def check_overrides(self, overrides: Overrides) -> None:
+        """Raises Unusable for an override that changes nothing."""
+        for name in overrides:
+            if name not in self.used:
+                known = did_you_mean(name, sorted(self.used))
+                raise Unusable((), f"-o {name}: nothing in its command is filled in by that name{known}")
+
+
+def parse_overrides(words: list[str]) -> Overrides:
+    """Raises UsageError."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not name or not equals:
+            raise UsageError(f"-o {word}: must be KEY=VALUE, such as -o port=9000")
+        found[name] = value
+    return found
+
+
+def whole_number(text: str) -> int:
+    """`int` with a bound on the length. Raises ValueError."""
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError("too long")
+    return int(text)
+
+
+def format_template(template: str, values: Values) -> str:
+    """Python's `str.format`, as in eugr's run-recipe.py: {{ and }} are braces, an unknown name is a fault."""
+    formatter, text = string.Formatter(), ""
+    try:
+        for literal, name, spec, conversion in formatter.parse(_bounded(template)):
+            text += literal
+            if name is not None:
+                text += _field(formatter, name, spec or "", conversion, values)
+            _bounded(text, " once it is filled in")
+    except ValueError as error:
+        raise TemplateError(f"{error}: a brace that is meant as one is written twice") from None
+    return text
+
+
+def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | None, values: Values) -> str:
+    shown = "{" + name[:60] + "}"
+    if name not in values.values:
+        values.used.add(name)
+        raise TemplateError(f"{shown} is given no value; a brace that is meant as one is written twice")
+    if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec):
+        raise TemplateError(f"{shown} has a format that is not taken: {spec[:60]}")
+    value = formatter.convert_field(values.get(name), conversion)
+    try:
+        return format(value, spec)
+    except (TypeError, ValueError) as error:
+        raise TemplateError(f"{shown}: {error}") from None
+
+
+def _bounded(text: str, when: str = "") -> str:
+    if len(text) > LONGEST:
+        raise TemplateError(f"is longer than {LONGEST} characters{when}")
+    return text
+
+
+def substitute(template: str, values: Values) -> str:
+    """sparkrun's rule: replaces {name} by its value until nothing changes; unknown names stay."""
+    text = _bounded(template)
+    for _ in range(_ROUNDS):
+        before, text = text, _substitute_once(text, values)
+        if text == before:
+            return text
+    raise TemplateError("a placeholder stands for itself: filling in has no end")
+
+
+def _substitute_once(text: str, values: Values) -> str:
+    size = len(text)
+
+    def value(match: re.Match[str]) -> str:
+        nonlocal size
+        found = values.get(match[1].strip("{"))
+        new = match[0] if found is None else str(found)
+        size += len(new) - len(match[0])
+        if size > LONGEST:
+            raise TemplateError(f"is longer than {LONGEST} characters once it is filled in")
+        return new
+
+    # Limited to the part of each line up to its last brace, because many unclosed braces would take minutes.
+    return _CLOSED.sub(lambda line: _PLACEHOLDER.sub(value, line[0]), text)

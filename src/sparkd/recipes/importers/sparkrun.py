@@ -1,0 +1,207 @@
+"""Reads recipes of sparkrun, version 2, by the rules of sparkrun 0.2."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from sparkd.recipes.importers.source import (
+    YES,
+    Foreign,
+    Overrides,
+    Source,
+    TemplateError,
+    Unusable,
+    Values,
+    substitute,
+    whole_number,
+)
+
+FORMAT = "sparkrun v2"
+RUNTIMES = ("", "vllm", "vllm-distributed", "vllm-ray")
+FLAGS = (
+    "port", "host", "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs",
+    "served_model_name", "dtype", "quantization", "enforce_eager", "enable_prefix_caching", "trust_remote_code",
+    "pipeline_parallel", "data_parallel", "kv_cache_dtype", "otlp_traces_endpoint", "api_key",
+)  # fmt: skip
+"""Keys of `defaults` that become flags of a recipe without a command; tensor_parallel comes before them."""
+SIZES = {"pipeline_parallel": "-pp", "data_parallel": "--data-parallel-size"}
+"""Flags whose name differs from their key."""
+BARE = ("enforce_eager", "enable_prefix_caching", "trust_remote_code")
+_SPACE_BEHIND_BACKSLASH = re.compile(r"\\ +\n")
+_READ = (
+    "recipe_version", "name", "description", "model", "runtime", "mode", "min_nodes", "max_nodes", "container",
+    "defaults", "env", "command", "cluster_only", "solo_only", "executor_config",
+)  # fmt: skip
+_RUN_CODE = ("mods", "build_args", "pre_exec", "post_exec", "post_commands", "builder", "builder_config")
+"""Keys with code, which is never run; `convert` notes them."""
+EXECUTOR = "executor_config"
+_UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
+_ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
+_NAMES_OF_SPARKD = {"shm_size": "shm_bytes", "memory_limit": "memory_limit_bytes"}
+_UNUSED = {
+    "auto_remove": "sparkd removes its containers itself",
+    "restart_policy": "restarting is systemd's job",
+    "labels": "sparkd sets its own",
+    "user": "the image's own user stays",
+    "entrypoint": "sparkd starts its own script",
+    "security_opt": "a recipe has no such option",
+    "cap_add": "a recipe has no such option",
+}
+
+
+def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
+    """Raises Unusable."""
+    runtime = source.text("runtime")
+    if runtime not in RUNTIMES:
+        raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
+    model = source.needed_text("model")
+    given = {name: _override(text) for name, text in overrides.items()}
+    values = Values({"model": model, **source.mapping("defaults"), **given})
+    command = _command(source, values, model)
+    _check_replicas(values)
+    values.check_overrides(overrides)
+    _note_left_out(source)
+    return Foreign(
+        format=FORMAT,
+        description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
+        image=source.needed_text("container").strip(),
+        command=command,
+        env=_environment(source),
+        container=_container(source),
+        nodes=_nodes(source),
+    )
+
+
+def _override(text: str) -> object:
+    if text.lower() in ("true", "yes", "false", "no"):
+        return text.lower() in ("true", "yes")
+    for kind in (whole_number, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _command(source: Source, values: Values, model: str) -> str:
+    template = source.text("command")
+    if not template:
+        return _from_defaults(values, model)
+    try:
+        text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", substitute(template.strip(), values))
+    except TemplateError as error:
+        raise Unusable(("command",), f"command: {error}") from None
+    served = values.get("served_model_name")
+    if served is not None and "--served-model-name" not in text:
+        text = f"{text.rstrip()} --served-model-name {served}"
+    return text
+
+
+def _from_defaults(values: Values, model: str) -> str:
+    parts = ["vllm", "serve", model]
+    if values.get("tensor_parallel"):
+        parts += ["-tp", str(values.get("tensor_parallel"))]
+    for name in FLAGS:
+        flag, value = SIZES.get(name) or f"--{name.replace('_', '-')}", values.get(name)
+        if value is None:
+            continue
+        if name not in BARE:
+            parts += [flag, str(value)]
+        elif value is True or str(value).lower() in YES:
+            parts.append(flag)
+    return " ".join(parts)
+
+
+def _check_replicas(values: Values) -> None:
+    for name in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
+        values.used.add(name)
+    if str(values.get("data_parallel") or 1) != "1":
+        raise Unusable(
+            ("defaults", "data_parallel"),
+            "defaults.data_parallel: sparkrun gives each replica flags of its own, and sparkd runs one engine",
+        )
+
+
+def _nodes(source: Source) -> tuple[int, int | None]:
+    fewest, most, mode = source.count("min_nodes"), source.count("max_nodes"), source.text("mode")
+    fewest = 1 if fewest is None else fewest
+    if mode == "solo" or source.has("solo_only"):
+        return 1, 1
+    return max(fewest, 2) if source.has("cluster_only") else fewest, most
+
+
+def _environment(source: Source) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    for name, value in source.mapping("env").items():
+        text = str(value)
+        if re.search(r"\$(?:\w|\{)", text):
+            reason = "sparkrun puts in what its own machine has by that name"
+            source.note(("env", name), f"env.{name}: left out: {reason}: write the value, or its file under secrets")
+        else:
+            found[name] = text
+    return found
+
+
+def _note_left_out(source: Source) -> None:
+    if source.has("model_revision"):
+        source.note(("model_revision",), "model_revision: left out: put that revision into the model's folder")
+    if source.has("runtime_config"):
+        source.note(("runtime_config",), "runtime_config: left out: sparkd has no use for it")
+    known = (*_READ, *_RUN_CODE, "model_revision", "runtime_config")
+    unused = [key for key in source.document.data if key not in known]
+    if unused:
+        source.note((unused[0],), f"{', '.join(unused)}: left out: the engine gets nothing of it")
+
+
+def _container(source: Source) -> Mapping[str, object]:
+    """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
+    found: dict[str, object] = {"privileged": True, "ipc": "host"}
+    for name, value in source.mapping(EXECUTOR).items():
+        if value is None:
+            continue
+        converted = _convert_option(name, value)
+        if converted is None:
+            reason = _UNUSED.get(name) or "a recipe cannot say it"
+            source.note((EXECUTOR, name), f"{EXECUTOR}.{name}: left out: {reason}")
+        else:
+            found.update(converted)
+    return found
+
+
+def _convert_option(name: str, value: object) -> dict[str, object] | None:
+    text = str(value)
+    if name == "privileged":
+        return {"privileged": text.lower() in YES}
+    if (name, text) in (("gpus", "all"), ("network", "host")):
+        return {}
+    if name == "gpus" and text in ("none", ""):
+        return {"gpus": "none"}
+    if name == "ipc" and text in ("host", "private", "shareable"):
+        return {"ipc": text}
+    if name in _NAMES_OF_SPARKD:
+        return _bytes(_NAMES_OF_SPARKD[name], text)
+    if name in ("ulimit", "devices"):
+        words = [str(one) for one in value] if isinstance(value, list) else [text]
+        return _ulimits(words) if name == "ulimit" else _devices(words)
+    return None
+
+
+def _bytes(name: str, text: str) -> dict[str, object] | None:
+    size = _SIZE.fullmatch(text)
+    if size is None:
+        return None
+    found = int(float(f"{size[1]}.{size[2] or 0}") * _UNITS[size[3].lower()])
+    return {name: found} if 0 < found <= 2**50 else None
+
+
+def _ulimits(words: list[str]) -> dict[str, object] | None:
+    limits = [_ULIMIT.fullmatch(word) for word in words]
+    if not all(limits):
+        return None
+    return {"ulimits": {one[1]: {"soft": int(one[2]), "hard": int(one[3] or one[2])} for one in limits if one}}
+
+
+def _devices(words: list[str]) -> dict[str, object] | None:
+    return {"devices": words} if all(re.fullmatch(r"/[\w./-]+", word) for word in words) else None

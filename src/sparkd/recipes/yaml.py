@@ -1,0 +1,179 @@
+"""Parses YAML into plain data, with the line of each value.
+
+Scalars are converted here and not by the YAML library: where a program gets the text itself, a number that Python
+would write differently (0.90, 012, 1_000) stays text. Files of other tools are read by YAML 1.1, as those tools do:
+there `yes` is true, 012 is 10, and 0.90 is 0.9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, field
+
+if TYPE_CHECKING:
+    from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
+
+
+Key = tuple[str, ...]
+Scalar = Callable[["ScalarNode", Key, int], object]
+"""Converts a scalar, given its path and line."""
+
+_TAG = "tag:yaml.org,2002:"
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
+_OLD_FLOAT = re.compile(r"[-+]?(?=[0-9._:]*\.)[0-9._:]*(?:[eE][-+][0-9]+)?\Z|[-+]?\.(?:inf|nan)\Z", re.IGNORECASE)
+"""YAML 1.1 requires a dot, and a sign in the exponent: 1e5 is text."""
+_LONGEST_NUMBER = 300
+_DEEPEST = 50
+
+
+class YamlError(Exception):
+    """The text is not valid data. The message gives line and reason."""
+
+    def __init__(self, line: int, reason: str) -> None:
+        super().__init__(f"line {line}: {reason}")
+
+
+class Document(Struct, frozen=True):
+    data: dict[str, object]
+    lines: dict[Key, int] = field(default_factory=dict)
+    """Line of each key and each list item `[n]`, by path."""
+
+    def line(self, key: Key) -> int:
+        """The line of `key`, or of its nearest parent."""
+        while key and key not in self.lines:
+            key = key[:-1]
+        return self.lines.get(key, 1)
+
+
+def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
+    """Parse a mapping. Where `keeps_text(path)`, numbers in unusual notation stay text. Raises YamlError."""
+    return _parse(text, None, lambda node, path, line: _scalar(node, line, keeps_text(path)))
+
+
+def parse_as_pyyaml(text: str) -> Document:
+    """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError."""
+    return _parse(text, (1, 1), lambda node, _, line: _old_scalar(node, line))
+
+
+def _parse(text: str, version: tuple[int, int] | None, scalar: Scalar) -> Document:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import MarkedYAMLError
+    from ruamel.yaml.error import YAMLError as AnyYamlError
+    from ruamel.yaml.nodes import MappingNode
+
+    try:
+        reader = YAML(typ="safe", pure=True)
+        reader.version = version
+        root = reader.compose(text)
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        reason = " ".join(str(part) for part in (error.context, error.problem) if part)
+        raise YamlError(mark.line + 1 if mark else 1, reason or "is no YAML") from None
+    except AnyYamlError as error:
+        position = getattr(error, "position", 0)
+        line = text.count("\n", 0, position) + 1 if isinstance(position, int) else 1
+        raise YamlError(line, str(error).splitlines()[0]) from None
+    except RecursionError:
+        raise YamlError(1, "is nested too deep") from None
+    if not isinstance(root, MappingNode):
+        raise YamlError(1, "must be a mapping of keys and values")
+    builder = _Builder(scalar, last_wins=version is not None)
+    return Document(builder.mapping(root, ()), builder.lines)
+
+
+class _Builder(Struct):
+    scalar: Scalar
+    last_wins: bool
+    """Whether a key may occur twice."""
+    lines: dict[Key, int] = field(default_factory=dict)
+    seen: set[int] = field(default_factory=set)
+
+    def mapping(self, node: MappingNode, path: Key) -> dict[str, object]:
+        from ruamel.yaml.nodes import ScalarNode
+
+        found: dict[str, object] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if not isinstance(key, ScalarNode) or key.tag == f"{_TAG}merge":
+                raise YamlError(line, "a key must be text; `extends:` of a recipe does what << would")
+            name = str(key.value)
+            inner = (*path, name)
+            if name in found and not self.last_wins:
+                raise YamlError(line, f"{'.'.join(inner)} is given twice")
+            self.lines[inner] = line
+            found[name] = self.value(value, inner)
+        return found
+
+    def value(self, node: Node, path: Key) -> object:
+        from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
+
+        line = node.start_mark.line + 1
+        if id(node) in self.seen:
+            raise YamlError(line, "an alias (*name) is not followed: write the value out")
+        self.seen.add(id(node))
+        if len(path) > _DEEPEST:
+            raise YamlError(line, "is nested too deep")
+        if isinstance(node, ScalarNode):
+            return self.scalar(node, path, line)
+        if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
+            items = [((*path, f"[{index}]"), one) for index, one in enumerate(node.value)]
+            self.lines.update({inner: one.start_mark.line + 1 for inner, one in items})
+            return [self.value(one, inner) for inner, one in items]
+        if isinstance(node, MappingNode) and node.tag == f"{_TAG}map":
+            return self.mapping(node, path)
+        raise YamlError(line, f"the tag {node.tag} is not known")
+
+
+def _scalar(node: ScalarNode, line: int, keeps_text: bool = False) -> object:
+    raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
+    if tag in ("str", "value"):
+        return raw
+    if tag == "null":
+        return None
+    if tag == "bool":
+        return raw.lower() == "true"
+    if tag in ("int", "float"):
+        return raw if len(raw) > _LONGEST_NUMBER else _number(raw, tag, keeps_text)
+    if tag == "timestamp":
+        raise YamlError(line, f"{raw} would be a date: put it in quotes")
+    raise YamlError(line, f"the tag {node.tag} is not known")
+
+
+def _old_scalar(node: ScalarNode, line: int) -> object:
+    """YAML 1.1 as PyYAML implements it."""
+    raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
+    if tag == "timestamp" or (tag == "float" and not _OLD_FLOAT.match(raw)):
+        return raw
+    if tag == "bool":
+        return raw if raw.lower() in ("y", "n") else raw.lower() in ("true", "yes", "on")
+    if tag in ("int", "float") and len(raw) <= _LONGEST_NUMBER:
+        return _old_number(raw.replace("_", ""), tag)
+    return _scalar(node, line)
+
+
+def _old_number(raw: str, tag: str) -> object:
+    sign, digits = (-1, raw[1:]) if raw.startswith("-") else (1, raw.removeprefix("+"))
+    try:
+        if ":" in digits:  # 1:30 is 90: base 60
+            number: float = 0
+            for part in digits.split(":"):
+                number = number * 60 + (int(part) if tag == "int" else float(part))
+            return sign * number
+        if tag == "float":
+            return sign * float(digits.lower().replace(".inf", "inf").replace(".nan", "nan"))
+        return sign * (int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0))
+    except ValueError:
+        return raw
+
+
+def _number(raw: str, tag: str, keeps_text: bool) -> object:
+    if _DECIMAL.match(raw):
+        return int(raw)
+    try:
+        number = float(raw.replace("_", "")) if tag == "float" else int(raw.replace("_", ""), 0)
+    except ValueError:  # .inf, .nan and 012 stay text
+        return raw
+    return raw if keeps_text and str(number) != raw else number

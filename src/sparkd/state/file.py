@@ -1,0 +1,94 @@
+"""A state file: one JSON object, read as untrusted input."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from sparkd.lib.errors import UsageError
+
+if TYPE_CHECKING:
+    from sparkd.host.files import Files
+
+FOLDER = "/var/lib/sparkd"
+PRIVATE, PUBLIC = 0o600, 0o644
+"""Private: may hold values that the configuration keeps from other users, such as variables of the engine."""
+VERSION = 1
+LIMIT_BYTES = 16 << 20
+
+Content = TypeVar("Content", bound=msgspec.Struct)
+Report = Callable[[str], None]
+"""Takes one line about a file that exists and is unusable."""
+
+
+def ignore_report(_: str) -> None:
+    """For callers that treat an unusable file as a missing one."""
+
+
+class StateFile(msgspec.Struct, Generic[Content], frozen=True):
+    name: str
+    kind: type[Content]
+    mode: int = PRIVATE
+
+    @property
+    def path(self) -> str:
+        return f"{FOLDER}/{self.name}"
+
+    def load(self, files: Files, report: Report) -> Content | None:
+        """None where there is no file, and where its content is wrong, which is reported. Follows no symlink.
+
+        Raises OSError.
+        """
+        try:
+            return self.decode(files.itself(self.path, LIMIT_BYTES).content)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            report(f"{self.path} can't be read: {error}")
+            return None
+
+    def read(self, files: Files, report: Report) -> Content | None:
+        """As `load`, with every OSError reported. Raises UsageError for a user who may not read the file."""
+        try:
+            return self.load(files, report)
+        except OSError as error:
+            if isinstance(error, PermissionError) and os.geteuid():
+                raise UsageError(f"{self.path} may be read by root alone", "run it as root") from None
+            report(f"{self.path} can't be read: {error.strerror or error}")
+            return None
+
+    def decode(self, content: bytes) -> Content:
+        """Raises ValueError."""
+        try:
+            document = json.loads(content)
+            if not isinstance(document, dict) or document.get("schema") != VERSION:
+                raise ValueError(f"it is no object of schema {VERSION}")
+            return self.convert(document)
+        except RecursionError:
+            raise ValueError("it is nested too deep") from None
+
+    def convert(self, fields: dict[str, object]) -> Content:
+        """Raises ValueError."""
+        return msgspec.convert(fields, self.kind, dec_hook=_model)
+
+    def encode(self, value: Content) -> str:
+        fields: dict[str, object] = msgspec.to_builtins(
+            value, enc_hook=lambda model: model.model_dump(mode="json", by_alias=True)
+        )
+        return json.dumps({"schema": VERSION, **fields}, indent=1) + "\n"
+
+
+def _model(kind: type, fields: object) -> object:
+    """A recipe, a section of the settings, or any JSON. Pydantic's own errors would quote values, maybe secret ones."""
+    from pydantic import BaseModel, ValidationError
+
+    if not issubclass(kind, BaseModel):
+        return fields
+    try:
+        return kind.model_validate(fields)
+    except ValidationError:
+        raise ValueError(f"this version of sparkd does not accept it as {kind.__name__}") from None

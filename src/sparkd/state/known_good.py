@@ -1,0 +1,163 @@
+"""known-good.json: plans proven in service, newest first, with the facts of their starts; and how two starts differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from sparkd.lib.text import sanitize
+from sparkd.plan import agreement
+from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, Difference
+from sparkd.plan.model import LaunchPlan
+from sparkd.recipes.diff import normalize_switches
+from sparkd.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
+from sparkd.vllm.args import JsonValue
+
+if TYPE_CHECKING:
+    from sparkd.host.files import Files
+
+ORDER = (
+    "args", "env", "image", "recipe", "entrypoint", "assert", "model", "served_name", "secrets", "image.identity",
+    "weights", "own_script", "script", "container", "caches", "node", "cluster", "supervise",
+    "driver", "kernel", "docker", "sparkd", "plan_schema", "boot", "sysctl",
+)  # fmt: skip
+"""Names, or their parts before the first dot, likeliest cause first."""
+LOOKED_AT = ("image.identity", "weights", "script")
+"""Values that are read from the node, not from the configuration."""
+MOST_FILES = 3
+"""Differing weight files get a line each up to this number; more share one line."""
+WIDTH = 56
+KEPT = 8
+Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
+ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
+"""An image id that may go into a request to docker; empty is none."""
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+Texts = Annotated[Mapping[Text, Text], Meta(max_length=MOST_VALUES)]
+
+
+class Facts(Struct, frozen=True):
+    """Of one start. `unseen`: names, or their parts before the first dot, that were not read, each with the reason."""
+
+    values: Texts
+    """Shared by all ranks, and this node's own; without secrets."""
+    versions: Texts
+    boot: Texts
+    unseen: Texts = field(default_factory=dict)
+
+    def unseen_for(self, name: str) -> bool:
+        return name in self.unseen or name.partition(".")[0] in self.unseen
+
+
+class Entry(Struct, frozen=True):
+    """A proven plan, some 20 KiB, more with a model of many files. Stamps are UTC, ISO 8601."""
+
+    since: Plain
+    """First proven."""
+    until: Plain
+    """Last proven."""
+    plan: Plain
+    """Digest of settings and recipe."""
+    agreement: Plain
+    """Digest of the plan, the image, the weights and the script."""
+    image_id: ImageId
+    facts: Facts
+    recipe: dict[str, object]
+    """As JSON. With `engine`, the section of the settings, it makes the plan again."""
+    engine: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        return str(self.recipe.get("name", "?"))
+
+
+class History(Struct, frozen=True):
+    known_good: tuple[Entry, ...] = ()
+
+
+FILE = StateFile("known-good.json", History)
+
+
+def format_utc(stamp: str) -> str:
+    """Minutes are enough for people."""
+    return f"{sanitize(stamp[:16]).replace('T', ' ')} UTC"
+
+
+def read_known_good(files: Files, report: Report = ignore_report) -> tuple[Entry, ...]:
+    """Empty where there is no usable file: no start depends on it."""
+    return (FILE.read(files, report) or History()).known_good
+
+
+def add_proven(known: Sequence[Entry], entry: Entry) -> History:
+    """The history with `entry` as its newest, perhaps again; without the oldest where it would be too large."""
+    same = [one for one in known if (one.agreement, one.image_id) == (entry.agreement, entry.image_id)]
+    others = [one for one in known if one not in same]
+    entries = (replace(entry, since=same[0].since) if same else entry, *others)[:KEPT]
+    made = (History(entries[:count]) for count in range(len(entries), 0, -1))
+    return next((one for one in made if len(FILE.encode(one)) <= LIMIT_BYTES), History())
+
+
+def node_values(plan: LaunchPlan) -> dict[str, str]:
+    """Values of this node alone: ranks may differ in them, one node should not from day to day."""
+    values = {
+        "node.model_folder": plan.model_path,
+        "node.script": plan.user_script,
+        "node.interface": plan.node.interface,
+        "node.hcas": ",".join(plan.node.hcas),
+        "node.memory_bytes": "" if plan.memory_bytes is None else str(plan.memory_bytes),
+    }
+    return {name: text for name, text in values.items() if text}
+
+
+def find_differences(then: Facts, now: Facts) -> tuple[Difference, ...]:
+    """Each with the earlier value as `own` and the current one as `theirs`."""
+    before, after = _normalize(then), _normalize(now)
+    unlike = []
+    for name in before.keys() | after.keys():
+        (value_then, text_then), (value_now, text_now) = (values.get(name, (None, "")) for values in (before, after))
+        if value_then != value_now and not then.unseen_for(name) and not now.unseen_for(name):
+            unlike.append(Difference(name, text_then, text_now))
+    for old, new in ((then.versions, now.versions), (then.boot, now.boot)):
+        # A value that only one of them has is not known to differ.
+        unlike += [Difference(name, old[name], new[name]) for name in old.keys() & new.keys() if old[name] != new[name]]
+    return tuple(sorted(unlike, key=lambda one: (_place(one.name), one.name)))
+
+
+def _normalize(facts: Facts) -> dict[str, tuple[str, str]]:
+    """By compared name: the normalized value, and its text."""
+    found: dict[str, tuple[str, str]] = {}
+    for raw, text in facts.values.items():
+        name = raw.removeprefix(UNCHECKED)
+        head, _, flag = name.partition(".")
+        if head != "args" or not flag:
+            found[name] = text, text or '""'
+            continue
+        given: JsonValue = {"true": True, "false": False}.get(text, text)
+        for positive, value in normalize_switches({flag: given}).items():
+            display = json.dumps(value) if isinstance(value, bool) else text or '""'
+            found[f"args.{positive}"] = json.dumps(value, sort_keys=True, ensure_ascii=False), display
+    return found
+
+
+def _place(name: str) -> int:
+    return next((ORDER.index(known) for known in (name, name.partition(".")[0]) if known in ORDER), len(ORDER))
+
+
+def group_files(found: Sequence[Difference]) -> tuple[Difference, ...]:
+    """For people: many weight files become one line."""
+    files = [one for one in found if one.name.startswith("weights.")]
+    if len(files) <= MOST_FILES:
+        return tuple(found)
+    names = ", ".join(one.name.removeprefix("weights.") for one in files[:MOST_FILES])
+    text = f"{len(files)} files differ: {names} and {len(files) - MOST_FILES} more"
+    at = found.index(files[0])
+    return *found[:at], Difference("weights", "as they were", text), *(one for one in found[at:] if one not in files)
+
+
+def excerpt_values(one: Difference) -> tuple[str, str]:
+    """Both values, bounded, from shortly before the first differing character."""
+    then, now = agreement.diff_excerpt(one, WIDTH)
+    return then or "not set", now or "not set"

@@ -1,0 +1,158 @@
+"""launch-history.json: failed launches, the phase that each recent boot reached, why the last process ended.
+
+Each failed load can leak driver memory on GB10, and systemd's own growing delays never shrink again, so sparkd counts.
+A launch is recorded before its container starts, and closed at every end that sparkd survives. A launch that a later
+boot finds open ended with its machine: by a power cut, a freeze, or a kernel crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from sparkd.lib.errors import ExitCode
+from sparkd.lib.text import sanitize
+from sparkd.state.file import PUBLIC, Report, StateFile, ignore_report
+
+if TYPE_CHECKING:
+    from sparkd.host.files import Files
+
+BACKOFF_SECONDS = (0, 5, 15, 60, 300)
+"""Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""
+PLANS_KEPT = 16
+BOOTS_KEPT = 8
+"""A good start removes the boots before it."""
+MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
+"""Both tables fit into the file even if each character takes twelve bytes of JSON."""
+REASON_LIMIT = 1000
+LOADING, SERVING = "loading", "serving"
+STOPPED = "stop requested"
+KILLED = "the previous agent exited without recording a reason (killed, crashed, or power loss)"
+
+
+class Open(Struct, frozen=True):
+    """A launch under way. Found by a later process: in the same boot its agent died, in another one the power went."""
+
+    digest: str
+    boot_id: str
+
+
+class End(Struct, frozen=True):
+    """Why a process ended. Redacted, for reports."""
+
+    reason: str
+    code: int | None = None
+    """None where the process was killed."""
+    hint: str = ""
+    phase: str = ""
+    at: str = ""
+    """UTC, ISO 8601."""
+
+    def __str__(self) -> str:
+        return self.reason if self.code is None else f"{self.reason} (exit {self.code})"
+
+
+class Boot(Struct, frozen=True):
+    """The last launch in a boot of the machine."""
+
+    boot_id: str
+    digest: str
+    phase: str
+    """LOADING or SERVING."""
+    open: bool
+    """Whether its end was not recorded."""
+
+
+class LaunchHistory(Struct, frozen=True):
+    failures: dict[str, Annotated[int, Meta(ge=1)]] = field(default_factory=dict)
+    """Failed launches in a row, by plan digest, oldest entry first."""
+    last: dict[str, End] = field(default_factory=dict)
+    """The last failure of each plan. Later processes may have ended for other reasons, before a launch."""
+    open: Open | None = None
+    boots: tuple[Boot, ...] = ()
+    """Since the last good start, oldest first."""
+    tried: Mapping[str, str] = field(default_factory=dict)
+    """Facts of the last launch: versions, image, values of the plan."""
+    good: Mapping[str, str] = field(default_factory=dict)
+    """Facts of the last good start."""
+    last_exit: End | None = None
+
+    @property
+    def last_cause(self) -> str:
+        """Why the last process ended; empty after a requested stop."""
+        return "" if self.last_exit is None or self.last_exit.code == ExitCode.GOOD else str(self.last_exit)
+
+    def wait_seconds(self, digest: str) -> int | None:
+        """Backoff before the next launch of this plan; None: too many failed, a person is needed."""
+        count = self.failures.get(digest, 0)
+        return BACKOFF_SECONDS[count] if count < len(BACKOFF_SECONDS) else None
+
+    def last_failure(self, digest: str) -> str:
+        """Empty where unknown."""
+        found = self.last.get(digest)
+        return str(replace(found, reason=sanitize(found.reason, REASON_LIMIT))) if found else ""
+
+    def before(self, boot_id: str) -> tuple[Boot, ...]:
+        return tuple(one for one in self.boots if one.boot_id != boot_id)
+
+    def recover(self, boot_id: str, now: str) -> LaunchHistory:
+        """A new process: a launch that is still open in this boot counts as failed, because its agent died."""
+        killed = End(KILLED, at=now)
+        counted = self.record_failure(self.open.digest, killed) if self.open and self.open.boot_id == boot_id else self
+        return counted.record_end(boot_id, killed)
+
+    def begin(self, digest: str, boot_id: str) -> LaunchHistory:
+        return replace(self, open=Open(digest, boot_id))
+
+    def record_launch(self, digest: str, boot_id: str, facts: Mapping[str, str]) -> LaunchHistory:
+        boots = (*self.before(boot_id), Boot(boot_id, digest, LOADING, open=True))[-BOOTS_KEPT:]
+        texts = {name[:NAME_LENGTH]: value[:VALUE_LENGTH] for name, value in list(facts.items())[:MOST_FACTS]}
+        return replace(self, open=Open(digest, boot_id), boots=boots, tried=texts)
+
+    def record_serving(self, boot_id: str) -> LaunchHistory:
+        """The launch of this boot is a good start: earlier boots no longer count."""
+        boots = tuple(replace(one, phase=SERVING) for one in self.boots if one.boot_id == boot_id)
+        return replace(self, boots=boots, good=self.tried)
+
+    def record_failure(self, digest: str, end: End) -> LaunchHistory:
+        end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])
+        rest = self.reset(digest)
+        counts = {**rest.failures, digest: self.failures.get(digest, 0) + 1}
+        failures = dict(list(counts.items())[-PLANS_KEPT:])
+        last = {key: one for key, one in {**rest.last, digest: end}.items() if key in failures}
+        return replace(rest, failures=failures, last=last)
+
+    def reset(self, digest: str) -> LaunchHistory:
+        """Proven in service, or handed to a person: the next launch starts at zero failures."""
+        failures = {key: count for key, count in self.failures.items() if key != digest}
+        last = {key: one for key, one in self.last.items() if key != digest}
+        return replace(self, failures=failures, last=last, open=None)
+
+    def record_end(self, boot_id: str, end: End) -> LaunchHistory:
+        """A process ended. Where it needs a person, earlier boots no longer count."""
+        boots = tuple(replace(one, open=one.open and one.boot_id != boot_id) for one in self.boots)
+        return replace(self, open=None, boots=() if end.code == ExitCode.NEEDS_PERSON else boots, last_exit=end)
+
+
+FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
+OLD_FILES = ("launches.json", "boots.json", "last-exit.json")
+"""Of earlier versions: each has some of the fields."""
+
+
+def read_history(files: Files, report: Report) -> LaunchHistory:
+    """Empty where there is no usable file."""
+    return FILE.read(files, report) or _from_old_files(files, report)
+
+
+def load_history(files: Files) -> LaunchHistory:
+    """As `read_history`. Raises OSError where the file can't be read."""
+    return FILE.load(files, ignore_report) or _from_old_files(files, ignore_report)
+
+
+def _from_old_files(files: Files, report: Report) -> LaunchHistory:
+    launches, boots = (StateFile(name, LaunchHistory).read(files, report) or LaunchHistory() for name in OLD_FILES[:2])
+    last_exit = StateFile(OLD_FILES[2], End).read(files, report)
+    return replace(boots, failures=launches.failures, last=launches.last, open=launches.open, last_exit=last_exit)

@@ -1,0 +1,215 @@
+"""NodeReport: the node's state, from which every display is made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from msgspec import Struct, convert, field, to_builtins
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from sparkd.host.files import Files
+
+PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
+REPORT_SCHEMA = 1
+"""New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
+
+HALF_SECOND = 0.5
+"""A date of HTTP is cut to whole seconds: on average it is half a second old."""
+UNCHANGED_SECONDS = 2.0
+"""Less than this is the answer's travel time."""
+
+
+class Phase(Enum):
+    """The node's phase."""
+
+    PREFLIGHT = "preflight"
+    BLOCKED = "blocked"
+    AWAITING_DOCKER = "awaiting-docker"
+    AWAITING_PEERS = "awaiting-peers"
+    COOLING = "cooling"
+    LAUNCHING = "launching"
+    LOADING = "loading"
+    SERVING = "serving"
+    DEGRADED = "degraded"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+
+class FindingReport(Struct, frozen=True):
+    id: str
+    level: str
+    reason: str
+    hint: str
+
+
+class EngineReport(Struct, frozen=True):
+    """The rank on this node. `progress` is 0 to 1 of the current step, None where it is not counted."""
+
+    container_id: str = ""
+    image: str = ""
+    phase: str = ""
+    progress: float | None = None
+    seconds_left: float | None = None
+    kv_cache_tokens: int | None = None
+
+
+class MemoryReport(Struct, frozen=True):
+    total_bytes: int
+    available_bytes: int
+
+
+class Contact(Enum):
+    """A node's contact with another one."""
+
+    UNHEARD = "unheard"
+    """Not requested yet, or never answered since this agent began."""
+    ANSWERS = "answers"
+    REFUSED = "refused"
+    """The machine is up, and no agent listens on it."""
+    SILENT = "silent"
+    UNSIGNED = "unsigned"
+    """It answers, but the signature is not of our key, or it refuses ours."""
+
+
+class PeerStatus(Struct, frozen=True):
+    """Another node of the cluster, as this node knows it. `since`: UTC time of the contact's last change."""
+
+    address: str
+    rank: int
+    contact: Contact
+    since: str
+    report: NodeReport | None = None
+    """Its last correctly signed report, without its peers."""
+    said: str = ""
+    """Why it does not answer, or why its answer proves nothing."""
+    clock_ahead_seconds: float | None = None
+    """How far its clock is ahead of this node's; None before its first date."""
+
+    @property
+    def name(self) -> str:
+        """As a person knows the node: `spark2 (10.0.0.2)`."""
+        return f"{self.report.node} ({self.address})" if self.report else self.address
+
+    @property
+    def living(self) -> NodeReport | None:
+        """The report of an agent that answers."""
+        return self.report if self.contact is Contact.ANSWERS else None
+
+
+class NodeReport(Struct, frozen=True):
+    """Stamps are UTC, ISO 8601."""
+
+    node: str
+    role: str
+    rank: int
+    """-1 until this node has its address."""
+    phase: Phase
+    since: str
+    epoch: str
+    incarnation: str
+    version: str
+    address: str = ""
+    """Of the node on the fabric; empty where the cluster is this node alone."""
+    plan_digest: str = ""
+    """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
+    message: str = ""
+    last_cause: str = ""
+    findings: tuple[FindingReport, ...] = ()
+    engine: EngineReport = EngineReport()
+    memory: MemoryReport | None = None
+    pid: int = 0
+    """Of the agent: by it a reader without root knows whether that agent still runs."""
+    start_time: int = 0
+    """Of the agent, in clock ticks since boot: a pid may be reused."""
+    peers: tuple[PeerStatus, ...] = ()
+    """The other nodes, in rank order."""
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def seconds_since(stamp: str, now: datetime) -> float | None:
+    """None where `stamp` is none. Never negative: another node's clock may be ahead of this one's."""
+    try:
+        then = datetime.fromisoformat(stamp)
+        # A stamp without a zone is UTC, as all of them are.
+        seconds = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
+    except (ValueError, OverflowError):
+        return None
+    return max(0.0, seconds)
+
+
+def format_duration(seconds: float | None) -> str:
+    """`12 s`, `3 min`, `2 h 5 min`, `4 d 3 h`; `?` for None."""
+    if seconds is None:
+        return "?"
+    minutes, hours, days = (int(seconds) // unit for unit in (60, 3600, 86400))
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{int(seconds)} s"
+
+
+def clock_ahead(date: str, now: float, known: float | None) -> float | None:
+    """Whole seconds that the other clock is ahead; `known` where that has hardly changed, or there is no date.
+
+    The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
+    """
+    try:
+        sent = parsedate_to_datetime(date).timestamp()
+    except (ValueError, TypeError, OverflowError):
+        return known
+    found = float(round(sent + HALF_SECOND - now))
+    return known if known is not None and abs(found - known) < UNCHANGED_SECONDS else found
+
+
+def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
+    """The report without secrets: causes quote the engine, findings quote hooks."""
+    findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
+    message, cause = redact(report.message), redact(report.last_cause)
+    return replace(report, message=message, last_cause=cause, findings=findings)
+
+
+def dump(report: NodeReport) -> str:
+    return json.dumps({"schema": REPORT_SCHEMA, **to_builtins(report)}, indent=1) + "\n"
+
+
+def parse(text: str) -> NodeReport | None:
+    """Read a report; None where it is not one (other schema, cut off, nested without end)."""
+    try:
+        match json.loads(text):
+            case {"schema": 1, **fields}:
+                return convert(fields, NodeReport)
+    except (ValueError, RecursionError):  # msgspec's own ValidationError is a ValueError
+        pass
+    return None
+
+
+def read_report(files: Files) -> str:
+    """The report that this node's agent has written, as it stands; empty where there is none."""
+    try:
+        return files.text(PATH, LIMIT_BYTES)
+    except OSError:
+        return ""
+
+
+def agent_running(files: Files, report: NodeReport) -> bool:
+    """Whether the agent that wrote the report still runs."""
+    from sparkd.host.processes import read_process
+
+    try:
+        process = read_process(files, report.pid)
+    except OSError:
+        return False
+    return process is not None and process.start_time == report.start_time and not process.dead

@@ -1,0 +1,119 @@
+"""Client of the engine's HTTP endpoint: health, served models, counters, completions."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.lib.http_client import HttpClient
+
+HEALTH_TIMEOUT_SECONDS = 5.0
+
+_COUNTERS = {
+    "running": b"vllm:num_requests_running",
+    "waiting": b"vllm:num_requests_waiting",
+    "prompt_tokens": b"vllm:prompt_tokens_total",
+    "generation_tokens": b"vllm:generation_tokens_total",
+    "iterations": b"vllm:iteration_tokens_total_count",
+}
+_SAMPLE = re.compile(
+    rb"\n(" + b"|".join(re.escape(name) for name in _COUNTERS.values()) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
+    re.MULTILINE,
+)
+"""Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
+
+
+class Counters(Struct, frozen=True):
+    """Counters of vLLM's /metrics, summed over its engines. A hung engine does not change them."""
+
+    running: float
+    waiting: float
+    prompt_tokens: float
+    generation_tokens: float
+    iterations: float
+
+    @property
+    def work(self) -> tuple[float, float, float]:
+        return self.prompt_tokens, self.generation_tokens, self.iterations
+
+    @property
+    def busy(self) -> bool:
+        return self.running > 0 or self.waiting > 0
+
+
+def parse_counters(metrics: bytes) -> Counters | None:
+    """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
+    sums = dict.fromkeys(_COUNTERS.values(), 0.0)
+    seen = set()
+    for name, value in _SAMPLE.findall(b"\n" + metrics):
+        try:
+            sums[name] += float(value)
+        except ValueError:
+            return None
+        seen.add(name)
+    if len(seen) < len(_COUNTERS):
+        return None
+    return Counters(**{field: sums[name] for field, name in _COUNTERS.items()})
+
+
+class Completion(Struct, frozen=True):
+    """The result of a one-token completion: whether the engine produced a token, or its error text."""
+
+    token: bool
+    said: str = ""
+
+
+class KeyRefusedError(Exception):
+    """The endpoint refused the API key, or requires one."""
+
+
+class Endpoint:
+    """Every request may raise HttpError."""
+
+    def __init__(self, host: str, port: int, served_name: str, api_key: str | None = None) -> None:
+        address = f"[{host}]" if ":" in host else host
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = HttpClient(f"http://{address}:{port}", headers=headers)
+        self.served_name = served_name
+
+    async def health(self) -> int:
+        """Status of /health. 503: the engine is dead; 200: only the API server is known to run."""
+        return (await self._http.request("/health", HEALTH_TIMEOUT_SECONDS)).status
+
+    async def serves(self) -> tuple[str, ...]:
+        """Names in /v1/models; () for an error or another answer. Raises KeyRefusedError."""
+        answer = await self._http.request("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        if answer.status in (401, 403):
+            raise KeyRefusedError
+        if answer.status != 200:
+            return ()
+        with suppress(ValueError):
+            match json.loads(answer.body):
+                case {"data": [*models]}:
+                    ids = (model.get("id") for model in models if isinstance(model, dict))
+                    return tuple(one for one in ids if isinstance(one, str))
+        return ()
+
+    async def counters(self, timeout_seconds: float = HEALTH_TIMEOUT_SECONDS) -> Counters | None:
+        answer = await self._http.request("/metrics", timeout_seconds)
+        return parse_counters(answer.body) if answer.status == 200 else None
+
+    async def complete(self, timeout_seconds: float) -> Completion:
+        """Request one token. Detects a dead rank, with which /health stays 200."""
+        body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
+        answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
+        if answer.status != 200:
+            return Completion(token=False, said=f"HTTP {answer.status} {_head(answer.body)}".strip())
+        try:
+            made = json.loads(answer.body)["usage"]["completion_tokens"]
+        except (ValueError, KeyError, TypeError):
+            return Completion(token=False, said=f"no completion: {_head(answer.body)}")
+        return Completion(token=isinstance(made, int) and made >= 1, said="no token was made" if not made else "")
+
+
+def _head(body: bytes) -> str:
+    text = body[:200].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -1,0 +1,243 @@
+"""Validates the engine's arguments, variables and secrets from recipes and settings.
+
+Raises ValueError with a message for the user, to which the caller adds file and key.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from math import prod
+
+from sparkd.lib.errors import ConfigError
+
+JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
+
+OWNED = {
+    "nnodes": "cluster.nodes",
+    "node-rank": "cluster.nodes",
+    "master-addr": "cluster.nodes",
+    "master-port": "cluster.master_port",
+    "headless": "the node's rank",
+    "distributed-executor-backend": "the recipe's executor",
+}
+"""Flags that sparkd sets itself, each with its source."""
+
+OTHER_HOMES = {
+    "model": "model.path of the recipe says it",
+    "served-model-name": "model.served_name of the recipe says it",
+    "api-key": "an argument is readable by every user of the machine; use secrets: VLLM_API_KEY",
+    "hf-token": "an argument is readable by every user of the machine; use secrets: HF_TOKEN",
+    "ssl-certfile": "sparkd connects to the engine over plain HTTP; put a proxy with the certificate before it",
+    "ssl-keyfile": "sparkd connects to the engine over plain HTTP; put a proxy with the key before it",
+    "uds": "sparkd connects to the engine over TCP; args.host and args.port say where",
+    "config": "a file of flags could set those that belong to sparkd; write its flags under args",
+}
+
+SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
+"""Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
+HIGHEST_SIZE = 10_000
+LONGEST_TEXT_BYTES = 100_000
+"""Linux limits one argument or variable to 128 KiB."""
+
+_FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
+_SHELL_OWNED = frozenset(
+    ("_", "COMP_WORDBREAKS", "DIRSTACK", "EPOCHREALTIME", "EPOCHSECONDS", "EUID", "FUNCNAME", "GROUPS", "HISTCMD",
+     "IFS", "LINENO", "OLDPWD", "OPTIND", "PIPESTATUS", "POSIXLY_CORRECT", "PPID", "PWD", "RANDOM", "SECONDS",
+     "SHELLOPTS", "SHLVL", "SRANDOM", "UID")
+)  # fmt: skip
+"""Variables (besides BASH*) that bash does not pass on unchanged."""
+_DEEPEST = 20
+_LONGEST_INTEGER_BITS = 512
+
+
+def kebab_case(name: str) -> str:
+    """The part after a dot is a field of a JSON flag and stays: `compilation-config.cudagraph_mode`."""
+    head, dot, fields = name.partition(".")
+    return head.replace("_", "-") + dot + fields
+
+
+def normalize_flag(raw: str) -> str:
+    """The checked flag name in kebab case; snake_case is accepted."""
+    name = kebab_case(raw)
+    if not _FLAG.match(name):
+        raise ValueError(
+            f"{raw!r} is no flag name: write it as vLLM does, such as max-model-len, without dashes before it"
+        )
+    # `nnodes.x` also sets nnodes.
+    positive = name.partition(".")[0].removeprefix("no-")
+    if positive in OWNED:
+        raise ValueError(f"--{name} belongs to sparkd, which sets it from {OWNED[positive]}: take it out")
+    if positive in OTHER_HOMES:
+        raise ValueError(f"--{name} is not set here: {OTHER_HOMES[positive]}")
+    return name
+
+
+def check_text(text: str, what: str = "text") -> str:
+    """The text, if it can be passed to a program."""
+    if "\0" in text:
+        raise ValueError(f"{what} holds a NUL byte, which no program can be given")
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"{what} is not valid Unicode") from None
+    if size_bytes > LONGEST_TEXT_BYTES:
+        raise ValueError(f"{what} is {size_bytes} bytes long, at most {LONGEST_TEXT_BYTES} can be passed")
+    return text
+
+
+def check_value(raw: object, depth: int = 0) -> JsonValue:
+    """A JSON value. Refuses values that exist only in YAML or TOML, such as dates and infinity."""
+    if depth > _DEEPEST:
+        raise ValueError(f"nested deeper than {_DEEPEST} levels")
+    if raw is None or isinstance(raw, bool):
+        return raw
+    if isinstance(raw, int):
+        if raw.bit_length() > _LONGEST_INTEGER_BITS:
+            raise ValueError("a number of more digits than any flag takes")
+        return raw
+    if isinstance(raw, str):
+        return check_text(raw)
+    if isinstance(raw, float):
+        if raw != raw or raw in (float("inf"), float("-inf")):
+            raise ValueError(f"{raw} is no number that JSON knows")
+        return raw
+    if isinstance(raw, list | tuple):
+        return [check_value(one, depth + 1) for one in raw]
+    if isinstance(raw, Mapping):
+        return {_key(key): check_value(one, depth + 1) for key, one in raw.items()}
+    raise ValueError(f"{raw!r} is a {type(raw).__name__}: put it in quotes")
+
+
+def _key(raw: object) -> str:
+    if not isinstance(raw, str):
+        raise ValueError(f"key {raw!r} is not text: put it in quotes")
+    return check_text(raw, "a key")
+
+
+def parse_flags(raw: Mapping[str, object]) -> dict[str, JsonValue]:
+    """Flags by kebab-case name, in their written order."""
+    found: dict[str, JsonValue] = {}
+    for key, one in raw.items():
+        name = normalize_flag(_key(key))
+        if name in found:
+            raise ValueError(f"--{name} is given twice, once as {name.replace('-', '_')}")
+        try:
+            found[name] = check_value(one)
+        except ValueError as error:
+            raise ValueError(f"--{name}: {error}") from None
+        if isinstance(one, list):
+            _check_list(name, one)
+    return found
+
+
+def _check_list(name: str, items: list[object]) -> None:
+    if not items:
+        raise ValueError(f"--{name}: an empty list says nothing; null leaves the flag out")
+    if any(isinstance(item, list | dict | bool) or item is None for item in items):
+        raise ValueError(f"--{name}: a list holds only text and numbers, each one value after the flag")
+    if any(isinstance(item, str) and item.startswith("-") for item in items):
+        raise ValueError(f"--{name}: a value that starts with a dash would be read as the next flag")
+
+
+def check_variable_name(raw: str) -> str:
+    if not _VARIABLE.match(raw):
+        raise ValueError(f"{raw!r} is no name of an environment variable: letters, digits and _ only")
+    if raw in _SHELL_OWNED or raw.startswith("BASH"):
+        raise ValueError(f"{raw} belongs to the shell that runs the launch script: take it out")
+    return raw
+
+
+def parse_variables(raw: Mapping[str, object]) -> dict[str, str | None]:
+    """Environment by name. Numbers become text; None removes an inherited variable."""
+    found: dict[str, str | None] = {}
+    for key, one in raw.items():
+        name = check_variable_name(_key(key))
+        if _SECRET_NAME.search(name):
+            raise ValueError(f"{name} looks like a secret: give its file under secrets, not its value here")
+        checked = check_value(one)
+        if isinstance(checked, bool | list | dict):
+            raise ValueError(f"{name} is {one!r}: put the text that the program shall see in quotes")
+        found[name] = None if checked is None else check_text(str(checked), name)
+    return found
+
+
+def parse_secret_files(raw: Mapping[str, object]) -> dict[str, str]:
+    """Absolute path of each secret's file, by the name of its variable."""
+    found: dict[str, str] = {}
+    for key, one in raw.items():
+        name = check_variable_name(_key(key))
+        if not isinstance(one, str):
+            raise ValueError(f"{name} is a {type(one).__name__}: the path of a file that holds the secret is needed")
+        found[name] = check_path(one, name)
+    return found
+
+
+def check_path(raw: str, what: str = "a path") -> str:
+    """An absolute path that docker can mount, without a trailing slash."""
+    check_text(raw, what)
+    if not raw.startswith("/"):
+        # The value is not repeated: it may be the secret itself.
+        raise ValueError(f"{what} must be an absolute path, such as /etc/sparkd/name")
+    if ".." in raw.split("/") or any(ord(letter) < 32 for letter in raw) or ":" in raw:
+        raise ValueError(f"{what} may hold no .., no colon and no control character")
+    return raw.rstrip("/") or "/"
+
+
+TABLES: Mapping[str, Callable[[Mapping[str, object]], Mapping[str, object]]] = {
+    "args": parse_flags,
+    "env": parse_variables,
+    "secrets": parse_secret_files,
+}
+"""Parsers of the tables in recipes and settings."""
+
+
+def command_line(args: Mapping[str, JsonValue]) -> list[str]:
+    """Flags as words for vLLM's parser, in their order."""
+    return [word for flag, value in args.items() for word in _words(flag, value)]
+
+
+def _words(flag: str, value: JsonValue) -> list[str]:
+    if value is None:
+        return []
+    if value is True:
+        return [f"--{flag}"]
+    if value is False:
+        return [f"--no-{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *(_text(one) for one in value)]
+    text = _text(value)
+    # As a separate word, a value that starts with a dash would be read as the next flag.
+    return [f"--{flag}={text}"] if text.startswith("-") else [f"--{flag}", text]
+
+
+def _text(value: JsonValue) -> str:
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: str) -> None:
+    """Raises ConfigError unless the flags (placeholders filled) give one rank per node, because a Spark has one GPU.
+
+    Without GPUs a single node may run several ranks, as processes of one container.
+    """
+    sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in SIZES if args.get(flag) is not None}
+    ranks = prod(sizes.values())
+    if ranks == nodes or (nodes == 1 and gpus == "none"):
+        return
+    given = " x ".join(f"args.{flag} {size}" for flag, size in sizes.items()) or f"no args.{SIZES[0]}"
+    raise ConfigError(
+        f"recipe {recipe}: {given} makes {ranks} rank(s), and cluster.nodes names {nodes} node(s) of one rank each",
+        f"set args.{SIZES[0]} x args.{SIZES[1]} to {nodes}, or name {ranks} node(s) in cluster.nodes",
+    )
+
+
+def _parse_size(recipe: str, flag: str, value: JsonValue) -> int:
+    number = int(value[:9]) if isinstance(value, str) and value.isdecimal() and value.isascii() else value
+    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= HIGHEST_SIZE:
+        raise ConfigError(f"recipe {recipe}: args.{flag} is {value!r}: a number from 1 to {HIGHEST_SIZE} is needed")
+    return number

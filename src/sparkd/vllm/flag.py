@@ -1,0 +1,134 @@
+"""A flag of `vllm serve`: its name, and the parser of its values. The flags are in flag_table.py."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Literal
+
+from msgspec import Struct
+
+from sparkd.lib.text import did_you_mean
+from sparkd.vllm.args import JsonValue
+
+_LONGEST_AMOUNT = 23
+_QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
+_BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
+
+Kind = Literal["switch", "text", "text or object", "int", "amount", "amount or auto", "float", "json", "object"]
+"""Type of one value. `amount` accepts 8k and 8K; `text or object` is an object if in braces."""
+Arity = Literal["one", "at most one", "at least one"]
+
+
+class Flag(Struct, frozen=True):
+    name: str
+    kind: Kind
+    count: Arity = "one"
+    """Number of values; not for a switch."""
+    aliases: tuple[str, ...] = ()
+    """Other names, with their dashes."""
+    negative: bool = False
+    """Whether a --no- form exists."""
+    optional: bool = False
+    """Whether the empty text and the word None mean no value."""
+    choices: tuple[str, ...] = ()
+    folds: bool = False
+    """Whether choices ignore case and accept dashes for underscores."""
+    repeats: bool = False
+    """Whether repeated flags add up; otherwise the last wins."""
+
+    def wrong_arity(self, values: int, joined: bool) -> str:
+        """Why this number of values is wrong (`joined`: one after `=`); empty if right."""
+        if self.kind == "switch":
+            off = ", and --no- before its name is off" if self.negative else ""
+            return f"is a switch and takes no value: bare it is on{off}" if values or joined else ""
+        if not values and self.count != "at most one":
+            return "needs a value"
+        if values > 1 and self.count != "at least one":
+            return f"takes one value, and {values} are given"
+        return ""
+
+    def wrong_type(self, value: str) -> str:
+        """Why vLLM of this version can't read the value; empty if it can."""
+        if self.optional and value in ("", "None"):
+            return ""
+        reader, needed = _READERS[self.kind]
+        try:
+            reader(value)
+        except (ValueError, OverflowError, RecursionError):
+            return f"needs {needed}, and {value[:60]!r} is none"
+        return ""
+
+    def not_a_choice(self, value: str) -> str:
+        """Why the value is not a choice of the flag; empty if it is one. A fork may have more choices."""
+        if not self.choices or (self.optional and value in ("", "None")):
+            return ""
+        folded = value.lower().replace("-", "_") if self.folds else value
+        choice = str(int(value)) if self.kind == "int" else folded
+        if choice in self.choices:
+            return ""
+        known = did_you_mean(folded, self.choices) or f": {', '.join(self.choices[:8])}"
+        return f"has no choice {value[:60]!r} in vLLM's own{known}"
+
+
+def parse_amount(text: str) -> int | None:
+    """A count as vLLM reads it; None if it is unreadable, negative or out of bounds."""
+    with suppress(ValueError, OverflowError):
+        number = _read_amount(text) if text.isascii() and len(text) <= _LONGEST_AMOUNT else -1
+        return number if number >= 0 else None
+    return None
+
+
+def parse_json(text: str) -> JsonValue:
+    """A JSON value; None for other text, and beyond Python's recursion limit."""
+    with suppress(ValueError, RecursionError):
+        value: JsonValue = json.loads(expand_amounts(text))
+        return value
+    return None
+
+
+def expand_amounts(text: str) -> str:
+    """JSON with amounts such as 80g written out (except in quotes), which vLLM accepts."""
+    parts = _QUOTED.split(text)
+    parts[::2] = [_BARE_AMOUNT.sub(lambda match: str(parse_amount(match[0]) or match[0]), part) for part in parts[::2]]
+    return "".join(parts)
+
+
+def _read_amount(text: str) -> int:
+    """1k is 1000, 25.6k is 25600, 1K is 1024, 1.5K is invalid."""
+    text = text.strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGtT])", text)
+    if match is None:
+        return int(text)
+    power = "kmgt".index(match[2].lower()) + 1
+    return int(float(match[1]) * 1000**power) if match[2].islower() else int(match[1]) << 10 * power
+
+
+def _read_amount_or_auto(text: str) -> int:
+    return -1 if text.strip().lower() == "auto" else _read_amount(text)
+
+
+def _check_object(text: str) -> None:
+    if not isinstance(json.loads(expand_amounts(text)), dict):
+        raise ValueError("no object")
+
+
+def _check_text_or_object(text: str) -> None:
+    if re.match(r"(?s)^\s*{.*}\s*$", text):
+        json.loads(text)
+
+
+_READERS: dict[Kind, tuple[Callable[[str], object], str]] = {
+    "switch": (str, "nothing"),
+    "text": (str, "text"),
+    "text or object": (_check_text_or_object, "text, or a JSON object"),
+    "int": (int, "a whole number"),
+    "amount": (_read_amount, "a whole number, such as 8192 or 8k"),
+    "amount or auto": (_read_amount_or_auto, "a whole number, such as 8192 or 8k, or auto"),
+    "float": (float, "a number"),
+    "json": (json.loads, "JSON"),
+    "object": (_check_object, "a JSON object"),
+}
+"""Reader of each kind, as in vLLM, and the requirement in words."""

@@ -1,0 +1,196 @@
+"""The predicate of each rule in rules.py: matching keys, each with the reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from sparkd.vllm.flag import parse_json
+from sparkd.vllm.lint.engine import Launch
+
+Matches = Iterator[tuple[str, str]]
+"""Matches of a rule: recipe key and reason."""
+
+JSON_FLAGS = (
+    "attention-config", "compilation-config", "default-chat-template-kwargs", "ec-transfer-config", "eplb-config",
+    "kernel-config", "kv-events-config", "kv-transfer-config", "media-io-kwargs", "mm-processor-kwargs",
+    "override-generation-config", "pooler-config", "profiler-config", "reasoning-config", "speculative-config",
+    "structured-outputs-config", "weight-transfer-config",
+)  # fmt: skip
+"""Flags that vLLM parses as a JSON object."""
+JSON_OR_TEXT = ("additional-config", "hf-overrides", "model-loader-extra-config")
+"""Flags that vLLM parses as a JSON object if in braces, otherwise as text."""
+NOTHING = ("", "None")
+"""Texts that mean no value for most flags; the table of flags has the exceptions."""
+TYPOGRAPHIC = "\u201c\u201d\u201e\u2018\u2019"
+RENAMED = {
+    "cuda-graph-sizes": "it is --cudagraph-capture-sizes",
+    "disable-log-requests": "it is --no-enable-log-requests",
+    "enable-reasoning": "--reasoning-parser is enough",
+    "guided-decoding-backend": "it is --structured-outputs-config.backend",
+    "num-speculative-tokens": "it is in --speculative-config",
+    "prefix-caching": "it is --enable-prefix-caching",
+    "rope-scaling": "it is in --hf-overrides",
+    "rope-theta": "it is in --hf-overrides",
+    "speculative-model": "it is in --speculative-config",
+    "swap-space": "nothing has its place",
+    "task": "it is --runner, with --convert",
+}
+"""Flags of public recipes that vLLM 0.32 does not know, each with its replacement."""
+DEFAULT_SHARE = 0.92
+"""vLLM's own (vllm/config/cache.py, 0.32)."""
+HIGHEST_SHARE = 0.912
+TOO_HIGH_SHARE = 0.95
+"""115.6 GiB of a Spark's 121.7: with the engine's other memory, more than was available on any idle machine."""
+DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
+"""Draft tokens that measured best, by method."""
+MANY_POOLS = 4
+"""A pool of 1.9M tokens served six agents of up to 1M tokens well: 3.3 times."""
+REFIT = ("hf-overrides", "hf-config-path", "rope-scaling", "rope-theta", "config-format")
+"""Flags that change the length given in config.json."""
+
+
+def about(flag: str, reason: str) -> tuple[str, str]:
+    return f"args.{flag}", f"--{flag} {reason}"
+
+
+def forks(launch: Launch) -> Matches:
+    # Without a GPU a forked engine serves (measured on vLLM 0.32).
+    if launch.gpu and launch.env.get("VLLM_WORKER_MULTIPROC_METHOD") == "fork":
+        yield (
+            "env.VLLM_WORKER_MULTIPROC_METHOD",
+            "VLLM_WORKER_MULTIPROC_METHOD=fork: the engine dies at its start, 'ShmRingBuffer' has no 'shared_memory'",
+        )
+
+
+def broken_json(launch: Launch) -> Matches:
+    for flag in (*JSON_FLAGS, *JSON_OR_TEXT):
+        text = (launch.flags.get(flag) or "").strip()
+        if text not in NOTHING and (flag in JSON_FLAGS or text.startswith("{")) and (wrong := _no_object(text, flag)):
+            yield about(flag, wrong)
+
+
+def _no_object(text: str, flag: str) -> str:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        if parse_json(text) is not None:
+            return ""
+        quotes = next((letter for letter in text if letter in TYPOGRAPHIC), "")
+        why = f"; it holds {quotes}, which is how pages print quotes" if quotes else ""
+        return f"is no JSON: {error.msg}, line {error.lineno} column {error.colno}{why}"
+    except (ValueError, RecursionError):
+        return "is no JSON that can be read"
+    # Older builds accepted the level of compilation as a number.
+    if isinstance(found, dict) or found is None or (flag == "compilation-config" and type(found) is int):
+        return ""
+    return f"is JSON, but {json.dumps(found)[:40]} is no object"
+
+
+def misnamed(launch: Launch) -> Matches:
+    for flag, right in RENAMED.items():
+        if flag in launch.flags:
+            yield about(flag, f"is no flag of vLLM 0.32: {right}")
+
+
+def longer_than_model(launch: Launch) -> Matches:
+    return iter(()) if _may_be_longer(launch) else _too_long(launch)
+
+
+def longer_than_model_by_will(launch: Launch) -> Matches:
+    return _too_long(launch) if _may_be_longer(launch) else iter(())
+
+
+def _too_long(launch: Launch) -> Matches:
+    wanted, longest = launch.amount("max-model-len"), launch.model.max_length
+    if wanted and longest and wanted > longest and not any(flag.partition(".")[0] in REFIT for flag in launch.flags):
+        yield about("max-model-len", f"{wanted}, and the model's config.json allows {longest}")
+
+
+def _may_be_longer(launch: Launch) -> bool:
+    return launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").strip().lower() in ("1", "true")
+
+
+def longer_than_pool(launch: Launch) -> Matches:
+    # vLLM reports its pool as concurrency x max-model-len. With sliding-window layers the pool grows with that length,
+    # so a longer length may still fit.
+    wanted, pool = launch.amount("max-model-len"), launch.pool_tokens
+    if wanted and pool and wanted > pool:
+        yield about("max-model-len", f"{wanted}, and the recipe expects a KV cache of {pool} tokens")
+
+
+def many_pools(launch: Launch) -> Matches:
+    wanted, sequences, pool = launch.amount("max-model-len"), launch.amount("max-num-seqs"), launch.pool_tokens
+    if wanted and sequences and pool and pool >= wanted and wanted * sequences > MANY_POOLS * pool:
+        yield about(
+            "max-num-seqs", f"{sequences}, and a KV cache of {pool} tokens holds {pool // wanted} of full length"
+        )
+
+
+def unchunked(launch: Launch) -> Matches:
+    batch, wanted = launch.amount("max-num-batched-tokens"), launch.amount("max-model-len")
+    if batch and wanted and batch < wanted and "no-enable-chunked-prefill" in launch.flags:
+        yield about("max-num-batched-tokens", f"{batch} is below --max-model-len {wanted}, and chunked prefill is off")
+
+
+def batch_below_sequences(launch: Launch) -> Matches:
+    batch, sequences = launch.amount("max-num-batched-tokens"), launch.amount("max-num-seqs")
+    if batch and sequences and batch < sequences:
+        yield about("max-num-batched-tokens", f"{batch} is below --max-num-seqs {sequences}")
+
+
+def too_much_memory(launch: Launch) -> Matches:
+    share = launch.share("gpu-memory-utilization")
+    if launch.gpu and share is not None and share > TOO_HIGH_SHARE:
+        yield about(
+            "gpu-memory-utilization", f"{share:g}: {share * 121.7:.0f} of 121.7 GiB, and an idle Spark has 110 to 117"
+        )
+
+
+def much_memory(launch: Launch) -> Matches:
+    if not launch.gpu or "kv-cache-memory-bytes" in launch.flags:
+        return
+    share = launch.share("gpu-memory-utilization")
+    if share is None and "gpu-memory-utilization" not in launch.flags:
+        yield about(
+            "gpu-memory-utilization", f"is left out: vLLM takes {DEFAULT_SHARE}, {HIGHEST_SHARE} was seen to work"
+        )
+    elif share is not None and HIGHEST_SHARE < share <= TOO_HIGH_SHARE:
+        yield about("gpu-memory-utilization", f"{share:g}: at most {HIGHEST_SHARE} was seen to work")
+
+
+def recompiles_each_start(launch: Launch) -> Matches:
+    wanted = launch.table("compilation-config").get("custom_ops")
+    if launch.gpu and wanted in ("all", ["all"]) and not any(_keeps_compiled(launch, folder) for folder in launch.kept):
+        yield (
+            "args.compilation-config",
+            'custom_ops ["all"] is compiled again at each start, while weights fill the memory: two machines froze so',
+        )
+
+
+def _keeps_compiled(launch: Launch, folder: str) -> bool:
+    """Whether the folder contains vLLM's cache. The home of the container's user is unknown."""
+    base = launch.env.get("XDG_CACHE_HOME") or "/root/.cache"
+    cache = launch.env.get("VLLM_CACHE_ROOT") or f"{base}/vllm"
+    return f"{cache}/".startswith(f"{folder}/") or folder.endswith(("/.cache", "/.cache/vllm"))
+
+
+def eager_with_graphs(launch: Launch) -> Matches:
+    mode = launch.table("compilation-config").get("cudagraph_mode")
+    if launch.gpu and "enforce-eager" in launch.flags and isinstance(mode, str) and mode.upper() not in ("NONE", ""):
+        yield about(
+            "enforce-eager", f"switches cudagraph_mode {mode[:30]} off: decoding fell from 44 to 25 tokens a second"
+        )
+
+
+def many_drafts(launch: Launch) -> Matches:
+    table = launch.table("speculative-config")
+    method, drafts = table.get("method"), table.get("num_speculative_tokens")
+    if method == "mtp" and launch.model.kind.startswith("deepseek"):
+        method = "deepseek_mtp"
+    best = DRAFTS.get(method) if isinstance(method, str) else None
+    if best and isinstance(drafts, int) and drafts > best:
+        yield (
+            "args.speculative-config",
+            f"num_speculative_tokens {drafts} with {method}: more than {best} was measured to cost more than it gives",
+        )

@@ -1,0 +1,121 @@
+"""The table of rules: predicate, severity, description, hint and source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from sparkd.vllm.lint import flag_predicates, predicates
+from sparkd.vllm.lint.engine import Launch
+from sparkd.vllm.lint.predicates import Matches
+
+
+class Rule(Struct, frozen=True):
+    name: str
+    blocks: bool
+    """Whether the engine would fail or freeze the machine; otherwise it only serves worse than possible."""
+    matches: Callable[[Launch], Matches]
+    what: str
+    hint: str
+    source: str
+
+
+class Issue(Struct, frozen=True):
+    rule: str
+    blocks: bool
+    at: str
+    """Key of a recipe, such as `args.max-model-len`."""
+    reason: str
+    hint: str
+
+
+def find_issues(launch: Launch) -> tuple[Issue, ...]:
+    return tuple(
+        Issue(rule.name, rule.blocks, at, reason, rule.hint) for rule in RULES for at, reason in rule.matches(launch)
+    )
+
+
+BLOCKS, WARNS = True, False
+ECHO = "'DeepSeek V4 Flash on Dual DGX Spark', Echo, 27 May 2026"
+RULES = (
+    Rule("fork", BLOCKS, predicates.forks,
+         what="VLLM_WORKER_MULTIPROC_METHOD=fork on a GPU",
+         hint="take VLLM_WORKER_MULTIPROC_METHOD out",
+         source=f"{ECHO}: the engine died at its start"),
+    Rule("json", BLOCKS, predicates.broken_json,
+         what="a flag that vLLM parses as JSON is given text that is no JSON object",
+         hint="write it as a mapping in the recipe: sparkd makes the JSON",
+         source="measured on vLLM 0.32: it ends with status 2"),
+    Rule("flag-value", BLOCKS, flag_predicates.wrong_value,
+         what="a flag is given a value of another type than vLLM's parser reads, none, or too many",
+         hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe",
+         source="the parser of vLLM 0.32 (`make flags`): it ends with status 2"),
+    Rule("flag-misprint", BLOCKS, flag_predicates.likely_typo,
+         what="a flag that vLLM does not know, one letter from one that it does",
+         hint="correct it; where a fork has this flag, name it under flags.extra of the recipe",
+         source="the parser of vLLM 0.32 (`make flags`): it ends with status 2"),
+    Rule("model-length", BLOCKS, predicates.longer_than_model,
+         what="max-model-len is above what config.json of the model allows",
+         hint="lower max-model-len",
+         source="measured on vLLM 0.32: it ends with status 1"),
+    Rule("pool-length", WARNS, predicates.longer_than_pool,
+         what="max-model-len is above the recipe's expect.kv_cache_tokens, which holds for the recipe's own length",
+         hint="lower max-model-len, or correct expect.kv_cache_tokens",
+         source="measured on vLLM 0.32: it ends with status 1 when one sequence does not fit"),
+    Rule("unchunked-prefill", BLOCKS, predicates.unchunked,
+         what="max-num-batched-tokens below max-model-len without chunked prefill",
+         hint="take enable-chunked-prefill: false out",
+         source="measured on vLLM 0.32: it ends with status 1"),
+    Rule("batch", BLOCKS, predicates.batch_below_sequences,
+         what="max-num-batched-tokens is below max-num-seqs",
+         hint="raise max-num-batched-tokens",
+         source="measured on vLLM 0.32: it ends with status 1"),
+    Rule("memory-share", BLOCKS, predicates.too_much_memory,
+         what=f"gpu-memory-utilization is above {predicates.TOO_HIGH_SHARE}",
+         hint="lower gpu-memory-utilization",
+         source="recipes and reports of DGX Spark: no idle machine had so much memory available"),
+    Rule("high-memory-share", WARNS, predicates.much_memory,
+         what=f"gpu-memory-utilization is above {predicates.HIGHEST_SHARE}, or left out",
+         hint="set gpu-memory-utilization to 0.90 or lower",
+         source="recipes and reports of DGX Spark: the highest share that worked"),
+    Rule("compile-cache", WARNS, predicates.recompiles_each_start,
+         what='custom_ops ["all"], and nothing keeps what was compiled',
+         hint="give the recipe a cache: caches: {vllm: /root/.cache/vllm}",
+         source="'Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 16 TPS', Tobias Weiss"),
+    Rule("misnamed-flag", WARNS, predicates.misnamed,
+         what="a flag that recipes in public have, and vLLM 0.32 does not know",
+         hint="take it out, or use the right name: vLLM ends with status 2",
+         source="measured on vLLM 0.32; its pull requests 17452, 21739, 28006 and 29326"),
+    Rule("flag-unknown", WARNS, flag_predicates.unknown,
+         what="a flag that vLLM 0.32 does not know, and flags.extra of the recipe does not name",
+         hint="correct it, or name it under flags.extra where a fork has it: upstream ends with status 2",
+         source="the parser of vLLM 0.32 (`make flags`)"),
+    Rule("flag-choice", WARNS, flag_predicates.not_a_choice,
+         what="a value that is none of the flag's choices in vLLM 0.32; a fork may have more",
+         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2",
+         source="the parser of vLLM 0.32 (`make flags`)"),
+    Rule("long-by-will", WARNS, predicates.longer_than_model_by_will,
+         what="as model-length, but VLLM_ALLOW_LONG_MAX_MODEL_LEN is set",
+         hint="lower max-model-len: positions beyond the model's own may give NaN",
+         source="vLLM's own warning"),
+    Rule("pool-sequences", WARNS, predicates.many_pools,
+         what=f"max-num-seqs x max-model-len is above {predicates.MANY_POOLS} x the KV cache",
+         hint="lower max-num-seqs or max-model-len, or know that sequences are mostly short",
+         source="MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark, 'How the KV cache works'"),
+    Rule("eager", WARNS, predicates.eager_with_graphs,
+         what="enforce-eager together with a cudagraph_mode",
+         hint="take enforce-eager out, or set cudagraph_mode: NONE",
+         source=ECHO),
+    Rule("drafts", WARNS, predicates.many_drafts,
+         what="more draft tokens than measured best: 2 with DeepSeek's MTP, 5 with DSpark",
+         hint="lower num_speculative_tokens",
+         source=f"{ECHO}, 'MTP=3'; MiaAI-Lab's recipe"),
+)  # fmt: skip
+
+
+def describe_rules() -> str:
+    """The table in lines of at most 120 columns."""
+    return "\n".join(
+        f"  {'block' if one.blocks else 'warn':5}  {one.name:17}  {one.what}\n{'':28}{one.source}" for one in RULES
+    )

@@ -1,0 +1,167 @@
+"""Reads the user's launch script: the engines that its text starts, and their ranks."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from ipaddress import ip_address
+from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.vllm.command_line import FirstValues, first_values
+from sparkd.vllm.lint.rules import Issue
+
+_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+_PUNCTUATION = frozenset("();<>|&")
+_INNER_HASH = re.compile(r"(?<=[^\s();<>|&])#")
+_TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")
+"""Commands that may mention an engine without starting one."""
+_MOST_JOINED = 20
+"""Lines that one open quote may join, so that a stray quote does not hide the rest."""
+_READERS = frozenset(("cat", "eval", "mapfile", "read", "readarray", "xargs"))
+"""Commands that read words from other sources."""
+_ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
+_MODULES = ("vllm.entrypoints.openai.api_server", "vllm.entrypoints.cli.main")
+
+
+class Place(Struct, frozen=True):
+    rank: int
+    size: int
+    head_address: str
+    master_port: int
+
+
+class Script(Struct, frozen=True):
+    """`serves`: the flags of each `vllm serve`; a value from a variable is None."""
+
+    serves: tuple[FirstValues, ...]
+    env: Mapping[str, str]
+    """Variables set to plain text."""
+    passes_on: bool
+    """Whether it passes on its arguments, which are the whole command."""
+    may_be_headless: bool
+    """Whether it contains --headless, reads words from elsewhere, or starts Ray, whose workers start no vLLM."""
+
+    def with_inherited(self, env: Mapping[str, str]) -> Script:
+        """With the environment of the script, which may contain --headless."""
+        return replace(self, may_be_headless=self.may_be_headless or any("--headless" in one for one in env.values()))
+
+
+def parse_script(text: str) -> Script:
+    serves: list[FirstValues] = []
+    env: dict[str, str] = {}
+    passes_on = may_be_headless = False
+    for words in _commands(text):
+        passes_on |= any(_PASSED_ON.search(word) for word in words)
+        may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)
+        may_be_headless |= ("ray", "start") in pairwise(words) or any("--headless" in word for word in words)
+        env |= _exported(words)
+        start = _after_serve(words)
+        values = {flag: _known(value) for flag, value in first_values(words[start:]).items()} if start else {}
+        if start and "help" not in values:
+            serves.append(values)
+            may_be_headless |= "config" in values
+    return Script(tuple(serves), env, passes_on, may_be_headless)
+
+
+def find_misplaced(script: Script, place: Place) -> Iterator[Issue]:
+    """Differences between this node's rank and the engine that the script starts itself."""
+    if script.passes_on or not script.serves:
+        return
+    if place.rank and not script.may_be_headless:
+        reason = f"this node's rank is {place.rank}, and the `vllm serve` of engine.script has no --headless"
+        yield _blocked("script-headless", f"{reason}: the head would wait for ever")
+    if not place.rank and all("headless" in serve for serve in script.serves):
+        yield _blocked("script-headless", "this node is the head, and engine.script starts vLLM with --headless")
+    for flag, wanted in (
+        ("node-rank", str(place.rank)),
+        ("nnodes", str(place.size)),
+        ("master-addr", place.head_address),
+        ("master-port", str(place.master_port)),
+    ):
+        values = [serve.get(flag) for serve in script.serves]
+        if values and all(one is not None and _values_differ(one, wanted) for one in values):
+            yield _blocked("script-rank", f"engine.script says --{flag} {values[0]}, this node needs {wanted}")
+
+
+def _blocked(rule: str, reason: str) -> Issue:
+    return Issue(
+        rule, True, "engine.script", reason, 'end the script with: exec "$@" (sparkd gives it the whole command)'
+    )
+
+
+def _values_differ(found: str, wanted: str) -> bool:
+    try:
+        return ip_address(found) != ip_address(wanted)
+    except ValueError:
+        pass
+    # A host name may resolve to any address.
+    return found.isdecimal() and wanted.isdecimal() and found.lstrip("0") != wanted.lstrip("0")
+
+
+def _commands(text: str) -> Iterator[list[str]]:
+    """Words of each simple command, unquoted as in a shell; without comments."""
+    for line in _lines(text):
+        command: list[str] = []
+        for word in line:
+            if word and _PUNCTUATION.issuperset(word):
+                yield command
+                command = []
+            else:
+                command.append(word)
+        yield command
+
+
+def _lines(text: str) -> Iterator[list[str]]:
+    """Words of each line, after joining lines at a backslash or an open quote."""
+    held = ""
+    for line in re.sub(r"\\\r?\n", " ", text).splitlines():
+        held = f"{held}\n{line}" if held else line
+        words = _split(held)
+        if words is not None or held.count("\n") >= _MOST_JOINED:
+            yield held.split() if words is None else words
+            held = ""
+    yield held.split()
+
+
+def _split(line: str) -> list[str] | None:
+    """Words as in a shell; None for an open quote."""
+    # shlex would start a comment at a # inside a word, such as $# and x#y.
+    lexer = shlex.shlex(_INNER_HASH.sub("\0", line), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    try:
+        return [word.replace("\0", "#") for word in lexer]
+    except ValueError:
+        return None
+
+
+def _after_serve(words: list[str]) -> int:
+    """Position of the first word after `serve`; 0 for another command."""
+    if words[:1] and words[0] in _TALK:
+        return 0
+    for position, word in enumerate(words[:-1]):
+        if word.rpartition("/")[2] == "vllm" and words[position + 1] == "serve":
+            return position + 2
+        if word == "-m" and words[position + 1] in _MODULES:
+            return position + 2
+    return 0
+
+
+def _exported(words: list[str]) -> dict[str, str]:
+    """Variables of `export A=b` and `A=b vllm serve`; an assigned one may be exported later."""
+    found: dict[str, str] = {}
+    for word in words[1:] if words[:1] == ["export"] else words:
+        match = _ASSIGNED.fullmatch(word)
+        if match is None:
+            break
+        if _known(match[2]) is not None:
+            found[match[1]] = match[2]
+    return found
+
+
+def _known(value: str | None) -> str | None:
+    """The text, unless the shell would expand it."""
+    return None if value is None or "$" in value or "`" in value else value

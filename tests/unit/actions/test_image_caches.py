@@ -1,0 +1,88 @@
+"""Caches of images: the youngest stay, and what is not a cache's is never removed."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkd.actions.caches import DOOMED, Pruned, prune
+
+IMAGES = tuple(f"{number:064x}" for number in range(6))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Caches of six images: the first was used last."""
+    for age, image in enumerate(IMAGES):
+        folder = tmp_path / "cache" / image / "vllm"
+        folder.mkdir(parents=True)
+        (folder / "kernels.bin").touch()
+        os.utime(folder.parent, (1e9 - age, 1e9 - age))
+    return tmp_path / "cache"
+
+
+def left(root: Path) -> list[str]:
+    return sorted(one.name for one in root.iterdir())
+
+
+def removed(root: Path, keep: str = IMAGES[0], *mounted: str) -> list[Pruned]:
+    return list(prune(f"sha256:{keep}", mounted, root))
+
+
+def test_the_three_that_were_used_last_stay(root: Path) -> None:
+    assert removed(root) == [Pruned(str(root / image)) for image in IMAGES[3:]]
+    assert left(root) == list(IMAGES[:3])
+
+
+def test_the_one_in_use_stays_however_old(root: Path) -> None:
+    removed(root, IMAGES[5])
+    assert left(root) == [*IMAGES[:2], IMAGES[5]]
+
+
+def test_an_interrupted_removal_is_completed_and_is_not_counted_as_kept(root: Path) -> None:
+    """A removal inside a folder makes it look young: it must be neither kept for that nor used again."""
+    walk = prune(IMAGES[0], (), root)
+    next(walk)
+    (root / IMAGES[4]).rename(root / f"{DOOMED}{IMAGES[4]}")  # interrupted here
+    assert removed(root) == [Pruned(str(root / f"{DOOMED}{IMAGES[4]}")), Pruned(str(root / IMAGES[5]))]
+    assert left(root) == list(IMAGES[:3])
+
+
+def test_a_mount_inside_a_cache_is_left_alone(root: Path) -> None:
+    mounted = str(root / IMAGES[4] / "vllm")
+    pruned = removed(root, IMAGES[0], "/", str(root), mounted)
+    assert Pruned(str(root / IMAGES[4]), "something is mounted in it") in pruned
+    assert left(root) == [*IMAGES[:3], IMAGES[4]]
+    assert (root / IMAGES[4] / "vllm/kernels.bin").exists()
+
+
+def test_mounts_are_compared_with_links_resolved(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(root, target_is_directory=True)
+    list(prune(IMAGES[0], [str(root / IMAGES[4])], tmp_path / "link"))
+    assert left(root) == [*IMAGES[:3], IMAGES[4]]
+
+
+def test_a_folder_that_cannot_be_removed_stops_no_other_removal(root: Path) -> None:
+    (root / f"{DOOMED}{IMAGES[3]}").touch()  # in the way of its new name
+    pruned = removed(root)
+    assert [one.path for one in pruned if one.error] == [str(root / IMAGES[3])]
+    assert left(root) == [f"{DOOMED}{IMAGES[3]}", *IMAGES[:4]]
+
+
+def test_nothing_else_is_touched(root: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    (elsewhere / "data").mkdir(parents=True)
+    (root / ("f" * 64)).symlink_to(elsewhere)
+    (root / f"{DOOMED}x").symlink_to(elsewhere)
+    (root / IMAGES[5] / "vllm/link").symlink_to(elsewhere)
+    (root / "notes").mkdir()
+    (root / ("e" * 64)).touch()
+    removed(root)
+    assert (elsewhere / "data").exists()
+    assert left(root) == sorted([f"{DOOMED}x", *IMAGES[:3], "e" * 64, "f" * 64, "notes"])
+
+
+def test_no_cache_is_nothing_to_do(tmp_path: Path) -> None:
+    assert list(prune(IMAGES[0], (), tmp_path / "none")) == []

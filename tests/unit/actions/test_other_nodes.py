@@ -1,0 +1,200 @@
+"""The targets of a copy, and the reasons of failures there."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions.images import inspect_on_peer, lock_scratch
+from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
+from sparkd.cli import image, main, remote
+from sparkd.cli.image import SCRATCH
+from sparkd.config import Settings
+from sparkd.config.settings import Cluster
+from sparkd.host import Host
+from sparkd.host.docker_image import identity_of
+from sparkd.lib.errors import BlockedError, ExitCode, UsageError
+
+NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Host:
+    """The machine that owns 10.0.0.2."""
+    tree = Tree(tmp_path / "machine")
+    tree.file("/proc/net/fib_trie", "Local:\n  |-- 10.0.0.2\n     /32 host LOCAL\n")
+    return Host(tree.root)
+
+
+def parse_arguments(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    remote.arguments(parser)
+    parser.add_argument("model", nargs="*")
+    return parser.parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ((), (SshHost("10.0.0.1"), SshHost("10.0.0.3"))),
+        (("--user", "ann"), (SshHost("10.0.0.1", "ann"), SshHost("10.0.0.3", "ann"))),
+        (("--to", "spark_3", "--to", "fe80::1%eth0", "--to", "spark_3"), (SshHost("spark_3"), SshHost("fe80::1%eth0"))),
+    ],
+)
+def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
+    second: Host, words: tuple[str, ...], expected: tuple[SshHost, ...]
+) -> None:
+    assert remote.choose_peers(parse_arguments(*words), NODES, second) == expected
+
+
+@pytest.mark.parametrize(
+    "words", [("--to=-oProxyCommand=x",), ("--to=a b",), ("--to=a;b",), ("--user=-x",), ("--user=a b",), ("--to=",)]
+)
+def test_what_ssh_would_read_as_more_than_a_name_is_refused(second: Host, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        remote.choose_peers(parse_arguments(*words), NODES, second)
+
+
+def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
+    assert parse_arguments("--to", "spark3", "My-Model").model == ["My-Model"]
+
+
+def test_nothing_is_copied_onto_itself(second: Host) -> None:
+    with pytest.raises(UsageError, match=r"10\.0\.0\.2 is this node itself"):
+        remote.choose_peers(parse_arguments("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
+
+
+def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
+    with pytest.raises(UsageError, match="names no other node"):
+        remote.choose_peers(parse_arguments(), Settings(), second)
+
+
+def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pytest.CaptureFixture[str]) -> None:
+    served = []
+
+    def act(peer: SshHost) -> None:
+        if peer.address == "a":
+            raise BlockedError("a: its disk is full")
+        served.append(peer.address)
+
+    assert remote.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
+    assert served == ["b"]
+    assert capsys.readouterr().err == "sparkd: a: its disk is full\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "trouble", "reason"),
+    [
+        (255, "No ED25519 host key is known for a\nHost key verification failed.\n", "its host key is not known here"),
+        (255, "ann@a: Permission denied (publickey,password).\n", "it takes none of your ssh keys"),
+        (255, "ssh: connect to host a port 22: Connection refused\n", "ssh: connect to host a port 22: Connection re"),
+        (127, "bash: line 1: rsync: command not found\nrsync error: ... (code 12)\n", "it has no rsync"),
+        (255, "kex_exchange_identification: read: Connection reset by peer\n", "its sshd hung up"),
+        (127, "sh: 1: docker: not found\n", "it has no docker"),
+        (1, "permission denied while trying to connect to the docker API\n", "its docker is not for this user"),
+        (11, "rsync: write failed: No space left on device (28)\n", "its disk is full"),
+        (23, 'rsync: mkdir "/srv/models" failed: Permission denied (13)\n', "this user may not write there"),
+        (
+            23,
+            'rsync: [sender] send_files failed to open "/x/y": Permission denied (13)\n',
+            "this user may not read all",
+        ),
+        (23, 'symlink has no referent: "/x/z"\nrsync error: ... (code 23)\n', "a link in it leads to nothing"),
+        (1, "\x1b[31mevil\x1b[0m\n", "\\x1b[31mevil"),
+        (-9, "", "it did not answer in time"),
+        (3, "", "ended with 3"),
+    ],
+)
+def test_a_failure_has_a_reason_of_its_own(code: int, trouble: str, reason: str) -> None:
+    found, hint = diagnose(Ended(code, "", trouble), "ann@a")
+    assert found.startswith(reason)
+    assert hint.isprintable()
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """All that PATH has."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def test_a_program_that_this_node_lacks_is_named_with_its_package(programs: Path, tmp_path: Path) -> None:
+    with pytest.raises(BlockedError, match=r"rsync is not on this node \(apt install rsync\)"):
+        SshHost("a").send(f"{tmp_path}/", "/x")
+    with pytest.raises(BlockedError, match=r"ssh is not on this node \(apt install openssh-client\)"):
+        SshHost("a").run("true")
+
+
+def test_ssh_gets_one_word_for_the_other_side_and_no_prompt(programs: Path) -> None:
+    program(programs / "ssh", 'for word; do echo "$word"; done')
+    said = SshHost("10.0.0.1", "ann").run_checked("rm", "-f", "--", "a b;c")
+    assert said.splitlines()[-5:] == ["-l", "ann", "--", "10.0.0.1", "rm -f -- 'a b;c'"]
+    assert "BatchMode=yes" in said
+
+
+def test_an_answer_without_end_is_cut(programs: Path) -> None:
+    program(programs / "ssh", f"PATH={os.defpath} exec yes")
+    ended = SshHost("a").run("true")
+    assert ended.code == -9
+    assert len(ended.answer) == 4 << 20
+
+
+def far(programs: Path, **scripts: str) -> SshHost:
+    """A node whose shell is this one's, in a home of its own, with programs of its own."""
+    home = programs.parent / "far"
+    (home / SCRATCH).mkdir(parents=True)
+    program(programs / "ssh", f'PATH={home}:{os.defpath}; cd {home}; for last; do :; done; eval "$last"')
+    for name, text in scripts.items():
+        program(home / name, text)
+    return SshHost("far")
+
+
+@pytest.mark.parametrize(("there_gib", "fits"), [(0, False), (20, True), (40, True)])
+def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib: int, fits: bool) -> None:
+    """45 GiB are free, 30 are for the file and 30 for docker's layers."""
+    peer = far(programs, docker="echo /", df=f"echo /dev/x 9 9 {45 << 20} 9% /")
+    there = f"{SCRATCH}/image.tar"
+    if there_gib:
+        with (programs.parent / "far" / there).open("wb") as file:
+            file.truncate(there_gib << 30)
+    looked = image._Image("name:tag", "0" * 64, 30 << 30)
+    with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
+        image._check_room(looked, peer, there)
+
+
+def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
+    class Slow(SshHost, frozen=True):
+        def run(self, *words: str, seconds: float = COMMAND_SECONDS) -> Ended:
+            return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
+
+    assert identity_of(inspect_on_peer(Slow("a"), "name:tag"), "name:tag")
+
+
+def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "home" / SCRATCH
+    with lock_scratch(folder), pytest.raises(BlockedError, match="under way here"), lock_scratch(folder):
+        pass
+    with lock_scratch(folder):
+        assert list(folder.iterdir()) == [], "nothing is left behind"
+
+
+@pytest.mark.parametrize("ref", ["-v", "a b", "name@sha256:" + "0" * 64, ""])
+def test_an_image_that_save_and_load_can_not_bring_by_name_is_refused(
+    ref: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARKD_ENGINE__RECIPE", "tiny-cpu")
+    monkeypatch.setenv("SPARKD_ENGINE__IMAGE", "busybox@sha256:" + "0" * 64)
+    assert main.main(["image", "sync", "--to", "a", "--", ref]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

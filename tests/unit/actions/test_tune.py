@@ -1,0 +1,236 @@
+"""`sparkd tune`: what it sets, what it remembers, and that it takes back exactly that."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions.sysctl import HEADER, PATH, STATE, SysctlManager
+from sparkd.cli import main, tune
+from sparkd.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.recipes.schema import Recipe
+
+SWAPPINESS = {"vm.swappiness": "10"}
+RMEM = {"net.ipv4.tcp_rmem": "4096 131072 33554432"}
+BOTH = RMEM | SWAPPINESS
+BEFORE = {"vm.swappiness": "60", "net.ipv4.tcp_rmem": "4096 131072 6291456"}
+
+
+@pytest.fixture
+def node(tree: Tree) -> Tree:
+    tree.file("/proc/sys/vm/swappiness", "60\n")
+    tree.file("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
+    tree.folder("/var/lib/sparkd")
+    return tree
+
+
+@pytest.fixture
+def manager(node: Tree) -> SysctlManager:
+    return SysctlManager(node.root)
+
+
+def recipe(sysctls: dict[str, str], source: str = "a guide") -> Recipe:
+    keys = {"schema": 1, "name": "x", "source": source, "model": {"path": "m"}, "image": {"ref": "i"}}
+    return Recipe.model_validate({**keys, "host": {"sysctls": sysctls}})
+
+
+def apply(manager: SysctlManager, wanted: dict[str, str]) -> list[str]:
+    return manager.apply(wanted, tune.render(recipe(wanted)))
+
+
+def values(manager: SysctlManager) -> dict[str, str | None]:
+    return {name: manager.current(name) for name in BEFORE}
+
+
+def files(node: Tree) -> dict[str, tuple[int, str]]:
+    """Inode and content of each file."""
+    paths = [path for path in node.root.rglob("*") if path.is_file()]
+    return {str(path.relative_to(node.root)): (path.stat().st_ino, path.read_text()) for path in paths}
+
+
+def refused(node: Tree, error: type[Exception], match: str) -> None:
+    """Neither `apply` nor `revert` changes anything."""
+    before = files(node)
+    with pytest.raises(error, match=match):
+        apply(SysctlManager(node.root), BOTH)
+    with pytest.raises(error, match=match):
+        SysctlManager(node.root).revert()
+    assert files(node) == before
+
+
+def test_apply_sets_writes_and_saves_and_a_second_time_changes_nothing(node: Tree, manager: SysctlManager) -> None:
+    assert apply(manager, BOTH) == [
+        "net.ipv4.tcp_rmem: 4096 131072 6291456 -> 4096 131072 33554432",
+        "vm.swappiness: 60 -> 10",
+    ]
+    assert values(manager) == BOTH
+    assert (node.root / PATH[1:]).read_text().splitlines() == [
+        f"{HEADER}; `sparkd tune revert` removes it and gives back what was set before.",
+        "# from recipe x: a guide",
+        "net.ipv4.tcp_rmem = 4096 131072 33554432",
+        "vm.swappiness = 10",
+    ]
+    assert json.loads((node.root / STATE[1:]).read_text()) == {"schema": 1, "before": BEFORE}
+    before = files(node)
+    assert apply(manager, BOTH) == []
+    assert files(node) == before
+
+
+def test_revert_leaves_the_machine_as_it_was(node: Tree, manager: SysctlManager) -> None:
+    assert manager.revert() == []
+    node.file("/etc/sysctl.d/10-own.conf", "vm.swappiness = 60\n")
+    before = files(node).keys()
+    apply(manager, BOTH)
+    manager.revert()
+    assert values(manager) == BEFORE
+    assert files(node).keys() == before
+    assert manager.revert() == []
+
+
+def test_what_the_kernel_does_not_take_back_holds_up_nothing_else(node: Tree, manager: SysctlManager) -> None:
+    """As vm.dirty_bytes, which refuses its own 0. What reads back as another text stands for it."""
+    apply(manager, BOTH)
+    refused = f"{BEFORE['net.ipv4.tcp_rmem']} "
+    node.file(STATE, json.dumps({"schema": 1, "before": {**BEFORE, "net.ipv4.tcp_rmem": refused}}))
+    with pytest.raises(ConfigError, match=r"^net\.ipv4\.tcp_rmem: the kernel made [^;]*$"):
+        manager.revert()
+    assert manager.current("vm.swappiness") == "60"
+    assert not (node.root / PATH[1:]).exists()
+    assert manager.saved() == {"net.ipv4.tcp_rmem": refused}
+
+
+def test_a_setting_that_can_not_be_read_is_named_and_holds_up_no_other(node: Tree, manager: SysctlManager) -> None:
+    """As stable_secret of IPv6, whose reading fails until it is set: EIO."""
+    apply(manager, BOTH)
+    (node.root / "proc/sys/net/ipv4/tcp_rmem").unlink()
+    node.folder("/proc/sys/net/ipv4/tcp_rmem")
+    with pytest.raises(ConfigError, match=r"net\.ipv4\.tcp_rmem can't be read"):
+        apply(manager, BOTH)
+    with pytest.raises(ConfigError, match=r"net\.ipv4\.tcp_rmem can't be read"):
+        manager.revert()
+    assert manager.current("vm.swappiness") == "60"
+    assert manager.saved() == {"net.ipv4.tcp_rmem": BEFORE["net.ipv4.tcp_rmem"]}
+
+
+def test_what_is_no_longer_wanted_is_taken_back(node: Tree, manager: SysctlManager) -> None:
+    apply(manager, BOTH)
+    assert apply(manager, SWAPPINESS) == ["net.ipv4.tcp_rmem: 4096 131072 33554432 -> 4096 131072 6291456"]
+    assert manager.saved() == {"vm.swappiness": "60"}
+    assert "tcp_rmem" not in (node.root / PATH[1:]).read_text()
+
+
+def test_a_setting_that_the_kernel_lacks_stops_it_before_any_change(node: Tree, manager: SysctlManager) -> None:
+    before = files(node)
+    with pytest.raises(ConfigError, match=r"vm\.no_such: this kernel has no such setting"):
+        apply(manager, SWAPPINESS | {"vm.no_such": "1"})
+    assert files(node) == before
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link"])
+def test_a_file_of_somebody_elses_is_never_touched(node: Tree, kind: str) -> None:
+    node.file("/etc/own.conf", f"{HEADER}\n")
+    if kind == "a file":
+        node.file(PATH, "vm.swappiness = 1\n")
+    else:
+        node.link(PATH, "/etc/own.conf")
+    refused(node, ConfigError, PATH)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"schema": 2, "before": {}}',
+        '{"schema": 1, "before": {"../x": "1"}}',
+        '{"schema": 1, "before": {"vm.x": 1}}',
+        '{"schema": 1, "before": {"vm.swappiness": "\u0664"}}',
+    ],
+)
+def test_a_record_that_can_not_be_read_is_left_for_a_person(node: Tree, text: str) -> None:
+    node.file(STATE, text)
+    refused(node, ConfigError, STATE)
+
+
+def test_whatever_interrupts_apply_the_way_back_is_known_first(node: Tree, manager: SysctlManager) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        manager.apply({"vm.swappiness": "not ascii: \u00e9"} | RMEM, f"{HEADER}\n")
+    assert values(manager) != BEFORE
+    manager.revert()
+    assert values(manager) == BEFORE
+    assert not (node.root / STATE[1:]).exists()
+
+
+def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
+    (node.root / "var/lib/sparkd").rmdir()
+    node.file("/var/lib/sparkd")
+    refused(node, UsageError, "/var/lib/sparkd")
+
+
+def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree, manager: SysctlManager) -> None:
+    folder = os.open(node.root / "var/lib/sparkd", os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    refused(node, UsageError, "another `sparkd tune` is under way")
+    os.close(folder)
+    assert apply(manager, BOTH)
+
+
+def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree, manager: SysctlManager) -> None:
+    """As vm.nr_hugepages does where memory is short: what reads back is not what was written."""
+    with pytest.raises(ConfigError, match="the kernel made 10 of 10 "):
+        manager.apply({"vm.swappiness": "10 "}, f"{HEADER}\n")
+    manager.revert()
+    assert manager.current("vm.swappiness") == "60"
+
+
+def test_what_is_printed(manager: SysctlManager) -> None:
+    wanted, nothing = recipe(SWAPPINESS), recipe({})
+    assert list(tune.apply(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
+    assert "\n".join(tune.show(manager, wanted)).splitlines() == [
+        "SETTING        NOW  PROPOSED  BEFORE SPARKD",
+        "vm.swappiness  60   10        -",
+        "",
+        "from recipe x: a guide",
+    ]
+    assert list(tune.apply(manager, wanted)) == [
+        "vm.swappiness: 60 -> 10",
+        f"{PATH} sets 1 at each boot; `sparkd tune revert` takes that back",
+    ]
+    assert "\n".join(tune.show(manager, nothing)).splitlines() == [
+        "SETTING        NOW  PROPOSED  BEFORE SPARKD",
+        "vm.swappiness  10   -         60",
+        "",
+        "recipe x has no kernel settings",
+    ]
+    reverted = ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
+    assert list(tune.apply(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
+    apply(manager, SWAPPINESS)
+    assert list(tune.revert(manager)) == reverted
+
+
+def test_a_record_that_is_gone_is_said(node: Tree, manager: SysctlManager) -> None:
+    apply(manager, SWAPPINESS)
+    (node.root / STATE[1:]).unlink()
+    removed, lost = tune.revert(manager)
+    assert removed == f"removed {PATH}"
+    assert "until the next boot" in lost
+    assert manager.current("vm.swappiness") == "10"
+
+
+def test_a_source_of_several_lines_is_one_comment() -> None:
+    text = tune.render(recipe(SWAPPINESS, "a\nvm.dirty_ratio = 1"))
+    assert text.splitlines()[1:] == ["# from recipe x: a vm.dirty_ratio = 1", "vm.swappiness = 10"]
+
+
+def test_only_root_may_set_the_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    child = os.fork()
+    if not child:
+        os.setuid(65534)
+        os._exit(main.main(["tune", "apply"]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ExitCode.USAGE

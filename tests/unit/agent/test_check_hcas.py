@@ -1,0 +1,47 @@
+"""The RDMA devices of a plan may change before its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import agent_under_test, alone
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.startup import check_hcas
+from sparkd.config.settings import Fabric
+from sparkd.lib.errors import BlockedError
+
+FIRST, BOTH = ("rocep1s0f0",), ("rocep1s0f0", "roceP2p1s0f0")
+
+
+@pytest.fixture
+def agent(tree: Tree) -> Iterator[Deps]:
+    """The second device was not up yet when its run began."""
+    with agent_under_test(tree, 0, alone()) as made:
+        plan = made.agent.plan
+        script = f"{plan.script}\nexport NCCL_IB_HCA=rocep1s0f0\n"
+        planned = replace(plan, node=replace(plan.node, hcas=FIRST), script=script)
+        yield replace(made.agent, context=replace(made.agent.context, plan=planned))
+
+
+def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Deps) -> None:
+    with pytest.raises(BlockedError, match=r"rocep1s0f0,roceP2p1s0f0 now, and were rocep1s0f0 when"):
+        check_hcas(agent, BOTH)
+
+
+@pytest.mark.parametrize("found", [FIRST, ()], ids=["the same", "unreadable"])
+def test_devices_that_are_unchanged_or_unreadable_hold_up_no_launch(agent: Deps, found: tuple[str, ...]) -> None:
+    check_hcas(agent, found)
+
+
+def test_devices_named_in_the_settings_are_used_as_named(agent: Deps) -> None:
+    named = agent.settings.model_copy(update={"fabric": Fabric(hcas=FIRST)})
+    check_hcas(replace(agent, settings=named), BOTH)
+
+
+def test_a_launch_that_names_no_devices_uses_any(agent: Deps) -> None:
+    context = replace(agent.context, plan=replace(agent.plan, script="exec vllm\n"))
+    check_hcas(replace(agent, context=context), BOTH)

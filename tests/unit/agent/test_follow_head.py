@@ -1,0 +1,217 @@
+"""A worker follows its head's report of the engine. Its container is a process of the test."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    MemoryActions,
+    addresses,
+    agent_under_test,
+    free_port,
+    running,
+    settings,
+)
+from tests.unit.nodes import Node, node, report, until
+
+from sparkd.agent.serving import follow_head
+from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
+from sparkd.engine.rank import Running
+from sparkd.lib.errors import EngineEndedError, PeerLostError
+from sparkd.status.model import Phase
+
+LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
+DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[Node]:
+    """Rank 0, calling."""
+    with node("127.0.0.1", port=port) as one:
+        one.publish(report(0, epoch="e", plan_digest="d"))
+        yield one
+
+
+@pytest.fixture
+def worker(tree: Tree, port: int, head: Node) -> Iterator[AgentUnderTest]:
+    """Rank 1, in the head's epoch."""
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
+        made.set_plan("d")
+        with running_steps(made, wait_and_join) as walk:
+            assert walk.join() is None
+        made.ended.clear()
+        yield made
+
+
+@contextmanager
+def following(
+    worker: AgentUnderTest, *lines: str, docker_goes: bool = False
+) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
+    """The worker follows its head, with a rank that has said these lines."""
+    with (
+        running(worker.agent, *lines, docker_goes=docker_goes) as (rank, process),
+        running_steps(worker, lambda agent: follow_head(agent, rank)) as walk,
+    ):
+        yield rank, process, walk
+
+
+def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: Node) -> None:
+    with following(worker, LOADING) as (rank, _, _):
+        until(lambda: "loading weights" in worker.report.message)
+        assert worker.report.phase is Phase.LOADING
+        assert not rank.ready
+        head.publish(report(0, phase=Phase.LOADING, epoch="e", plan_digest="d"))
+        for phase in (Phase.SERVING, Phase.DEGRADED, Phase.SERVING):
+            head.publish(report(0, phase=phase, epoch="e", plan_digest="d"))
+            assert until(lambda of=phase: worker.report.phase is of) < 1  # type: ignore[misc]  # bound now
+            assert rank.ready
+        assert worker.report.message == "rank 1 of the engine that spark1 (127.0.0.1) serves"
+
+
+def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnderTest) -> None:
+    with following(worker, LOADING, "RuntimeError: boom") as (rank, process, walk):
+        until(lambda: rank.log.progress.cause != "")
+        process.kill()
+        assert until(lambda: walk.over) < 2
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert error.reason.startswith("the engine ended while loading weights")
+    assert error.reason.endswith("RuntimeError: boom")
+
+
+def test_a_container_that_ends_with_docker_names_docker_as_the_cause(worker: AgentUnderTest) -> None:
+    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
+        until(lambda: rank.log.broken_off_at is not None)
+        process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert error.reason.endswith("docker went away shortly before")
+
+
+@pytest.mark.parametrize("live_restore", [False, True])
+def test_a_new_dockerd_ends_the_run_unless_it_keeps_containers(worker: AgentUnderTest, live_restore: bool) -> None:
+    machine = Tree(Path(worker.agent.host.files.root))
+    machine.dockerd(700)
+    machine.docker("/info", {"LiveRestoreEnabled": live_restore})
+    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
+        until(lambda: rank.log.broken_off_at is not None)
+        time.sleep(0.5)
+        assert not walk.over, "nobody ends the rank as long as no other dockerd does"
+        machine.dockerd(701)
+        time.sleep(0.7)
+        assert walk.over is not live_restore
+        assert process.poll() is None
+        if live_restore:
+            process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert ("another dockerd has started" in error.reason) is not live_restore
+
+
+def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worker: AgentUnderTest) -> None:
+    with following(worker, LOADING, DIED) as (_, process, walk):
+        error = walk.join()
+        assert process.poll() is None
+    assert isinstance(error, EngineEndedError)
+    assert error.reason.startswith("a process of the rank has died")
+
+
+@pytest.mark.parametrize(
+    ("phase", "message", "reason"),
+    [
+        (Phase.FAILED, "rank 2 has died", "rank 0 on spark1 (127.0.0.1) failed: rank 2 has died"),
+        (Phase.STOPPING, "stop requested", "rank 0 on spark1 (127.0.0.1) leaves: stop requested"),
+    ],
+)
+def test_a_head_that_ends_also_ends_the_worker(
+    worker: AgentUnderTest, head: Node, phase: Phase, message: str, reason: str
+) -> None:
+    with following(worker) as (_, _, walk):
+        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+        until(lambda: worker.report.phase is Phase.SERVING)
+        head.publish(report(0, phase=phase, message=message, epoch="e", plan_digest="d"))
+        assert until(lambda: walk.over) < 1
+        error = walk.join()
+    assert isinstance(error, PeerLostError)
+    assert error.reason == reason
+
+
+def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: AgentUnderTest, head: Node) -> None:
+    said = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+    with following(worker, LOADING, said) as (rank, process, walk):
+        until(lambda: rank.log.progress.cause != "")
+        process.kill()
+        head.publish(report(0, phase=Phase.FAILED, message="out of memory", epoch="e", plan_digest="d"))
+        error = walk.join()
+    assert isinstance(error, PeerLostError)
+    assert error.reason == "rank 0 on spark1 (127.0.0.1) failed: out of memory"
+
+
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"
+
+
+def test_a_rank_whose_head_continues_has_ended_by_itself(worker: AgentUnderTest, head: Node) -> None:
+    head.publish(report(0, phase=Phase.LOADING, epoch="e", plan_digest="d"))
+    with following(worker, LOADING, CLOSED) as (rank, process, walk):
+        until(lambda: rank.log.progress.cause != "")
+        process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert worker.report.phase is Phase.FAILED, "the others know before it is clear whether they had a part in it"
+    assert CLOSED in error.reason
+    assert shutdown_on_error(worker.agent, None, error) == 13
+    assert isinstance(worker.agent.actions, MemoryActions)
+    assert json.loads(worker.agent.actions.written["launch-history.json"])["last_exit"]["phase"] == "loading", (
+        "and not that of its end"
+    )
+
+
+def test_a_rank_that_timed_out_waiting_for_the_head_is_no_failed_launch(worker: AgentUnderTest, head: Node) -> None:
+    head.publish(report(0, phase=Phase.AWAITING_PEERS, epoch="e", plan_digest="d"))
+    with following(worker, "torch.distributed.DistNetworkError: The client socket has timed out") as (
+        rank,
+        process,
+        walk,
+    ):
+        until(lambda: rank.log.progress.cause != "")
+        process.kill()
+        error = walk.join()
+    assert isinstance(error, PeerLostError)
+    assert error.reason.startswith("rank 0 on spark1 (127.0.0.1) was not started in time")
+
+
+@pytest.mark.parametrize(("phase", "killed"), [(Phase.FAILED, True), (Phase.SERVING, False)])
+def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_service(
+    worker: AgentUnderTest, head: Node, phase: Phase, killed: bool
+) -> None:
+    """A headless rank takes ten seconds to end by itself, and none outlives another for longer than two."""
+    deaf = ("sh", "-c", "trap 'sleep 1; exit 7' TERM; echo; while :; do sleep 0.1; done")
+    with running(worker.agent, command=deaf) as (rank, process):
+        time.sleep(0.3)  # for the trap to be set
+        head.publish(report(0, phase=phase, epoch="e", plan_digest="d"))
+        until(lambda: _phase_of_head(worker) is phase)
+        began = time.monotonic()
+        shutdown_on_request(worker.agent, rank)
+        took = time.monotonic() - began
+        assert (process.wait() == -signal.SIGKILL) is killed
+        assert took < RELEASE_SECONDS + 2 if not killed else took < 1.5
+
+
+def _phase_of_head(worker: AgentUnderTest) -> Phase:
+    (head,) = worker.agent.monitor.statuses()
+    return head.report.phase if head.report else Phase.STOPPED

@@ -1,0 +1,152 @@
+"""What a kill by the memory guard, or by the kernel, means for the agent's run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    MemoryActions,
+    addresses,
+    agent_under_test,
+    free_port,
+    running,
+    settings,
+)
+
+from sparkd.agent.shutdown import engine_ended, shutdown_on_error
+from sparkd.agent.startup import guard_memory, wait_backoff
+from sparkd.config.settings import Memory
+from sparkd.engine.memory_guard.guard import MemoryGuard
+from sparkd.host import Host, meminfo
+from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError
+from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
+from sparkd.status.model import Phase
+
+
+@pytest.fixture
+def worker(tree: Tree) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 1, settings(addresses(2), free_port())) as made:
+        yield made
+
+
+def files(one: AgentUnderTest) -> Tree:
+    return Tree(Path(one.agent.host.files.root))
+
+
+def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: AgentUnderTest) -> None:
+    agent = worker.agent
+    files(worker).file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
+    with running(agent) as (rank, process):
+        rank.guard = MemoryGuard(1 << 50, rank.rank.pidfd, agent.events, agent.loop.wake)
+        rank.guard.start()
+        process.wait(10)
+        with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
+            engine_ended(agent, rank)
+        assert shutdown_on_error(agent, rank, raised.value) == 16
+    assert worker.report.phase is Phase.FAILED
+    assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
+    assert isinstance(agent.actions, MemoryActions)
+    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    assert history.failures == {agent.plan.digest: 1}
+    assert history.last[agent.plan.digest].code == 16
+
+
+def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTest) -> None:
+    agent = worker.agent
+    with running(agent, "RuntimeError: boom") as (rank, process):
+        rank.guard = MemoryGuard(1, rank.rank.pidfd, agent.events, agent.loop.wake)
+        rank.guard.start()
+        process.kill()
+        assert "RuntimeError: boom" in engine_ended(agent, rank).reason
+        rank.guard.close()
+
+
+@pytest.mark.parametrize(("before", "now", "named"), [(3, 4, True), (3, 3, False), (None, 4, False)])
+def test_an_oom_kill_by_the_kernel_is_named_as_the_cause(
+    worker: AgentUnderTest, before: int | None, now: int, named: bool
+) -> None:
+    files(worker).file("/proc/vmstat", f"nr_free_pages 1\noom_kill {now}\n")
+    with running(worker.agent) as (rank, process):
+        rank.oom_kills = before
+        process.kill()
+        assert ("killed for want of memory" in engine_ended(worker.agent, rank).reason) is named
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("a 1\noom_kill 7\nb 2\n", 7), ("oom_kills 7\n", None), ("oom_kill x\n", None), ("oom_kill\n", None), ("", None)],
+)
+def test_oom_kills_are_read_from_vmstat(tree: Tree, text: str, count: int | None) -> None:
+    tree.file("/proc/vmstat", text)
+    assert meminfo.oom_kills(Host(tree.root).files) == count
+
+
+def test_a_kernel_that_does_not_count_is_no_error(tree: Tree) -> None:
+    assert meminfo.oom_kills(Host(tree.root).files) is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "hint"),
+    [
+        ((16,), "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
+        ((13, 16), "lower gpu_memory_utilization, max-model-len or max-num-seqs"),
+        ((16, 13), "fix the cause, then: systemctl start sparkd-worker"),
+        ((16, None), "fix the cause"),
+        ((), "fix the cause"),
+    ],
+)
+def test_a_plan_that_is_given_up_after_memory_ran_out_names_the_settings_in_its_hint(
+    worker: AgentUnderTest, codes: tuple[int | None, ...], hint: str
+) -> None:
+    agent = worker.agent
+    failures = LaunchHistory({agent.plan.digest: len(BACKOFF_SECONDS)})
+    for code in codes:
+        failures = failures.record_failure(agent.plan.digest, End("the engine ended: boom", code))
+    files(worker).file(FILE.path, FILE.encode(failures))
+    blocked = "40.0 GiB available, 96.0 GiB needed (exit 10)"  # by the preflight after it, which launches nothing
+    agent.reporter.update(last_cause=blocked)
+    with pytest.raises(NeedsPersonError) as raised:
+        wait_backoff(agent)
+    assert hint in raised.value.hint
+    assert raised.value.hint.endswith("systemctl start sparkd-worker")
+    assert blocked not in raised.value.reason
+    assert ("the last: the engine ended: boom" in raised.value.reason) is bool(codes)
+
+
+def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree) -> None:
+    floor = Memory.model_construct(floor_mib=1 << 30)  # that no machine is above
+    configured = settings(addresses(2), free_port()).model_copy(update={"memory": floor})
+
+    def other_node() -> None:
+        raise PeerLostError("rank 0 has ended", "")
+
+    with (
+        agent_under_test(tree, 1, configured) as made,
+        running(made.agent) as (rank, process),
+        subprocess.Popen(["sleep", "60"]) as victim,
+    ):
+        agent, alive = made.agent, rank.rank
+        agent.loop.add_check(other_node)
+        dying = replace(alive, pidfd=os.pidfd_open(victim.pid))
+        guard = guard_memory(agent, dying)
+        assert guard is not None
+        assert victim.wait(10) == -signal.SIGKILL
+        agent.loop.sleep_uninterruptible(10, lambda: guard.over)
+        with pytest.raises(MemoryGuardError, match="memory ran out"):
+            agent.loop.wait(10, alive.pidfd)
+        assert process.poll() is None
+        os.close(dying.pidfd)
+
+
+def test_a_floor_of_0_turns_the_guard_off(tree: Tree) -> None:
+    configured = settings(addresses(2), free_port()).model_copy(update={"memory": Memory(floor_mib=0)})
+    with agent_under_test(tree, 1, configured) as made, running(made.agent) as (rank, _):
+        assert guard_memory(made.agent, rank.rank) is None

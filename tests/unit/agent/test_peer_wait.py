@@ -1,0 +1,277 @@
+"""How ranks start together and end together: real agents on loopback addresses, without docker and engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.agent_steps import SHOWN_SECONDS, StepsThread, running_steps, wait_and_join
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, free_port, settings
+from tests.unit.known_good_entries import known_good_entry
+from tests.unit.nodes import Node, node, report, until
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.lib.errors import BlockedError, EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
+from sparkd.lib.log import ProcessLog
+from sparkd.lib.text import Redactor
+from sparkd.state import rollback
+from sparkd.status.model import Contact, NodeReport, Phase
+
+
+def await_message(agent: AgentUnderTest, text: str) -> None:
+    until(lambda: text in agent.report.message)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    """Rank 1 of two, with a plan."""
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
+        made.set_plan("d")
+        yield made
+
+
+@pytest.fixture
+def head(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    """Rank 0 of three, with a plan."""
+    with agent_under_test(tree, 0, settings(addresses(3), port)) as made:
+        made.set_plan("d")
+        yield made
+
+
+@pytest.fixture
+def workers(port: int) -> Iterator[tuple[Node, Node]]:
+    with node("127.0.0.2", port=port) as one, node("127.0.0.3", port=port) as other:
+        yield one, other
+
+
+def test_a_worker_waits_for_the_heads_call_and_joins_its_epoch(worker: AgentUnderTest, port: int) -> None:
+    with running_steps(worker, wait_and_join) as walk:
+        await_message(worker, "waiting for 127.0.0.1, where no sparkd runs")
+        until(lambda: worker.notifier.up, 1)  # systemd holds it to be up, just after that message
+        with node("127.0.0.1", port=port) as head:
+            for sent, awaited in [
+                (report(0, phase=Phase.PREFLIGHT), "spark1 (127.0.0.1), which is preflight"),
+                (report(0, phase=Phase.SERVING, epoch="old", plan_digest="d"), "spark1 (127.0.0.1), which is serving"),
+                (report(0, plan_digest="d"), "spark1 (127.0.0.1) to call its workers"),
+                (report(0, epoch="e"), "spark1 (127.0.0.1) to call its workers"),  # of a plan not known yet
+            ]:
+                head.publish(sent)
+                await_message(worker, f"waiting for {awaited}")
+                assert worker.report.phase is Phase.AWAITING_PEERS
+                assert worker.report.epoch == ""
+            assert not walk.over
+            head.publish(report(0, epoch="e", plan_digest="d"))
+            assert until(lambda: walk.over) < 1
+            assert (walk.error, worker.report.epoch) == (None, "e")
+
+
+def test_lines_in_json_carry_the_epoch_once_it_is_known(
+    worker: AgentUnderTest, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    worker.agent.log.configure(as_json=True, level="info")
+    events = ProcessLog.events(worker.agent.log, Redactor())
+    with node("127.0.0.1", port=port) as head:
+        head.publish(report(0, epoch="e", plan_digest="d"))
+        events.info("a.b.c")
+        with running_steps(worker, wait_and_join) as walk:
+            assert walk.join() is None
+        events.info("a.b.c")
+    until(lambda: worker.journal.read_bytes().count(b"\n") == 2)
+    before, after = (json.loads(line.removeprefix("<6>")) for line in worker.journal.read_text().splitlines())
+    assert "epoch" not in before
+    assert after["epoch"] == "e"
+
+
+def test_a_worker_tracks_the_incarnation_that_called(worker: AgentUnderTest, port: int) -> None:
+    with node("127.0.0.1", port=port) as head:
+        head.publish(report(0, epoch="e", plan_digest="d"))
+        with running_steps(worker, wait_and_join) as walk:
+            assert walk.join() is None
+        head.publish(report(0, epoch="e2", plan_digest="d", incarnation="another", last_cause="boom (exit 13)"))
+        with pytest.raises(PeerLostError, match=r"rank 0 .* has restarted; it ended before with: boom \(exit 13\)"):
+            while True:
+                worker.agent.monitor.check()
+
+
+def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
+    head: AgentUnderTest, workers: tuple[Node, Node]
+) -> None:
+    one, other = workers
+    with running_steps(head, wait_and_join) as walk:
+        one.publish(report(1, plan_digest="d"))
+        for sent in (
+            report(2, phase=Phase.PREFLIGHT),
+            report(2, phase=Phase.COOLING, plan_digest="d"),
+            report(2, phase=Phase.SERVING, epoch="old", plan_digest="d"),  # its rank of an older launch still runs
+            report(2, phase=Phase.AWAITING_PEERS, epoch="old", plan_digest="d"),
+        ):
+            other.publish(sent)
+            await_message(head, f"waiting for spark3 (127.0.0.3), which is {sent.phase.value}")
+            assert head.report.epoch == ""
+        other.publish(report(2, plan_digest="d"))
+        until(lambda: head.report.epoch == "incarnation-0")
+        one.publish(report(1, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d"))
+        other.publish(report(2, phase=Phase.LAUNCHING, epoch="incarnation-0", plan_digest="d"))
+        await_message(head, "waiting for the rank of spark3 (127.0.0.3), which is launching")
+        time.sleep(0.3)
+        assert not walk.over
+        other.publish(report(2, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d"))
+        assert until(lambda: walk.over) < 1
+        assert walk.error is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (report(2, phase=Phase.LAUNCHING, epoch="another", plan_digest="d"), "belongs to another launch"),
+        (report(2, phase=Phase.BLOCKED, plan_digest="d", message="62 GB, 96 needed"), "is blocked: 62 GB, 96 needed"),
+        (report(2, incarnation="new", plan_digest="d"), "has restarted"),
+    ],
+)
+def test_a_worker_that_is_lost_after_the_call_ends_the_head(
+    head: AgentUnderTest, workers: tuple[Node, Node], sent: NodeReport, reason: str
+) -> None:
+    for rank, one in enumerate(workers, 1):
+        one.publish(report(rank, plan_digest="d"))
+    with running_steps(head, wait_and_join) as walk:
+        until(lambda: head.report.epoch != "")
+        workers[1].publish(sent)
+        error = walk.join()
+    assert isinstance(error, PeerLostError)
+    assert error.reason == f"rank 2 on spark3 (127.0.0.3) {reason}"
+
+
+def test_ranks_that_never_run_are_named_at_the_deadline(tree: Tree, port: int, workers: tuple[Node, Node]) -> None:
+    for rank, one in enumerate(workers, 1):
+        one.publish(report(rank, plan_digest="d"))
+    with agent_under_test(tree, 0, settings(addresses(3), port)) as head:
+        head.set_plan("d")
+        with running_steps(head, partial(wait_and_join, ranks_seconds=1)) as walk:
+            error = walk.join()
+    assert isinstance(error, NotReadyError)
+    assert error.reason.startswith("not every worker's rank ran within 1 s: spark2 (127.0.0.2), which is awaiting")
+
+
+def test_plans_that_differ_block_both_nodes_for_a_while_and_the_table_is_in_both_journals(
+    tree: Tree, port: int
+) -> None:
+    configured = settings(addresses(2), port)
+    with agent_under_test(tree, 0, configured) as head, agent_under_test(tree, 1, configured) as worker:
+        context = replace(head.agent.context, rollback=rollback.make_rollback(known_good_entry(), "", ""))
+        head.agent = replace(head.agent, context=context)
+        head.set_plan("d1", **{"args.max-model-len": "512", "image": "i:1"})
+        worker.set_plan("d2", **{"args.max-model-len": "1024", "image": "i:1"})
+        with running_steps(head, wait_and_join) as first, running_steps(worker, wait_and_join) as second:
+            began = time.monotonic()
+            until(lambda: {head.report.phase, worker.report.phase} == {Phase.BLOCKED})
+            errors = [first.join(), second.join()]
+            assert min(first.ended_at, second.ended_at) - began > SHOWN_SECONDS - 0.2
+        for one, error, own, theirs in [(head, errors[0], "512", "1024"), (worker, errors[1], "1024", "512")]:
+            assert isinstance(error, BlockedError)
+            assert f"differs: args.max-model-len is {own} here and {theirs} there" in error.reason
+            rows = [
+                line.split("plan| ")[1].split() for line in one.journal.read_text().splitlines() if "plan| " in line
+            ]
+            assert ["args.max-model-len", own, theirs] in rows
+            assert not any("image" in row for row in rows)
+        assert [error.hint.partition(":")[0] for error in errors if error] == [
+            "this node is rolled back",
+            "make the configuration, the image and the model the same on all nodes",
+        ]
+
+
+def test_a_plan_fixed_in_time_ends_no_run(head: AgentUnderTest, workers: tuple[Node, Node]) -> None:
+    workers[0].publish(report(1, plan_digest="d"))
+    workers[1].publish(report(2, plan_digest="another"))
+    with running_steps(head, partial(wait_and_join, shown_seconds=30)) as walk:
+        until(lambda: head.report.phase is Phase.BLOCKED)
+        assert "its values can't be read: HTTP 404" in head.report.message
+        workers[1].publish(report(2, plan_digest="d", incarnation="restarted"))
+        until(lambda: head.report.epoch != "")
+        assert head.report.phase is Phase.AWAITING_PEERS
+        for rank, one in enumerate(workers, 1):
+            changes = {"incarnation": "restarted"} if rank == 2 else {}
+            one.publish(report(rank, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d", **changes))
+        assert walk.join() is None
+
+
+def serve(agent: Deps) -> None:
+    """A run without an engine, and without the wait after its last report."""
+    try:
+        wait_and_join(agent)
+        agent.set_phase(Phase.LAUNCHING)
+        agent.set_phase(Phase.LOADING)
+        agent.set_phase(Phase.SERVING)
+        while True:
+            agent.loop.wait(5)
+    except SparkdError as error:
+        agent.set_phase(Phase.FAILED, str(error))
+        raise
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 2, 0)])
+def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
+    tree: Tree, port: int, order: tuple[int, ...]
+) -> None:
+    configured = settings(addresses(4), port)
+    with ExitStack() as stack:
+        agents: dict[int, AgentUnderTest] = {}
+        walks: dict[int, StepsThread] = {}
+        for rank in order:
+            agents[rank] = one = stack.enter_context(agent_under_test(tree, rank, configured))
+            one.set_plan("d")
+            walks[rank] = stack.enter_context(running_steps(one, serve))
+            time.sleep(0.05)
+        until(lambda: all(one.report.phase is Phase.SERVING for one in agents.values()))
+        assert {one.report.epoch for one in agents.values()} == {"incarnation-0"}
+
+        began = time.monotonic()
+        walks[3].stop()
+        agents[3].ended.clear()
+        error = EngineEndedError("the engine ended: RuntimeError: boom")
+        shutdown = threading.Thread(target=shutdown_on_error, args=(agents[3].agent, None, error), daemon=True)
+        shutdown.start()
+        for rank in (0, 1, 2):
+            until(lambda of=rank: agents[of].report.phase is Phase.FAILED)  # type: ignore[misc]  # bound now
+        assert time.monotonic() - began < 2
+        assert shutdown.is_alive()  # its last report can be read for a while
+        for rank in (0, 1, 2):
+            found = walks[rank].join()
+            assert isinstance(found, PeerLostError)
+            assert found.code is ExitCode.PEER_LOST
+            assert "rank 3 on spark4 (127.0.0.4) failed: the engine ended: RuntimeError: boom" in found.reason
+            assert found.reason.startswith("rank 0 on spark1" if rank else "rank 3 on spark4")
+
+
+def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int) -> None:
+    configured = settings(addresses(3), port)
+    with ExitStack() as stack:
+        agents = [stack.enter_context(agent_under_test(tree, rank, configured)) for rank in range(3)]
+        for one in agents:
+            one.set_plan("d")
+        walks = [stack.enter_context(running_steps(one, serve)) for one in agents]
+        until(lambda: all(one.report.phase is Phase.SERVING for one in agents))
+        agents[2].agent.network.close()
+        assert until(lambda: all(one.report.phase is Phase.FAILED for one in agents[:2])) < 2
+        for walk in walks[:2]:
+            error = walk.join()
+            assert isinstance(error, PeerLostError)
+            assert "rank 2 on spark3 (127.0.0.3) is gone: 127.0.0.3 refuses connections" in error.reason
+        assert [peer.contact for peer in agents[0].report.peers] == [Contact.ANSWERS, Contact.REFUSED]
+        changes = [line for line in agents[0].events.lines if line.startswith("peers.contact.changed")]
+        assert changes[-1].startswith("peers.contact.changed node=spark3 (127.0.0.3) contact=refused said=")

@@ -1,0 +1,189 @@
+"""A plan that has served is kept as known good; a failed start logs what differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    MemoryActions,
+    addresses,
+    agent_under_test,
+    alone,
+    free_port,
+    settings,
+)
+
+from sparkd.agent import proving
+from sparkd.agent.bootstrap import settle_rollback
+from sparkd.agent.proving import ProvingPeriod
+from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.agent.startup import wait_backoff
+from sparkd.cluster import membership
+from sparkd.config.settings import Supervise
+from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
+from sparkd.state import known_good, launch_history, rollback
+from sparkd.state.known_good import Entry, Facts, History, node_values
+from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+
+ENDED = EngineEndedError("the engine ended")
+
+
+@pytest.fixture
+def started(tree: Tree) -> Iterator[AgentUnderTest]:
+    """A head that is about to serve, and for which no time of service is too short."""
+    at_once = Supervise.model_construct(peer_timeout_seconds=20, proven_seconds=0)
+    configured = alone().model_copy(update={"supervise": at_once})
+    with agent_under_test(tree, 0, configured) as made:
+        made.set_plan("agreed", **dict(made.agent.plan.shared), **{"image.identity": "i", "weights.w": "5 bytes"})
+        made.agent.reporter.update(versions={"kernel": "6.17", "driver": "580"})
+        yield made
+
+
+def kept(made: AgentUnderTest) -> tuple[Entry, ...]:
+    assert isinstance(made.agent.actions, MemoryActions)
+    text = made.agent.actions.written.get(known_good.FILE.name, "")
+    return known_good.FILE.decode(text.encode()).known_good if text else ()
+
+
+def on_disk(made: AgentUnderTest, *known: Entry) -> None:
+    Tree(Path(made.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(History(known)))
+
+
+def differences_logged(made: AgentUnderTest) -> list[str]:
+    return [line for line in made.events.lines if line.startswith("known-good.")]
+
+
+def changed(made: AgentUnderTest, **values: str) -> Entry:
+    """The kept entry, with other values."""
+    ProvingPeriod(made.agent).tick()
+    (entry,) = kept(made)
+    made.agent.state.proven = False
+    made.events.lines.clear()
+    then = {**entry.facts.values, **values}
+    return replace(entry, facts=replace(entry.facts, values={name: text for name, text in then.items() if text}))
+
+
+def failed(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:
+    """The journal's lines on what differs, of a start that failed after one that was good with values of `then`."""
+    on_disk(made, changed(made, **then))
+    shutdown_on_error(made.agent, None, error)
+    return differences_logged(made)
+
+
+def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnderTest) -> None:
+    agent = started.agent
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
+    ProvingPeriod(agent).tick()
+    (entry,) = kept(started)
+    assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
+    assert entry.facts.values["weights.w"] == "5 bytes"
+    assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
+    made = rollback.make_rollback(entry, "f", "")
+    assert made is not None
+    assert (made.recipe, made.engine) == (agent.context.recipe, agent.settings.engine)
+    assert agent.state.proven
+
+
+def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree) -> None:
+    with agent_under_test(tree, 0, settings(addresses(2), free_port())) as made:
+        ProvingPeriod(made.agent).tick()
+        assert (kept(made), made.agent.state.proven) == ((), False)
+
+
+def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> None:
+    failed(started, {"args.dtype": "half", "image.identity": "j", "args.max-model-len": ""})
+    flag, length, image = started.events.lines[-3:]
+    assert "life.failed" in started.events.lines[0]
+    assert flag.startswith("known-good.value.differs name=args.dtype then=half now=float32 hint=")
+    assert length.startswith("known-good.value.differs name=args.max-model-len then=not set now=")
+    assert image.startswith("known-good.value.differs name=image.identity then=j now=i")
+    assert "sparkd rollback" in image
+
+
+def test_a_long_list_ends_with_a_count(started: AgentUnderTest) -> None:
+    assert len(failed(started, {f"env.V{number:02}": "x" for number in range(20)})) == proving.MOST_LINES + 1
+    assert started.events.lines[-1].startswith("known-good.more.differ count=8 hint=sparkd diff")
+
+
+def test_no_difference_is_one_line(started: AgentUnderTest) -> None:
+    assert [line.partition(" ")[0] for line in failed(started, {})] == ["known-good.nothing.differs"]
+
+
+def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: AgentUnderTest) -> None:
+    on_disk(started, changed(started, **{"args.dtype": "half"}))
+    started.set_plan("")
+    shutdown_on_error(started.agent, None, BlockedError("plan-lint: no"))
+    (line,) = differences_logged(started)
+    assert "name=args.dtype" in line
+
+
+def test_the_end_of_another_node_or_of_a_proven_plan_is_no_failed_start(started: AgentUnderTest) -> None:
+    assert failed(started, {"args.dtype": "half"}, PeerLostError("rank 1 is gone")) == []
+    started.agent.state.proven = True
+    shutdown_on_error(started.agent, None, ENDED)
+    assert differences_logged(started) == []
+
+
+def test_without_a_known_good_start_nothing_is_logged(started: AgentUnderTest) -> None:
+    shutdown_on_error(started.agent, None, ENDED)
+    assert differences_logged(started) == []
+
+
+def test_values_of_this_node_are_compared_too(started: AgentUnderTest) -> None:
+    (line,) = failed(started, {"node.model_folder": "/elsewhere/tiny"})
+    assert "name=node.model_folder then=/elsewhere/tiny now=/srv/models/tiny" in line
+    assert node_values(started.agent.plan)["node.model_folder"] == "/srv/models/tiny"
+
+
+def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: AgentUnderTest, tree: Tree) -> None:
+    agent = started.agent
+    root = Tree(Path(agent.host.files.root))
+    settle_rollback(agent)
+    assert "rollback" not in " ".join(started.events.lines)
+    entry = changed(started)
+    back = rollback.make_rollback(entry, "", "")
+    assert back is not None
+    agent = replace(agent, context=replace(agent.context, rollback=back))
+    settle_rollback(agent)
+    assert started.events.lines[-1].startswith(f"rollback.plan.chosen plan={entry.plan[:12]} recipe=tiny-cpu ")
+    agent = started.agent
+    root.file(rollback.FILE.path, rollback.FILE.encode(back))
+    settle_rollback(agent)
+    assert isinstance(agent.actions, MemoryActions)
+    assert agent.actions.written[rollback.FILE.name] == ""
+    assert started.events.lines[-1].startswith("rollback.plan.ended reason=the configuration has changed")
+    root.file(rollback.FILE.path, "rubbish")
+    settle_rollback(agent)
+    assert "can't be read" in started.events.lines[-1]
+
+
+def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
+    agent = started.agent
+    back = rollback.make_rollback(
+        changed(started), membership.fingerprint_config(agent.context.configured, agent.host), ""
+    )
+    assert back is not None
+    Tree(Path(agent.host.files.root)).file(rollback.FILE.path, rollback.FILE.encode(back))
+    settle_rollback(agent)
+    assert isinstance(agent.actions, MemoryActions)
+    assert rollback.FILE.name not in agent.actions.written
+    assert "rollback" not in " ".join(started.events.lines)
+
+
+def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(started: AgentUnderTest) -> None:
+    agent = started.agent
+    failures = LaunchHistory({agent.plan.digest: len(BACKOFF_SECONDS)})
+    Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
+    agent = replace(agent, context=replace(agent.context, plan=replace(agent.plan, image_id="sha256:i")))
+    assert not wait_backoff(agent)
+
+
+def test_an_entry_without_facts_is_still_compared(started: AgentUnderTest) -> None:
+    on_disk(started, replace(changed(started), facts=Facts({}, {}, {})))
+    shutdown_on_error(started.agent, None, ENDED)
+    assert len(differences_logged(started)) == proving.MOST_LINES + 1

@@ -1,0 +1,66 @@
+"""Steps of an agent under test, in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tests.unit.cluster_nodes import AgentUnderTest
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
+from sparkd.lib.errors import SparkdError
+from sparkd.lib.main_loop import StopRequested
+
+SHOWN_SECONDS = 0.7
+
+
+class StepsThread:
+    """Runs steps; `error` is what they raised."""
+
+    def __init__(self, agent: AgentUnderTest, steps: Callable[[Deps], None]) -> None:
+        self.error: SparkdError | None = None
+        self.ended_at = 0.0
+        self._agent = agent
+        self._steps = steps
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._steps(self._agent.agent)
+        except SparkdError as error:
+            self.error = error
+        except StopRequested:
+            pass
+        self.ended_at = time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> SparkdError | None:
+        """Wait for its own end; its error."""
+        self._thread.join(10)
+        assert self.over
+        return self.error
+
+    def stop(self) -> None:
+        self._agent.end()
+        self._thread.join(10)
+
+
+@contextmanager
+def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], None]) -> Iterator[StepsThread]:
+    thread = StepsThread(agent, steps)
+    try:
+        yield thread
+    finally:
+        thread.stop()
+
+
+def wait_and_join(agent: Deps, shown_seconds: float = SHOWN_SECONDS, ranks_seconds: float = RANKS_SECONDS) -> None:
+    wait_for_peers(agent, shown_seconds)
+    join_epoch(agent, ranks_seconds)

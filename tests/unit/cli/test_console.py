@@ -1,0 +1,100 @@
+"""Tables and progress: by rich on a terminal, plain and without rich elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+from tests.unit.terminal import shown, terminal
+
+from sparkd.cli.console import Progress, show
+from sparkd.lib.text import Table, plain
+
+LEVELS = Table([("WARN    a", "cache [red]full[/red]"), ("BLOCK   long-id", "x")], ["warn", "block"])
+EVIL = "\x1b[2J\x1b]0;title\x07[bold]:smile:\r\nrow \u202e"
+ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def test_without_a_terminal_columns_are_as_wide_as_their_widest_cell(capsys: pytest.CaptureFixture[str]) -> None:
+    show(["before", LEVELS, "", Table([]), Table([("A", "B", ""), ("x" * 200, "", "z")], heading=True)])
+    a, b = "A".ljust(200), "x" * 200
+    assert capsys.readouterr().out == (
+        f"before\nWARN    a        cache [red]full[/red]\nBLOCK   long-id  x\n\n{a}  B\n{b}     z\n"
+    )
+
+
+def test_without_a_terminal_rich_is_not_imported() -> None:
+    code = (
+        "import sys; sys.modules['rich'] = None; from sparkd.cli.console import Progress, show;"
+        "from sparkd.lib.text import Table; show([Table([('a', 'b')])])\n"
+        "with Progress(1, 2) as one: one.next('x'); one.done(1)"
+    )
+    env = {**os.environ, "PYTHONPATH": "src", "FORCE_COLOR": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == ("a  b\n", "")
+
+
+def test_a_terminal_gets_the_same_words_in_colour() -> None:
+    text = shown([LEVELS, "end"])
+    assert "\x1b[33mWARN" in text
+    assert "\x1b[1;31mBLOCK" in text
+    assert [line.rstrip() for line in ESCAPES.sub("", text).splitlines()] == plain([LEVELS, "end"]).splitlines()
+
+
+@pytest.mark.parametrize(("env", "coloured"), [({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, True)])
+def test_colours_can_be_forbidden(env: dict[str, str], *, coloured: bool) -> None:
+    assert ("\x1b[33m" in shown([LEVELS], columns=80, **env)) is coloured
+
+
+def test_the_last_column_wraps_below_itself() -> None:
+    table = Table([("WARN    a", "word " * 40), ("OK      b", "x")])
+    lines = shown([table], columns=60, TERM="dumb").splitlines()
+    assert len(lines) > 3
+    assert all(len(line) <= 60 for line in lines)
+    assert all(line.startswith(" " * 11 + "word") for line in lines[1:-1])
+
+
+def test_a_narrow_terminal_takes_no_column_away() -> None:
+    table = Table([("name-of-thirty-characters-here", "x" * 30, "y" * 30)])
+    lines = shown([table], columns=10, TERM="dumb").splitlines()
+    assert lines[0].startswith(f"name-of-thirty-characters-here  {'x' * 30}  {'y' * 24}")
+
+
+@pytest.mark.parametrize("env", [{}, {"TERM": "dumb"}])
+def test_nothing_in_a_cell_is_markup_or_moves_the_cursor(env: dict[str, str]) -> None:
+    text = ESCAPES.sub("", shown([Table([(EVIL, EVIL), ("a", "b")], ["ok", ""])], columns=300, **env))
+    assert text.splitlines()[0].count(r"[bold]:smile:\r\nrow \u202e") == 2
+    assert len(text.splitlines()) == 2
+    assert text.replace("\n", "").isprintable()
+
+
+def test_a_level_of_another_node_is_no_style() -> None:
+    assert "x  y" in shown([Table([("x", "y")], ["[link=http://a]"])])
+
+
+def test_the_screen_is_cleared_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with terminal() as received:
+        show(["a"], clear=True)
+    assert received.text == "\x1b[2J\x1b[Ha\n"
+    show(["a"], clear=True)
+    assert capsys.readouterr().out == "a\n"
+
+
+def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:
+    with terminal(columns=80) as received, Progress(46, 160 << 30) as one:
+        one.next(EVIL + "x" * 200)
+        one.done(90 << 30)
+        one.done(-(10 << 30))
+    assert "1/46 \\x1b[2J" in received.text
+    assert "80.0/160.0 GiB" in received.text
+    assert all(len(line) <= 80 for line in ESCAPES.sub("", received.text).split("\x1b[2K"))
+    assert received.text.index("\x1b[?25l") < received.text.index("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_an_error_ends_progress_too() -> None:
+    with pytest.raises(ValueError, match="broken"), terminal() as received, Progress(1, 1):
+        raise ValueError("broken")
+    assert "\x1b[?25h" in received.text

@@ -1,0 +1,106 @@
+"""`sparkd model check`: whole files, and the hashes that Hugging Face's client keeps."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.cli import main, model
+from sparkd.host import Host
+
+SHARD = "model.safetensors"
+
+
+def filled(folder: Path) -> bytes:
+    """A whole model; what its one shard says."""
+    tree = Tree(folder)
+    tree.file("/config.json", "{}")
+    tree.file("/tokenizer.json", "{}")
+    return tree.safetensors(f"/{SHARD}", 64).read_bytes()
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    """A folder that `hf download --local-dir` has filled."""
+    folder = tmp_path / "model"
+    shard = filled(folder)
+    kept = Tree(folder)
+    kept.file(f"/.cache/huggingface/download/{SHARD}.metadata", f"{40 * 'c'}\n{sha256(shard).hexdigest()}\n1.5\n")
+    kept.file("/.cache/huggingface/download/config.json.metadata", f"{40 * 'c'}\n{40 * '1'}\n1.5\n")
+    return folder
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    """A snapshot in Hugging Face's cache."""
+    root = tmp_path / "models--org--name"
+    snapshot = root / "snapshots" / (40 * "c")
+    shard = filled(snapshot)
+    name = sha256(shard).hexdigest()
+    (root / "blobs").mkdir()
+    (snapshot / SHARD).rename(root / "blobs" / name)
+    (snapshot / SHARD).symlink_to(f"../../blobs/{name}")
+    return snapshot
+
+
+@pytest.mark.parametrize("kind", ["local", "cached"])
+def test_files_that_are_as_they_were_downloaded_are_good(
+    kind: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = request.getfixturevalue(kind)
+    assert main.main(["model", "check", f"{folder}/"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{folder}: 1 shard, ")
+    assert shown.out.endswith("as they were downloaded, by SHA-256: 1 of its files\n")
+    assert not shown.err, "progress is for terminals"
+
+
+@pytest.mark.parametrize("kind", ["local", "cached"])
+def test_a_byte_that_has_changed_is_found_unless_only_sizes_are_checked(
+    kind: str, request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = request.getfixturevalue(kind)
+    with (folder / SHARD).open("r+b") as file:
+        file.seek(-1, 2)
+        file.write(b"x")
+    assert main.main(["model", "check", str(folder), "--quick"]) == 0
+    assert main.main(["model", "check", str(folder)]) == 10
+    assert f"{SHARD} is not what was downloaded" in capsys.readouterr().err
+
+
+def test_a_shard_that_is_cut_off_is_found_before_anything_is_read(
+    local: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (local / SHARD).write_bytes((local / SHARD).read_bytes()[:-1])
+    assert main.main(["model", "check", str(local)]) == 10
+    assert SHARD in capsys.readouterr().err
+
+
+def test_a_model_without_recorded_hashes_is_checked_by_size_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    filled(tmp_path)
+    assert main.main(["model", "check", str(tmp_path)]) == 0
+    assert "no hashes to compare with" in capsys.readouterr().out
+
+
+def test_a_folder_that_is_not_there_is_said_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["model", "check", str(tmp_path / "none")]) == 10
+    assert f"{tmp_path}/none is missing or empty" in capsys.readouterr().err
+
+
+def test_metadata_of_another_kind_is_no_hash(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (local / f".cache/huggingface/download/{SHARD}.metadata").write_bytes(b"\xff\n\xff\n")
+    assert main.main(["model", "check", str(local)]) == 0
+    assert "no hashes to compare with" in capsys.readouterr().out
+
+
+def test_a_warning_names_a_model_that_a_program_reads(local: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model._warn_if_loading(str(local), Host())
+    assert capsys.readouterr().err == ""
+    with (local / SHARD).open("rb"):
+        model._warn_if_loading(str(local), Host())
+    assert capsys.readouterr().err == f"{local} is being loaded: that takes longer, and so does this\n"

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from sparkd.cli.sweep import find_orphans
+from sparkd.host.docker import ContainerFacts
+from sparkd.host.processes import NodeOwner
+
+MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
+
+
+def container(name: str, *labels: tuple[str, str]) -> ContainerFacts:
+    return ContainerFacts(name * 8, name, labels, True, 10, "sha256:i", "no")
+
+
+def ours(name: str, invocation: str, role: str = "head") -> ContainerFacts:
+    return container(name, ("io.sparkd.role", role), ("io.sparkd.invocation", invocation))
+
+
+ALL = (
+    ours("sparkd-rank0", MINE),
+    ours("sparkd-rank1", OTHERS),
+    ours("sparkd-rank2", OLD, "worker"),
+    container("sparkd-rank3"),
+    container("sparkd-rank4", ("role", "head")),
+    ours("made-from-a-committed-image", OLD),
+)
+
+
+@pytest.mark.parametrize(
+    ("owner", "invocation", "role", "orphans"),
+    [
+        (None, MINE, None, ["0"]),
+        (None, "", None, ["0", "1", "2"]),
+        (OTHERS, MINE, None, ["0"]),
+        (OTHERS, "", None, ["0", "2"]),
+        (MINE, MINE, None, []),
+        (None, "", "worker", ["2"]),
+        ("", "", None, []),
+    ],
+)
+def test_only_containers_of_sparkds_whose_owner_is_gone_are_orphans(
+    owner: str | None, invocation: str, role: str | None, orphans: list[str]
+) -> None:
+    """An owner without an invocation is unknown: any container might be its own."""
+    holder = None if owner is None else NodeOwner(7, "sparkd run", owner)
+    found = find_orphans(ALL, holder, invocation, role)
+    assert [one.name.removeprefix("sparkd-rank") for one in found] == orphans

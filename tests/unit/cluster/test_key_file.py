@@ -1,0 +1,147 @@
+"""The cluster key is used only from a file that only root can read."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.cluster.auth import KeyRing, read_keys
+from sparkd.host.files import Files
+from sparkd.lib.errors import ConfigError
+
+PATH = "/etc/sparkd/cluster.key"
+NEW, OLD = "0a" * 32, "0b" * 32
+OWNER = os.geteuid()  # the tests' own files stand for root's
+
+
+def write(tree: Tree, text: str, mode: int = 0o600) -> Path:
+    return tree.file(PATH, text, mode)
+
+
+def keys(tree: Tree, owner_uid: int = OWNER) -> tuple[bytes, ...]:
+    return read_keys(Files(str(tree.root)), PATH, owner_uid)
+
+
+def fault(tree: Tree, owner_uid: int = OWNER) -> str:
+    with pytest.raises(ConfigError) as caught:
+        keys(tree, owner_uid)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_keys_are_one_a_line_between_comments_and_blank_lines(tree: Tree, mode: int) -> None:
+    write(tree, f"# of the cluster\n\n{NEW.upper()}\n  {OLD}\r\n", mode)
+    assert keys(tree) == (bytes.fromhex(NEW), bytes.fromhex(OLD))
+
+
+def test_a_missing_file_says_how_to_make_one(tree: Tree) -> None:
+    assert "sparkd init --new-cluster-key" in fault(tree)
+    with pytest.raises(ConfigError):
+        ring(tree)
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o610, 0o660, 0o644])
+def test_a_file_that_others_may_read_or_write_is_refused_with_the_command_that_fixes_it(tree: Tree, mode: int) -> None:
+    write(tree, NEW, mode)
+    assert fault(tree) == f"{PATH}: has mode {mode:04o}, needed is 0600 (chmod 600 {PATH})"
+
+
+def test_a_file_of_somebody_else_is_refused_with_the_command_that_fixes_it(tree: Tree) -> None:
+    write(tree, NEW)
+    assert fault(tree, OWNER + 1) == f"{PATH}: belongs to uid {OWNER}, needed is root (chown root:root {PATH})"
+
+
+def test_a_symlink_is_refused_wherever_it_leads(tree: Tree) -> None:
+    tree.file("/root/key", NEW, 0o600)
+    tree.link(PATH, "/root/key")
+    assert "is a symlink" in fault(tree)
+
+
+def test_other_kinds_of_file_are_refused_without_a_wait(tree: Tree) -> None:
+    tree.folder("/etc/sparkd")
+    os.mkfifo(tree.root / PATH[1:], 0o600)
+    assert "is no regular file" in fault(tree)
+    (tree.root / PATH[1:]).unlink()
+    tree.folder(PATH)
+    assert "directory" in fault(tree)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "has no key in it"),
+        ("# only this\n", "has no key in it"),
+        (f"{NEW}\n{NEW[:-1]}\n", "line 2 is no key"),
+        (f"{NEW}0\n", "line 1 is no key"),
+        (f"{NEW} # mine\n", "line 1 is no key"),
+        ("é" * 64, "line 1 is no key"),
+        ("\0" * 64, "line 1 is no key"),
+        (f"{NEW}\n" * 5, "has 5 keys, at most 4"),
+        ("#" * 5000, "larger than 4096 bytes"),
+    ],
+)
+def test_a_file_with_any_bad_line_is_refused(tree: Tree, text: str, reason: str) -> None:
+    """No reason quotes a line: it may be most of a key."""
+    write(tree, text)
+    assert reason in fault(tree)
+    assert NEW[:8] not in fault(tree)
+
+
+def ring(tree: Tree) -> KeyRing:
+    return KeyRing(Files(str(tree.root)), PATH, OWNER)
+
+
+def test_a_ring_follows_its_file(tree: Tree) -> None:
+    file = write(tree, OLD)
+    held = ring(tree)
+    assert held.keys() == (bytes.fromhex(OLD),)
+    other = tree.file("/etc/sparkd/new", f"{NEW}\n{OLD}\n", 0o600)
+    other.replace(file)
+    assert held.keys() == (bytes.fromhex(NEW), bytes.fromhex(OLD))
+    assert held.trouble == ""
+
+
+@pytest.mark.parametrize("slip", ["gone", "readable", "cut", "symlink"])
+def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported(tree: Tree, slip: str) -> None:
+    file = write(tree, OLD)
+    held = ring(tree)
+    if slip == "readable":
+        file.chmod(0o644)
+    else:
+        file.unlink()
+    if slip == "cut":
+        write(tree, OLD[:10])
+    if slip == "symlink":
+        tree.link(PATH, "/etc/sparkd/other")
+        tree.file("/etc/sparkd/other", NEW, 0o600)
+    for _ in range(2):
+        assert held.keys() == (bytes.fromhex(OLD),)
+        assert PATH in held.trouble
+    file.unlink(missing_ok=True)
+    write(tree, NEW)
+    assert held.keys() == (bytes.fromhex(NEW),)
+    assert held.trouble == ""
+
+
+def test_a_ring_is_thread_safe(tree: Tree) -> None:
+    file = write(tree, OLD)
+    held = ring(tree)
+    seen: set[tuple[bytes, ...]] = set()
+
+    def read_often() -> None:
+        for _ in range(300):
+            seen.add(held.keys())
+
+    threads = [threading.Thread(target=read_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for text in (f"{NEW}\n{OLD}", NEW):
+        tree.file("/etc/sparkd/next", text, 0o600).replace(file)
+    for thread in threads:
+        thread.join()
+    assert held.keys() == (bytes.fromhex(NEW),)
+    assert seen <= {(bytes.fromhex(OLD),), (bytes.fromhex(NEW), bytes.fromhex(OLD)), (bytes.fromhex(NEW),)}

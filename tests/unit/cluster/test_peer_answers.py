@@ -1,0 +1,205 @@
+"""Which answers of another node are not believed. Real sockets; addresses of 127/8 stand for nodes."""
+
+from __future__ import annotations
+
+import gzip
+import time
+from collections.abc import Iterable, Iterator
+
+import pytest
+from tests.unit.nodes import (
+    HOLD_SECONDS,
+    KEY,
+    OTHER_KEY,
+    Node,
+    contact_of,
+    heard,
+    node,
+    reading,
+    report,
+    resident_bytes,
+    served,
+    until,
+)
+from tests.unit.wire import answering, dripped, http, passed_on
+
+from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
+from sparkd.lib.http_connection import Handler, Request, Response
+from sparkd.status.model import Contact, dump
+
+KEYS = "cluster.key_file must be the same on all nodes"
+REFUSES = "it refuses this node: cluster.key_file and cluster.nodes must be the same on all"
+ANSWER_SECONDS = 0.6
+PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
+
+
+def signed(by: str, body: bytes, key: bytes = KEY) -> Handler:
+    """Answers any request, as `by`."""
+
+    async def handle(request: Request) -> Response:
+        nonce = request.headers[NONCE_HEADER.lower()]
+        return Response(200, body, headers=((SIGNATURE_HEADER, sign_answer(key, nonce, by, request.path, 200, body)),))
+
+    return handle
+
+
+@pytest.fixture
+def one() -> Iterator[Node]:
+    """A node with a report."""
+    with node("127.0.0.2") as made:
+        made.publish(report())
+        yield made
+
+
+def test_nodes_with_different_keys_learn_nothing_of_each_other() -> None:
+    with node("127.0.0.2", keys=[OTHER_KEY]) as one, node("127.0.0.3") as other:
+        one.publish(report())
+        other.publish(report(2))
+        with (
+            reading("127.0.0.2", one.port) as mine,
+            reading("127.0.0.3", other.port, rank=2, keys=[OTHER_KEY]) as theirs,
+        ):
+            for reader in (mine, theirs):
+                assert contact_of(reader, Contact.UNSIGNED) == REFUSES
+                assert reader.status.report is None
+                assert reader.heard_at is None
+
+
+def test_an_answer_that_was_recorded_is_not_believed_a_second_time(one: Node) -> None:
+    recorded: list[bytes] = []
+
+    def answer(request: bytes) -> Iterable[bytes]:
+        if not recorded:
+            recorded.append(passed_on(request, "127.0.0.2", one.port))
+        return (recorded[0],)
+
+    with answering("127.0.0.2", answer) as port, reading("127.0.0.2", port) as reader:
+        until(lambda: reader.heard_at is not None)
+        heard_at = reader.heard_at
+        assert contact_of(reader, Contact.UNSIGNED) == f"its answer is not signed with this node's key; {KEYS}"
+        time.sleep(0.6)  # it tries again
+        assert (reader.status.contact, reader.heard_at) == (Contact.UNSIGNED, heard_at)
+        assert reader.status.report == report()
+
+
+def test_an_answer_of_one_node_is_not_believed_as_another_ones() -> None:
+    with node("127.0.0.2") as other:
+        other.publish(report(2))
+        with (
+            answering("127.0.0.3", lambda request: (passed_on(request, "127.0.0.2", other.port),)) as port,
+            reading("127.0.0.3", port, rank=2) as reader,
+        ):
+            assert contact_of(reader, Contact.UNSIGNED) == REFUSES
+    with (
+        served("127.0.0.3", signed("127.0.0.2", dump(report(2)).encode())) as server,
+        reading("127.0.0.3", server.port, rank=2) as reader,
+    ):
+        assert contact_of(reader, Contact.UNSIGNED) == f"its answer is not signed with this node's key; {KEYS}"
+        assert reader.status.report is None
+
+
+@pytest.mark.parametrize("change", [(b"standby", b"running"), (b"200", b"203"), (b"Sparkd-Signature: ", b"X: ")])
+def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[bytes, bytes]) -> None:
+    with node("127.0.0.2") as one:
+        one.publish(report(message="standby"))
+
+        def answer(request: bytes) -> Iterable[bytes]:
+            return (passed_on(request, "127.0.0.2", one.port).replace(*change, 1),)
+
+        with answering("127.0.0.2", answer) as port, reading("127.0.0.2", port) as reader:
+            contact_of(reader, Contact.UNSIGNED)
+            assert reader.status.report is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        dump(report(2)).encode(),
+        b"",
+        b"garbage",
+        b"\xff" * 1000,
+        b'{"schema": 2}',
+        b"[" * 1_000_000,
+        dump(report()).encode()[:-9],
+        dump(report()).replace('"awaiting-peers"', '"dancing"').encode(),
+    ],
+    ids=["another rank's", "empty", "text", "bytes", "schema", "nested", "cut", "phase"],
+)
+def test_a_signed_answer_that_is_no_report_of_this_rank_is_not_believed(body: bytes) -> None:
+    with (
+        served("127.0.0.2", signed("127.0.0.2", body)) as server,
+        reading("127.0.0.2", server.port) as reader,
+    ):
+        assert contact_of(reader, Contact.UNSIGNED).startswith("its answer is no report of this rank")
+        assert reader.status.report is None
+
+
+def test_a_node_that_has_no_report_yet_has_not_answered() -> None:
+    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+        assert contact_of(reader, Contact.SILENT) == "it has no report yet"
+        one.publish(report())
+        assert heard(reader) == report()
+
+
+@pytest.mark.parametrize(
+    ("answer", "contact"),
+    [
+        ([b"SSH-2.0-OpenSSH_9.6\r\n"], Contact.SILENT),
+        ([b"\0" * 100_000], Contact.SILENT),
+        ([], Contact.SILENT),
+        ([http(b"x" * (1 << 20))], Contact.UNSIGNED),
+        ([http(b"", b"Sparkd-Signature: \xff\xfe")], Contact.UNSIGNED),
+        ([http(b"x" * (9 << 20))], Contact.SILENT),
+        ([b"HTTP/1.1 200 x\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000], Contact.SILENT),
+        ([http(b"", b"Location: http://127.0.0.1:1/", status=302)], Contact.UNSIGNED),
+        ([http(b"", b"Location: mailto:x", status=302)], Contact.UNSIGNED),
+        ([http(b"", b"Set-Cookie: a=\xff", status=401)], Contact.UNSIGNED),
+    ],
+    ids=[
+        "ssh",
+        "zeros",
+        "closed",
+        "1 MiB",
+        "bytes as a signature",
+        "9 MiB",
+        "1 MiB of headers",
+        "redirection",
+        "redirection without a host",
+        "cookie",
+    ],
+)
+def test_other_servers_are_not_believed(answer: list[bytes], contact: Contact) -> None:
+    requests = []
+
+    def answered(request: bytes) -> list[bytes]:
+        requests.append(request)
+        return answer
+
+    with answering("127.0.0.2", answered) as port, reading("127.0.0.2", port) as reader:
+        assert 0 < len(contact_of(reader, contact)) <= 200
+        assert (reader.status.report, reader.heard_at) == (None, None)
+        assert reader.status.said.isprintable()
+        count = len(requests)
+        until(lambda: len(requests) > count)  # it keeps trying
+
+
+def test_a_compressed_bomb_takes_no_memory() -> None:
+    bomb = http(gzip.compress(b"\0" * (64 << 20), 9), b"Content-Encoding: gzip")
+    before = resident_bytes()
+    with answering("127.0.0.2", lambda _: (bomb,)) as port, reading("127.0.0.2", port) as reader:
+        contact_of(reader, Contact.UNSIGNED)
+        assert resident_bytes() - before < 16 << 20
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"HTTP/1.1 200 x\r\nContent-Length: 99999\r\n\r\n", b"HTTP/1.1 200 x\r\nContent-Type: ", b""],
+    ids=["body", "headers", "garbage"],
+)
+def test_an_answer_that_drips_is_given_up_in_time(data: bytes) -> None:
+    with (
+        answering("127.0.0.2", lambda _: dripped(data, 0.005)) as port,
+        reading("127.0.0.2", port) as reader,
+    ):
+        took = until(lambda: reader.status.contact is Contact.SILENT, 3 * PATIENCE_SECONDS)
+        assert took < PATIENCE_SECONDS + 0.5

@@ -1,0 +1,292 @@
+"""When another rank is lost, and how long silence is tolerated: while tokens come, where the engine serves,
+else until the timeout.
+
+Nothing waits here: how long a node has been silent follows from when it was last heard.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.nodes import report, status
+
+from sparkd.cluster.client import PeerReader
+from sparkd.cluster.monitor import ENDING, ExpectedPeer, PeerMonitor, expect_peer, find_loss
+from sparkd.lib.errors import ExitCode, PeerLostError
+from sparkd.status.model import Contact, PeerStatus, Phase
+
+TIMEOUT_SECONDS = 1000.0
+LATE, OVER = 800.0, 1001.0
+"""In the last quarter of the timeout, and past it."""
+
+
+class Known(PeerReader):
+    """One node as the test says, with no wire."""
+
+    def __init__(self, rank: int) -> None:
+        self.status = status(said=report(rank, phase=Phase.SERVING, epoch="e"))
+
+    def silent(self, seconds: float) -> None:
+        self.heard_at = time.monotonic() - seconds
+
+
+Peers = dict[int, Known]
+
+
+def known(*ranks: int) -> Peers:
+    peers = {rank: Known(rank) for rank in ranks}
+    for one in peers.values():
+        one.silent(0)
+    return peers
+
+
+class Engine:
+    """Gets requests for tokens, and answers when the test wants."""
+
+    def __init__(self) -> None:
+        self.requests: list[Future[bool]] = []
+
+    def submit(self, work: Coroutine[Any, Any, bool]) -> Future[bool]:
+        work.close()
+        self.requests.append(Future())
+        return self.requests[-1]
+
+    def makes(self, token: bool) -> None:
+        self.requests[-1].set_result(token)
+
+
+async def token() -> bool:
+    return True
+
+
+def tracked(
+    *ranks: int, proves: bool = True, timeout_seconds: float = TIMEOUT_SECONDS
+) -> tuple[Peers, Engine, PeerMonitor]:
+    peers, engine = known(*ranks), Engine()
+    monitor = PeerMonitor(peers, engine.submit, timeout_seconds)
+    if proves:
+        monitor.prove_by(lambda _seconds: token())
+    monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
+    return peers, engine, monitor
+
+
+def test_without_a_proof_silence_is_tolerated_until_the_timeout() -> None:
+    peers, engine, monitor = tracked(0, proves=False)
+    peers[0].silent(TIMEOUT_SECONDS - 1)
+    monitor.check()
+    assert (monitor.trouble, engine.requests) == ("", [])
+    peers[0].silent(OVER)
+    with pytest.raises(PeerLostError, match=r"rank 0 on spark1 \(10\.0\.0\.1\) has been silent for 1001 s") as caught:
+        monitor.check()
+    assert (caught.value.code, caught.value.hint) == (ExitCode.PEER_LOST, "sparkd starts again and awaits it")
+
+
+def test_a_silence_that_ends_in_time_has_no_effect() -> None:
+    for proves in (True, False):
+        peers, _, monitor = tracked(0, proves=proves)
+        for _ in range(100):
+            peers[0].silent(700)
+            monitor.check()
+            peers[0].silent(0)
+            monitor.check()
+        assert monitor.trouble == ""
+
+
+def test_the_engine_gets_one_request_in_the_last_part_of_the_timeout() -> None:
+    peers, engine, monitor = tracked(1)
+    given: list[float] = []
+
+    def prove(seconds: float) -> Coroutine[Any, Any, bool]:
+        given.append(seconds)
+        return token()
+
+    monitor.prove_by(prove)
+    peers[1].silent(749)
+    monitor.check()
+    assert engine.requests == []
+    for seconds in (751, 800, 900):
+        peers[1].silent(seconds)
+        monitor.check()
+    assert len(engine.requests) == 1
+    assert given == pytest.approx([249], abs=0.5)
+
+
+def test_with_tokens_any_silence_is_tolerated_and_reported() -> None:
+    peers, engine, monitor = tracked(1)
+    peers[1].silent(LATE)
+    monitor.check()
+    engine.makes(True)
+    for seconds in (OVER, 100 * OVER):
+        peers[1].silent(seconds)
+        monitor.check()
+        assert monitor.trouble.startswith(f"rank 1 on spark2 (10.0.0.2) has been silent for {seconds:.0f} s")
+        assert monitor.trouble.endswith("; the engine makes tokens")
+    peers[1].silent(0)
+    monitor.check()
+    assert monitor.trouble == ""
+
+
+def test_a_proof_expires_and_the_next_one_may_fail() -> None:
+    peers, engine, monitor = tracked(1, timeout_seconds=0.08)  # a token proves for a quarter of it
+    peers[1].silent(10)
+    monitor.check()
+    engine.makes(True)
+    monitor.check()
+    assert len(engine.requests) == 1
+    time.sleep(0.03)
+    monitor.check()
+    assert len(engine.requests) == 2
+    monitor.check()
+    engine.makes(False)
+    with pytest.raises(PeerLostError, match="and the engine makes no token"):
+        monitor.check()
+
+
+def test_no_token_ends_the_run_at_the_timeout_and_not_before() -> None:
+    peers, engine, monitor = tracked(1)
+    peers[1].silent(LATE)
+    monitor.check()
+    engine.makes(False)
+    monitor.check()
+    peers[1].silent(OVER)
+    with pytest.raises(PeerLostError, match="has been silent for 1001 s, and the engine makes no token"):
+        monitor.check()
+
+
+def test_after_the_timeout_a_pending_proof_is_awaited() -> None:
+    peers, engine, monitor = tracked(1)
+    peers[1].silent(OVER)
+    for _ in range(3):
+        monitor.check()
+    assert len(engine.requests) == 1
+    assert monitor.trouble == ""  # no token has come yet
+    engine.makes(False)
+    with pytest.raises(PeerLostError):
+        monitor.check()
+
+
+@pytest.mark.parametrize("answered_in_time", [True, False])
+def test_a_failed_proof_does_not_count_for_the_next_silence(answered_in_time: bool) -> None:
+    peers, engine, monitor = tracked(1)
+    peers[1].silent(LATE)
+    monitor.check()
+    if answered_in_time:
+        engine.makes(False)
+        monitor.check()
+    peers[1].silent(0)
+    monitor.check()
+    if not answered_in_time:
+        engine.makes(False)
+    peers[1].silent(LATE)
+    monitor.check()
+    assert len(engine.requests) == 2
+    peers[1].silent(OVER)
+    monitor.check()
+    engine.makes(True)
+    monitor.check()
+    assert monitor.trouble.endswith("the engine makes tokens")
+
+
+def test_the_longest_silence_counts() -> None:
+    peers, _, monitor = tracked(1, 2, 3, proves=False)
+    peers[2].silent(OVER)
+    peers[3].silent(LATE)
+    with pytest.raises(PeerLostError, match="rank 2 on spark3"):
+        monitor.check()
+
+
+def test_a_loss_goes_before_a_silence() -> None:
+    peers, _, monitor = tracked(1, 2, proves=False)
+    peers[1].silent(OVER)
+    peers[2].status = replace(peers[2].status, contact=Contact.REFUSED)
+    with pytest.raises(PeerLostError, match=r"rank 2 on spark3 .* refuses connections"):
+        monitor.check()
+
+
+def test_tokens_do_not_excuse_a_loss() -> None:
+    peers, engine, monitor = tracked(1)
+    peers[1].silent(LATE)
+    monitor.check()
+    engine.makes(True)
+    peers[1].status = status(said=report(phase=Phase.FAILED, message="boom", epoch="e"))
+    with pytest.raises(PeerLostError, match="failed: boom"):
+        monitor.check()
+
+
+def test_an_untracked_peer_is_reported_and_never_lost() -> None:
+    peers = known(0, 2)
+    peers[2].silent(100 * OVER)
+    peers[0].status = status(Contact.REFUSED, report(0, phase=Phase.FAILED))
+    shown: list[tuple[PeerStatus, ...]] = []
+    monitor = PeerMonitor(peers, Engine().submit, TIMEOUT_SECONDS, shown.append)
+    assert monitor.check() == tuple(one.status for one in peers.values())
+    monitor.track(expect_peer(peers[0].status, "e"))
+    with pytest.raises(PeerLostError):
+        monitor.check()
+    monitor.untrack_all()
+    monitor.check()
+    assert len(shown) == 3
+
+
+def test_a_single_node_has_no_peers() -> None:
+    assert PeerMonitor({}, Engine().submit, 1).check() == ()
+
+
+EXPECTED = ExpectedPeer(1, "incarnation-1", "e1")
+RUNNING = report(phase=Phase.SERVING, epoch="e1")
+
+
+@pytest.mark.parametrize(
+    ("contact", "changes", "reason"),
+    [
+        (Contact.ANSWERS, {"incarnation": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted"),
+        (
+            Contact.ANSWERS,
+            {"incarnation": "another", "last_cause": "RuntimeError: boom (exit 13)"},
+            "rank 1 on spark2 (10.0.0.2) has restarted; it ended before with: RuntimeError: boom (exit 13)",
+        ),
+        (Contact.ANSWERS, {"phase": Phase.BLOCKED, "message": "no"}, "rank 1 on spark2 (10.0.0.2) is blocked: no"),
+        (Contact.ANSWERS, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
+        (Contact.ANSWERS, {"phase": Phase.STOPPING, "message": "bye"}, "rank 1 on spark2 (10.0.0.2) leaves: bye"),
+        (Contact.ANSWERS, {"phase": Phase.STOPPED, "message": "bye"}, "rank 1 on spark2 (10.0.0.2) has left: bye"),
+        (Contact.ANSWERS, {"epoch": "e2"}, "rank 1 on spark2 (10.0.0.2) belongs to another launch"),
+        (
+            Contact.REFUSED,
+            {},
+            "rank 1 on spark2 (10.0.0.2) is gone: 10.0.0.2 refuses connections, its agent ended without a report",
+        ),
+        # Its last words say more than the silence or the refusal after them.
+        (Contact.REFUSED, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
+        (Contact.SILENT, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
+    ],
+)
+def test_an_event_is_a_loss_at_once(contact: Contact, changes: dict[str, object], reason: str) -> None:
+    seen = status(contact, report(**{"phase": Phase.SERVING, "epoch": "e1", **changes}))
+    assert find_loss(EXPECTED, seen) == reason
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ENDING])
+@pytest.mark.parametrize("epoch", ["", "e1"])
+def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
+    seen = status(said=report(phase=phase, epoch=epoch))
+    assert find_loss(EXPECTED, seen) == ""
+
+
+@pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
+def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
+    seen = status(contact, RUNNING, why="no answer within 8 s")
+    assert find_loss(EXPECTED, seen) == ""
+    peers, _, monitor = tracked(1, proves=False)
+    peers[1].status = replace(seen, report=replace(RUNNING, epoch="e"))
+    peers[1].silent(3600)
+    with pytest.raises(PeerLostError, match=r"rank 1 .* has been silent for 3600 s: no answer within 8 s"):
+        monitor.check()
+
+
+def test_the_reported_incarnation_is_expected() -> None:
+    assert expect_peer(status(said=report(3, incarnation="i")), "e") == ExpectedPeer(3, "i", "e")

@@ -1,0 +1,95 @@
+"""What is kept of another node's signed report."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.unit.nodes import report
+
+from sparkd.cluster.client import ITEMS_LIMIT, TEXT_LIMIT, parse_peer_report
+from sparkd.status.model import Contact, EngineReport, FindingReport, MemoryReport, NodeReport, PeerStatus, dump
+
+FULL = report(
+    message="loading 3/46",
+    last_cause="boom (exit 13)",
+    plan_digest="d" * 64,
+    versions={"docker": "29.0"},
+    findings=(FindingReport("ports", "block", "29501 is taken", "ss -ltnp"),),
+    engine=EngineReport("c" * 64, "image", "loading", 0.5, 12.5, 1_000_000),
+    memory=MemoryReport(128 << 30, 64 << 30),
+    pid=12,
+    start_time=3456,
+)
+
+
+def changed(**values: object) -> bytes:
+    return json.dumps({**json.loads(dump(FULL)), **values}).encode()
+
+
+def test_a_report_of_a_node_is_believed_as_it_is() -> None:
+    assert parse_peer_report(dump(FULL).encode(), 1) == FULL
+
+
+def test_the_peers_that_a_peer_knows_are_left_out() -> None:
+    known = PeerStatus("10.0.0.3", 2, Contact.ANSWERS, FULL.since, report(2))
+    assert parse_peer_report(dump(replace(FULL, peers=(known,))).encode(), 1) == FULL
+
+
+def texts(one: NodeReport) -> list[str]:
+    found = [one.node, one.role, one.since, one.epoch, one.incarnation, one.version, one.address, one.plan_digest]
+    found += [one.message, one.last_cause, one.engine.container_id, one.engine.image, one.engine.phase]
+    found += [*one.versions, *one.versions.values()]
+    return found + [text for each in one.findings for text in (each.id, each.level, each.reason, each.hint)]
+
+
+@settings(deadline=None)
+@given(st.one_of(st.text(), st.text().map(lambda text: text * 2000)))
+def test_every_text_is_bounded_and_sanitized(text: str) -> None:
+    words = ("node", "role", "since", "epoch", "incarnation", "version", "address", "plan_digest", "message")
+    one = parse_peer_report(
+        changed(
+            **dict.fromkeys((*words, "last_cause"), text),
+            versions={text: text},
+            findings=[dict.fromkeys(("id", "level", "reason", "hint"), text)],
+            engine=dict.fromkeys(("container_id", "image", "phase"), text),
+        ),
+        1,
+    )
+    assert one is not None
+    assert all(each.isprintable() and len(each) <= TEXT_LIMIT for each in texts(one))
+
+
+def test_no_list_is_longer_than_any_node_needs() -> None:
+    finding = {"id": "a", "level": "ok", "reason": "", "hint": ""}
+    one = parse_peer_report(changed(findings=[finding] * 5000, versions={str(n): "1" for n in range(5000)}), 1)
+    assert one is not None
+    assert (len(one.findings), len(one.versions)) == (ITEMS_LIMIT, ITEMS_LIMIT)
+
+
+@pytest.mark.parametrize(
+    "number", ["1e999", "-1e999", "NaN", "1" + "0" * 4000, "1" + "0" * 5000, '"nan"', str(1 << 63)]
+)
+@pytest.mark.parametrize("field", ["pid", "progress", "seconds_left", "kv_cache_tokens", "total_bytes"])
+def test_a_number_out_of_range_makes_no_report(field: str, number: str) -> None:
+    old = json.loads(dump(FULL))
+    for part in (old, old["engine"], old["memory"]):
+        if field in part:
+            part[field] = "PUT"
+    assert parse_peer_report(json.dumps(old).replace('"PUT"', number).encode(), 1) is None
+
+
+def test_a_report_of_another_rank_or_of_nothing_is_none() -> None:
+    assert parse_peer_report(dump(FULL).encode(), 2) is None
+    for body in (b"", b"null", b"[]", b"\xff" * 100, b"[" * 100_000, changed(rank=None), changed(rank="1.5")):
+        assert parse_peer_report(body, 1) is None
+
+
+def test_deeply_nested_reports_are_refused() -> None:
+    head = dump(replace(FULL, peers=())).rstrip().removesuffix("}").rstrip().removesuffix('"peers": []').encode()
+    peer = b'"peers": [{"address": "a", "rank": 1, "contact": "answers", "since": "s", "report": '
+    nested = (head + peer) * 2000 + b"null" + b"}]}" * 2000
+    assert parse_peer_report(nested, 1) is None

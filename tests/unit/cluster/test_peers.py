@@ -1,0 +1,307 @@
+"""Reading the reports of other nodes. Real sockets; addresses of 127/8 stand for nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import pytest
+from tests.unit.nodes import (
+    HOLD_SECONDS,
+    KEY,
+    NEW_KEY,
+    OTHER_KEY,
+    Node,
+    contact_of,
+    heard,
+    network,
+    node,
+    reading,
+    report,
+    served,
+    until,
+)
+from tests.unit.wire import answering, passed_on
+
+from sparkd.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.http_connection import Request, Response
+from sparkd.status.model import Contact, NodeReport, Phase
+
+ANSWER_SECONDS = 0.6
+PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
+
+
+@pytest.fixture
+def one() -> Iterator[Node]:
+    """A node with a report."""
+    with node("127.0.0.2") as made:
+        made.publish(report())
+        yield made
+
+
+@pytest.fixture
+def reader(one: Node) -> Iterator[PeerReader]:
+    """Of that node, which it has heard."""
+    with reading("127.0.0.2", one.port) as made:
+        heard(made)
+        yield made
+
+
+def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node) -> None:
+    rings: list[float] = []
+    with reading("127.0.0.2", one.port, wake=lambda: rings.append(time.monotonic())) as reader:
+        assert heard(reader) == report()
+        for message in ("first", "second", "third"):
+            time.sleep(0.1)  # the next request is held
+            one.publish(report(message=message))
+            took = until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
+            assert took < 0.3
+        assert len(rings) == 4
+        heard_at = reader.heard_at
+        until(lambda: reader.heard_at != heard_at)
+        assert len(rings) == 4  # an answer that says the same is no news
+        assert reader.status.said == ""
+
+
+def test_a_quiet_node_gets_one_request_in_the_time_that_it_may_hold_an_answer(one: Node) -> None:
+    requests = []
+
+    async def counting(request: Request) -> Response:
+        requests.append(request)
+        return await one.peer_api.handle(request)
+
+    with served("127.0.0.2", counting) as server, reading("127.0.0.2", server.port) as reader:
+        heard(reader)
+        time.sleep(1.0)
+    assert len(requests) <= 1 + 1 / HOLD_SECONDS + 1
+
+
+@pytest.mark.parametrize("own", ["127.0.0.1", "127.0.0.7"])
+def test_a_node_requests_from_its_own_address(own: str) -> None:
+    sources = set()
+
+    def admits(source: str) -> bool:
+        sources.add(source)
+        return True
+
+    with node("127.0.0.2", admits=admits) as one:
+        one.publish(report())
+        with reading("127.0.0.2", one.port, own_address=own) as reader:
+            heard(reader)
+    assert sources == {own}
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ((KEY,), (NEW_KEY, KEY)),  # this node has the new file already
+        ((NEW_KEY, KEY), (KEY,)),  # the other one has
+        ((NEW_KEY, KEY), (NEW_KEY, KEY)),
+        ((NEW_KEY,), (NEW_KEY, KEY)),
+        ((KEY, NEW_KEY), (NEW_KEY, KEY)),
+    ],
+)
+def test_while_keys_change_nodes_read_each_other(theirs: tuple[bytes, ...], ours: tuple[bytes, ...]) -> None:
+    with node("127.0.0.2", keys=theirs) as one:
+        one.publish(report())
+        with reading("127.0.0.2", one.port, keys=ours) as reader:
+            heard(reader)
+            one.publish(report(message="news"))
+            assert until(lambda: heard(reader).message == "news") < 0.5
+
+
+def test_keys_change_under_nodes_that_read_each_other_and_no_contact_is_lost() -> None:
+    theirs, ours = [KEY], [KEY]
+    with node("127.0.0.2", keys=theirs) as one:
+        one.publish(report())
+        with reading("127.0.0.2", one.port, keys=ours) as reader:
+            heard(reader)
+            contacts = set()
+
+            def answered_after(moment: float | None) -> bool:
+                contacts.add(reader.status.contact)
+                return reader.heard_at != moment
+
+            for change, keys in [
+                (theirs, [NEW_KEY, KEY]),
+                (ours, [NEW_KEY, KEY]),
+                (theirs, [NEW_KEY]),
+                (ours, [NEW_KEY]),
+            ]:
+                change[:] = keys
+                until(partial(answered_after, reader.heard_at))
+            assert contacts == {Contact.ANSWERS}
+
+
+def test_a_node_that_is_gone_is_noticed_within_a_second(one: Node, reader: PeerReader) -> None:
+    heard_at, since = reader.heard_at, reader.status.since
+    one.loop.close()
+    assert until(lambda: reader.status.contact is Contact.REFUSED) < 1
+    assert (reader.heard_at, reader.status.report) == (heard_at, report())
+    assert reader.status.since > since
+    assert reader.status.living is None
+
+
+def test_a_node_that_came_back_is_another_incarnation(one: Node, reader: PeerReader) -> None:
+    one.loop.close()
+    with node("127.0.0.2", port=one.port) as again:
+        again.publish(report(incarnation="new", last_cause="boom (exit 13)"))
+        assert until(lambda: heard(reader).incarnation == "new") < 1.2
+
+
+NODE = """
+import sys, time
+from tests.unit.nodes import node, report
+with node("127.0.0.2") as one:
+    one.publish(report())
+    print(one.port, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def process() -> Iterator[tuple[int, subprocess.Popen[str]]]:
+    """A node in a process of its own; its port."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", NODE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as one:
+        try:
+            assert one.stdout is not None
+            yield int(one.stdout.readline()), one
+        finally:
+            one.kill()
+
+
+def test_a_frozen_node_is_silent_keeps_its_last_report_and_is_heard_again_and_refused_when_killed() -> None:
+    with process() as (port, one), reading("127.0.0.2", port) as reader:
+        heard(reader)
+        until(lambda: reader.heard_at is not None)
+        one.send_signal(signal.SIGSTOP)
+        time.sleep(0.1)  # what was on its way has come
+        heard_at = reader.heard_at
+        assert until(lambda: reader.status.contact is Contact.SILENT) < PATIENCE_SECONDS + 0.5
+        assert reader.status.said == f"no answer within {PATIENCE_SECONDS:g} s"
+        assert (reader.heard_at, reader.status.report) == (heard_at, report())
+        one.send_signal(signal.SIGCONT)
+        assert until(lambda: reader.status.contact is Contact.ANSWERS) < PATIENCE_SECONDS + 1
+        one.kill()
+        assert until(lambda: reader.status.contact is Contact.REFUSED) < 1
+
+
+def test_one_lost_connection_is_no_silence(one: Node) -> None:
+    lost = iter([False, True, False, True, False])
+
+    def answer(request: bytes) -> Iterable[bytes]:
+        return () if next(lost, False) else (passed_on(request, "127.0.0.2", one.port),)
+
+    contacts: list[Contact] = []
+    with (
+        answering("127.0.0.2", answer) as port,
+        reading("127.0.0.2", port, wake=lambda: contacts.append(source.status.contact)) as source,
+    ):
+        until(lambda: len(contacts) >= 3)
+        assert set(contacts) == {Contact.ANSWERS}
+
+
+def test_an_own_address_that_is_not_there_is_silence_and_no_refusal() -> None:
+    with node("127.0.0.2") as one, reading("127.0.0.2", one.port, own_address="192.0.2.77") as reader:
+        assert "assign requested address" in contact_of(reader, Contact.SILENT)
+
+
+def test_an_address_that_nobody_routes_to_is_silence_and_no_refusal() -> None:
+    with reading("255.255.255.255", 9) as reader:
+        assert contact_of(reader, Contact.SILENT) != ""
+
+
+def test_ipv6_is_read_too() -> None:
+    if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):
+        return
+    with node("::1") as one:
+        one.publish(report())
+        with reading("::1", one.port, own_address="::1") as reader:
+            assert heard(reader) == report()
+
+
+def values(reader: PeerReader) -> bytes:
+    return asyncio.run(reader.plan_values())
+
+
+def test_the_values_of_a_plan_are_verified_as_a_report_is() -> None:
+    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+        with pytest.raises(HttpError, match="HTTP 404"):
+            values(reader)
+        one.peer_api.publish_plan(b'{"a":"b"}')
+        assert values(reader) == b'{"a":"b"}'
+        one.publish(report())
+        assert values(reader) == b'{"a":"b"}'
+    with (
+        node("127.0.0.2", keys=[OTHER_KEY]) as other,
+        reading("127.0.0.2", other.port) as reader,
+        pytest.raises(UnsignedError),
+    ):
+        values(reader)
+    with reading("127.0.0.2", other.port) as reader, pytest.raises(HttpError):
+        values(reader)
+
+
+def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
+    before = threading.active_count()
+    with ExitStack() as stack:
+        others = [stack.enter_context(node(f"127.0.0.{rank + 1}")) for rank in range(1, 64)]
+        for rank, one in enumerate(others, 1):
+            one.publish(report(rank))
+            one.peer_api.publish_plan(str(rank).encode())
+        readers = [
+            PeerReader(
+                Source(rank, f"127.0.0.{rank + 1}", one.port, "127.0.0.1", HOLD_SECONDS, ANSWER_SECONDS),
+                lambda: (KEY,),
+                lambda: None,
+            )
+            for rank, one in enumerate(others, 1)
+        ]
+        assert [one.status.contact for one in readers] == [Contact.UNHEARD] * 63
+        serving = threading.active_count()
+        with network() as loop:
+            for reader in readers:
+                loop.spawn(reader.run())
+            until(lambda: all(one.status.living for one in readers))
+            assert [one.status.report for one in readers] == [report(rank) for rank in range(1, 64)]
+            assert loop.run(readers[2].plan_values()) == b"3"
+            assert threading.active_count() == serving + 1
+    assert threading.active_count() <= before
+
+
+def test_a_node_is_named_by_host_and_address() -> None:
+    with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
+        assert reader.status.name == "127.0.0.2"
+        sent: NodeReport = report(phase=Phase.SERVING)
+        one.publish(sent)
+        heard(reader)
+        assert reader.status.name == "spark2 (127.0.0.2)"
+        seen = reader.status
+        assert (seen.address, seen.rank, seen.contact, seen.report) == ("127.0.0.2", 1, Contact.ANSWERS, sent)
+
+
+def test_a_bug_that_ends_a_reader_reaches_its_owner() -> None:
+    bug = TypeError("a bug")
+
+    def keys() -> tuple[bytes, ...]:
+        raise bug
+
+    errors: list[BaseException] = []
+    reader = PeerReader(Source(1, "127.0.0.2", 1, "127.0.0.1", HOLD_SECONDS), keys, lambda: None)
+    with network(errors.append) as loop:
+        loop.spawn(reader.run())
+        until(lambda: bool(errors))
+    assert errors == [bug]

@@ -1,0 +1,149 @@
+"""A node's place: its rank by the address that it owns, its unit, its peers, the ports that must be free."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.config.settings import Cluster, Engine, Fabric, Observe
+from sparkd.host import Host
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, ExitCode
+from sparkd.preflight.checks.ports import Ports
+from sparkd.preflight.registry import build_checks
+
+THREE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+
+T = TypeVar("T")
+
+
+def check_of(node: membership.NodeContext, kind: type[T]) -> T:
+    (found,) = (one for one in build_checks(membership.check_inputs(node)) if isinstance(one, kind))
+    return found
+
+
+def owning(tree: Tree, *addresses: str) -> Host:
+    """A machine with these addresses on its fabric, and one elsewhere."""
+    leaves = "".join(f"     |-- {one}\n        /32 host LOCAL\n" for one in ("127.0.0.1", "192.168.1.7", *addresses))
+    tree.file("/proc/net/fib_trie", f"Local:\n{leaves}")
+    head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
+    tree.file("/proc/net/route", f"{head}bond0\t0000000A\t00000000\t0001\t0\t0\t0\t00FFFFFF\t0\t0\t0\n")
+    tree.folder("/sys/class/infiniband/rocep1s0f0/device/net/bond0")
+    return Host(tree.root)
+
+
+def settings(*nodes: str, fabric: Fabric | None = None) -> Settings:
+    return Settings(
+        cluster=Cluster(nodes=nodes),
+        engine=Engine(recipe="tiny-cpu-pair"),
+        fabric=fabric or Fabric(),
+        observe=Observe(),
+    )
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_the_rank_is_that_of_the_owned_address(tree: Tree, rank: int) -> None:
+    node = membership.find_place(settings(*THREE), owning(tree, THREE[rank]))
+    assert (node.rank, node.address, node.head_address, node.cluster_size) == (rank, THREE[rank], "10.0.0.1", 3)
+    assert (node.interface, node.hcas) == ("bond0", ("rocep1s0f0",))
+
+
+def test_addresses_are_compared_by_what_they_are_not_by_how_they_are_written(tree: Tree) -> None:
+    tree.file("/proc/net/if_inet6", "fd00000000000000000000000000000b 02 40 00 80    bond0\n")
+    node = membership.find_place(settings("fd00::a", "FD00:0:0::0B"), owning(tree))
+    assert (node.rank, node.interface) == (1, "bond0")
+    assert membership.find_place(settings("::ffff:10.0.0.9", "10.0.0.2"), owning(tree, "10.0.0.9")).rank == 0
+
+
+def test_an_address_that_is_still_being_probed_is_not_owned_yet(tree: Tree) -> None:
+    tree.file("/proc/net/if_inet6", "fd00000000000000000000000000000b 02 40 00 c0    bond0\n")
+    with pytest.raises(AddressAwaitedError):
+        membership.find_place(settings("fd00::a", "fd00::b"), owning(tree))
+
+
+def test_fabric_settings_go_before_what_is_found(tree: Tree) -> None:
+    said = Fabric(interface="eth9", hcas=("mlx5_9",))
+    node = membership.find_place(settings(*THREE, fabric=said), owning(tree, "10.0.0.2"))
+    assert (node.interface, node.hcas) == ("eth9", ("mlx5_9",))
+
+
+def test_an_address_that_is_not_up_is_awaited_and_named(tree: Tree) -> None:
+    with pytest.raises(AddressAwaitedError) as caught:
+        membership.find_place(settings(*THREE), owning(tree))
+    assert caught.value.code is ExitCode.CONFIG
+    assert all(address in caught.value.reason for address in (*THREE, "192.168.1.7"))
+    assert "127.0.0.1" not in caught.value.reason
+    assert caught.value.hint == "ip -brief address"
+
+
+def test_a_node_that_owns_two_of_the_addresses_is_refused(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match=r"10\.0\.0\.1 and 10\.0\.0\.3") as caught:
+        membership.find_place(settings(*THREE), owning(tree, "10.0.0.3", "10.0.0.1"))
+    assert not isinstance(caught.value, AddressAwaitedError)
+
+
+def test_a_machine_whose_addresses_cannot_be_read_has_no_rank(tree: Tree) -> None:
+    with pytest.raises(ConfigError, match="can't be read") as caught:
+        membership.find_place(settings(*THREE), Host(tree.root))
+    assert not isinstance(caught.value, AddressAwaitedError)
+
+
+@pytest.mark.parametrize(("nodes", "address"), [((), "127.0.0.1"), (("10.9.9.9",), "10.9.9.9")])
+def test_a_single_node_is_the_head(tree: Tree, nodes: tuple[str, ...], address: str) -> None:
+    node = membership.find_place(settings(*nodes), Host(tree.root))
+    assert (node.rank, node.address, node.cluster_size, node.interface) == (0, address, 1, "")
+
+
+@pytest.mark.parametrize(("own", "wrong", "right"), [("10.0.0.1", "worker", "head"), ("10.0.0.2", "head", "worker")])
+def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, right: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        membership.resolve_context(settings(*THREE), wrong, owning(tree, own))
+    assert caught.value.hint == f"systemctl start sparkd-{right}"
+    assert f"the {right}, not a {wrong}" in caught.value.reason
+
+
+def shipped(tree: Tree) -> None:
+    """Recipes of this checkout, below the tree."""
+    source = Path(__file__).parents[3] / "config/recipes"
+    shutil.copytree(source, tree.root / "usr/share/sparkd/recipes")
+
+
+@pytest.mark.parametrize(
+    ("own", "role", "ports"),
+    [
+        ("10.0.0.1", "head", (8000, 29501, 29510, 29511)),
+        ("10.0.0.2", "worker", (29510, 29511)),
+        ("10.0.0.3", "worker", (29510, 29511)),
+    ],
+)
+def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
+    tree: Tree, own: str, role: str, ports: tuple[int, ...]
+) -> None:
+    shipped(tree)
+    node = membership.resolve_context(settings(*THREE), role, owning(tree, own))
+    assert (node.role, node.is_head, node.unit) == (role, role == "head", f"sparkd-{role}.service")
+    check = check_of(node, Ports)
+    assert tuple(one.port for one in check.wanted) == ports
+    assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"
+    assert dict(node.plan.env)["VLLM_HOST_IP"] == own
+
+
+def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
+    shipped(tree)
+    node = membership.resolve_context(settings(*THREE), None, owning(tree, "10.0.0.2"))
+    assert node.peers == ((0, "10.0.0.1"), (2, "10.0.0.3"))
+    alone = Settings(engine=Engine(recipe="tiny-cpu"))
+    assert membership.resolve_context(alone, "head", Host(tree.root)).peers == ()
+    check = check_of(membership.resolve_context(alone, "head", Host(tree.root)), Ports)
+    assert [one.port for one in check.wanted] == [8000, 29511]
+
+
+def test_all_ranks_have_one_digest(tree: Tree) -> None:
+    shipped(tree)
+    digests = {membership.resolve_context(settings(*THREE), None, owning(tree, one)).plan.digest for one in THREE}
+    assert len(digests) == 1

@@ -1,0 +1,156 @@
+"""What `sparkd config`, `plan` and `recipe` print."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from tests.unit.commands import sparkd
+
+from generate import FILES
+from sparkd.config import Settings, load_settings, reference
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "sparkd.toml"
+    path.write_text('[engine]\nrecipe = "tiny-cpu"\n[engine.env]\nNCCL_DEBUG = "INFO"\n')
+    return path
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_the_files_made_from_the_source_are_up_to_date(path: str) -> None:
+    assert (REPOSITORY / path).read_text() == FILES[path](), "run: make generate"
+
+
+def test_the_default_file_says_every_default(tmp_path: Path) -> None:
+    text_lines = reference.default_file().splitlines()
+    assert tomllib.loads("\n".join(text_lines)) == {section: {} for section in Settings.model_fields}
+    lines = [re.sub(r"^#(?=\S.* = )", "", line) for line in text_lines]
+    (tmp_path / "all.toml").write_text("\n".join(lines))
+    assert tomllib.loads("\n".join(lines)) == json.loads(Settings().model_dump_json())
+    assert load_settings({"SPARKD_CONFIG": str(tmp_path / "all.toml")}) == Settings()
+
+
+def test_every_key_is_described() -> None:
+    for name, section in Settings():
+        for key, info in type(section).model_fields.items():
+            assert info.description, f"{name}.{key}"
+
+
+def test_show_says_what_holds_and_what_set_it(config: Path) -> None:
+    done = sparkd("config", "show", config=config, SPARKD_MEMORY__FLOOR_MIB="9")
+    assert done.returncode == 0
+    lines = {line.partition(" = ")[0]: line for line in done.stdout.splitlines()}
+    assert lines["recipe"].endswith(f"# {config}")
+    assert lines["NCCL_DEBUG"].startswith('NCCL_DEBUG = "INFO" ')
+    assert lines["floor_mib"].split() == ["floor_mib", "=", "9", "#", "SPARKD_MEMORY__FLOOR_MIB"]
+    assert lines["models_dir"].endswith("# default")
+    printed = tomllib.loads(done.stdout)
+    assert printed["engine"]["env"] == {"NCCL_DEBUG": "INFO"}
+    assert set(printed) == set(Settings.model_fields)
+    document = json.loads(sparkd("config", "show", "--json", config=config).stdout)
+    assert document["engine"]["recipe"] == {"value": "tiny-cpu", "origin": str(config)}
+    assert document["engine"]["env"] == {"value": {"NCCL_DEBUG": "INFO"}, "origin": {"NCCL_DEBUG": str(config)}}
+
+
+def test_what_show_prints_is_a_configuration(config: Path, tmp_path: Path) -> None:
+    args = '{"a": {"b c": ["\\u007f\\u0001", 1.5, true]}, "d": "\\ud83e\\udd99\\"\\\\", "e": null}'
+    env = {"SPARKD_ENGINE__ARGS": args, "SPARKD_CLUSTER__NODES": "10.0.0.1"}
+    printed = sparkd("config", "show", config=config, **env).stdout
+    (tmp_path / "again.toml").write_text(printed)
+    again, first = (
+        load_settings({"SPARKD_CONFIG": str(tmp_path / "again.toml")}),
+        load_settings({**env, "SPARKD_CONFIG": str(config)}),
+    )
+    assert again.engine.args == {name: value for name, value in first.engine.args.items() if value is not None}
+    assert again.cluster == first.cluster
+
+
+def test_show_default_needs_no_configuration() -> None:
+    """As a person runs it: a process of its own."""
+    command = [sys.executable, "-m", "sparkd.cli.main", "config", "show", "--default"]
+    env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "src"), "SPARKD_CONFIG": "/dev/null/none"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
+    assert (done.stdout, done.stderr) == (reference.default_file(), "")
+
+
+def test_check_says_good_or_all_that_is_wrong(config: Path) -> None:
+    good = sparkd("config", "check", config=config)
+    assert (good.returncode, good.stderr) == (0, "")
+    assert f"settings are good ({config})" in good.stdout
+    bad = sparkd("config", "check", config=config, SPARKD_FABRIC__MTU="1", SPARKD_X="1")
+    assert bad.returncode == 78
+    assert len(bad.stderr.splitlines()) == 2
+    bad = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE="tiny-gpu")
+    assert (bad.returncode, bad.stderr.count("there is no recipe tiny-gpu")) == (78, 1)
+    assert sparkd("config").returncode == 2
+
+
+def test_check_refuses_what_no_start_would_take(config: Path) -> None:
+    env = {
+        "SPARKD_PREFLIGHT__SKIP": "page-cash,memory",
+        "SPARKD_PREFLIGHT__DOWNGRADE": "shared-memry",
+        "SPARKD_ENGINE__ARGS__PORT": "29511",
+    }
+    bad = sparkd("config", "check", config=config, **env)
+    assert (bad.returncode, bad.stdout) == (78, "")
+    for needle in ("page-cash, which", "did you mean page-cache?", "names memory", "shared-memry", "observe.listen"):
+        assert needle in bad.stderr
+    assert bad.stderr.count("checks: ") == 1
+    two = sparkd("config", "check", config=config, SPARKD_ENGINE__RECIPE="deepseek-v4-flash-balanced")
+    assert two.returncode == 78
+    assert "needs 2 node(s)" in two.stderr
+    nodes = {"SPARKD_CLUSTER__NODES": "203.0.113.1,203.0.113.2", "SPARKD_ENGINE__RECIPE": "tiny-gpu"}
+    assert all(
+        needle in sparkd("config", "check", config=config, **nodes).stderr for needle in ("203.0.113.2)", "tiny-gpu")
+    )
+
+
+def test_plan_prints_the_script_and_no_secret(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("hf_do_not_print")
+    env = {"SPARKD_ENGINE__SECRETS__HF_TOKEN": str(tmp_path / "token")}
+    for words in (["plan"], ["plan", "--json"], ["plan", "--script"]):
+        done = sparkd(*words, config=config, **env)
+        assert done.returncode == 0, done.stderr
+        assert "hf_do_not_print" not in done.stdout
+        assert "exec -- vllm serve /models/tiny" in done.stdout
+    made = json.loads(sparkd("plan", "--json", config=config, **env).stdout)
+    assert made["env"]["NCCL_DEBUG"] == "INFO"
+    assert made["secrets"] == [{"name": "HF_TOKEN", "file": str(tmp_path / "token")}]
+    assert len(made["digest"]) == 64
+
+
+def test_plan_of_another_rank_has_the_same_digest(config: Path) -> None:
+    env = {
+        "SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced",
+        "SPARKD_CLUSTER__NODES": "10.0.0.1,10.0.0.2",
+        "SPARKD_FABRIC__INTERFACE": "bond0",
+        "SPARKD_FABRIC__HCAS": "rocep1s0f0",
+    }
+    plans = [json.loads(sparkd("plan", "--json", "--rank", rank, config=config, **env).stdout) for rank in ("0", "1")]
+    assert [plan["role"] for plan in plans] == ["head", "worker"]
+    assert plans[0]["digest"] == plans[1]["digest"]
+    assert sparkd("plan", "--rank", "2", config=config, **env).returncode == 2
+
+
+def test_recipe_lists_shows_checks_and_publishes_its_schema(config: Path, tmp_path: Path) -> None:
+    listed = sparkd("recipe", "list", config=config).stdout
+    assert {"deepseek-v4-flash-balanced", "tiny-cpu"} <= {line.split()[0] for line in listed.splitlines()}
+    shown = sparkd("recipe", "show", "tiny-cpu", config=config).stdout
+    assert 'args.dtype: "float32"' in shown
+    assert "config/recipes/tiny-cpu.yaml: line " in shown
+    assert json.loads(sparkd("recipe", "show", "--json", "tiny-cpu", config=config).stdout)["schema"] == 1
+    assert json.loads(sparkd("recipe", "schema", config=config).stdout)["title"] == "sparkd recipe"
+    (tmp_path / "x.yaml").write_text("schema: 1\nname: x\nagrs: {}\n")
+    bad = sparkd("recipe", "check", str(tmp_path / "x.yaml"), "tiny-cpu", config=config)
+    assert bad.returncode == 78
+    assert "tiny-cpu is good" in bad.stdout
+    assert "line 3: agrs: there is no such key; did you mean args?" in bad.stderr

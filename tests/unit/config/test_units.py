@@ -1,0 +1,178 @@
+"""What systemd runs follows from the configuration, and only files of ours are ever changed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions.systemd import UnitFiles
+from sparkd.config import Engine, Settings, units
+from sparkd.config.units import DropIn, State
+from sparkd.host.files import Files
+from sparkd.lib.errors import ConfigError, UsageError
+
+DEFAULTS = Settings()
+ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))
+OURS = f"{units.HEADER} of yesterday\n"
+HEAD = DropIn("head", "").path
+WORKER = DropIn("worker", "").path
+
+
+class Counted(UnitFiles):
+    """Counts the reloads of systemd."""
+
+    reloads = 0
+
+    def daemon_reload(self) -> None:
+        super().daemon_reload()
+        self.reloads += 1
+
+
+def install(root: Path, settings: Settings) -> list[str]:
+    unit_files = Counted(root)
+    changes = unit_files.install(units.dropins(settings))
+    return changes + ["reload"] * unit_files.reloads
+
+
+def lines(unit: str, key: str) -> list[str]:
+    return [line.partition("=")[2] for line in unit.splitlines() if line.startswith(f"{key}=")]
+
+
+def words(unit: str, key: str) -> list[str]:
+    return " ".join(lines(unit, key)).split()
+
+
+@pytest.mark.parametrize("role", units.ROLES)
+def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
+    unit = units.render(role)
+    assert lines(unit, "ExecStart") == [f"/usr/bin/sparkd run --role {role}"]
+    assert lines(unit, "ExecStopPost") == ["/usr/bin/sparkd sweep"]
+    assert "$" not in unit
+
+
+def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:
+    unit = units.render("head")
+    assert lines(unit, "Restart") == ["always"]
+    assert lines(unit, "StartLimitIntervalSec") == ["0"]
+    assert lines(unit, "LogRateLimitIntervalSec") == ["1us"], "0 means the default of journald, not none"
+    assert words(unit, "RestartPreventExitStatus") == ["2", "17", "78"]
+
+
+def test_unit_requires_nothing_and_holds_no_boot() -> None:
+    unit = units.render("head")
+    assert not {"Requires", "Requisite", "BindsTo", "RequiresMountsFor", "Conflicts"} & {
+        line.partition("=")[0] for line in unit.splitlines()
+    }
+    assert {"docker.service", "network-online.target", "multi-user.target"} <= set(words(unit, "After"))
+    assert words(unit, "WantedBy") == ["multi-user.target"]
+    assert [word for word in words(unit, "Wants") if "docker" in word] == []
+
+
+def test_roles_differ_in_nothing_else_than_their_name() -> None:
+    assert units.render("head").replace("head", "worker") == units.render("worker")
+
+
+def test_unknown_role_is_a_usage_error() -> None:
+    with pytest.raises(UsageError, match="no role 'tail'"):
+        units.render("tail")
+
+
+def test_dropin_carries_what_the_configuration_changes_and_nothing_else() -> None:
+    assert units.render_dropin(DEFAULTS) == ""
+    text = units.render_dropin(ELSEWHERE)
+    assert text.startswith(units.HEADER)
+    assert words(text, "Wants") == words(text, "After") == ["data.mount", r"data-big\x20models.mount"]
+    assert lines(text, "TimeoutStopSec") == ["75"]
+
+
+def test_only_a_readahead_that_is_to_be_set_can_be_set() -> None:
+    lowered = units.render_dropin(Settings(engine=Engine(load_readahead_kib=8)))
+    assert words(lowered, "ReadWritePaths") == ["-/sys/devices/virtual/bdi"]
+    assert "ReadWritePaths" not in units.render_dropin(ELSEWHERE)
+    assert "bdi" not in units.render("head")
+
+
+@pytest.mark.parametrize(
+    ("path", "names"),
+    [
+        ("/", ()),
+        ("/srv", ("srv.mount",)),
+        ("/srv//models/", ("srv.mount", "srv-models.mount")),
+        ("/home/me/my-models", ("home.mount", "home-me.mount", r"home-me-my\x2dmodels.mount")),
+        ("/.hidden", (r"\x2ehidden.mount",)),
+        ("/a/.b", ("a.mount", "a-.b.mount")),
+        ("/é %n\n$x\\", (r"\xc3\xa9\x20\x25n\x0a\x24x\x5c.mount",)),
+    ],
+)
+def test_mount_units_are_named_as_systemd_escapes_them(path: str, names: tuple[str, ...]) -> None:
+    assert units.mount_units(path) == names
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "state"),
+    [
+        ("", None, State.MATCHES),
+        ("new", None, State.MISSING),
+        (OURS, OURS, State.MATCHES),
+        (f"{units.HEADER} of today\n", OURS, State.MATCHES),
+        (f"{units.HEADER}\n[Service]\nTimeoutStopSec=9\n", OURS, State.DIFFERS),
+        ("", OURS, State.LEFT_OVER),
+        ("", "[Service]\nNice=5\n", State.FOREIGN),
+        (OURS, "", State.FOREIGN),
+        (OURS, f"[Service]\n{OURS}", State.FOREIGN),
+    ],
+)
+def test_judge(tree: Tree, wanted: str, found: str | None, state: State) -> None:
+    if found is not None:
+        tree.file(HEAD, found)
+    assert units.judge(Files(str(tree.root)), DropIn("head", wanted)) is state
+
+
+def test_install_makes_what_is_needed_once_and_reloads_once(tmp_path: Path) -> None:
+    assert install(tmp_path, DEFAULTS) == []
+    assert install(tmp_path, ELSEWHERE) == [f"wrote {HEAD}", f"wrote {WORKER}", "reload"]
+    assert (tmp_path / HEAD[1:]).read_text() == units.render_dropin(ELSEWHERE)
+    assert install(tmp_path, ELSEWHERE) == []
+    assert install(tmp_path, DEFAULTS) == [f"removed {HEAD}", f"removed {WORKER}", "reload"]
+    assert not (tmp_path / HEAD[1:]).parent.exists()
+
+
+def test_install_refuses_before_any_change_where_a_file_is_not_ours(tree: Tree) -> None:
+    foreign = tree.file(WORKER, "[Service]\nNice=5\n")
+    with pytest.raises(ConfigError, match="was not written by sparkd"):
+        install(tree.root, ELSEWHERE)
+    assert foreign.read_text() == "[Service]\nNice=5\n"
+    assert not (tree.root / HEAD[1:]).exists()
+
+
+def test_remove_takes_ours_and_leaves_the_rest(tree: Tree) -> None:
+    tree.file(HEAD, OURS)
+    foreign = tree.file(WORKER, "[Service]\nNice=5\n")
+    beside = tree.file(HEAD.replace("50-sparkd", "mine"), "[Service]\nNice=5\n")
+    assert UnitFiles(tree.root).remove() == [f"removed {HEAD}"]
+    assert foreign.exists()
+    assert beside.exists()
+
+
+def test_a_node_in_order_has_no_drift_and_a_masked_unit_is_none(tree: Tree) -> None:
+    for role in units.ROLES:
+        tree.file(f"{units.PACKAGE_UNITS}/{units.unit_name(role)}", units.render(role))
+    tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", "")
+    install(tree.root, ELSEWHERE)
+    assert units.drift(units.dropins(ELSEWHERE), Files(str(tree.root))) == ()
+
+
+def test_drift_names_every_difference(tree: Tree) -> None:
+    tree.file(f"{units.PACKAGE_UNITS}/sparkd-head.service", units.render("head") + "# edited\n")
+    tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", units.render("worker"))
+    tree.file(HEAD, OURS)
+    tree.file(WORKER, "[Service]\nNice=5\n")
+    assert units.drift(units.dropins(DEFAULTS), Files(str(tree.root))) == (
+        f"{HEAD} is not needed any more: sparkd units install",
+        f"{WORKER} was not written by sparkd: move it to another name",
+        "/usr/lib/systemd/system/sparkd-head.service is not the unit of this sparkd: install the package again",
+        "/usr/lib/systemd/system/sparkd-worker.service is not the unit of this sparkd: install the package again",
+        "/etc/systemd/system/sparkd-worker.service hides the package's unit: make it a drop-in",
+    )

@@ -1,0 +1,275 @@
+"""Which shards are finished, and when their page cache is dropped."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import EventLines, addresses, agent_under_test, free_port, running
+from tests.unit.cluster_nodes import settings as cluster_settings
+from tests.unit.nodes import until
+
+from sparkd.actions import page_cache
+from sparkd.agent.startup import release_page_cache
+from sparkd.config import Engine, Settings
+from sparkd.config.settings import Memory
+from sparkd.engine import page_cache_release
+from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
+from sparkd.host import Host, shards
+from sparkd.host.shards import Shard
+
+BUILDING = "(Worker pid=9) INFO 01-01 00:00:00 [p.py:1] rank 1 in world size 2 is assigned as DP rank 0, PP rank 0"
+LOADING = "(Worker pid=9) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/m..."
+SHARD = "(Worker pid=9) \rLoading safetensors checkpoint shards:  50% Completed | 1/2 [00:01<00:01,  1.00s/it]"
+LOADED = "(Worker pid=9) INFO 01-01 00:00:00 [l.py:1] Loading weights took 12.84 seconds"
+MODEL_LOADED = "(Worker pid=9) INFO 01-01 00:00:00 [l.py:1] Model loading took 12.66 GiB memory and 31.6 seconds"
+SERVING = "INFO:     Application startup complete."
+
+
+@pytest.mark.parametrize(
+    ("looks", "done"),
+    [
+        ([{0}, {0}], [(), ()]),
+        ([{0}, {1}], [(), (0,)]),
+        ([{0}, set(), {1}], [(), (0,), ()]),
+        ([{0}, {3}], [(), (0, 1, 2)]),
+        ([{0, 1}, {1, 2}, {2}], [(), (0,), (1,)]),
+        ([{1}, {1}], [(0,), ()]),
+        ([{0}, {1}, set(), {0}, {1}], [(), (0,), (1,), (), (0,)]),
+        ([set(), set()], [(), ()]),
+    ],
+)
+def test_a_shard_is_finished_once_each_time_it_has_been_used(
+    looks: list[set[int]], done: list[tuple[int, ...]]
+) -> None:
+    use, found = ShardUse(), []
+    for used in looks:
+        use, finished_now = find_finished(use, frozenset(used))
+        found.append(finished_now)
+    assert found == done
+
+
+@pytest.mark.parametrize(
+    ("lines", "active"),
+    [
+        ([], False),
+        ([BUILDING], True),
+        ([BUILDING, LOADING], True),
+        ([LOADING, SHARD.replace("\r", "")], True),
+        ([LOADING, LOADED], False),
+        ([LOADING, MODEL_LOADED], False),
+        ([LOADING, LOADED, SHARD.replace("\r", "")], True),
+        ([LOADING, LOADED, SHARD.replace("\r", ""), LOADED], False),
+        ([LOADING, SERVING], False),
+    ],
+)
+def test_the_release_is_active_only_while_the_log_shows_a_load(lines: list[str], active: bool) -> None:
+    progress = LoadProgress()
+    for line in lines:
+        progress = advance_progress(progress, line, 0)
+    assert (progress.step in page_cache_release.LOADING) is active
+
+
+def model(tree: Tree, *names: str, size_bytes: int = 1 << 30) -> None:
+    for name in names:
+        tree.sparse(f"/models/m/{name}", size_bytes)
+
+
+def test_shards_are_in_the_order_they_are_loaded_in_and_links_are_one_file(tree: Tree) -> None:
+    model(tree, "m-10.safetensors", "m-9.safetensors", "config.json")
+    tree.link("/models/m/again.safetensors", f"{tree.root}/models/m/m-9.safetensors")
+    tree.link("/models/m/gone.safetensors", "missing")
+    tree.folder("/models/m/folder.safetensors")
+    found = shards.list_shards(Host().files, f"{tree.root}/models/m")
+    assert [one.name for one in found] == ["m-9.safetensors", "m-10.safetensors"]
+    assert {one.size_bytes for one in found} == {1 << 30}
+
+
+def mapped(shard: Shard) -> str:
+    device = f"{os.major(shard.device):02x}:{os.minor(shard.device):02x}"
+    return f"7f0000000000-7f0040000000 r--s 00000000 {device} {shard.inode} {shard.path}\n"
+
+
+PACE_SECONDS = 0.05
+
+
+class Load:
+    """A guard that runs, on a machine made of files: the container's first process is 100, its loader 101."""
+
+    def __init__(self, tree: Tree, rank: Path) -> None:
+        self.tree = tree
+        self.progress = LoadProgress(step="loading weights")
+        self.ready = False
+        self.dropped: list[str] = []
+        self.size_bytes = 5
+        self.ended = threading.Event()
+        self.events = EventLines()
+        self.pidfd, self._end = os.pipe()
+        self.host = Host(tree.root)
+        self.shards = shards.list_shards(self.host.files, "/models/m")
+
+    def maps(self, *numbers: int, pid: int = 101, parent: int = 100) -> None:
+        folder = self.tree.root / f"proc/{pid}"
+        if folder.exists():
+            (folder / "maps").write_text("".join(mapped(self.shards[number]) for number in numbers))
+        else:
+            self.tree.process(pid, "VLLM::Worker", parent=parent)
+            self.maps(*numbers, pid=pid)
+
+    def drop(self, shard: Shard, still: Callable[[], bool]) -> int:
+        assert still()
+        self.dropped.append(shard.name)
+        return self.size_bytes
+
+    def start(self, *, guarded: bool = True) -> None:
+        release = PageCacheRelease(
+            host=self.host,
+            model_path="/models/m",
+            pid=100,
+            pidfd=self.pidfd,
+            progress=lambda: self.progress,
+            over=lambda: self.ready,
+            drop=self.drop if guarded else None,
+            loaded=self.ended.set,
+            events=self.events,
+            pace_seconds=PACE_SECONDS,
+        )
+        self.thread = threading.Thread(target=release.run, daemon=True)
+        self.thread.start()
+
+    def end_rank(self) -> None:
+        os.close(self._end)
+        self.thread.join(5)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def load(tree: Tree, tmp_path: Path) -> Iterator[Load]:
+    model(tree, *(f"m-{number}.safetensors" for number in range(4)))
+    tree.process(1, "init", parent=0)
+    tree.process(100, "tini", parent=1)
+    made = Load(tree, tmp_path)
+    made.maps(0)
+    yield made
+    made.end_rank()
+
+
+def passes() -> None:
+    """Time for some looks."""
+    time.sleep(5 * PACE_SECONDS)
+
+
+def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are_loaded(load: Load) -> None:
+    load.start()
+    passes()
+    assert load.dropped == []
+    load.maps(2)
+    until(lambda: load.dropped == ["m-0.safetensors", "m-1.safetensors"], 3)
+    assert not load.ended.is_set()
+    load.progress = LoadProgress(step="profiling memory")
+    until(load.ended.is_set, 3)
+    assert load.events.lines == ["load.cache.returned shards=2 of=4 bytes=10"]
+    load.maps()
+    passes()
+    assert len(load.dropped) == 2, "free memory that grows while the engine profiles it ends the engine"
+
+
+def test_a_shard_that_another_program_has_mapped_is_left(load: Load) -> None:
+    load.maps(0, pid=500, parent=1)
+    load.start()
+    passes()
+    load.maps(2)
+    until(lambda: bool(load.dropped), 3)
+    assert load.dropped == ["m-1.safetensors"]
+
+
+def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load) -> None:
+    load.start()
+    passes()
+    load.tree.process(102, "VLLM::Worker", parent=100, state="Z", threads=3)
+    load.maps(2)
+    passes()
+    assert load.dropped == []
+
+
+def test_a_shard_without_cache_is_not_counted(load: Load) -> None:
+    load.size_bytes = 0
+    load.start()
+    passes()
+    load.maps(1)
+    until(lambda: load.dropped == ["m-0.safetensors"], 3)
+    load.progress = LoadProgress(step="profiling memory")
+    until(load.ended.is_set, 3)
+    assert load.events.lines == []
+
+
+@pytest.mark.parametrize("how", ["small", "off"])
+def test_a_small_model_and_a_setting_turn_it_off_and_the_end_of_the_load_is_still_noticed(load: Load, how: str) -> None:
+    if how == "small":
+        model(load.tree, *(f"m-{number}.safetensors" for number in range(4)), size_bytes=1 << 20)
+    load.start(guarded=how != "off")
+    passes()
+    load.maps(2)
+    passes()
+    assert load.dropped == []
+    load.progress = LoadProgress(step="profiling memory")
+    until(load.ended.is_set, 3)
+
+
+def test_it_ends_when_the_engine_serves_whatever_its_log_said(load: Load) -> None:
+    load.progress = LoadProgress(step="starting")
+    load.ready = True
+    load.start()
+    until(load.ended.is_set, 3)
+    assert load.events.lines == []
+
+
+def test_a_model_that_cannot_be_read_is_logged_and_ends_no_load(load: Load) -> None:
+    (load.tree.root / "models/m").rename(load.tree.root / "models/n")
+    load.start()
+    until(load.ended.is_set, 3)
+    assert load.events.lines[0].startswith("load.guard.ended reason=[Errno 2] No such file")
+
+
+def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "shard"
+    path.write_bytes(b"x" * 4096)
+    assert page_cache.drop_file_cache(Host(), Shard(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
+
+
+def settings(load_readahead_kib: int = 0) -> Settings:
+    base = cluster_settings(addresses(2), free_port())
+    return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_release_runs_where_the_setting_is_on(tree: Tree, guarded: bool) -> None:
+    configured = settings().model_copy(update={"memory": Memory(load_guard=guarded)})
+    with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
+        release_page_cache(made.agent, rank)
+        if guarded:
+            until(lambda: any(line.startswith("load.guard.ended reason=[Errno 2]") for line in made.events.lines))
+        else:
+            passes()
+            assert made.events.lines == []
+
+
+def blocking_calls() -> int:
+    return sum(thread.name == "blocking-call" for thread in threading.enumerate())
+
+
+def test_the_release_ends_when_the_log_breaks_off(tree: Tree) -> None:
+    with agent_under_test(tree, 1, settings()) as made, running(made.agent, LOADING, docker_goes=True) as (rank, _):
+        below = Tree(Path(made.agent.host.files.root))
+        below.sparse(f"{made.agent.plan.model_path}/m-0.safetensors", 1 << 30)
+        until(lambda: rank.log.broken_off_at is not None)
+        before = blocking_calls()
+        release_page_cache(made.agent, rank)
+        until(lambda: blocking_calls() == before, 3)
+        assert not any(line.startswith("load.") for line in made.events.lines)

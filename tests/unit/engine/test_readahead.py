@@ -1,0 +1,133 @@
+"""The disk's readahead during a load."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agent_under_test, free_port
+from tests.unit.cluster_nodes import settings as cluster_settings
+
+from sparkd.actions import page_cache
+from sparkd.agent.deps import Deps
+from sparkd.agent.startup import lower_readahead
+from sparkd.config import Engine, Settings
+from sparkd.host import Host
+
+
+@pytest.fixture
+def disk(tree: Tree) -> Tree:
+    """A model on a partition of nvme0n1, whose disk is 259:0."""
+    device = tree.folder("/models/m").stat().st_dev
+    block = "/sys/devices/pci0/nvme0n1/nvme0n1p2"
+    tree.file("/sys/devices/pci0/nvme0n1/dev", "259:0\n")
+    tree.file(f"{block}/partition", "2\n")
+    tree.link(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}", f"../..{block.removeprefix('/sys')}")
+    tree.file("/sys/devices/virtual/bdi/259:0/read_ahead_kb", "128\n")
+    tree.link("/sys/class/bdi/259:0", "../../devices/virtual/bdi/259:0")
+    return tree
+
+
+def read_ahead(tree: Tree) -> str:
+    return (tree.root / "sys/devices/virtual/bdi/259:0/read_ahead_kb").read_text().strip()
+
+
+def test_a_partition_reads_ahead_as_its_disk_does(disk: Tree) -> None:
+    assert page_cache.find_readahead_setting(Host(disk.root), "/models/m") == "/sys/class/bdi/259:0/read_ahead_kb"
+
+
+def test_a_file_system_without_a_disk_has_no_such_setting(tree: Tree) -> None:
+    tree.folder("/models/m")
+    with pytest.raises(FileNotFoundError):
+        page_cache.find_readahead_setting(Host(tree.root), "/models/m")
+
+
+def test_readahead_is_lowered_and_restored_also_by_the_next_agent(disk: Tree, tmp_path: Path) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    change = page_cache.lower_readahead(host, "/models/m", 8, memory)
+    assert change == page_cache.ReadaheadChange("/sys/class/bdi/259:0/read_ahead_kb", 128, 8)
+    assert read_ahead(disk) == "8"
+    assert page_cache.restore_readahead(host, memory) == page_cache.ReadaheadChange(change.path, 8, 128)
+    assert read_ahead(disk) == "128"
+    assert not memory.exists()
+    assert page_cache.restore_readahead(host, memory) is None
+
+
+@pytest.mark.parametrize("kib", [4, 8, 16, 128])
+def test_a_value_lowered_by_a_killed_agent_is_not_taken_for_the_disks_own(disk: Tree, tmp_path: Path, kib: int) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    page_cache.lower_readahead(host, "/models/m", 8, memory)
+    page_cache.lower_readahead(host, "/models/m", kib, memory)
+    assert read_ahead(disk) == str(kib)
+    page_cache.restore_readahead(host, memory)
+    assert read_ahead(disk) == "128"
+
+
+def test_a_disk_that_no_longer_has_the_model_gets_its_own_value_back(disk: Tree, tmp_path: Path) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    disk.file("/sys/devices/virtual/bdi/7:1/read_ahead_kb", "8\n")
+    disk.link("/sys/class/bdi/7:1", "../../devices/virtual/bdi/7:1")
+    memory.write_text('{"path": "/sys/class/bdi/7:1/read_ahead_kb", "before_kib": 512, "after_kib": 8}')
+    page_cache.lower_readahead(host, "/models/m", 8, memory)
+    assert (disk.root / "sys/devices/virtual/bdi/7:1/read_ahead_kb").read_text() == "512\n"
+    page_cache.restore_readahead(host, memory)
+    assert read_ahead(disk) == "128"
+
+
+def test_readahead_that_is_low_enough_is_left_alone(disk: Tree, tmp_path: Path) -> None:
+    assert page_cache.lower_readahead(Host(disk.root), "/models/m", 128, tmp_path / "readahead.json") is None
+    assert read_ahead(disk) == "128"
+
+
+def test_readahead_that_somebody_else_set_meanwhile_stays(disk: Tree, tmp_path: Path) -> None:
+    host, memory = Host(disk.root), tmp_path / "readahead.json"
+    page_cache.lower_readahead(host, "/models/m", 8, memory)
+    disk.file("/sys/devices/virtual/bdi/259:0/read_ahead_kb", "4096\n")
+    assert page_cache.restore_readahead(host, memory) is None
+    assert read_ahead(disk) == "4096"
+    assert not memory.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", '{"path": "/etc/passwd", "before_kib": 1, "after_kib": 8}',
+     '{"path": "/sys/class/bdi/../../../etc/passwd", "before_kib": 1, "after_kib": 8}',
+     '{"path": "/sys/class/bdi/259:0/read_ahead_kb", "before_kib": "x", "after_kib": 8}'],
+)  # fmt: skip
+def test_an_invalid_state_file_changes_nothing(disk: Tree, tmp_path: Path, text: str) -> None:
+    memory = tmp_path / "readahead.json"
+    memory.write_text(text)
+    assert page_cache.restore_readahead(Host(disk.root), memory) is None
+    assert read_ahead(disk) == "128"
+
+
+def settings(load_readahead_kib: int = 0) -> Settings:
+    base = cluster_settings(addresses(2), free_port())
+    return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
+
+
+@pytest.fixture
+def lowering(tree: Tree) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 1, settings(8)) as made:
+        yield made
+
+
+@pytest.fixture
+def agent(tree: Tree) -> Iterator[Deps]:
+    with agent_under_test(tree, 1, settings()) as made:
+        yield made.agent
+
+
+def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: AgentUnderTest) -> None:
+    lower_readahead(lowering.agent)
+    (line,) = lowering.events.lines
+    assert line.startswith("load.readahead.kept reason=[Errno 2] No such file")
+
+
+def test_without_the_setting_readahead_is_not_read(agent: Deps) -> None:
+    lower_readahead(agent)
+    assert isinstance(agent.events, EventLines)
+    assert agent.events.lines == []

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.engine_server import Reply, engine, models, token
+from tests.unit.nodes import network
+
+from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
+from sparkd.lib.errors import NotReadyError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.sd_notify import Notifier
+from sparkd.vllm.api import Endpoint, parse_counters
+
+METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that is taken, and that nobody listens on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield taken.getsockname()[1]
+
+
+def serving(request: str, _: str) -> Reply:
+    return {"GET /v1/models": models("tiny"), "POST /v1/completions": token()}[request]
+
+
+def tried(port: int, completion_seconds: float, api_key: str | None = None) -> ProbeResult:
+    return asyncio.run(probe(Endpoint("127.0.0.1", port, "tiny", api_key), completion_seconds))
+
+
+def test_a_refused_connection_fails_the_first_stage(closed_port: int) -> None:
+    assert tried(closed_port, 1).failed is ReadinessStage.HTTP
+
+
+def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
+    with engine(lambda *_: models("other")) as port:
+        result = tried(port, 1)
+    assert (result.failed, result.said) == (ReadinessStage.MODEL, "other")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ((500, b"engine is dead"), "HTTP 500 engine is dead"),
+        ((200, b'{"usage": {"completion_tokens": 0}}'), "no token was made"),
+        ((200, b"not json"), "no completion: not json"),
+    ],
+)
+def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, said: str) -> None:
+    with engine(lambda request, _: models("tiny") if request.startswith("GET") else answer) as port:
+        result = tried(port, 1)
+    assert (result.failed, result.said) == (ReadinessStage.COMPLETION, said)
+
+
+def test_a_completion_has_its_own_deadline() -> None:
+    with engine(serving, slow_seconds=0.5) as port:
+        result = tried(port, 0.1)
+    assert (result.failed, result.said) == (ReadinessStage.COMPLETION, "no answer within 0.1 s")
+
+
+def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
+    keys: list[str] = []
+
+    def reply(request: str, key: str) -> Reply:
+        keys.append(key)
+        return serving(request, key)
+
+    with engine(reply) as port:
+        assert tried(port, 1, "s3cret").failed is None
+    assert keys == ["Bearer s3cret", "Bearer s3cret"]
+
+
+@pytest.fixture
+def alive() -> Iterator[int]:
+    """As the pidfd of a running process."""
+    reading, writing = os.pipe()
+    yield reading
+    os.close(reading)
+    os.close(writing)
+
+
+def wait_for(port: int, seconds: float, pidfd: int) -> bool:
+    progress = LoadProgress(step="loading weights")
+    with network() as loop:
+        endpoint = Endpoint("127.0.0.1", port, "tiny")
+        return await_ready(MainLoop(Notifier(), {}, loop), pidfd, endpoint, seconds, 5, lambda _: progress)
+
+
+def test_ready_follows_the_first_possible_completion_within_half_a_second(alive: int) -> None:
+    opens_at = time.monotonic() + 1.0
+
+    def reply(request: str, key: str) -> Reply:
+        return serving(request, key) if time.monotonic() >= opens_at else (503, b"")
+
+    with engine(reply) as port:
+        assert wait_for(port, 30, alive)
+        assert time.monotonic() - opens_at < 0.5
+
+
+def test_an_ended_container_ends_the_wait(closed_port: int) -> None:
+    reading, writing = os.pipe()
+    os.close(writing)  # readable, as a pidfd is once its process has ended
+    assert wait_for(closed_port, 30, reading) is False
+    os.close(reading)
+
+
+def test_a_timeout_names_the_stage_and_the_engines_step(alive: int, closed_port: int) -> None:
+    with pytest.raises(NotReadyError, match=r"not ready within 0.5 s: waited for HTTP .* engine was loading weights"):
+        wait_for(closed_port, 0.5, alive)
+
+
+def test_an_endpoint_of_another_model_is_not_waited_for(alive: int) -> None:
+    with engine(lambda *_: models("other")) as port, pytest.raises(NotReadyError, match="serves other, not tiny"):
+        wait_for(port, 30, alive)
+
+
+def test_counters_are_read_off_a_real_page() -> None:
+    found = parse_counters(METRICS.read_bytes())
+    assert found is not None
+    assert found.work == (6.0, 32.0, 32.0)
+    assert not found.busy
+
+
+def test_a_page_that_lacks_a_counter_has_none() -> None:
+    page = METRICS.read_bytes().replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
+    assert parse_counters(page) is None
+
+
+def test_counters_of_several_engines_are_summed() -> None:
+    page = METRICS.read_bytes()
+    second = page.replace(b'engine="0"', b'engine="1"')
+    found = parse_counters(page + second)
+    assert found is not None
+    assert found.generation_tokens == 64.0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_not_waited_for(status: int, alive: int) -> None:
+    with engine(lambda *_: (status, b"")) as port, pytest.raises(NotReadyError, match="refuses sparkd's key"):
+        wait_for(port, 30, alive)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host.files import Files, Kind
+
+
+def files(tree: Tree) -> Files:
+    return Files(str(tree.root))
+
+
+def test_text_is_read_below_the_root(tree: Tree) -> None:
+    tree.file("/etc/hostname", "spark1\n")
+    assert files(tree).text("/etc/hostname") == "spark1\n"
+
+
+def test_bytes_that_are_no_utf8_read_as_escapes(tree: Tree) -> None:
+    tree.file("/x").write_bytes(b"a\xff")
+    assert files(tree).text("/x") == "a\\xff"
+
+
+def test_a_file_above_the_limit_is_refused(tree: Tree) -> None:
+    tree.file("/x", "12345")
+    assert files(tree).bytes("/x", limit=5) == b"12345"
+    with pytest.raises(OSError, match="larger than 4 bytes"):
+        files(tree).bytes("/x", limit=4)
+
+
+@pytest.mark.parametrize("target", ["/etc/real", "../etc/real", "/../../../../etc/real", "../../../../../etc/real"])
+def test_a_symlink_is_followed_inside_the_root_and_never_out_of_it(tree: Tree, target: str) -> None:
+    tree.file("/etc/real", "inside")
+    tree.link("/a/link", target)
+    assert files(tree).text("/a/link") == "inside"
+
+
+def test_a_symlinked_folder_in_the_middle_stays_inside_too(tree: Tree) -> None:
+    tree.file("/usr/lib/x", "inside")
+    tree.link("/lib", "usr/lib")
+    assert files(tree).text("/lib/x") == "inside"
+    assert files(tree).names("/lib") == ("x",)
+
+
+def test_a_circle_of_symlinks_ends(tree: Tree) -> None:
+    tree.link("/a", "/b")
+    tree.link("/b", "/a")
+    with pytest.raises(OSError, match="symbolic links"):
+        files(tree).text("/a")
+
+
+def test_a_fifo_where_a_file_is_expected_does_not_hang(tree: Tree) -> None:
+    tree.folder("/run")
+    os.mkfifo(tree.root / "run/fifo")
+    assert files(tree).text("/run/fifo") == ""
+
+
+def test_stat_has_kind_and_permissions(tree: Tree) -> None:
+    tree.file("/bin/tool", "#!", mode=0o755)
+    facts = files(tree).stat("/bin/tool")
+    assert (facts.kind, facts.executable, facts.writable_by_others) == (Kind.FILE, True, False)
+    assert files(tree).stat("/bin").kind is Kind.FOLDER
+
+
+def test_a_dangling_symlink_does_not_exist(tree: Tree) -> None:
+    tree.link("/a", "/missing")
+    assert not files(tree).exists("/a")
+    assert files(tree).link("/a") == "/missing"
+
+
+def test_links_that_are_no_paths_are_returned_unchanged(tree: Tree) -> None:
+    tree.link("/proc/7/fd/3", "socket:[42]")
+    assert list(files(tree).links("/proc/7/fd")) == [("3", "socket:[42]")]

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+
+
+def line(found: os.stat_result, path: str = "/dev/shm/psm_00000001") -> str:
+    """The line of /proc/PID/maps for a file."""
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    return f"7f00-7f01 rw-s 00000000 {device} {found.st_ino}    {path}\n"
+
+
+def used_by(tree: Tree) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    host = Host(tree.root)
+    segments = host.segments()
+    uses = host.segment_uses(host.processes(), segments)
+    return uses.pids(segments[0]), uses.unreadable_pids
+
+
+def test_segments_are_the_regular_files(tree: Tree) -> None:
+    found = tree.segment("psm_00000001", "12345", age_seconds=100)
+    tree.folder("/dev/shm/folder")
+    tree.link("/dev/shm/link", "/dev/shm/psm_00000001")
+    (segment,) = Host(tree.root).segments()
+    assert (segment.name, segment.inode, segment.size_bytes, segment.links) == (
+        "psm_00000001", found.st_ino, 5, 1,
+    )  # fmt: skip
+    assert 99 < segment.age_seconds < 110
+
+
+def test_a_machine_without_dev_shm_has_no_segments(tree: Tree) -> None:
+    (tree.root / "dev/shm").rmdir()
+    assert Host(tree.root).segments() == ()
+
+
+def test_a_process_that_maps_a_segment_uses_it_whatever_its_path(tree: Tree) -> None:
+    found = tree.segment("psm_00000001")
+    tree.process(10, "VLLM::Worker_TP", maps=line(found, "/somewhere/else (deleted)"))
+    tree.process(11, "other", maps="7f00-7f01 rw-s 00000000 00:00 0 \n")
+    assert used_by(tree) == ((10,), ())
+
+
+def test_another_inode_of_the_same_device_is_another_file(tree: Tree) -> None:
+    found = tree.segment("psm_00000001")
+    tree.process(10, "other", maps=line(found).replace(f" {found.st_ino} ", f" {found.st_ino}0 "))
+    assert used_by(tree) == ((), ())
+
+
+def test_a_process_that_has_a_segment_open_uses_it(tree: Tree) -> None:
+    tree.segment("psm_00000001")
+    tree.process(10, "VLLM::Worker_TP", opened=("/dev/shm/psm_00000001",))
+    assert used_by(tree) == ((10,), ())
+
+
+def test_a_file_of_the_same_name_elsewhere_is_another_file(tree: Tree) -> None:
+    tree.segment("psm_00000001")
+    tree.file("/tmp/psm_00000001")
+    tree.process(10, "other", opened=("/tmp/psm_00000001",))
+    assert used_by(tree) == ((), ())
+
+
+def test_kernel_threads_and_zombies_use_nothing(tree: Tree) -> None:
+    tree.segment("psm_00000001")
+    tree.process(2, "kthreadd", kernel=True)
+    tree.process(10, "VLLM::Worker_TP", state="Z")
+    for pid in (2, 10):
+        (tree.root / f"proc/{pid}/maps").unlink()
+    assert used_by(tree) == ((), ())
+
+
+def test_a_dead_first_thread_hides_what_the_others_map(tree: Tree) -> None:
+    tree.segment("psm_00000001")
+    tree.process(10, "VLLM::Worker_TP", state="Z", threads=3)
+    assert used_by(tree) == ((), (10,))
+
+
+@pytest.mark.parametrize("hidden", ["maps", "fd"])
+def test_an_unreadable_process_is_reported(tree: Tree, hidden: str) -> None:
+    tree.segment("psm_00000001")
+    tree.process(10, "other")
+    real = tree.root / "proc/10" / hidden
+    # Reading a folder as a file, or a file as a folder, is refused to root too.
+    if hidden == "maps":
+        real.unlink()
+        real.mkdir()
+    else:
+        real.rmdir()
+        real.write_text("")
+    assert used_by(tree) == ((), (10,))

@@ -1,0 +1,169 @@
+"""What the kernel's own tables are read as."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.host.gpu import GpuFacts
+from sparkd.host.processes import NodeOwner
+from sparkd.host.sockets import Holder, Listener
+from sparkd.lib.text import sanitize
+
+FIB_TRIE = """\
+Main:
+  +-- 0.0.0.0/0 3 0 5
+     |-- 0.0.0.0
+        /0 universe UNICAST
+     +-- 10.0.0.0/24 2 0 2
+        +-- 10.0.0.0/30 2 0 2
+           |-- 10.0.0.0
+              /24 link UNICAST
+           |-- 10.0.0.1
+              /32 host LOCAL
+        |-- 10.0.0.255
+           /32 link BROADCAST
+Local:
+     |-- 127.0.0.1
+        /32 host LOCAL
+     |-- 10.0.0.1
+        /32 host LOCAL
+"""
+TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 501 1 0 100 0 0 10 0
+   1: 0100000A:733D 0200000A:C350 01 00000000:00000000 00:00000000 00000000     0        0 502 1 0 100 0 0 10 0
+   2: broken
+"""
+TCP6 = """\
+  sl  local_address                         remote_address                        st tx_queue rx_queue tr tm->when
+   0: 00000000000000000000000000000000:733D 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 \
+00000000     0        0 601 1 0
+   1: 00000000000000000000000001000000:1F41 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 \
+00000000     0        0 602 1 0
+"""
+
+
+def test_meminfo_is_given_in_bytes_and_what_is_missing_is_zero(tree: Tree) -> None:
+    tree.file("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 2 kB\nMemAvailable:       3 kB\nHugePages_Total: 0\n")
+    info = Host(tree.root).meminfo()
+    assert (info.total_bytes, info.free_bytes, info.available_bytes, info.cached_bytes) == (4096, 2048, 3072, 0)
+
+
+def test_meminfo_without_the_figures_that_decide_is_an_error(tree: Tree) -> None:
+    tree.file("/proc/meminfo", "MemTotal: 4 kB\nMemFree: 2 kB\n")
+    with pytest.raises(ValueError, match="MemAvailable"):
+        Host(tree.root).meminfo()
+
+
+def test_memory_in_no_counter_is_the_drivers(tree: Tree) -> None:
+    tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=12, Cached=3, AnonPages=4, Slab=9, SReclaimable=1, SUnreclaim=2)
+    assert Host(tree.root).meminfo().unaccounted_bytes == 100 << 30
+
+
+def test_own_addresses_are_the_local_leaves_and_no_others(tree: Tree) -> None:
+    tree.file("/proc/net/fib_trie", FIB_TRIE)
+    tree.file("/proc/net/if_inet6", "00000000000000000000000000000001 01 80 10 80       lo\n")
+    assert Host(tree.root).addresses() == ("10.0.0.1", "127.0.0.1", "::1")
+
+
+def test_a_kernel_without_ipv6_has_ipv4_addresses(tree: Tree) -> None:
+    tree.file("/proc/net/fib_trie", FIB_TRIE)
+    assert Host(tree.root).addresses() == ("10.0.0.1", "127.0.0.1")
+
+
+def test_only_listening_sockets_are_listeners(tree: Tree) -> None:
+    tree.file("/proc/net/tcp", TCP)
+    tree.file("/proc/net/tcp6", TCP6)
+    assert Host(tree.root).listeners() == (
+        Listener("127.0.0.1", 8000, 501),
+        Listener("::", 29501, 601),
+        Listener("::1", 8001, 602),
+    )
+
+
+def test_the_holders_of_a_port_have_its_socket_open(tree: Tree) -> None:
+    tree.listening((29501, 77))
+    tree.process(10, "VLLM::Worker_TP", opened=("/dev/null", "socket:[77]"))
+    tree.process(11, "VLLM::Worker_TP", opened=("socket:[77]", "socket:[77]"))
+    tree.process(12, "other", opened=("socket:[770]", "/tmp/socket:[77]x"))
+    host = Host(tree.root)
+    listeners = host.listeners()
+    assert host.port_holders(host.processes(), listeners) == (Holder(listeners[0], 10), Holder(listeners[0], 11))
+
+
+LOCK_TEXT = '{"pid": 42, "command": "sparkd run --role head", "invocation": "abc"}'
+
+
+def lock(tree: Tree, text: str, line: str) -> None:
+    found = tree.file("/run/sparkd/hands.lock", text).stat()
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    tree.file("/proc/locks", line.format(identity=f"{device}:{found.st_ino}"))
+
+
+@pytest.mark.parametrize(
+    ("line", "owner"),
+    [
+        ("1: FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF", NodeOwner(42, "sparkd run --role head", "abc")),
+        ("1: FLOCK  ADVISORY  WRITE 43 {identity} 0 EOF", NodeOwner(43, "", "")),
+        ("1: FLOCK  ADVISORY  WRITE 42 {identity}1 0 EOF", None),
+        ("1: POSIX  ADVISORY  WRITE 42 {identity} 0 EOF", None),
+        ("1: -> FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF", None),
+        ("", None),
+    ],
+)
+def test_the_owner_holds_the_lock_and_its_text_counts_only_with_its_pid(
+    tree: Tree, line: str, owner: NodeOwner | None
+) -> None:
+    lock(tree, LOCK_TEXT, line)
+    assert Host(tree.root).owner() == owner
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "42"}', '{"pid": 42}'])
+def test_a_lock_with_an_invalid_text_has_an_owner(tree: Tree, text: str) -> None:
+    lock(tree, text, "1: FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF")
+    assert Host(tree.root).owner() == NodeOwner(42, "", "")
+
+
+def test_without_a_lock_file_there_is_no_owner(tree: Tree) -> None:
+    assert Host(tree.root).owner() is None
+
+
+def test_users_of_the_gpu_have_its_devices_open(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    tree.process(10, "VLLM::Worker_TP", opened=("/dev/nvidia0", "/dev/nvidia-uvm", "/dev/null"))
+    tree.process(11, "other", opened=("/dev/nvidia-fs0", "/home/x/dev/nvidia0"))
+    host = Host(tree.root)
+    assert host.gpu_present()
+    assert {(file.pid, file.target) for file in host.gpu_users(host.processes()).found} == {
+        (10, "/dev/nvidia0"),
+        (10, "/dev/nvidia-uvm"),
+    }
+
+
+def test_a_driver_without_a_gpu_is_no_gpu(tree: Tree) -> None:
+    tree.file("/dev/nvidiactl")
+    assert not Host(tree.root).gpu_present()
+
+
+def test_a_tree_without_a_recorded_answer_has_the_gpus_name_alone(tree: Tree) -> None:
+    tree.file("/proc/driver/nvidia/gpus/000f:01:00.0/information", "Model: \t\t NVIDIA GB10\nIRQ: 1\n")
+    assert Host(tree.root).gpu() == GpuFacts(("NVIDIA GB10",), None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain ünïcode", "plain ünïcode"),
+        ("a\nb", "a\\nb"),
+        ("\x1b[31m", "\\x1b[31m"),
+        ("\u202e", "\\u202e"),
+        ("\udc80", "\\udc80"),
+        ("x" * 300, "x" * 199 + "…"),
+    ],
+)
+def test_nothing_from_outside_moves_the_cursor(text: str, shown: str) -> None:
+    assert sanitize(text) == shown

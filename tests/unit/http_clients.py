@@ -1,0 +1,144 @@
+"""The HTTP server on a free port, and its clients. Real sockets; addresses of 127/8 stand for sources."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+from tests.unit.nodes import network
+
+from sparkd.lib.http_connection import Handler, Limits, Request, Response
+from sparkd.lib.http_server import HttpServer
+
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+BODY = b'{"schema": 1}'
+LARGE = bytes(range(256)) * (64 << 10)
+"""More than the kernel buffers for both ends."""
+PATIENCE_SECONDS = 10.0
+STRANGER, OTHER = "127.0.0.66", "127.0.0.2"
+
+
+def get(path: str) -> bytes:
+    return GET.replace(b"/", path.encode(), 1)
+
+
+async def simple(request: Request) -> Response:
+    """Answers by the path."""
+    status = 401 if request.path == "/unsigned" else 200
+    return Response(status, b"" if status == 401 else LARGE if request.path == "/large" else BODY)
+
+
+class Holder:
+    """Holds each request, except of /now and /unsigned, until `publish`, or for `hold_seconds`.
+
+    `held` counts those, `left` those whose client left.
+    """
+
+    def __init__(self, hold_seconds: float = 60.0) -> None:
+        self.held = self.left = 0
+        self._hold_seconds = hold_seconds
+        self._news = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def __call__(self, request: Request) -> Response:
+        if request.path in ("/now", "/unsigned"):
+            return await simple(request)
+        self._loop = asyncio.get_running_loop()
+        self.held += 1
+        try:
+            await asyncio.wait_for(self._news.wait(), self._hold_seconds)
+        except TimeoutError:
+            return Response(200, b"old")
+        except asyncio.CancelledError:
+            self.left += 1
+            raise
+        return Response(200, b"news")
+
+    def publish(self) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._news.set)
+
+
+@contextmanager
+def serving(
+    handle: Handler = simple,
+    admits: Callable[[str], bool] = lambda _: True,
+    on_error: Callable[[str], object] = lambda _: None,
+    **limits: float,
+) -> Iterator[HttpServer]:
+    plenty = {"requests_per_second": 1e6, "burst": 10**6}
+    server = HttpServer("127.0.0.1", 0, handle, Limits(**{**plenty, **limits}), admits, on_error)  # type: ignore[arg-type]  # numbers
+    with network() as loop:
+        server.start(loop)
+        yield server
+
+
+def connect(server: HttpServer, source: str = "127.0.0.1", data: bytes = b"") -> socket.socket:
+    """A client that has sent `data`, as far as the server took it."""
+    sock = socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS, (source, 0))
+    with suppress(ConnectionError):
+        sock.sendall(data)
+    return sock
+
+
+def answer(sock: socket.socket) -> tuple[int, bytes]:
+    """One answer, by its Content-Length; status 0 where the connection was closed."""
+    data = b""
+    with suppress(ConnectionError):
+        while b"\r\n\r\n" not in data:
+            if not (more := sock.recv(1)):
+                return 0, b""
+            data += more
+        length = next(int(line[15:]) for line in data.split(b"\r\n") if line.lower().startswith(b"content-length:"))
+        body = b""
+        while len(body) < length:
+            body += sock.recv(length - len(body))
+        return int(data.split(b" ")[1]), body
+    return 0, b""
+
+
+def rest(sock: socket.socket) -> bytes:
+    """All data until the connection is closed, which it must be."""
+    data = bytearray()
+    with suppress(ConnectionError):
+        while more := sock.recv(1 << 20):
+            data += more
+    return bytes(data)
+
+
+def fetch(server: HttpServer, data: bytes = GET, source: str = "127.0.0.1") -> tuple[int, bytes]:
+    with connect(server, source, data) as sock:
+        return answer(sock)
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def flooding(flood: Callable[[], object], threads: int) -> Iterator[None]:
+    """`flood` again and again in some threads; all have ended a second later."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.is_set():
+            # StopIteration: on loopback, a socket may connect to itself where no process listens any more.
+            with suppress(OSError, StopIteration):
+                flood()
+
+    running = [threading.Thread(target=run) for _ in range(threads)]
+    for one in running:
+        one.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        began = time.monotonic()
+        for one in running:
+            one.join()
+        assert time.monotonic() - began < 1

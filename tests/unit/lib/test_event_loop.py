@@ -1,0 +1,123 @@
+"""The network loop: an error that ends a task or the loop is reported."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from tests.unit.nodes import network, until
+
+from sparkd.lib.event_loop import EventLoop
+
+
+def test_a_result_and_an_error_come_back_to_the_calling_thread() -> None:
+    async def divide(by: int) -> float:
+        await asyncio.sleep(0)
+        return 1 / by
+
+    with network() as loop:
+        assert loop.run(divide(2)) == 0.5
+        with pytest.raises(ZeroDivisionError):
+            loop.run(divide(0))
+
+
+def test_a_tasks_error_is_reported_and_other_tasks_continue() -> None:
+    died: list[BaseException] = []
+    beats: list[int] = []
+    bug = TypeError("a bug")
+
+    async def die(error: BaseException | None) -> None:
+        if error:
+            raise error
+
+    async def beat() -> None:
+        while True:
+            beats.append(1)
+            await asyncio.sleep(0.01)
+
+    with network(died.append) as loop:
+        loop.spawn(beat())
+        for number, error in enumerate((bug, asyncio.CancelledError()), start=1):
+            loop.spawn(die(None))
+            loop.spawn(die(error))
+            until(lambda count=number: len(died) >= count)  # type: ignore[misc]  # bound now
+        before = len(beats)
+        until(lambda: len(beats) > before)
+    assert [*map(repr, died)] == [repr(bug), repr(RuntimeError("a network task was cancelled"))]
+
+
+def test_the_loops_error_is_reported_and_later_calls_do_nothing() -> None:
+    died: list[BaseException] = []
+
+    def die() -> None:
+        raise SystemExit("out of memory")
+
+    with network(died.append) as loop:
+        loop.call(die)
+        until(lambda: bool(died))
+        until(lambda: loop.unanswered_seconds() == 0)
+        time.sleep(0.05)  # the thread closes the loop
+        loop.call(die)
+        assert loop.unanswered_seconds() == 0
+    assert [str(one) for one in died] == ["out of memory"]
+
+
+def test_closing_cancels_every_task_waits_for_its_end_and_reports_nothing() -> None:
+    died: list[BaseException] = []
+    cleaned: list[int] = []
+
+    async def work(number: int) -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.05)
+            cleaned.append(number)
+
+    threads = set(threading.enumerate())
+    with network(died.append) as loop:
+        for number in range(3):
+            loop.spawn(work(number))
+        time.sleep(0.05)
+    assert sorted(cleaned) == [0, 1, 2]
+    assert died == []
+    assert set(threading.enumerate()) <= threads, "others may have ended meanwhile"
+
+
+def test_a_loop_that_hangs_leaves_a_ping_unanswered_until_it_turns_again() -> None:
+    with network() as loop:
+        for _ in range(5):
+            assert loop.unanswered_seconds() < 0.1
+            time.sleep(0.02)
+        loop.call(time.sleep, 0.5)
+        loop.unanswered_seconds()
+        time.sleep(0.3)
+        assert 0.25 < loop.unanswered_seconds() < 0.5
+        until(lambda: loop.unanswered_seconds() == 0, 1)
+
+
+def test_an_address_needs_no_thread_and_a_name_has_one() -> None:
+    threads: list[int] = []
+
+    async def look_up(host: str) -> str:
+        found = await asyncio.get_running_loop().getaddrinfo(host, 80)
+        threads.append(threading.active_count())
+        return str(found[0][4][0])
+
+    with network() as loop:
+        before = threading.active_count()
+        assert [loop.run(look_up(one)) for one in ("192.0.2.1", "::1")] == ["192.0.2.1", "::1"]
+        assert threads == [before, before]
+        assert loop.run(look_up("localhost")) in ("127.0.0.1", "::1")
+        assert threads[-1] == before + 1
+
+
+def test_work_for_a_loop_that_is_not_started_yet_is_done_once_it_is() -> None:
+    begun = threading.Event()
+    loop = EventLoop()
+    loop.call(begun.set)
+    assert not begun.wait(0.05)
+    loop.start()
+    assert begun.wait(5)
+    loop.close()

@@ -1,0 +1,192 @@
+"""Bounds on what clients of the HTTP server can use: time, places, requests, memory."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from tests.unit.http_clients import (
+    BODY,
+    GET,
+    LARGE,
+    OTHER,
+    STRANGER,
+    Holder,
+    answer,
+    connect,
+    fetch,
+    flooding,
+    get,
+    rest,
+    serving,
+)
+from tests.unit.nodes import resident_bytes, until
+
+from sparkd.lib.http_connection import Limits
+
+
+def test_a_request_that_drips_is_closed_at_its_deadline() -> None:
+    with serving(request_seconds=0.3) as server, connect(server) as sock:
+        began = time.monotonic()
+        with suppress(ConnectionError):
+            for byte in b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"x" * 10000:
+                sock.sendall(bytes((byte,)))
+                time.sleep(0.01)
+        assert 0.3 <= time.monotonic() - began < 3
+
+
+def test_a_silent_connection_is_closed() -> None:
+    began = time.monotonic()
+    with (
+        serving(request_seconds=0.2, idle_seconds=0.4) as server,
+        connect(server) as silent,
+        connect(server, data=GET) as idle,
+    ):
+        assert answer(idle) == (200, BODY)
+        assert rest(silent) == b""
+        assert 0.2 <= time.monotonic() - began < 2
+        assert rest(idle) == b""
+        assert 0.4 <= time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(("first", "then"), [(GET + b"GET ", b""), (GET, b"GET ")], ids=["at once", "later"])
+def test_a_second_request_that_drips_has_no_longer_than_the_first(first: bytes, then: bytes) -> None:
+    with serving(request_seconds=0.2) as server, connect(server, data=first) as sock:
+        assert answer(sock) == (200, BODY)
+        sock.sendall(then)
+        assert rest(sock) == b""
+
+
+def test_a_client_that_never_reads_loses_its_connection_and_delays_no_other() -> None:
+    with serving(answer_seconds=0.5) as server, connect(server, OTHER, get("/large")) as sock:
+        time.sleep(0.1)
+        began = time.monotonic()
+        assert fetch(server) == (200, BODY)
+        assert time.monotonic() - began < 0.5
+        time.sleep(0.6)
+        assert len(rest(sock)) < len(LARGE)
+
+
+def test_pipelined_requests_whose_answers_are_not_read_take_the_memory_of_one_answer() -> None:
+    with serving(answer_seconds=0.5) as server, connect(server) as sock:
+        before = resident_bytes()
+        sock.sendall(get("/large") * 20)
+        time.sleep(0.3)
+        assert resident_bytes() - before < 3 * len(LARGE)
+        time.sleep(0.5)
+        assert len(rest(sock)) < len(LARGE)
+
+
+def test_a_client_that_took_a_large_answer_slowly_gets_it_whole_and_is_answered_again() -> None:
+    with serving(answer_seconds=2.0, request_seconds=0.2) as server, connect(server, data=get("/large")) as sock:
+        time.sleep(0.5)  # longer than a request may take
+        assert answer(sock) == (200, LARGE)
+        time.sleep(0.5)
+        sock.sendall(GET)
+        assert answer(sock) == (200, BODY)
+
+
+def test_a_source_over_its_rate_gets_429_and_others_do_not() -> None:
+    with serving(requests_per_second=1, burst=3) as server:
+        assert [fetch(server)[0] for _ in range(4)] == [200, 200, 200, 429]
+        assert fetch(server, source=OTHER)[0] == 200
+        time.sleep(1.1)
+        assert fetch(server)[0] == 200
+
+
+def test_a_stranger_gets_401_and_takes_no_place() -> None:
+    with (
+        serving(admits=lambda source: source != STRANGER, connections=1, per_source=1) as server,
+        connect(server, STRANGER) as stranger,
+    ):
+        assert answer(stranger) == (401, b"")
+        assert rest(stranger) == b""
+        assert fetch(server) == (200, BODY)
+
+
+def test_of_a_full_source_the_oldest_connection_never_served_is_dropped() -> None:
+    with serving(per_source=3) as server, connect(server, data=GET) as known:
+        assert answer(known) == (200, BODY)
+        with connect(server) as oldest, connect(server) as other, connect(server) as newest:
+            assert rest(oldest) == b""
+            for one in (known, other, newest):
+                one.sendall(GET)
+                assert answer(one) == (200, BODY)
+            with connect(server) as refused:  # all are known now
+                assert rest(refused) == b""
+
+
+def test_a_connection_with_a_held_request_is_not_dropped_and_a_refused_one_is() -> None:
+    holder = Holder()
+    with serving(holder, per_source=2) as server, connect(server, data=GET) as held:
+        until(lambda: holder.held == 1)
+        with connect(server, data=get("/unsigned")) as refused:
+            assert answer(refused) == (401, b"")
+            with connect(server), connect(server):
+                assert rest(refused) == b""
+                holder.publish()
+                assert answer(held) == (200, b"news")
+
+
+def test_a_flood_of_refused_requests_does_not_keep_its_source_out() -> None:
+    with serving(per_source=4, requests_per_second=math.inf) as server:
+
+        def flood() -> None:
+            with connect(server) as sock:
+                for _ in range(1000):
+                    sock.sendall(get("/unsigned") * 100)
+                    sock.recv(65536)
+                    if ended:
+                        break
+
+        ended: list[bool] = []
+        with flooding(flood, 8):
+            time.sleep(0.3)
+            answers = [fetch(server)[0] for _ in range(40)]
+            ended.append(True)
+        assert answers.count(200) >= 30
+
+
+def test_a_bug_in_admits_refuses_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    def admits(source: str) -> bool:
+        if source == STRANGER:
+            raise ValueError("a bug")
+        return True
+
+    with serving(admits=admits, connections=1, request_seconds=0.3) as server, connect(server, STRANGER) as silent:
+        assert fetch(server, source=STRANGER) == (401, b"")
+        assert fetch(server) == (200, BODY)
+        assert rest(silent) == b""
+    assert [(one.name, str(one.exc_info and one.exc_info[1])) for one in caplog.records] == [("asyncio", "a bug")] * 2
+
+
+def test_past_all_connections_a_new_one_is_closed_at_once() -> None:
+    with serving(connections=2) as server:
+        with connect(server, OTHER) as first, connect(server, "127.0.0.3"), connect(server, "127.0.0.4") as third:
+            assert rest(third) == b""
+            first.sendall(GET)
+            assert answer(first) == (200, BODY)
+        until(lambda: fetch(server)[0] == 200)
+
+
+def test_1000_connections_of_one_source_do_not_slow_another_or_cost_memory_or_threads() -> None:
+    with serving(requests_per_second=Limits().requests_per_second, burst=Limits().burst) as server:
+        assert fetch(server)[0] == 200
+        memory, threads, slowest = resident_bytes(), threading.active_count(), 0.0
+        crowd = []
+        for number in range(1000):
+            crowd.append(connect(server, STRANGER, b"GET / HTTP/1.1\r\nX: "))
+            if number % 100 == 99:
+                began = time.monotonic()
+                assert fetch(server, source=OTHER) == (200, BODY)
+                slowest = max(slowest, time.monotonic() - began)
+        assert slowest < 1
+        assert threading.active_count() <= threads
+        # 1,000 client sockets of this very process are in it.
+        assert resident_bytes() - memory < 8 << 20
+        for sock in crowd:
+            sock.close()
+        until(lambda: fetch(server, source=STRANGER)[0] == 200)

@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sparkd.lib.journal import CAPACITY_BYTES, Journal
+
+
+@contextmanager
+def journal(capacity_bytes: int = CAPACITY_BYTES) -> Iterator[tuple[Journal, list[str]]]:
+    """A journal to a pipe that is read only once the block has ended; its lines are there afterwards."""
+    reading, writing = os.pipe()
+    made, lines = Journal(writing, capacity_bytes), list[str]()
+    yield made, lines
+    with os.fdopen(reading) as file:
+        reader = threading.Thread(target=lambda: lines.extend(file.read().splitlines()))
+        reader.start()
+        made.close(10)
+        os.close(writing)
+        reader.join()
+
+
+def test_lines_come_out_in_order_with_their_priority() -> None:
+    with journal() as (made, lines):
+        for number in range(5000):
+            made.put(6, f"line {number}")
+    assert lines == [f"<6>line {number}" for number in range(5000)]
+
+
+def test_a_reader_that_hangs_never_blocks_and_what_was_dropped_is_said_where_it_is_missing() -> None:
+    with journal(100_000) as (made, lines):
+        for number in range(20_000):
+            made.put(6, f"line {number}")
+        made.put(3, "life.failed code=13", keep=True)
+    assert lines.pop() == "<3>life.failed code=13"
+    due = dropped = 0
+    for line in lines:
+        if line.startswith("<4>journal.lines.dropped count="):
+            dropped += int(line.rpartition("=")[2])
+            due += int(line.rpartition("=")[2])
+        else:
+            assert line == f"<6>line {due}", "in order, and every gap is named where it is"
+            due += 1
+    assert due == 20_000
+    assert dropped > 1_000
+
+
+def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    journal = Journal(writing)
+    journal.put(6, "nobody reads")
+    journal.close(10)
+    os.close(writing)

@@ -1,0 +1,258 @@
+"""The main loop's waits, with a real socket in place of systemd's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.conftest import Said
+from tests.unit.nodes import network, until
+
+from sparkd.lib.main_loop import MainLoop, StopRequested
+from sparkd.lib.sd_notify import Notifier
+
+
+@pytest.fixture
+def main() -> MainLoop:
+    return MainLoop(Notifier(), {})
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """Its reading end, and its writing one."""
+    ends = os.pipe()
+    yield ends
+    for fd in ends:
+        os.close(fd)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """Their handlers are as before afterwards."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_wait_feeds_the_watchdog_and_extends_the_start_until_ready(said: Said) -> None:
+    main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"})
+    main.wait(0.5)
+    starting = said()
+    main.report_ready()
+    main.wait(0.5)
+    main.report_ready()
+    serving = said()
+    assert starting.count("WATCHDOG=1") >= 3
+    assert "EXTEND_TIMEOUT_USEC=60000000" in starting
+    assert set(serving) == {"READY=1", "WATCHDOG=1"}
+    assert serving.count("READY=1") == 1
+    main.extend_timeout(True)
+    main.wait(0.2)
+    assert "EXTEND_TIMEOUT_USEC=60000000" in said()
+
+
+def test_a_status_is_sent_once_and_on_one_line_in_utf_8(said: Said) -> None:
+    notifier = Notifier()
+    for _ in range(3):
+        notifier.status("Größe …\n木")
+    assert said() == ["STATUS=Größe … 木"]
+
+
+def test_a_wake_up_ends_a_wait_early(main: MainLoop) -> None:
+    threading.Timer(0.05, main.wake).start()
+    begun = time.monotonic()
+    assert main.wait(5) is False
+    assert time.monotonic() - begun < 1
+
+
+def test_a_readable_fd_ends_a_wait_and_says_so(main: MainLoop, pipe: tuple[int, int]) -> None:
+    os.write(pipe[1], b"x")
+    assert main.wait(5, pipe[0]) is True
+
+
+def test_sigterm_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tuple[int, int], signals: None) -> None:
+    main.listen()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with pytest.raises(StopRequested):
+        main.wait(5)
+    begun = time.monotonic()
+    assert main.wait_fd_uninterruptible(0.2, pipe[0]) is False
+    assert time.monotonic() - begun >= 0.2
+
+
+def test_a_blocking_call_runs_while_the_watchdog_is_fed(said: Said) -> None:
+    def slow() -> str:
+        time.sleep(0.5)
+        return "done"
+
+    assert MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}).run_with_timeout(slow, 5, "a nap") == "done"
+    assert said().count("WATCHDOG=1") >= 3
+
+
+def test_an_error_of_a_blocking_call_is_raised_to_the_caller(main: MainLoop) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        main.run_with_timeout(fail, 5, "failing")
+
+
+def test_a_blocking_call_that_hangs_is_a_timeout(main: MainLoop) -> None:
+    hanging = threading.Event()
+    with pytest.raises(TimeoutError, match=r"sync did not end within 0\.2 s"):
+        main.run_with_timeout(hanging.wait, 0.2, "sync")
+    hanging.set()
+
+
+def test_a_wake_up_does_not_end_an_uninterruptible_wait(main: MainLoop, pipe: tuple[int, int]) -> None:
+    threading.Timer(0.05, main.wake).start()
+    begun = time.monotonic()
+    assert main.wait_fd_uninterruptible(0.3, pipe[0]) is False
+    assert time.monotonic() - begun >= 0.3
+
+
+def test_a_checks_error_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tuple[int, int]) -> None:
+    lost: list[str] = []
+
+    def check() -> None:
+        if lost:
+            raise LookupError(lost[0])
+
+    def lose() -> None:
+        lost.append("rank 1")
+        main.wake()
+
+    main.add_check(check)
+    main.wait(0)
+    threading.Timer(0.05, lose).start()
+    begun = time.monotonic()
+    with pytest.raises(LookupError, match="rank 1"):
+        main.wait(5)
+    assert time.monotonic() - begun < 1
+    assert main.wait_fd_uninterruptible(0, pipe[0]) is False
+    main.sleep_uninterruptible(0.05)
+    assert main.run_with_timeout(lambda: "done", 5, "a call") == "done"
+
+
+def test_a_stop_request_precedes_a_checks_error(main: MainLoop, signals: None) -> None:
+
+    def check() -> None:
+        raise LookupError
+
+    main.add_check(check)
+    main.listen()
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(StopRequested):
+        main.wait(5)
+    begun = time.monotonic()
+    main.sleep_uninterruptible(0.2)
+    assert time.monotonic() - begun >= 0.2
+
+
+def test_an_uninterruptible_sleep_ends_when_done_and_a_wake_up_checks_that(main: MainLoop) -> None:
+    done = threading.Event()
+
+    def end() -> None:
+        main.wake()  # for something else
+        time.sleep(0.05)
+        done.set()
+        main.wake()
+
+    threading.Timer(0.05, end).start()
+    begun = time.monotonic()
+    main.sleep_uninterruptible(5, done.is_set)
+    assert 0.05 <= time.monotonic() - begun < 1
+    main.sleep_uninterruptible(5, done.is_set)
+    assert time.monotonic() - begun < 1
+
+
+def test_the_age_of_the_last_keepalive_grows_while_the_main_loop_hangs() -> None:
+    main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"})
+    assert main.keepalive_age() == float("inf")
+    main.wait(0.2)
+    assert main.keepalive_age() < 0.2
+    time.sleep(0.3)
+    assert main.keepalive_age() >= 0.3
+
+
+def test_the_first_error_of_a_thread_ends_the_wait_before_the_checks(main: MainLoop) -> None:
+    checked: list[int] = []
+    main.add_check(lambda: checked.append(1))
+    first = TypeError("first")
+
+    def die() -> None:
+        main.fail(first)
+        main.fail(ValueError("second"))
+
+    threading.Timer(0.05, die).start()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(TypeError) as caught:
+            main.wait(10)
+        assert caught.value is first
+    assert time.monotonic() - began < 5
+    assert checked == []
+    main.sleep_uninterruptible(0.01)  # a shutdown still waits
+
+
+def test_a_network_loop_that_hangs_stops_the_watchdog_and_is_reported_once(said: Said) -> None:
+    hung: list[float] = []
+    with network() as loop:
+        main = MainLoop(Notifier(), {"WATCHDOG_USEC": "150000"}, loop, hung.append, hang_seconds=0.3)
+        main.wait(0.3)
+        assert said().count("WATCHDOG=1") >= 3
+        assert hung == []
+        loop.call(time.sleep, 1.5)  # nothing else runs in the loop meanwhile
+        main.wait(0.6)
+        said()
+        main.wait(0.6)
+        assert said() == []
+        assert len(hung) == 1
+        assert 0.3 < hung[0] < 0.6
+        main.wait(0.8)
+        assert {"WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"} <= set(said())
+        assert len(hung) == 1
+
+
+def test_the_error_of_a_network_task_ends_the_wait(main: MainLoop) -> None:
+    async def die() -> None:
+        await asyncio.sleep(0.05)
+        raise TypeError("a bug")
+
+    with network(main.fail) as loop:
+        loop.spawn(die())
+        began = time.monotonic()
+        with pytest.raises(TypeError, match="a bug"):
+            main.wait(10)
+        assert time.monotonic() - began < 5
+
+
+def test_network_work_wakes_the_loop_and_is_cancelled_at_its_timeout(said: Said) -> None:
+    cancelled: list[bool] = []
+
+    async def work(seconds: float) -> str:
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+        return "done"
+
+    with network() as loop:
+        main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}, loop)
+        future = main.submit(work(0.05))
+        began = time.monotonic()
+        main.wait(10)
+        assert future.result() == "done"
+        assert main.result(work(0.5), 5, "a nap") == "done"
+        assert time.monotonic() - began < 5
+        assert said().count("WATCHDOG=1") >= 3
+        with pytest.raises(TimeoutError, match=r"a nap did not end within 0\.2 s"):
+            main.result(work(60), 0.2, "a nap")
+        until(lambda: cancelled == [True])

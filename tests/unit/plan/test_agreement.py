@@ -1,0 +1,224 @@
+"""Plan agreement: every shared value counts, order does not, secrets stay hidden, differences are listed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tree import Tree
+from tests.unit.plans import HEAD, WORKER, configured, plan
+
+from sparkd.host import Host
+from sparkd.host.weights import Weights
+from sparkd.lib.errors import BlockedError
+from sparkd.plan import agreement, digest, fingerprint
+from sparkd.plan.agreement import Agreement, Difference
+from sparkd.plan.model import LaunchPlan
+from sparkd.vllm.args import JsonValue
+
+WEIGHTS = Weights((("model.safetensors", "5 bytes"),))
+TEXTS = st.text(max_size=40)
+VALUES = st.dictionaries(TEXTS, TEXTS, max_size=12)
+
+
+def agreed(
+    made: LaunchPlan | None = None,
+    image: str = "i" * 64,
+    weights: Weights = WEIGHTS,
+    script: str = "",
+    allow_image_difference: bool = False,
+) -> Agreement:
+    return agreement.make_agreement(made or plan(HEAD), image, weights, script, allow_image_difference)
+
+
+@given(values=VALUES.filter(bool), data=st.data())
+def test_any_change_of_one_value_changes_the_digest(values: dict[str, str], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(values)))
+    other = data.draw(TEXTS.filter(lambda text: text != values[name]))
+    assert digest.compute_digest({**values, name: other}.items()) != digest.compute_digest(values.items())
+    rest = {key: value for key, value in values.items() if key != name}
+    assert digest.compute_digest(rest.items()) != digest.compute_digest(values.items())
+
+
+@given(values=VALUES, data=st.data())
+def test_order_never_matters(values: dict[str, str], data: st.DataObject) -> None:
+    shuffled = data.draw(st.permutations(sorted(values.items())))
+    assert digest.compute_digest(shuffled) == digest.compute_digest(values.items())
+    assert agreement.dump_values(dict(shuffled)) == agreement.dump_values(values)
+
+
+@given(values=VALUES)
+def test_values_survive_a_round_trip(values: dict[str, str]) -> None:
+    assert agreement.parse_values(agreement.dump_values(values)) == values
+
+
+@given(values=st.dictionaries(st.text(), st.text(), max_size=5))
+def test_values_of_a_plan_always_fit_the_wire(values: dict[str, str]) -> None:
+    flat = dict(digest.flatten({}, {"env": {name * 200: text * 500 for name, text in values.items()}}))
+    assert agreement.parse_values(agreement.dump_values(flat)) == flat
+
+
+@given(data=st.binary(max_size=200))
+def test_other_data_than_texts_by_name_is_refused(data: bytes) -> None:
+    found = agreement.parse_values(data)
+    assert found is None or found == json.loads(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"a":1}',
+        b'{"a":null}',
+        b'{"a":"b"',
+        b"\xff",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        json.dumps({"a": "b" * 4097}).encode(),
+        json.dumps({"a" * 4097: "b"}).encode(),
+        json.dumps({str(number): "" for number in range(20_001)}).encode(),
+        b'{"a":"' + b" " * (8 << 20) + b'"}',
+    ],
+    ids=lambda data: data[:12].decode(errors="replace"),
+)
+def test_values_out_of_bounds_are_refused(data: bytes) -> None:
+    assert agreement.parse_values(data) is None
+
+
+@given(own=VALUES, theirs=VALUES, names=st.tuples(TEXTS, TEXTS))
+def test_differences_print_as_printable_lines(
+    own: dict[str, str], theirs: dict[str, str], names: tuple[str, str]
+) -> None:
+    found = agreement.find_differences(own, theirs)
+    assert bool(found) == (own != theirs)
+    lines = (
+        *agreement.format_table(found, *names),
+        agreement.format_summary(found),
+        *agreement.compare_versions(own, theirs),
+    )
+    assert all(line.isprintable() and len(line) < 250 for line in lines)
+
+
+@given(before=st.text("ab", max_size=4000), tails=st.lists(st.text("cd", max_size=4000), min_size=2, max_size=2))
+def test_the_differing_part_is_visible(before: str, tails: list[str]) -> None:
+    one = Difference("args.x", before + "c" + tails[0], before + "d" + tails[1])
+    _, row = agreement.format_table((one,), "a", "b")
+    own, theirs = row.removeprefix("args.x").split()
+    assert own != theirs
+    assert max(len(own), len(theirs)) <= agreement.VALUE_WIDTH
+
+
+def test_the_table_is_aligned_and_names_both_nodes() -> None:
+    found = agreement.find_differences(
+        {"args.max-model-len": "512", "env.A": "1", "env.B": ""}, {"args.max-model-len": "256", "env.B": "\x1b[2J"}
+    )
+    assert agreement.format_table(found, "spark-1", "spark-2") == (
+        "                    spark-1  spark-2",
+        "args.max-model-len  512      256",
+        "env.A               1        -",
+        'env.B               ""       \\x1b[2J',
+    )
+    assert agreement.format_summary(found) == "args.max-model-len is 512 here and 256 there; and 2 more"
+    assert agreement.format_summary(found[1:2]) == "env.A is 1 here and not set there"
+    assert (agreement.format_table((), "a", "b"), agreement.format_summary(())) == ((), "")
+
+
+def test_a_long_table_ends_with_a_count() -> None:
+    lines = agreement.format_table([Difference(f"args.{number}", "a", "b") for number in range(100)], "a", "b")
+    assert (len(lines), lines[-1]) == (42, "and 60 more")
+
+
+def test_both_ranks_agree_and_each_reading_counts() -> None:
+    assert agreed(plan(WORKER)) == agreed(plan(HEAD))
+    assert agreed().values["weights.model.safetensors"] == "5 bytes"
+    readings = [
+        agreed(),
+        agreed(image="j"),
+        agreed(weights=Weights(())),
+        agreed(weights=Weights((("model.safetensors", "missing"),))),
+        agreed(script="s"),
+        agreed(allow_image_difference=True),
+    ]
+    assert len({one.digest for one in readings}) == len(readings)
+
+
+def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> None:
+    own = agreed(allow_image_difference=True)
+    theirs = agreed(plan(HEAD, configured(engine={"image": "i:2"})), image="j", allow_image_difference=True)
+    assert own.digest == theirs.digest
+    found = agreement.find_differences(own.values, theirs.values)
+    assert [one.name for one in found if one.allowed] == ["unchecked.image", "unchecked.image.identity"]
+    assert len(found) == 2
+    other = agreement.find_differences({**own.values, "weights.x": "1"}, theirs.values)
+    assert other[0].name == "weights.x", "blocking differences come first"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("NCCL_DEBUG", "INFO", "INFO"),
+        ("MY_KEY", "hunter2", digest.HIDDEN),
+        ("hf_tokens", "hunter2", digest.HIDDEN),
+        ("DbPassword", "1234", digest.HIDDEN),
+        ("some_secret", 1234, digest.HIDDEN),
+        ("proxy", "http://me:hunter2@proxy:3128", digest.HIDDEN),
+        ("kv", {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]}, {"in": [{"api_key": 0}], "tokens": 5}),
+        ("kv", ' {"token": "hunter2"}', {"token": 0}),
+        ("max-num-batched-tokens", 16384, "16384"),
+        ("max-num-batched-tokens", "16384", "16384"),
+        ("tokenizer-mode", "auto", "auto"),
+        ("use-keys", True, "true"),
+    ],
+)
+def test_of_a_secret_only_the_name_is_shown(name: str, value: JsonValue, shown: JsonValue) -> None:
+    text = digest.format_value(name, value)
+    assert "hunter2" not in text
+    assert "1234" not in text
+    if isinstance(shown, str):
+        assert text == shown
+    else:
+        assert set(json.loads(text)) >= set(json.loads(json.dumps(shown)))
+
+
+def test_secrets_change_no_digest() -> None:
+    def with_key(value: str) -> Mapping[str, str]:
+        return dict(plan(HEAD, env={"MY_CLOUD_KEY": value}, secrets={"VLLM_API_KEY": f"/etc/{value}"}).shared)
+
+    assert with_key("a") == with_key("b")
+    assert with_key("a")["secrets.VLLM_API_KEY"] == with_key("a")["env.MY_CLOUD_KEY"] == digest.HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [(True, "true"), (["a"], '["a"]'), ("", None), ("a", '"a"'), (["a", "b"], ["b", "a"])]
+)
+def test_values_that_make_other_words_read_differently(one: JsonValue, other: JsonValue) -> None:
+    assert digest.flatten({}, {"args": {"x": one}}) != digest.flatten({}, {"args": {"x": other}})
+
+
+def test_versions_are_compared_where_both_are_known() -> None:
+    own = {"driver": "580.1", "kernel": "6.17", "sparkd": "1"}
+    assert agreement.compare_versions(own, {"driver": "570\n", "kernel": "6.17", "docker": "29"}) == (
+        "driver is 580.1 here and 570\\n there",
+    )
+
+
+def test_fingerprint_reads_model_and_script(tree: Tree) -> None:
+    made = plan(HEAD, configured(engine={"script": "/etc/sparkd/run.sh"}))
+    tree.file("/etc/sparkd/run.sh", "exec $@")
+    tree.file("/srv/models/m/model.safetensors", "12345")
+    host = Host(tree.root)
+    assert fingerprint.read_weights(host, made).files == (("model.safetensors", "5 bytes"),)
+    assert len(fingerprint.hash_user_script(host, made)) == 64
+    assert fingerprint.hash_user_script(host, plan(HEAD)) == ""
+
+
+def test_an_unreadable_file_is_named(tree: Tree) -> None:
+    host = Host(tree.root)
+    with pytest.raises(BlockedError, match="/srv/models/m can't be read: No such file"):
+        fingerprint.read_weights(host, plan(HEAD))
+    with pytest.raises(BlockedError, match=r"engine.script /x.sh can't be read"):
+        fingerprint.hash_user_script(host, plan(HEAD, configured(engine={"script": "/x.sh"})))

@@ -1,0 +1,294 @@
+"""Recipe, settings and node make a plan: pure, the same digest on every rank, a clear error where they do not fit."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, shipped
+
+from sparkd.config import Settings
+from sparkd.lib.errors import ConfigError
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node, Secret
+from sparkd.recipes.schema import Volume
+from sparkd.vllm.args import JsonValue, command_line
+
+
+def volume(source: str, target: str) -> Volume:
+    return Volume.model_construct(source=source, target=target, read_only=True)
+
+
+def test_tiny_cpu_is_launched_as_its_facts_say() -> None:
+    made = make_plan(shipped("tiny-cpu"), Settings(), ALONE)
+    assert " ".join(made.argv) == (
+        "vllm serve /models/tiny --served-model-name tiny --host 0.0.0.0 --port 8000 --dtype float32"
+        " --max-model-len 512 --enforce-eager"
+    )
+    assert made.env == (("VLLM_ENGINE_READY_TIMEOUT_S", "3600"), ("VLLM_CPU_KVCACHE_SPACE", "1"))
+    assert made.model_path == "/srv/models/tiny"
+    assert made.container.volumes == (volume("/srv/models", "/models"),)
+    assert (made.api_host, made.api_port, made.served_name) == ("127.0.0.1", 8000, "tiny")
+    assert made.image == "sparkd-test/vllm-cpu:0.32.0"
+    assert (made.container.gpus, made.container.ipc, made.container.init) == ("none", "host", True)
+    assert made.memory_bytes == 3758096384
+    assert made.gpu_memory_utilization is None
+
+
+def test_the_balanced_recipe_gives_the_sources_command_to_both_ranks() -> None:
+    head = make_plan(shipped("deepseek-v4-flash-balanced"), Settings(), HEAD)
+    worker = make_plan(shipped("deepseek-v4-flash-balanced"), Settings(), WORKER)
+    for words in (
+        ("vllm", "serve", "/models/DeepSeek-V4-Flash", "--served-model-name", "deepseek-v4-flash"),
+        ("--gpu-memory-utilization", "0.90"),
+        ("--max-model-len", "131072"),
+        ("--enable-expert-parallel",),
+        ("--compilation-config", '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}'),
+        ("--speculative-config", '{"method":"deepseek_mtp","num_speculative_tokens":2}'),
+        ("--default-chat-template-kwargs", '{"thinking":true}'),
+    ):
+        start = head.argv.index(words[0])
+        assert head.argv[start : start + len(words)] == words
+    meeting = "--master-addr 10.0.0.1 --master-port 29501"
+    assert " ".join(head.argv).endswith(f"--nnodes 2 --node-rank 0 {meeting}")
+    assert " ".join(worker.argv).endswith(f"--nnodes 2 --node-rank 1 {meeting} --headless")
+    assert dict(head.env)["NCCL_IB_HCA"] == "rocep1s0f0,roceP2p1s0f0"
+    assert dict(worker.env)["VLLM_HOST_IP"] == "10.0.0.2"
+    assert dict(worker.env)["GLOO_SOCKET_IFNAME"] == "enp1s0f0np0"
+    assert (head.role, worker.role) == ("head", "worker")
+    assert head.digest == worker.digest
+    assert head.gpu_memory_utilization == 0.9
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, []),
+        (True, ["--f"]),
+        (False, ["--no-f"]),
+        ("", ["--f", ""]),
+        ("a b", ["--f", "a b"]),
+        ("-x", ["--f=-x"]),
+        (-1, ["--f=-1"]),
+        (0.5, ["--f", "0.5"]),
+        ([1, "b", "0.90"], ["--f", "1", "b", "0.90"]),
+        ({"b": [1, None, True], "a": {"c": "é\n"}}, ["--f", '{"b":[1,null,true],"a":{"c":"é\\n"}}']),
+        ({}, ["--f", "{}"]),
+    ],
+)
+def test_a_flag_is_written_as_the_recipe_says(value: JsonValue, words: list[str]) -> None:
+    assert command_line({"f": value}) == words
+
+
+def test_settings_override_the_recipe_entry_by_entry() -> None:
+    made = plan(
+        ALONE,
+        configured(
+            engine={
+                "image": "other:2",
+                "models_dir": "/data",
+                "args": {"max_model_len": 2, "new": "n"},
+                "env": {"A": "2", "VLLM_ENGINE_READY_TIMEOUT_S": "7"},
+                "secrets": {"VLLM_API_KEY": "/etc/k"},
+            },
+            readiness={"timeout_seconds": 60},
+        ),
+        args={"max-model-len": 1, "seed": 3},
+        env={"A": "1", "B": "1"},
+        secrets={"VLLM_API_KEY": "/etc/other", "HF_TOKEN": "/etc/t"},
+    )
+    assert made.image == "other:2"
+    assert made.argv[-6:] == ("--max-model-len", "2", "--seed", "3", "--new", "n")
+    assert dict(made.env) == {"VLLM_ENGINE_READY_TIMEOUT_S": "7", "A": "2", "B": "1"}
+    assert made.secrets == (Secret("HF_TOKEN", "/etc/t"), Secret("VLLM_API_KEY", "/etc/k"))
+    assert made.container.volumes[0] == volume("/data", "/models")
+
+
+def test_an_absolute_model_is_mounted_where_it_is() -> None:
+    made = plan(model={"path": "/data/hub/m"})
+    assert made.container.volumes == (volume("/data/hub/m", "/data/hub/m"),)
+    assert (made.model_path, made.argv[2], made.served_name) == ("/data/hub/m", "/data/hub/m", "m")
+
+
+def test_placeholders_are_filled_and_other_braces_stay() -> None:
+    made = plan(
+        HEAD,
+        args={
+            "a": "{node.rank}/{cluster.size} at {head.address}:{port} {{node.rank}} {x.y}",
+            "b": {"k": ["{model.path}"], "{node.rank}": 1},
+            "c": '{"m":"{node.address}"}',
+        },
+        env={"H": "{node.hcas}"},
+    )
+    text = dict(zip(made.argv, made.argv[1:], strict=False))
+    assert text["--a"] == "0/2 at 10.0.0.1:{port} {0} {x.y}"
+    assert text["--b"] == '{"k":["/models/m"],"{node.rank}":1}'
+    assert text["--c"] == '{"m":"10.0.0.1"}'
+    assert dict(made.env)["H"] == "rocep1s0f0,roceP2p1s0f0"
+
+
+@pytest.mark.parametrize(
+    ("keys", "node", "needles"),
+    [
+        ({"env": {"A": "{node.adress}"}}, ALONE, ["env.A", "{node.adress}", "did you mean node.address?"]),
+        ({"args": {"a": {"b": ["{node.}"]}}}, ALONE, ["args.a", "{node.}"]),
+        ({"env": {"A": "{node.interface}"}}, ALONE, ["env.A", "not known on this node", "set fabric.interface"]),
+        ({"env": {"A": "{node.hcas}"}}, ALONE, ["set fabric.hcas"]),
+        ({"nodes": {"min": 2, "max": 2}}, ALONE, ["needs 2 node(s)", "names 1", "(choose another engine.recipe"]),
+        ({"nodes": {"max": 1}}, HEAD, ["needs 1 node(s)", "names 2"]),
+        ({"nodes": {"min": 3}}, HEAD, ["needs 3 to 64 node(s)"]),
+        ({"args": {"tensor-parallel-size": None}}, HEAD, ["no args.tensor-parallel-size makes 1", "names 2 node(s)"]),
+        ({"args": {"tensor-parallel-size": 4}}, HEAD, ["makes 4 rank", "(set args.tensor", "name 4 node"]),
+        ({"args": {"pipeline-parallel-size": "2"}}, HEAD, ["pipeline-parallel-size 2 makes 4 rank"]),
+        ({"args": {"tensor-parallel-size": 2}}, ALONE, ["makes 2 rank", "names 1 node(s)"]),
+        ({"args": {"tensor-parallel-size": "all"}}, HEAD, ["tensor-parallel-size is 'all'"]),
+        ({"args": {"tensor-parallel-size": 0}}, ALONE, ["a number from 1"]),
+        ({"args": {"tensor-parallel-size": True}}, ALONE, ["a number from 1"]),
+        ({"args": {"port": "http"}}, ALONE, ["args.port is 'http'", "1 to 65535"]),
+        ({"args": {"port": 0}}, ALONE, ["args.port is 0"]),
+        ({"args": {"port": 29511}}, ALONE, ["the port of observe.listen"]),
+        ({"args": {"port": 29501}}, ALONE, ["the port of cluster.master_port"]),
+        ({"args": {"host": 1}}, ALONE, ["args.host is 1"]),
+        ({"args": {"host": "[::1]"}}, ALONE, ["args.host is '[::1]'", "without brackets: ::1"]),
+        ({"args": {"host": "[x y]"}}, ALONE, ["args.host is '[x y]'", "such as 0.0.0.0"]),
+        ({"args": {"host": "a/b"}}, ALONE, ["args.host is 'a/b'"]),
+        ({"args": {"host": "h:80"}}, ALONE, ["args.host is 'h:80'"]),
+        ({"args": {"host": "h\n"}}, ALONE, ["args.host is"]),
+        ({"model": {"path": "a/-m"}}, ALONE, ["'-m'", "set model.served_name"]),
+        ({"args": {"gpu-memory-utilization": "high"}}, ALONE, ["gpu-memory-utilization is 'high'"]),
+        ({"args": {"gpu-memory-utilization": 1.2}}, ALONE, ["at most 1"]),
+        ({"args": {"gpu-memory-utilization": True}}, ALONE, ["at most 1"]),
+        ({"env": {"A": "1"}, "secrets": {"A": "/a"}}, ALONE, ["A is given both under env and under secrets"]),
+        ({"model": {"path": "/m"}, "caches": {"c": "/m"}}, ALONE, ["/m is mounted twice"]),
+    ],
+)
+def test_a_contradiction_is_reported(keys: dict[str, object], node: Node, needles: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(node, **keys)
+    for needle in needles:
+        assert needle in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        (None, "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),
+        ("::", "127.0.0.1"),
+        ("10.0.0.1", "10.0.0.1"),
+        ("::1", "::1"),
+        ("spark-1.lan", "spark-1.lan"),
+        ("{node.address}", "127.0.0.1"),
+    ],
+)
+def test_the_engine_is_reached_on_an_address_of_the_node(host: str | None, address: str) -> None:
+    assert plan(args={"host": host}).api_host == address
+
+
+def test_a_port_that_is_left_out_is_vllms_own() -> None:
+    made = plan(args={"port": None})
+    assert made.api_port == 8000
+    assert "--port" not in made.argv
+
+
+def test_a_node_alone_gets_no_flag_of_clusters() -> None:
+    assert not {"--nnodes", "--node-rank", "--headless", "--distributed-executor-backend"} & set(plan().argv)
+
+
+def test_a_user_script_gets_the_command_as_its_arguments() -> None:
+    made = plan(ALONE, configured(engine={"script": "/etc/sparkd/run.sh"}), args={"seed": 1})
+    assert made.user_script == "/etc/sparkd/run.sh"
+    assert made.argv[:2] == ("bash", "/run/sparkd-user-script")
+    assert made.argv[2:] == plan(args={"seed": 1}).argv
+    assert plan().user_script == ""
+
+
+SHARED: list[dict[str, object]] = [
+    {"args": {"seed": 1}},
+    {"env": {"A": "1"}},
+    {"secrets": {"A": "/a"}},
+    {"image": {"ref": "i:2"}},
+    {"image": {"ref": "i:1", "entrypoint": ["sh"]}},
+    {"image": {"ref": "i:1", "assert": ["true"]}},
+    {"image": {"ref": "i:1", "assert": [{"file": "/a", "pattern": "b"}]}},
+    {"model": {"path": "n"}},
+    {"model": {"path": "m", "served_name": "o"}},
+    {"container": {"privileged": True}},
+    {"container": {"volumes": ["/a:/b:ro"]}},
+    {"container": {"ulimits": {"memlock": -1}}},
+    {"caches": {"c": "/c"}},
+    {"name": "y"},
+]
+
+
+@pytest.mark.parametrize("keys", SHARED, ids=str)
+def test_the_digest_changes_with_each_shared_value(keys: dict[str, object]) -> None:
+    assert plan(HEAD, **keys).digest != plan(HEAD).digest
+
+
+def test_kernel_settings_are_not_in_the_digest() -> None:
+    tuned = plan(host={"sysctls": {"vm.swappiness": 10}})
+    assert tuned.sysctls == (("vm.swappiness", "10"),)
+    assert tuned.digest == plan().digest
+
+
+def test_the_digest_is_the_same_by_meaning() -> None:
+    changed = configured(engine={"models_dir": "/elsewhere"}, memory={"floor_mib": 1})
+    assert plan(HEAD, changed).digest == plan(HEAD).digest
+    assert plan(WORKER, env={"A": "{node.address}"}).digest == plan(HEAD, env={"A": "{node.address}"}).digest
+    one, other = {"a": 1, "b": {"c": 1, "d": 2}}, {"b": {"d": 2, "c": 1}, "a": 1}
+    assert plan(HEAD, args=one).digest == plan(HEAD, args=other).digest
+    assert plan(HEAD, args={"a": None}).digest == plan(HEAD).digest
+    assert plan(HEAD, secrets={"A": "/a"}).digest == plan(HEAD, secrets={"A": "/b"}).digest
+    assert plan(replace(HEAD, head_address="10.0.0.9")).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(supervise={"peer_timeout_seconds": 21})).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(cluster={"allow_image_difference": True})).digest != plan(HEAD).digest
+    assert plan(HEAD, configured(cluster={"nodes": ["10.0.0.1"]})).digest != plan(HEAD).digest
+    assert len(plan().digest) == 64
+
+
+@pytest.mark.parametrize(
+    ("node", "keys"),
+    [
+        (HEAD, {"args": {"tensor-parallel-size": "{cluster.size}"}}),
+        (HEAD, {"args": {"tensor-parallel-size": 1, "pipeline-parallel-size": "2"}}),
+        (replace(HEAD, cluster_size=8), {"args": {"tensor-parallel-size": 4, "pipeline-parallel-size": 2}}),
+        (ALONE, {"args": {"tensor-parallel-size": 1}}),
+        (ALONE, {"args": {"tensor-parallel-size": 2}, "container": {"gpus": "none"}}),
+    ],
+)
+def test_one_rank_a_node_is_a_plan_and_several_without_gpus_on_a_node_alone(
+    node: Node, keys: dict[str, object]
+) -> None:
+    assert plan(node, **keys).digest
+
+
+def test_the_shared_values_are_flat_and_sorted_with_placeholders_unfilled() -> None:
+    made = plan(
+        WORKER,
+        configured(cluster={"nodes": ["10.0.0.1", "10.0.0.2"]}),
+        args={"seed": 1, "left-out": None, "c": {"b": 1, "a": [1]}},
+        env={"VLLM_HOST_IP": "{node.address}"},
+        container={"ulimits": {"memlock": -1}, "volumes": ["/a:/b:ro"]},
+        caches={"vllm": "/root/.cache"},
+    )
+    values = dict(made.shared)
+    assert list(made.shared) == sorted(made.shared)
+    wanted = {
+        "recipe": "x",
+        "image": "i:1",
+        "entrypoint": '["vllm","serve"]',
+        "model": "/models/m",
+        "plan_schema": "2",
+        "args.seed": "1",
+        "args.c": '{"a":[1],"b":1}',
+        "args.tensor-parallel-size": "{cluster.size}",
+        "env.VLLM_HOST_IP": "{node.address}",
+        "container.ulimits.memlock": "-1 to -1",
+        "container.mounts": '["/b read-only","/models read-only"]',
+        "caches.vllm": "/root/.cache",
+        "cluster.nodes": '["10.0.0.1","10.0.0.2"]',
+        "cluster.head": "10.0.0.1",
+        "supervise.peer_timeout_seconds": "20",
+    }
+    assert wanted.items() <= values.items()
+    assert not {"args.left-out", "assert", "container.shm_bytes"} & values.keys()

@@ -1,0 +1,139 @@
+"""A plan for Ray: its scripts run with a `ray` that records its arguments."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkd.config import Settings
+from sparkd.lib.errors import ConfigError
+from sparkd.plan import script
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import LaunchPlan, Node
+from sparkd.recipes.schema import Recipe
+
+HEAD = Node(0, "127.0.0.2", "127.0.0.2", 2, "lo", ("rocep1s0f0",))
+WORKER = Node(1, "127.0.0.3", "127.0.0.2", 2, "lo", ("rocep1s0f1",))
+ALONE = Node(0, "127.0.0.1", "127.0.0.1", 1)
+RECORD = '#!/bin/sh\n{ printf "%s " "${0##*/}" "$@"; echo; env; echo; } >>"$RECORD"\n'
+
+
+def plan(node: Node, settings: Settings | None = None, **keys: object) -> LaunchPlan:
+    recipe = {
+        "schema": 1,
+        "name": "x",
+        "model": {"path": "m"},
+        "image": {"ref": "i:1"},
+        "nodes": {"max": 2},
+        "executor": "ray",
+        "args": {"tensor-parallel-size": "{cluster.size}"},
+        "env": {"NCCL_IB_HCA": "{node.hcas}", "NCCL_DEBUG": "WARN"},
+    }
+    return make_plan(Recipe.model_validate({**recipe, **keys}), settings or Settings(), node)
+
+
+def port_settings(port: int) -> Settings:
+    return Settings.model_validate({"cluster": {"master_port": port}})
+
+
+def run(tmp_path: Path, made: LaunchPlan, programs: tuple[str, ...] = ("ray", "vllm")) -> subprocess.Popen[str]:
+    for name in programs:
+        (tmp_path / name).write_text(RECORD)
+        (tmp_path / name).chmod(0o755)
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "RECORD": str(tmp_path / "record")}
+    return subprocess.Popen(
+        ["/bin/bash", "-c", made.script], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def recorded(tmp_path: Path) -> list[tuple[str, dict[str, str]]]:
+    """Command line and environment of each program."""
+    runs = [one.splitlines() for one in (tmp_path / "record").read_text().split("\n\n") if one.strip()]
+    return [(words.strip(), dict(line.partition("=")[::2] for line in env)) for words, *env in runs]
+
+
+def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
+    assert run(tmp_path, plan(HEAD)).wait(30) == 0
+    (started, before), (served, after) = recorded(tmp_path)
+    assert started == (
+        "ray start --head --port=29501 --include-dashboard=false --node-ip-address=127.0.0.2 --num-gpus=1 --num-cpus=1"
+        " --object-store-memory=268435456"
+    )
+    assert served == (
+        "vllm serve /models/m --served-model-name m --tensor-parallel-size 2 --distributed-executor-backend ray"
+    )
+    assert after["RAY_ADDRESS"] == "127.0.0.2:29501"
+    assert before["RAY_memory_monitor_refresh_ms"] == "0"
+    assert (before["VLLM_HOST_IP"], before["NCCL_IB_HCA"]) == ("127.0.0.2", "rocep1s0f0")
+    kept = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
+    assert kept == ["NCCL_IB_HCA", "VLLM_HOST_IP"], "values of one node are not copied to the others"
+
+
+def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.2", 0))
+        port = server.getsockname()[1]
+        worker = run(tmp_path, plan(WORKER, port_settings(port)))
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == f"waiting for the Ray of 127.0.0.2 port {port}\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(1.5)
+        server.listen(4)
+        assert worker.wait(30) == 0
+    ((started, env),) = recorded(tmp_path)
+    assert started == (
+        f"ray start --block --address=127.0.0.2:{port} --node-ip-address=127.0.0.3 --num-gpus=1 --num-cpus=1"
+        " --object-store-memory=268435456"
+    )
+    assert (env["VLLM_HOST_IP"], env["NCCL_IB_HCA"], env["RAY_AUTH_MODE"]) == ("127.0.0.3", "rocep1s0f1", "token")
+    assert env["RAY_LOG_TO_STDERR"] == "1", "the rank's lines are in its own node's journal"
+
+
+@pytest.mark.parametrize("node", [HEAD, WORKER])
+def test_an_image_without_ray_is_not_launched(tmp_path: Path, node: Node) -> None:
+    done = run(tmp_path, plan(node), programs=("vllm",))
+    output, _ = done.communicate(timeout=30)
+    assert (done.returncode, output) == (
+        64,
+        "the image is not what the recipe needs: executor: ray, and it has no ray\n",
+    )
+
+
+def test_an_address_of_version_6_stands_in_brackets() -> None:
+    made = plan(Node(0, "fd00::1", "fd00::1", 2, "lo", ("a",)))
+    assert "export RAY_ADDRESS=[fd00::1]:29501" in made.script
+
+
+def test_a_recipe_overrides_rays_variables() -> None:
+    made = plan(HEAD, env={"RAY_DEDUP_LOGS": "1", "VLLM_HOST_IP": "10.1.1.1", "RAY_AUTH_MODE": None})
+    env = dict(made.env)
+    assert (env["RAY_DEDUP_LOGS"], env["VLLM_HOST_IP"], "RAY_AUTH_MODE" in env) == ("1", "10.1.1.1", False)
+
+
+def test_a_node_alone_runs_the_engine_without_ray() -> None:
+    alone = plan(ALONE, args={}, env={})
+    assert alone.script == plan(ALONE, args={}, env={}, executor="mp").script
+    assert not alone.on_ray
+
+
+def test_a_user_script_is_refused_with_a_hint() -> None:
+    settings = Settings.model_validate({"engine": {"script": "/etc/sparkd/run.sh"}})
+    with pytest.raises(ConfigError, match=r"engine\.script starts the engine its own way") as caught:
+        plan(HEAD, settings)
+    assert "executor: mp" in caught.value.hint
+    plan(HEAD, settings, executor="mp")
+
+
+def test_nodes_with_another_executor_do_not_agree() -> None:
+    assert dict(plan(HEAD).shared)["executor"] == "ray"
+    assert plan(HEAD).digest == plan(WORKER).digest != plan(HEAD, executor="mp").digest
+
+
+def test_a_token_is_of_one_epoch_and_one_key() -> None:
+    one = script.ray_token(b"k" * 32, "a")
+    assert (len(one), one) == (64, script.ray_token(b"k" * 32, "a"))
+    assert len({one, script.ray_token(b"k" * 32, "b"), script.ray_token(b"l" * 32, "a")}) == 3

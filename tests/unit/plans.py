@@ -1,0 +1,35 @@
+"""Plans of a small recipe, and of the shipped ones."""
+
+from __future__ import annotations
+
+from sparkd.config import Settings
+from sparkd.lib import recipes_dir
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import LaunchPlan, Node
+from sparkd.recipes.loader import load_recipe
+from sparkd.recipes.schema import Recipe
+
+ALONE = Node(rank=0, address="127.0.0.1", head_address="127.0.0.1", cluster_size=1)
+HEAD = Node(0, "10.0.0.1", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))
+WORKER = Node(1, "10.0.0.2", "10.0.0.1", 2, "enp1s0f0np0", ("rocep1s0f0",))
+
+
+def recipe(**keys: object) -> Recipe:
+    document = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i:1"}, **keys}
+    return Recipe.model_validate(document)
+
+
+def configured(**sections: object) -> Settings:
+    return Settings.model_validate(sections)
+
+
+def plan(node: Node = ALONE, settings: Settings | None = None, /, **keys: object) -> LaunchPlan:
+    if node.cluster_size > 1:
+        given = keys.get("args", {})
+        assert isinstance(given, dict)
+        keys["args"] = {"tensor-parallel-size": "{cluster.size}", **given}
+    return make_plan(recipe(**keys), settings or Settings(), node)
+
+
+def shipped(name: str) -> Recipe:
+    return load_recipe(name, [recipes_dir()]).recipe

@@ -1,0 +1,135 @@
+"""The compile caches of the plan's image, and those of others."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host, caches, docker_image
+from sparkd.host.caches import Folder
+from sparkd.plan.model import Cache
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.compile_cache import CacheFacts, CompileCache
+from sparkd.state.launch_history import FILE, LaunchHistory
+
+ID, OTHER = "ab" * 32, "cd" * 32
+REF = "ghcr.io/x/vllm:1"
+CACHES = (Cache("vllm", "/root/.cache/vllm"), Cache("triton", "/root/.triton"))
+CHECK = CompileCache(REF, CACHES)
+FULL = Folder(caches.path(ID, "vllm"), "folder", 100, 3 << 30)
+EMPTY = Folder(caches.path(ID, "vllm"), "folder")
+MISSING = Folder(caches.path(ID, "vllm"), "missing")
+UNUSED = Folder(caches.path(ID, "triton"), "folder")
+USED = ("vllm", "triton")
+
+
+def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> CacheFacts:
+    return CacheFacts("known", folders, user, used)
+
+
+@pytest.mark.parametrize(
+    ("said", "level", "says"),
+    [
+        (facts(FULL, UNUSED, used=USED), Level.OK, "3.0 GiB kept for this image"),
+        (facts(replace(FULL, whole=False)), Level.OK, "at least 3.0 GiB kept"),
+        (facts(MISSING), Level.OK, "none yet for this image: the first start compiles from scratch"),
+        (facts(EMPTY, UNUSED), Level.OK, "none yet"),
+        (facts(MISSING, UNUSED, used=USED), Level.WARN, "the cache vllm is gone"),
+        (facts(EMPTY, UNUSED, used=USED), Level.WARN, "its caches are empty"),
+        (facts(MISSING, replace(FULL, path="x/triton"), used=("triton",)), Level.OK, "3.0 GiB"),
+        (facts(replace(EMPTY, kind="file")), Level.BLOCK, "is no folder, but a file"),
+        (facts(FULL, user="vllm"), Level.WARN, "the image runs as vllm, who can't write to"),
+        (facts(replace(FULL, uid=1000), user="1000"), Level.OK, "3.0 GiB"),
+        (facts(replace(FULL, writable_by_others=True), user="vllm"), Level.OK, "3.0 GiB"),
+        (facts(FULL, user="root"), Level.OK, "3.0 GiB"),
+        (CacheFacts("away"), Level.OK, "docker is away"),
+        (CacheFacts("missing"), Level.OK, "the image is not on this node"),
+        (CacheFacts("HTTP 500"), Level.OK, "HTTP 500"),
+        (replace(facts(FULL), others=2, others_bytes=5 << 30), Level.OK, "2 other images have 5.0 GiB"),
+    ],
+)
+def test_judge(said: CacheFacts, level: Level, says: str) -> None:
+    expect(CHECK.judge(said), level, says)
+
+
+def test_an_engine_that_does_not_compile_may_leave_its_caches_empty() -> None:
+    assert replace(CHECK, compiles=False).judge(facts(EMPTY, UNUSED, used=USED)).level is Level.OK
+
+
+def test_a_plan_without_caches_reads_nothing(tree: Tree) -> None:
+    check = CompileCache(REF, ())
+    assert check.judge(check.probe(Host(tree.root))).reason == "the recipe keeps none"
+
+
+@pytest.fixture
+def machine(tree: Tree) -> Tree:
+    tree.dockerd()
+    config = {"User": "1000:1000"}
+    image = {"Id": f"sha256:{ID}", "Architecture": "arm64", "Os": "linux", "Config": config, "RootFS": {"Layers": []}}
+    tree.docker(f"/images/{REF}/json", image)
+    return tree
+
+
+def good(tree: Tree, identity: str) -> None:
+    values = {"image.identity": identity, "caches.vllm": "/root/.cache/vllm", "args.seed": "1"}
+    tree.file(FILE.path, FILE.encode(LaunchHistory(good=values)))
+
+
+def identity(tree: Tree) -> str:
+    return docker_image.image_identity(Host(tree.root).docker_reader(), REF) or ""
+
+
+def test_probe_counts_this_images_caches_and_the_others(machine: Tree) -> None:
+    machine.file(f"{caches.path(ID, 'vllm')}/a/b/kernel.so", "12345")
+    machine.file(f"{caches.path(ID, 'vllm')}/top", "1")
+    machine.file(f"{caches.path(OTHER, 'vllm')}/x", "123")
+    machine.file(f"{caches.ROOT}/notes.txt", "no image's")
+    machine.link(f"{caches.path(ID, 'vllm')}/loop", "..")
+    good(machine, identity(machine))
+    found = CHECK.probe(Host(machine.root))
+    vllm, triton = found.caches
+    assert (vllm.kind, vllm.files, vllm.bytes) == ("folder", 3, 5 + 1 + 2)
+    assert triton.kind == "missing"
+    assert (found.user, found.used_before) == ("1000", ("vllm",))
+    assert (found.others, found.others_bytes, found.others_whole) == (1, 3, True)
+
+
+def test_another_image_s_good_start_used_no_cache_of_this_one(machine: Tree) -> None:
+    good(machine, "of another image")
+    assert CHECK.probe(Host(machine.root)).used_before == ()
+
+
+def test_probe_without_docker_or_without_the_image(machine: Tree) -> None:
+    (machine.root / f".sparkd/docker/images/{REF}/json.json").unlink()
+    assert CHECK.probe(Host(machine.root)).image == "missing"
+    (machine.root / "run/docker.pid").unlink()
+    assert CHECK.probe(Host(machine.root)).image == "away"
+
+
+def test_a_large_cache_is_counted_to_a_bound(machine: Tree) -> None:
+    for number in range(20):
+        machine.file(f"{caches.path(ID, 'vllm')}/{number % 3}/{number}", "x")
+    files = Host(machine.root).files
+    assert caches.folder(files, caches.path(ID, "vllm"), most=100).whole
+    some = caches.folder(files, caches.path(ID, "vllm"), most=10)
+    assert not some.whole
+    assert some.files <= 10
+    assert not some.empty
+
+
+def test_a_folder_that_can_not_be_looked_into_is_left_out(machine: Tree) -> None:
+    """Here one whose path is longer than the kernel takes; who is not root meets folders that are closed."""
+    machine.file(f"{caches.path(ID, 'vllm')}/b", "1")
+    at = os.open(machine.root / caches.path(ID, "vllm").lstrip("/"), os.O_DIRECTORY)
+    for _ in range(20):
+        os.mkdir("d" * 250, dir_fd=at)
+        below = os.open("d" * 250, os.O_DIRECTORY, dir_fd=at)
+        os.close(at)
+        at = below
+    os.close(at)
+    found = caches.folder(Host(machine.root).files, caches.path(ID, "vllm"))
+    assert (found.files, found.bytes, found.whole) == (1, 1, False)

@@ -1,0 +1,157 @@
+"""The fabric's address, its link, and the path to the other nodes."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.machines.areas import fabric as machine
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host, network, path_mtu
+from sparkd.host.files import Files
+from sparkd.host.network import Link
+from sparkd.host.path_mtu import Path
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
+
+UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopback=False, wireless=False)
+ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
+ADDRESS = FabricAddress("10.0.0.1", 2)
+LINK = FabricLink("enp1s0f0np0", ("10.0.0.2", "10.0.0.3"), 29510, 9000)
+ARRIVES = (Path("10.0.0.2", True), Path("10.0.0.3", True))
+
+
+NO_CARRIER = replace(ON_UP, carriers=(), link=None)
+
+
+@pytest.mark.parametrize(
+    ("interface", "facts", "level", "words"),
+    [
+        ("", ON_UP, Level.OK, "10.0.0.1 on enp1s0f0np0, up"),
+        ("", replace(ON_UP, owned=False), Level.BLOCK, "no longer has 10.0.0.1"),
+        ("", NO_CARRIER, Level.WARN, "no interface that is up"),
+        ("", replace(ON_UP, link=replace(UP, loopback=True)), Level.WARN, "is loopback"),
+        ("", replace(ON_UP, link=replace(UP, wireless=True)), Level.WARN, "is Wi-Fi"),
+        ("enp1s0f0np0", ON_UP, Level.OK, ""),
+        ("enp9", replace(ON_UP, interfaces=("lo", "eth0")), Level.BLOCK, "enp9, which this node does not have"),
+        ("eth0", ON_UP, Level.WARN, "fabric.interface is eth0, but 10.0.0.1 is on enp1s0f0np0"),
+        ("bond0", NO_CARRIER, Level.OK, ""),
+    ],
+)
+def test_the_address_is_on_an_interface_that_is_fit_and_the_one_of_the_settings(
+    interface: str, facts: FabricAddressFacts, level: Level, words: str
+) -> None:
+    awaits = "" if facts.owned else "the fabric's address 10.0.0.1"
+    expect(replace(ADDRESS, interface=interface).judge(facts), level, words, awaits=awaits)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(FabricLinkFacts((UP,), ARRIVES), Level.OK, "200 Gb/s, MTU 9000, frames of 9000 arrive at 2 of 2"),
+        pytest.param(FabricLinkFacts((UP,), (ARRIVES[0], Path("10.0.0.3", None))), Level.OK, "at 1 of 2; the rest"),
+        pytest.param(FabricLinkFacts((replace(UP, mtu=8999),), ()), Level.WARN, "MTU of 8999"),
+        pytest.param(FabricLinkFacts((replace(UP, mtu=9216),), ARRIVES), Level.OK, "MTU 9216"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=400_000),), ARRIVES), Level.OK, "400 Gb/s"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=None),), ARRIVES), Level.OK, "up, MTU"),
+        pytest.param(FabricLinkFacts((replace(UP, speed_mbps=10, physical=False),), ARRIVES), Level.OK, "up, MTU"),
+        pytest.param(FabricLinkFacts((replace(UP, carrier=False),), ()), Level.WARN, "has no carrier"),
+        pytest.param(FabricLinkFacts((replace(UP, up=False, carrier=None),), ()), Level.WARN, "is not set up"),
+        pytest.param(FabricLinkFacts((), ()), Level.WARN, "enp1s0f0np0 is not there"),
+    ],
+)
+def test_the_link_is_judged_and_never_blocks(facts: FabricLinkFacts, level: Level, words: str) -> None:
+    expect(LINK.judge(facts), level, words)
+
+
+def test_a_plan_without_gpus_expects_no_speed() -> None:
+    facts = FabricLinkFacts((replace(UP, speed_mbps=10_000),), ARRIVES)
+    assert replace(LINK, uses_gpu=False).judge(facts).level is Level.OK
+
+
+def test_a_part_of_a_bond_without_its_cable_is_named() -> None:
+    bond = replace(UP, name="bond0", physical=False, speed_mbps=200_000, lower=("a", "b"))
+    parts = (replace(UP, name="a"), replace(UP, name="b", carrier=False, speed_mbps=None))
+    assert "b has no carrier" in LINK.judge(FabricLinkFacts((bond, *parts), ARRIVES)).reason
+
+
+def test_the_command_of_the_hint_sends_a_datagram_of_the_whole_mtu() -> None:
+    four = LINK.judge(FabricLinkFacts((UP,), (Path("10.0.0.2", False),)))
+    six = LINK.judge(FabricLinkFacts((UP,), (Path("fd00::2", False),)))
+    assert four.hint.endswith("ping -M do -s 8972 10.0.0.2")
+    assert six.hint.endswith("ping -M do -s 8952 fd00::2")
+
+
+def test_a_node_alone_has_no_fabric(tree: Tree) -> None:
+    address, link = FabricAddress("127.0.0.1", 1), FabricLink("", (), 29510, 9000)
+    host = Host(tree.root)
+    assert [check.judge(check.probe(host)).reason for check in (address,)] == ["one node"]
+    assert [check.judge(check.probe(host)).reason for check in (link,)] == ["one node"]
+
+
+def test_probes_read_the_machine(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert ADDRESS.probe(host) == ON_UP
+    tree.file("/sys/class/net/bonding_masters", "bond0\n")
+    named = replace(ADDRESS, interface="enp9").probe(host).interfaces
+    assert named[0] == "enP2p1s0f0np0"
+    assert "bonding_masters" not in named
+    check = FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9000)
+    assert check.probe(host) == FabricLinkFacts((UP,), (Path("10.0.0.2", True),))
+
+
+def test_a_path_is_not_tried_with_what_the_interface_itself_does_not_take(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert FabricLink("enp1s0f0np0", ("10.0.0.2",), 29510, 9001).probe(host).paths == ()
+    assert FabricLink("enp1s0f1np1", ("10.0.0.2",), 29510, 9000).probe(host).paths == ()
+
+
+def test_a_machine_without_sysfs_warns(tree: Tree) -> None:
+    tree.file("/proc/net/fib_trie", "     |-- 10.0.0.1\n        /32 host LOCAL\n")
+    host = Host(tree.root)
+    assert ADDRESS.judge(ADDRESS.probe(host)).level is Level.WARN
+    assert LINK.judge(LINK.probe(host)).level is Level.WARN
+
+
+def test_links_of_a_vlan_on_a_bond_are_all_found(tree: Tree) -> None:
+    for name, lower in (("bond0.7", "bond0"), ("bond0", "a"), ("a", "")):
+        machine.interface(tree, name)
+        if lower:
+            tree.link(f"/sys/class/net/{name}/lower_{lower}", f"../{lower}")
+    tree.link("/sys/class/net/a/lower_bond0", "../bond0")
+    assert [link.name for link in network.read_links(Files(str(tree.root)), "bond0.7")] == ["bond0.7", "bond0", "a"]
+
+
+def test_what_a_kernel_does_not_say_of_an_interface_is_none(tree: Tree) -> None:
+    tree.file("/sys/class/net/x/mtu", "1500\n")
+    tree.file("/sys/class/net/x/speed", "4294967295\n")
+    tree.file("/sys/class/net/bonding_masters", "bond0\n")
+    files = Files(str(tree.root))
+    assert network.read_link(files, "x") == Link("x", False, "unknown", None, None, 1500, False, False, False)
+    assert network.read_link(files, "y") is None
+    assert network.read_link(files, "bonding_masters") is None
+
+
+@pytest.mark.parametrize(("key", "text"), [("mtu", "many"), ("flags", "up"), ("speed", "fast")])
+def test_what_is_no_interface_of_linux_is_an_error_of_reading(tree: Tree, key: str, text: str) -> None:
+    machine.interface(tree, "x")
+    tree.file(f"/sys/class/net/x/{key}", text)
+    with pytest.raises(ValueError, match=text):
+        network.read_link(Files(str(tree.root)), "x")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '"x"'])
+def test_a_record_of_paths_that_is_none_is_an_error_of_reading(tree: Tree, text: str) -> None:
+    tree.file("/.sparkd/path_mtu.json", text)
+    with pytest.raises(ValueError, match=r"no object|Expecting"):
+        path_mtu.probe_paths(Host(tree.root), ["10.0.0.2"], 29510, 9000)
+
+
+def test_a_tree_returns_recorded_paths(tree: Tree) -> None:
+    machine.path_mtu(tree, {"10.0.0.2": False, "10.0.0.3": None})
+    wanted = ("10.0.0.2", "10.0.0.3", "10.0.0.4")
+    found = path_mtu.probe_paths(Host(tree.root), wanted, 29510, 9000)
+    assert [path.fits for path in found] == [False, None, None]

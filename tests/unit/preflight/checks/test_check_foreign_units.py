@@ -1,0 +1,148 @@
+"""What else starts vLLM by itself: units as people write them, and containers that docker restarts."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.foreign_units import ForeignFacts, ForeignUnits
+
+WANTS = "/etc/systemd/system/multi-user.target.wants"
+IMAGE = "vllm/vllm-openai:v0.32.0"
+
+
+def enabled(tree: Tree, text: str, name: str = "own.service") -> None:
+    tree.file(f"/etc/systemd/system/{name}", f"[Service]\n{text}\n")
+    tree.link(f"{WANTS}/{name}", f"/etc/systemd/system/{name}")
+
+
+def looked(tree: Tree, docker: DockerFacts = AWAY) -> tuple[ForeignFacts, Verdict]:
+    return ForeignUnits().run(Host(tree.root, docker=lambda: docker))
+
+
+@pytest.mark.parametrize(
+    ("exec_start", "found"),
+    [
+        ("/usr/local/bin/vllm serve /models/x", True),
+        ("/opt/venv/bin/python3 -m vllm.entrypoints.openai.api_server --model x", True),
+        ("/opt/venv/bin/python -m vllm serve x", True),
+        ("/bin/bash -lc 'source /opt/venv/bin/activate && exec vllm serve x'", True),
+        ("/usr/bin/docker run --rm --gpus all vllm/vllm-openai:latest --model x", True),
+        ("/usr/bin/docker start -a vllm_ds4", True),
+        ("/usr/bin/docker exec vllm_ds4 bash /workspace/vllm-head.sh", True),
+        ("/usr/bin/docker compose -f /srv/vllm/docker-compose.yml up", True),
+        ("/usr/bin/podman run --device nvidia.com/gpu=all docker.io/vllm/vllm-openai x", True),
+        ("/home/milo/spark-vllm-docker/launch-cluster.sh --no-ray start", True),
+        ("/usr/local/bin/sparkrun run deepseek --tp 2", True),
+        ("-/usr/bin/docker start vllm_ds4", True),
+        ("/usr/bin/docker logs -f vllm_ds4", False),
+        ("/usr/bin/docker run --rm grafana/grafana", False),
+        ("/usr/local/bin/vllm-exporter --listen :9400", False),
+        ("/usr/bin/tail -F /var/log/vllm.log", False),
+        ("/usr/bin/python3 -m http.server", False),
+        ("/usr/bin/dockerd -H fd://", False),
+        ("", False),
+    ],
+)
+def test_a_command_that_starts_vllm(tree: Tree, exec_start: str, found: bool) -> None:
+    enabled(tree, f"ExecStart={exec_start}")
+    facts, verdict = looked(tree)
+    assert bool(facts.units) is found
+    assert verdict.level is (Level.WARN if found else Level.OK)
+
+
+def test_it_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None:
+    enabled(tree, "ExecStartPre=/usr/bin/docker start vllm_ds4\nExecStart=/bin/sleep infinity", "ds4.service")
+    _, verdict = looked(tree)
+    assert verdict.reason == (
+        "ds4.service starts vLLM too, wanted by multi-user.target (ExecStartPre in /etc/systemd/system/ds4.service)"
+    )
+    assert verdict.hint == "if sparkd is to serve: systemctl disable ds4.service"
+    assert verdict.fixes == ()
+
+
+def test_a_unit_that_nobody_wants_or_that_is_masked_or_sparkds_own_does_not_count(tree: Tree) -> None:
+    tree.file("/etc/systemd/system/unwanted.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
+    enabled(tree, "ExecStart=/usr/bin/vllm serve x", "sparkd-head.service")
+    tree.link(f"{WANTS}/masked.service", "/etc/systemd/system/masked.service")
+    tree.link("/etc/systemd/system/masked.service", "/dev/null")
+    tree.file("/usr/lib/systemd/system/masked.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
+    tree.link(f"{WANTS}/gone.service", "/usr/lib/systemd/system/gone.service")
+    facts, verdict = looked(tree)
+    assert (facts.units, facts.unread, verdict.level) == ((), (), Level.OK)
+
+
+def test_drop_ins_count_and_an_instance_has_the_text_of_its_template(tree: Tree) -> None:
+    enabled(tree, "ExecStart=/usr/bin/vllm serve x")
+    tree.file("/etc/systemd/system/own.service.d/10.conf", "[Service]\nExecStart=\nExecStart=/bin/true\n")
+    tree.file("/etc/systemd/system/vllm@.service", "[Service]\nExecStart=/usr/bin/vllm serve %i\n")
+    tree.link(f"{WANTS}/vllm@qwen.service", "/etc/systemd/system/vllm@.service")
+    assert [one.name for one in looked(tree)[0].units] == ["vllm@qwen.service"]
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "found"),
+    [
+        ("/home/milo/start.sh", "#!/bin/bash\nexport A=1\nvllm serve \\\n  /models/x\n", True),
+        ("/home/milo/start.sh", "#!/bin/bash\ndocker run \\\n --gpus all \\\n  vllm/vllm-openai\n", True),
+        ("/home/milo/start.sh", "#!/bin/bash\n# was: vllm serve x\necho none\n", False),
+        ("/home/milo/start.sh", "#!/bin/bash\ndocker run grafana\necho vllm\n", False),
+        ("/srv/ai/compose.yaml", "services:\n  llm:\n    image: vllm/vllm-openai\n", True),
+        ("/srv/ai/compose.yaml", "services:\n  web:\n    image: nginx\n", False),
+        ("/srv/ai/blob.sh", "\x00\x01 vllm", False),
+    ],
+)
+def test_a_script_that_the_command_names_is_looked_into(tree: Tree, path: str, text: str, found: bool) -> None:
+    tree.file(path, text)
+    enabled(tree, f"ExecStart=/usr/bin/docker compose -f {path} up" if path.endswith("yaml") else f"ExecStart={path}")
+    assert bool(looked(tree)[0].units) is found
+
+
+@pytest.mark.parametrize("word", ["docker ", "python -x "])
+def test_one_endless_line_takes_no_endless_time(tree: Tree, word: str) -> None:
+    tree.file("/home/milo/start.sh", word * 9000)
+    enabled(tree, "ExecStart=/home/milo/start.sh")
+    began = time.process_time()
+    assert not looked(tree)[0].units
+    assert time.process_time() - began < 1.0, "seconds, where the patterns see all of it"
+
+
+def test_a_unit_that_cannot_be_read_is_named(tree: Tree) -> None:
+    enabled(tree, "ExecStart=/bin/sh -c 'left open")
+    _, verdict = looked(tree)
+    assert (verdict.level, verdict.hint) == (Level.WARN, "systemctl cat own.service")
+
+
+def container(policy: str, image: str, *command: str, ours: bool = False) -> DockerFacts:
+    labels = (("io.sparkd.role", "head"),) if ours else ()
+    name = "sparkd-rank0" if ours else "theirs"
+    return DockerFacts(True, (ContainerFacts("1" * 64, name, labels, True, 9, "sha256:1", policy, image, command),))
+
+
+@pytest.mark.parametrize(
+    ("docker", "level"),
+    [
+        (container("always", IMAGE), Level.WARN),
+        (container("unless-stopped", "mine:1", "vllm", "serve", "x"), Level.WARN),
+        (container("on-failure", "mine:1", "bash", "-c", "vllm serve x"), Level.WARN),
+        (container("no", IMAGE), Level.OK),
+        (container("always", "postgres:17", "postgres"), Level.OK),
+        (container("always", IMAGE, ours=True), Level.OK),
+        (AWAY, Level.OK),
+    ],
+)
+def test_a_container_of_vllm_that_docker_restarts(tree: Tree, docker: DockerFacts, level: Level) -> None:
+    _, verdict = looked(tree, docker)
+    assert verdict.level is level
+    assert ("docker update --restart=no theirs" in verdict.hint) is (level is Level.WARN)
+
+
+def test_a_machine_without_systemd_has_none(tree: Tree) -> None:
+    facts, verdict = looked(tree)
+    assert (facts.looked_at, verdict.level) == (0, Level.OK)
+    assert verdict.reason.endswith("docker's containers were not checked")

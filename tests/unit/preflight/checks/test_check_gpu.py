@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect, never_queried
+
+from sparkd.host import Host, kernel
+from sparkd.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks import kernel as known_bad
+from sparkd.preflight.checks.gpu import Gpu, GpuCheckFacts
+from sparkd.preflight.checks.memory import MemoryNeed, UnifiedMemory
+from sparkd.preflight.runner import examine
+
+GOOD = GpuCheckFacts(True, ("NVIDIA GB10",), "580.142", "580.142", module_open=True)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.142  Release Build  (dvs-builder@U22)\n"
+PROPRIETARY = "NVRM version: NVIDIA UNIX aarch64 Kernel Module  580.173.02  Mon Jun 15 02:51:24 UTC 2026\n"
+
+
+def sick(trouble: Trouble, error: str = "it is sick") -> GpuCheckFacts:
+    return replace(GOOD, names=(), driver="", trouble=trouble, error=error)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "needs_person", "words"),
+    [
+        pytest.param(GOOD, Level.OK, False, "NVIDIA GB10, driver 580.142", id="good"),
+        pytest.param(GpuCheckFacts(False), Level.OK, False, "the plan uses no GPU", id="no GPU wanted"),
+        pytest.param(sick(Trouble.HUNG), Level.BLOCK, True, "unplug it for 60 s", id="hung"),
+        pytest.param(sick(Trouble.LOST), Level.BLOCK, True, "unplug it for 60 s", id="lost"),
+        pytest.param(sick(Trouble.RESET), Level.BLOCK, True, "reboot this node", id="must be reset"),
+        pytest.param(sick(Trouble.FORBIDDEN), Level.UNKNOWN, False, "run as root", id="forbidden"),
+        pytest.param(sick(Trouble.OTHER), Level.BLOCK, False, "it is sick", id="something else"),
+        pytest.param(replace(GOOD, names=()), Level.BLOCK, False, "power-cycle", id="no GPU"),
+        pytest.param(GpuCheckFacts(True), Level.BLOCK, False, "modprobe nvidia", id="no module"),
+        pytest.param(replace(GOOD, driver="590.44.01"), Level.WARN, False, "graphs", id="driver that deadlocks"),
+        pytest.param(replace(GOOD, driver="580.159.04"), Level.OK, False, "", id="the next driver"),
+        pytest.param(replace(GOOD, driver="5900.1"), Level.OK, False, "", id="a driver that only looks like it"),
+        pytest.param(replace(GOOD, names=("NVIDIA H200",), driver="590.1"), Level.OK, False, "H200", id="no GB10"),
+    ],
+)
+def test_a_gpu_that_answers_is_needed(facts: GpuCheckFacts, level: Level, needs_person: bool, words: str) -> None:
+    awaits = AWAITED if facts.trouble is Trouble.HUNG else ""  # it may come round, a lost GPU does not
+    expect(Gpu().judge(facts), level, said=words, needs_person=needs_person, awaits=awaits)
+
+
+def test_preflight_waits_for_a_driver_that_does_not_answer(tree: Tree) -> None:
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    found = examine(checks, Host(tree.root, gpu=lambda: HUNG))
+    assert {one.verdict.awaits for one in found} == {AWAITED}, "one that awaits nothing makes waiting vain"
+
+
+def recorded(tree: Tree, answer: object, module: str = OPEN) -> Host:
+    tree.file("/.sparkd/nvml.json", json.dumps(answer))
+    tree.file("/proc/driver/nvidia/version", module)
+    return Host(tree.root)
+
+
+def test_a_recorded_answer_carries_memory_and_processes(tree: Tree) -> None:
+    processes = [{"pid": 7, "used_bytes": 5}, {"pid": 8, "used_bytes": None}]
+    host = recorded(tree, {"names": ["NVIDIA H200"], "total_bytes": 9, "processes": processes})
+    assert host.gpu() == GpuFacts(("NVIDIA H200",), 9, (GpuProcess(7, 5), GpuProcess(8, None)))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [[], {}, {"names": "GB10"}, {"names": [1]}, {"names": [], "processes": [1]}, {"names": [], "trouble": "odd"}],
+)
+def test_a_recorded_answer_that_is_none_is_unknown(tree: Tree, answer: object) -> None:
+    host = recorded(tree, answer)
+    with pytest.raises(ValueError, match=r"nvml\.json|valid Trouble"):
+        read_fixture(host.files)
+    assert examine([Gpu()], host)[0].verdict.level is Level.UNKNOWN
+
+
+def test_a_machine_without_driver_or_answer_has_no_gpu(tree: Tree) -> None:
+    verdict = Gpu().run(Host(tree.root))[1]
+    assert verdict == Verdict(
+        Level.BLOCK,
+        "no GPU is seen, and no NVIDIA kernel module is loaded",
+        "nvidia-smi; modprobe nvidia; dkms status",
+    )
+
+
+def test_a_plan_without_gpus_leaves_the_driver_alone(tree: Tree) -> None:
+    assert Gpu(uses_gpu=False).run(Host(tree.root, gpu=never_queried))[1].level is Level.OK
+
+
+def test_each_examination_queries_the_driver_once(tree: Tree) -> None:
+    queries = []
+
+    def query() -> GpuFacts:
+        queries.append(1)
+        return GpuFacts(("NVIDIA GB10",), None, ())
+
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=100)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    host = Host(tree.root, gpu=query)
+    checks = (Gpu(), UnifiedMemory(MemoryNeed(1, None, 0), settle_seconds=60))
+    for looks in (1, 2):
+        assert [one.verdict.level for one in examine(checks, host)] == [Level.OK, Level.OK]
+        assert len(queries) == looks
+
+
+@pytest.mark.parametrize(("text", "version", "is_open"), [(OPEN, "580.142", True), (PROPRIETARY, "580.173.02", False)])
+def test_the_module_says_whether_it_is_the_open_one(tree: Tree, text: str, version: str, is_open: bool) -> None:
+    tree.file("/proc/driver/nvidia/version", text)
+    assert kernel.nvidia_module(Host(tree.root).files) == (version, is_open)
+
+
+@pytest.mark.parametrize("text", ["", "\0\n", "NVRM version: none\n"])
+def test_a_module_that_names_no_version_is_no_reason_against_a_gpu_that_answers(tree: Tree, text: str) -> None:
+    answers = recorded(tree, {"names": ["NVIDIA GB10"], "driver": "580.142"}, module=text)
+    assert examine([Gpu()], answers)[0].verdict.level is Level.OK
+    silent = examine([Gpu()], recorded(tree, {"names": []}, module=text))[0].verdict
+    assert (silent.level, silent.needs_person) == (Level.BLOCK, False)
+    assert "no GPU is seen by the kernel module" in silent.reason
+
+
+def test_every_known_bad_version_says_what_to_do_and_who_says_so() -> None:
+    for one in (*known_bad.KERNELS, *known_bad.DRIVERS):
+        assert all((one.version, one.trouble, one.remedy, one.source))
+        assert known_bad.find_known_bad(one.version, (one,)) is one

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host
+from sparkd.lib.text import GIB
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.kernel import Kernel, KernelFacts
+
+GOOD = "6.17.0-1032-nvidia"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(KernelFacts(GOOD, False, 0), Level.OK, f"kernel {GOOD}", id="good"),
+        pytest.param(KernelFacts("", False, 0), Level.WARN, "can't be read", id="hidden"),
+        pytest.param(KernelFacts("6.17.0-10080-nvidia", False, 0), Level.OK, "", id="only looks like it"),
+        pytest.param(KernelFacts("7.0.0-1019-nvidia", False, 0), Level.WARN, "kho=off", id="KHO is on by default"),
+        pytest.param(KernelFacts("7.0.0-31-generic", False, 0), Level.WARN, "kho=off", id="so in Ubuntu's HWE"),
+        pytest.param(KernelFacts("7.0.0-30-generic", False, 0), Level.OK, "", id="the one before"),
+        pytest.param(KernelFacts("7.0.0-1019-nvidia", True, 0), Level.OK, "", id="KHO is off"),
+        pytest.param(KernelFacts(GOOD, False, 9 * GIB), Level.WARN, "9.0 GiB", id="the sign of KHO"),
+        pytest.param(KernelFacts("7.0.0-1019-nvidia", False, 9 * GIB), Level.WARN, "9.0 GiB", id="named once"),
+        pytest.param(KernelFacts(GOOD, True, 9 * GIB), Level.WARN, "kho=off", id="the sign, with kho=off too"),
+    ],
+)
+def test_a_kernel_that_is_known_to_be_bad_warns(facts: KernelFacts, level: Level, words: str) -> None:
+    verdict = Kernel().judge(facts)
+    expect(verdict, level, said=words)
+    assert verdict.reason.count(facts.release or "none") <= 1
+
+
+def machine(tree: Tree, command_line: str = "quiet", **cma: float) -> Host:
+    tree.file("/proc/sys/kernel/osrelease", f"{GOOD}\n")
+    tree.file("/proc/cmdline", f"BOOT_IMAGE=/boot/vmlinuz {command_line}\n")
+    tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, **cma)
+    return Host(tree.root)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "free_gib", "kept_back_gib"),
+    [
+        pytest.param(0, 0, 0, id="no contiguous area"),
+        pytest.param(2, 1, 0, id="one in use"),
+        pytest.param(0, 9, 9, id="KHO"),
+    ],
+)
+def test_probe_reads_memory_that_is_kept_back(tree: Tree, total_gib: int, free_gib: int, kept_back_gib: int) -> None:
+    host = machine(tree, CmaTotal=total_gib, CmaFree=free_gib)
+    assert Kernel().probe(host) == KernelFacts(GOOD, False, kept_back_gib * GIB)
+
+
+def test_probe_reads_what_the_kernel_was_booted_with(tree: Tree) -> None:
+    assert Kernel().probe(machine(tree, command_line="quiet kho=off splash")).kho_off
+
+
+@pytest.mark.parametrize(("hidden", "level"), [("cmdline", Level.OK), ("sys/kernel/osrelease", Level.WARN)])
+def test_what_is_hidden_is_no_reason_to_block(tree: Tree, hidden: str, level: Level) -> None:
+    host = machine(tree)
+    (tree.root / "proc" / hidden).unlink()
+    assert Kernel().run(host)[1].level is level

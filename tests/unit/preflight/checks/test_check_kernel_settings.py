@@ -1,0 +1,124 @@
+"""Kernel settings of the recipe, and those known to break engines."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec.structs import replace
+from pydantic import ValidationError
+from tests.tree import Tree
+
+from sparkd.host import Host, kernel
+from sparkd.host.files import Files
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.sysctls import KernelFacts, KernelSettings, Setting
+from sparkd.recipes.schema import Recipe
+
+GIB = 1 << 30
+USUAL = KernelFacts((), 90112 * 1024, 0, 4194304, 0)
+CHECK = KernelSettings()
+
+
+def wanted(*settings: Setting) -> KernelFacts:
+    return replace(USUAL, wanted=settings)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(USUAL, Level.OK, "wants none", id="as Ubuntu sets them"),
+        pytest.param(replace(USUAL, reserved_bytes=8 * GIB), Level.OK, "", id="much kept free"),
+        pytest.param(replace(USUAL, reserved_bytes=8 * GIB + 1), Level.WARN, "vm.min_free_kbytes", id="too much"),
+        pytest.param(replace(USUAL, overcommit=1), Level.OK, "", id="always overcommitted"),
+        pytest.param(replace(USUAL, overcommit=2), Level.WARN, "vm.overcommit_memory=0", id="never overcommitted"),
+        pytest.param(replace(USUAL, pid_max=8191), Level.WARN, "kernel.pid_max=8191", id="few threads"),
+        pytest.param(replace(USUAL, pid_max=32768), Level.OK, "", id="the smallest default"),
+        pytest.param(replace(USUAL, huge_pages_bytes=64 * GIB), Level.WARN, "vm.nr_hugepages=0", id="huge pages"),
+        pytest.param(wanted(Setting("vm.swappiness", "10", "10")), Level.OK, "the 1 that", id="as wanted"),
+        pytest.param(
+            wanted(Setting("vm.swappiness", "10", "60")),
+            Level.WARN,
+            "vm.swappiness is 60, the recipe wants 10 sparkd tune apply",
+            id="differs",
+        ),
+        pytest.param(
+            wanted(Setting("vm.a", "1", "0"), Setting("vm.b", "1", None)),
+            Level.WARN,
+            "vm.b: this kernel has no such setting, the recipe wants 1; vm.a is 0, the recipe wants 1 take",
+            id="one that can't be applied comes first",
+        ),
+    ],
+)
+def test_what_differs_or_harms_is_warned_of(facts: KernelFacts, level: Level, words: str) -> None:
+    verdict = CHECK.judge(facts)
+    assert verdict.level is level
+    assert words in f"{verdict.reason} {verdict.hint}"
+
+
+def test_probe_reads_what_the_recipe_names_and_what_may_harm(tree: Tree) -> None:
+    tree.file("/proc/sys/vm/min_free_kbytes", "1024\n")
+    tree.file("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
+    tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, Hugetlb=2)
+    wanted = (("net.ipv4.tcp_rmem", "4096 131072 6291456"), ("vm.swappiness", "10"))
+    assert KernelSettings(wanted).probe(Host(tree.root)) == KernelFacts(
+        wanted=(
+            Setting("net.ipv4.tcp_rmem", "4096 131072 6291456", "4096 131072 6291456"),
+            Setting("vm.swappiness", "10", None),
+        ),
+        reserved_bytes=1 << 20,
+        overcommit=0,
+        pid_max=8192,
+        huge_pages_bytes=2 * GIB,
+    )
+
+
+def test_what_can_only_be_written_is_no_setting() -> None:
+    """Of the real kernel: not even root may read it."""
+    name = "vm.compact_memory"
+    assert os.stat(kernel.sysctl_path(name)).st_mode & 0o777 == 0o200
+    assert kernel.read_sysctl(Files(), name) is None
+
+
+def test_a_setting_that_is_no_number_is_unknown(tree: Tree) -> None:
+    tree.file("/proc/sys/vm/overcommit_memory", "some\n")
+    tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1)
+    with pytest.raises(ValueError, match=r"vm\.overcommit_memory is 'some'"):
+        CHECK.probe(Host(tree.root))
+
+
+def recipe(**sysctls: object) -> Recipe:
+    keys = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}}
+    return Recipe.model_validate({**keys, "host": {"sysctls": sysctls}})
+
+
+def test_a_recipe_says_numbers_as_it_likes() -> None:
+    said = recipe(**{"vm.swappiness": 10, "net.ipv4.tcp_rmem": "4096 131072 6291456", "kernel.pid_max": "65536"})
+    assert said.host.sysctls == {
+        "vm.swappiness": "10",
+        "net.ipv4.tcp_rmem": "4096 131072 6291456",
+        "kernel.pid_max": "65536",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("kernel.core_pattern", "|/tmp/x"),
+        ("kernel.core_pattern", 1),
+        ("kernel.modprobe", 1),
+        ("fs.suid_dumpable", 1),
+        ("vm", 1),
+        ("vm/swappiness", 1),
+        ("vm..swappiness", 1),
+        ("vm.../../kernel/core_pattern", 1),
+        ("vm.swappiness", True),
+        ("vm.swappiness", "10\nkernel.core_pattern = |/tmp/x"),
+        ("vm.swappiness", 0.5),
+        ("vm.swappiness", None),
+        ("vm.swappiness", ""),
+    ],
+)
+def test_a_recipe_may_set_nothing_that_could_run_a_program(name: str, value: object) -> None:
+    with pytest.raises(ValidationError):
+        recipe(**{name: value})

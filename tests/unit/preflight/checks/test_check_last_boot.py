@@ -1,0 +1,136 @@
+"""How the boots before this one ended: what is written down at each launch, and what the next boot makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host import Host
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.last_boot import LastBoot
+from sparkd.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory
+
+PLAN, OTHER = "d1", "d2"
+CUT, STOPPED, KILLED = "cut", "stopped", "killed"
+"""How a launch ends: with its machine; in order; its agent alone, which the next one of this boot finds."""
+DONE = End("done", 0)
+Life = tuple[str, str, str]
+"""Plan, phase, end."""
+
+
+def lived(*lives: Life, known: LaunchHistory | None = None) -> LaunchHistory:
+    """The history after one launch in each boot, written as the agent does."""
+    known = known or LaunchHistory()
+    for number, (plan, phase, end) in enumerate(lives):
+        boot_id = f"boot{number}"
+        known = known.recover(boot_id, "").record_launch(plan, boot_id, {"kernel": "6.17"})
+        if phase == SERVING:
+            known = known.record_serving(boot_id)
+        if end != CUT:
+            known = known.record_end(boot_id, DONE)
+    return known
+
+
+def judged(tree: Tree, known: LaunchHistory, boot_id: str = "now") -> Verdict:
+    tree.file(FILE.path, FILE.encode(known))
+    tree.file("/proc/sys/kernel/random/boot_id", f"{boot_id}\n")
+    check = LastBoot(PLAN, "sparkd-head")
+    return check.judge(check.probe(Host(tree.root)))
+
+
+LOAD_CUT = (PLAN, LOADING, CUT)
+SERVICE_CUT = (PLAN, SERVING, CUT)
+
+
+@pytest.mark.parametrize(
+    ("lives", "level"),
+    [
+        pytest.param([], Level.OK, id="never launched"),
+        pytest.param([(PLAN, SERVING, STOPPED)], Level.OK, id="shut down"),
+        pytest.param([(PLAN, LOADING, STOPPED)], Level.OK, id="shut down while loading"),
+        pytest.param([(PLAN, LOADING, KILLED)], Level.OK, id="only the agent died"),
+        pytest.param([SERVICE_CUT], Level.WARN, id="a power cut while serving"),
+        pytest.param([SERVICE_CUT] * 5, Level.WARN, id="power cuts while serving alone"),
+        pytest.param([LOAD_CUT], Level.WARN, id="one while loading"),
+        pytest.param([LOAD_CUT] * 2, Level.WARN, id="two while loading"),
+        pytest.param([LOAD_CUT] * 3, Level.BLOCK, id="three while loading"),
+        pytest.param([LOAD_CUT] * 20, Level.BLOCK, id="more than are kept"),
+        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED), LOAD_CUT], Level.WARN, id="a clean one between"),
+        pytest.param([LOAD_CUT, LOAD_CUT, (PLAN, LOADING, STOPPED)], Level.OK, id="a clean one last"),
+        pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT, LOAD_CUT], Level.WARN, id="a good start between"),
+        pytest.param([LOAD_CUT, LOAD_CUT, SERVICE_CUT], Level.WARN, id="a good start last"),
+        pytest.param([LOAD_CUT, (OTHER, LOADING, CUT), LOAD_CUT, LOAD_CUT], Level.WARN, id="another plan between"),
+        pytest.param([(OTHER, LOADING, CUT)] * 3, Level.WARN, id="another plan"),
+        pytest.param([(OTHER, LOADING, CUT), *[LOAD_CUT] * 3], Level.BLOCK, id="another plan long ago"),
+        pytest.param([(PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3], Level.BLOCK, id="since a good start"),
+    ],
+)
+def test_only_three_loads_of_one_plan_in_a_row_that_end_with_their_machine_block(
+    tree: Tree, lives: Sequence[Life], level: Level
+) -> None:
+    verdict = judged(tree, lived(*lives))
+    assert (verdict.level, verdict.needs_person) == (level, level is Level.BLOCK)
+
+
+def test_this_boots_own_launch_is_not_judged(tree: Tree) -> None:
+    assert judged(tree, lived(*[LOAD_CUT] * 3), boot_id="boot2").level is Level.WARN
+    assert judged(tree, lived(LOAD_CUT), boot_id="boot0").level is Level.OK
+
+
+def test_a_good_start_ends_the_warning(tree: Tree) -> None:
+    known = lived(LOAD_CUT, LOAD_CUT).record_launch(PLAN, "now", {})
+    assert judged(tree, known).level is Level.WARN
+    assert judged(tree, known.record_serving("now")).level is Level.OK
+
+
+def test_a_launch_after_a_person_was_called_begins_at_zero(tree: Tree) -> None:
+    handed_over = lived(*[LOAD_CUT] * 3).record_end("now", End("a person is needed", 17))
+    assert judged(tree, handed_over).level is Level.OK
+    assert judged(tree, lived(LOAD_CUT, LOAD_CUT, known=handed_over)).level is Level.WARN
+
+
+def test_a_relaunch_that_takes_the_machine_down_counts_though_others_of_its_boot_ended_in_order(tree: Tree) -> None:
+    known = LaunchHistory()
+    for boot_id in ("a", "b", "c"):
+        known = known.record_launch(PLAN, boot_id, {}).record_end(boot_id, DONE).record_launch(PLAN, boot_id, {})
+    assert judged(tree, known).level is Level.BLOCK
+
+
+def test_what_has_changed_since_the_last_good_start_is_said(tree: Tree) -> None:
+    good = {"kernel": "6.17", "args.x": "1", "args.y": "1", "env.z": "1", "image": "same"}
+    known = LaunchHistory().record_launch(PLAN, "a", good).record_serving("a").record_end("a", DONE)
+    tried = {"kernel": "7.0", "args.x": "2", "args.y": "1", "env.z": "2", "env.new": "3", "image": "same"}
+    for boot_id in ("b", "c", "d"):
+        known = known.record_launch(PLAN, boot_id, tried)
+    verdict = judged(tree, known)
+    assert verdict.reason.endswith(
+        "changed since the last good start: kernel from 6.17 to 7.0, args.x from 1 to 2, "
+        "env.new from nothing to 3 and 1 more"
+    )
+    assert verdict.hint.endswith("systemctl start sparkd-head")
+    assert "no good start is on record" in judged(tree, lived(*[LOAD_CUT] * 3)).reason
+    same = lived((PLAN, SERVING, STOPPED), *[LOAD_CUT] * 3)
+    assert "no recorded value has changed" in judged(tree, same).reason
+
+
+def test_a_machine_without_the_file_is_ok(tree: Tree) -> None:
+    check = LastBoot(PLAN)
+    assert check.judge(check.probe(Host(tree.root))).level is Level.OK
+
+
+def test_a_file_that_is_wrong_counts_as_empty_and_one_that_can_not_be_read_is_no_answer(tree: Tree) -> None:
+    tree.file(FILE.path, '{"schema": 1, "boots": 3}')
+    check = LastBoot(PLAN)
+    assert check.judge(check.probe(Host(tree.root))).level is Level.OK
+    (tree.root / FILE.path.lstrip("/")).unlink()
+    tree.folder(FILE.path)
+    with pytest.raises(OSError, match="directory"):
+        check.probe(Host(tree.root))
+
+
+def test_a_phase_that_somebody_has_written_moves_no_cursor(tree: Tree) -> None:
+    tree.file(FILE.path, FILE.encode(lived((PLAN, "\x1b[2J", CUT))).replace(LOADING, "\\u001b[2J"))
+    tree.file("/proc/sys/kernel/random/boot_id", "now\n")
+    assert [one.phase for one in LastBoot(PLAN).probe(Host(tree.root)).before] == ["\\x1b[2J"]

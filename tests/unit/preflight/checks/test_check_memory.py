@@ -1,0 +1,237 @@
+"""Unified memory, the page cache, and swap."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect, never_queried
+
+from sparkd.host import Host
+from sparkd.host.docker import AWAY
+from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.host.meminfo import Swap
+from sparkd.lib.text import GIB, size
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.memory import (
+    MemoryFacts,
+    MemoryNeed,
+    MemorySample,
+    PageCache,
+    PageCacheFacts,
+    SwapFacts,
+    SwapOff,
+    UnifiedMemory,
+    sample_memory,
+)
+
+NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
+GB10 = ("NVIDIA GB10",)
+STUCK = MemoryFacts(
+    uptime_seconds=1000,
+    total_bytes=120 * GIB,
+    free_bytes=15 * GIB,
+    available_bytes=20 * GIB,
+    process_bytes=3 * GIB,
+    gpus=GB10,
+    gpu_total_bytes=None,
+    gpu_error="",
+    gpu_users=(),
+)
+"""About 100 GiB are gone, and no process has them."""
+
+
+def check(earlier: MemorySample | None = None) -> UnifiedMemory:
+    return UnifiedMemory(NEED, settle_seconds=60, earlier=earlier)
+
+
+@pytest.mark.parametrize(
+    ("free_gib", "available_gib", "level"),
+    [(100, 100, Level.OK), (99, 100, Level.WARN), (99, 99, Level.BLOCK), (0, 0, Level.BLOCK)],
+)
+def test_available_memory_blocks_and_free_memory_warns(free_gib: int, available_gib: int, level: Level) -> None:
+    facts = replace(STUCK, free_bytes=free_gib * GIB, available_bytes=available_gib * GIB)
+    assert check().judge(facts).level is level
+
+
+def test_a_shortage_says_what_was_found_and_needed_and_how_much_fixes_must_free() -> None:
+    verdict = check().judge(replace(STUCK, available_bytes=62 * GIB))
+    expect(verdict, reason="62.0 GiB available, 100.0 GiB needed", shortage_bytes=38 * GIB)
+
+
+OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)
+
+
+def test_memory_that_the_driver_keeps_needs_a_person_once_it_has_settled() -> None:
+    expect(check(OLD).judge(STUCK), Level.BLOCK, needs_person=True, hint="reboot this node")
+
+
+@pytest.mark.parametrize(
+    ("earlier", "facts"),
+    [
+        pytest.param(None, STUCK, id="never looked before"),
+        pytest.param(replace(OLD, uptime_seconds=941), STUCK, id="too soon"),
+        pytest.param(replace(OLD, available_bytes=19 * GIB), STUCK, id="it comes back"),
+    ],
+)
+def test_memory_that_may_come_back_is_awaited(earlier: MemorySample | None, facts: MemoryFacts) -> None:
+    expect(check(earlier).judge(facts), Level.BLOCK, needs_person=False, awaits="memory")
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        pytest.param(replace(STUCK, gpus=(), gpu_users=()), id="no GPU"),
+        pytest.param(replace(STUCK, gpu_users=("pid 7 (Xorg)",)), id="the GPU is used"),
+        pytest.param(replace(STUCK, gpu_users=None), id="the GPU's users are unknown"),
+        pytest.param(replace(STUCK, process_bytes=80 * GIB), id="processes hold as much as is missing"),
+        pytest.param(replace(STUCK, total_bytes=90 * GIB), id="the plan never fits"),
+    ],
+)
+def test_no_reboot_is_proposed_where_it_may_not_help(facts: MemoryFacts) -> None:
+    expect(check(OLD).judge(facts), Level.BLOCK, needs_person=False, awaits="")
+
+
+def test_a_driver_that_does_not_answer_is_unknown_however_much_is_free() -> None:
+    facts = replace(STUCK, free_bytes=119 * GIB, available_bytes=119 * GIB, gpu_error="no answer in 5 s")
+    expect(check().judge(facts), Level.UNKNOWN, "no answer in 5 s")
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "utilization", "total_gib", "engine_gib"),
+    [(5, 0.9, 100, 5), (None, 0.9, 100, 90), (None, None, 100, 92)],
+)
+def test_the_need_is_what_the_recipe_says_else_a_share_of_the_shared_memory(
+    memory_gib: int | None, utilization: float | None, total_gib: int, engine_gib: int
+) -> None:
+    need = MemoryNeed(memory_gib * GIB if memory_gib else None, utilization, 2 * GIB)
+    assert need.engine_bytes(total_gib * GIB) == engine_gib * GIB
+    assert need.all_bytes(total_gib * GIB) == (engine_gib + 2) * GIB
+
+
+def test_a_gpu_without_memory_of_its_own_shares_the_machines() -> None:
+    share = UnifiedMemory(MemoryNeed(None, 0.5, 0), settle_seconds=60)
+    facts = replace(STUCK, free_bytes=60 * GIB, available_bytes=60 * GIB)
+    assert share.judge(facts).level is Level.OK
+    assert share.judge(replace(facts, available_bytes=59 * GIB)).level is Level.BLOCK
+
+
+def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
+    """An H200 of 139.8 GiB in a machine of 125.3 GiB, and vLLM's own share of 0.92."""
+    share = UnifiedMemory(MemoryNeed(None, None, 2 * GIB), settle_seconds=60)
+    facts = replace(STUCK, free_bytes=2 * GIB, available_bytes=2 * GIB, gpu_total_bytes=round(139.8 * GIB))
+    assert share.judge(facts).level is Level.OK
+    assert "2.0 GiB needed (headroom: the GPU has memory of its own)" in share.judge(facts).reason
+    assert share.judge(replace(facts, available_bytes=GIB)).level is Level.BLOCK
+
+
+def machine(tree: Tree) -> Tree:
+    tree.meminfo(MemTotal=120, MemFree=15, MemAvailable=20, AnonPages=2, Shmem=1)
+    tree.file("/proc/uptime", "1000.00 2000.00\n")
+    return tree
+
+
+def test_probe_reads_the_machine(tree: Tree) -> None:
+    machine(tree)
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    assert check().probe(host) == STUCK
+    assert sample_memory(host) == MemorySample(1000.0, 20 * GIB)
+
+
+def test_probe_names_who_the_driver_lists_and_who_has_its_devices_open(tree: Tree) -> None:
+    machine(tree)
+    tree.process(7, "python", opened=("/dev/nvidia0",))
+    tree.process(8, "nvidia-persiste", opened=("/dev/nvidia0",))
+    tree.process(9, "Xorg")
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, (GpuProcess(9, None),)))
+    assert check().probe(host).gpu_users == ("pid 7 (python)", "pid 9 (Xorg)")
+
+
+def test_a_process_that_hides_its_files_may_use_the_gpu(tree: Tree) -> None:
+    machine(tree)
+    tree.process(7, "python")
+    (tree.root / "proc/7/fd").rmdir()
+    (tree.root / "proc/7/fd").write_text("")
+    host = Host(tree.root, gpu=lambda: GpuFacts(GB10, None, ()))
+    assert check().probe(host).gpu_users is None
+
+
+def test_a_plan_without_gpus_does_not_query_the_driver(tree: Tree) -> None:
+    machine(tree)
+    host = Host(tree.root, docker=lambda: AWAY, gpu=never_queried)
+    assert UnifiedMemory(NEED, settle_seconds=60, uses_gpu=False).probe(host).gpus == ()
+
+
+@pytest.mark.parametrize(
+    ("droppable_gib", "free_gib", "total_gib", "level"),
+    [
+        pytest.param(90, 11, 120, Level.WARN, id="a model's weights"),
+        pytest.param(4, 11, 120, Level.WARN, id="just worth it"),
+        pytest.param(3.9, 11, 120, Level.OK, id="not worth it"),
+        pytest.param(1, 2, 8, Level.WARN, id="a tenth of a small machine"),
+        pytest.param(90, 100, 200, Level.OK, id="enough is free"),
+    ],
+)
+def test_page_cache_is_dropped_where_that_gains_something(
+    droppable_gib: float, free_gib: int, total_gib: int, level: Level
+) -> None:
+    verdict = PageCache(NEED).judge(PageCacheFacts(total_gib * GIB, free_gib * GIB, round(droppable_gib * GIB)))
+    assert verdict.level is level
+    assert [fix.kind for fix in verdict.fixes] == (["drop-page-cache"] if level is Level.WARN else [])
+    assert not any(fix.frees_bytes for fix in verdict.fixes), "it makes nothing available"
+
+
+def test_what_is_shared_mapped_or_dirty_is_not_to_be_dropped(tree: Tree) -> None:
+    tree.meminfo(
+        MemTotal=120, MemFree=10, MemAvailable=90, Cached=90, Buffers=1, SReclaimable=2, Shmem=3, Mapped=4, Dirty=5,
+        Writeback=1,
+    )  # fmt: skip
+    assert PageCache(NEED).probe(Host(tree.root)) == PageCacheFacts(120 * GIB, 10 * GIB, 80 * GIB)
+
+
+@pytest.mark.parametrize(("size_bytes", "words"), [(0, "0 MiB"), (512 << 20, "512 MiB"), (3 << 29, "1.5 GiB")])
+def test_sizes_are_said_as_people_read_them(size_bytes: int, words: str) -> None:
+    assert size(size_bytes) == words
+
+
+HEAD = "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n"
+FILE = Swap("/swap.img", 16 * GIB, 2 * GIB)
+ZRAM = Swap("/dev/zram0", 60 * GIB, 0)
+
+
+@pytest.mark.parametrize(
+    ("areas", "uses_gpu", "level", "words"),
+    [
+        pytest.param((), True, Level.OK, "off", id="off"),
+        pytest.param((FILE,), True, Level.WARN, "/swap.img 16.0 GiB; 2.0 GiB in use", id="a file"),
+        pytest.param((FILE, ZRAM), True, Level.WARN, "/etc/fstab", id="both"),
+        pytest.param((FILE,), False, Level.OK, "no GPU", id="without GPU it helps"),
+    ],
+)
+def test_swap_is_warned_of_where_a_gpu_shares_the_memory(
+    areas: tuple[Swap, ...], uses_gpu: bool, level: Level, words: str
+) -> None:
+    expect(SwapOff(uses_gpu).judge(SwapFacts(areas)), level, said=words)
+
+
+def test_probe_reads_the_kernels_table(tree: Tree) -> None:
+    line = "/mnt/my\\040swap                         file\t\t16777212\t\t1024\t\t-2\n"
+    tree.file("/proc/swaps", HEAD + line)
+    assert SwapOff().probe(Host(tree.root)).areas == (Swap("/mnt/my swap", 16777212 * 1024, 1 << 20),)
+
+
+@pytest.mark.parametrize("text", [HEAD, ""])
+def test_no_area_is_no_swap(tree: Tree, text: str) -> None:
+    tree.file("/proc/swaps", text)
+    assert SwapOff().probe(Host(tree.root)).areas == ()
+
+
+def test_a_kernel_without_swap_has_none(tree: Tree) -> None:
+    assert SwapOff().probe(Host(tree.root)).areas == ()
+
+
+@pytest.mark.parametrize("line", ["/swap.img file many 0 -2", "/swap.img file 1"])
+def test_another_format_is_unknown(tree: Tree, line: str) -> None:
+    tree.file("/proc/swaps", f"{HEAD}{line}\n")
+    with pytest.raises(ValueError, match="another format"):
+        SwapOff().probe(Host(tree.root))

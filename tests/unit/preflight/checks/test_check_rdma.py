@@ -1,0 +1,199 @@
+"""RDMA devices that NCCL will use, and the GID index that a plan may pin."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from msgspec.structs import replace
+from tests.machines.areas import fabric as machine
+from tests.machines.areas.fabric import SECOND
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host, infiniband
+from sparkd.host.files import Files
+from sparkd.host.infiniband import Gid, Hca, Port
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.rdma import GidFacts, GidIndex, GidTable, Rdma, RdmaFacts, Selection, parse_number, why_tcp
+
+ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
+F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)
+F1 = Hca("rocep1s0f1", ("enp1s0f1np1",), "0000:01:00.1", ACTIVE)
+TWIN_F0 = Hca("roceP2p1s0f0", ("enP2p1s0f0np0",), "0002:01:00.0", ACTIVE)
+TWIN_F1 = Hca("roceP2p1s0f1", ("enP2p1s0f1np1",), "0002:01:00.1", ACTIVE)
+ALL = (TWIN_F0, TWIN_F1, F0, F1)
+SOFT = Hca("rxe0", ("eth0",), "", ACTIVE)
+DARK = (replace(F0, ports=DOWN), replace(F1, ports=DOWN))
+ONE_CABLE = (TWIN_F0, replace(TWIN_F1, ports=DOWN), F0, replace(F1, ports=DOWN))
+
+
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        pytest.param("", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0 mlx5_1 mlx5_10", id="all"),
+        pytest.param("rocep1s0f0,roceP2p1s0f0", "rocep1s0f0 roceP2p1s0f0", id="names"),
+        pytest.param("rocep1", "rocep1s0f0 rocep1s0f1", id="the beginning of a name"),
+        pytest.param("mlx5_1", "mlx5_1 mlx5_10", id="the beginning of another name"),
+        pytest.param("=mlx5_1", "mlx5_1", id="the whole name"),
+        pytest.param("^", "", id="all others than all"),
+        pytest.param("^mlx5", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0", id="all others"),
+        pytest.param("^=mlx5_1", "rocep1s0f0 rocep1s0f1 roceP2p1s0f0 mlx5_10", id="all but the whole name"),
+        pytest.param("=mlx5_1:1,mlx5_10:2", "mlx5_1", id="with the port"),
+        pytest.param("mlx5_1, rocep1", "mlx5_1 mlx5_10", id="a blank is part of the name"),
+    ],
+)
+def test_nccl_selects_devices(text: str, taken: str) -> None:
+    names = ("rocep1s0f0", "rocep1s0f1", "roceP2p1s0f0", "mlx5_1", "mlx5_10")
+    selection = Selection.parse(text)
+    assert " ".join(name for name in names if selection.takes(name, 1)) == taken
+
+
+def test_what_sends_nccl_by_tcp_is_read_as_nccl_does() -> None:
+    for value in ("1", " 1", "0x1"):
+        assert why_tcp({"NCCL_IB_DISABLE": value}).startswith("NCCL_IB_DISABLE is set")
+    for value in ("Socket", "socket"):
+        assert why_tcp({"NCCL_NET": value}).startswith("NCCL_NET is Socket")
+    for env in ({}, {"NCCL_NET": "IB"}, *({"NCCL_IB_DISABLE": value} for value in ("", "0", "true", "00"))):
+        assert why_tcp(env) == ""
+
+
+def rdma(hcas: str = "", *, wanted: tuple[str, ...] = (), verbs: bool = True, **env: str) -> Rdma:
+    return Rdma({"NCCL_IB_HCA": hcas, **env}, wanted, verbs)
+
+
+PAIR = "rocep1s0f0,roceP2p1s0f0"
+
+
+@pytest.mark.parametrize(
+    ("check", "hcas", "level", "words"),
+    [
+        pytest.param(rdma(PAIR), ONE_CABLE, Level.OK, "ACTIVE", id="one cable"),
+        pytest.param(rdma("rocep1s0f0"), ONE_CABLE, Level.OK, "not used on the same cable: roceP2p1s0f0", id="half"),
+        pytest.param(rdma("rocep1s0f0"), (SOFT, *ALL), Level.OK, "ACTIVE; not used on the same cable: roceP2p1s0f0 ("),
+        pytest.param(rdma(), ALL, Level.OK, "ACTIVE", id="two cables, all devices"),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), ALL, Level.WARN, "share the lanes of one slot (0000:01:00)"),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), (F0, F1), Level.OK, "ACTIVE", id="a machine with one slot"),
+        pytest.param(rdma(PAIR), ALL[1:], Level.WARN, "no RDMA device is called roceP2p1s0f0", id="one is missing"),
+        pytest.param(rdma(PAIR, wanted=("mlx5_0",)), ONE_CABLE, Level.WARN, "called mlx5_0", id="fabric.hcas"),
+        pytest.param(rdma("mlx5"), ALL, Level.WARN, "NCCL_IB_HCA=mlx5 selects no RDMA device of this", id="none"),
+        pytest.param(rdma("^roce"), ALL, Level.WARN, "NCCL_IB_HCA=^roce selects no RDMA device of", id="all left out"),
+        pytest.param(rdma(NCCL_NET="IB"), (), Level.BLOCK, "no RDMA device, and NCCL_NET=IB insists", id="no TCP"),
+        pytest.param(rdma(PAIR, NCCL_NET="IB"), ONE_CABLE, Level.OK, "ACTIVE", id="TCP forbidden and not needed"),
+        pytest.param(rdma(), ONE_CABLE, Level.OK, "rocep1s0f0 (enp1s0f0np0): ACTIVE", id="the other port has no cable"),
+        pytest.param(rdma("roce"), ONE_CABLE, Level.OK, "rocep1s0f0 (enp1s0f0np0): ACTIVE", id="all of a kind"),
+        pytest.param(rdma("rocep1s0f1"), ONE_CABLE, Level.WARN, "(enp1s0f1np1): port 1 is DOWN; enp1s0f1np1"),
+        pytest.param(rdma("rocep1s0f0,rocep1s0f1"), ONE_CABLE, Level.WARN, "rocep1s0f1 (enp1s0f1np1): port 1 is DOWN"),
+        pytest.param(rdma("rxe0,roce"), (SOFT, *ONE_CABLE), Level.OK, "rxe0 (eth0), roceP2p1s0f0", id="in software"),
+        pytest.param(rdma(), DARK, Level.WARN, "rocep1s0f0 (enp1s0f0np0): port 1 is DOWN; rocep1s0f1", id="no cable"),
+        pytest.param(rdma(PAIR, verbs=False), ONE_CABLE, Level.WARN, "no /dev/infiniband", id="the container"),
+    ],
+)
+def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, ...], level: Level, words: str) -> None:
+    expect(check.judge(RdmaFacts(hcas, no_carrier=("enp1s0f1np1", "enP2p1s0f1np1"))), level, words)
+
+
+def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
+    host = Host(tree.root)
+    needless = replace(rdma(NCCL_NET="IB"), not_needed="the plan uses no GPU")
+    assert needless.judge(needless.probe(host)).reason == "the plan uses no GPU"
+    pinned = GidIndex({"NCCL_IB_GID_INDEX": ""}, "10.0.0.1", not_needed="one node")
+    assert pinned.judge(pinned.probe(host)).reason == "one node"
+
+
+def test_rdma_made_in_software_has_no_slot(tree: Tree) -> None:
+    tree.file("/sys/class/infiniband/rxe0/parent", "eth0\n")
+    tree.file("/sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
+    tree.file("/sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet\n")
+    machine.interface(tree, "eth0")
+    facts = rdma().probe(Host(tree.root))
+    assert facts == RdmaFacts((Hca("rxe0", ("eth0",), "", ACTIVE),), ())
+    assert rdma().judge(facts).reason == "rxe0 (eth0): ACTIVE"
+
+
+def test_a_port_that_can_not_be_read_is_no_port_that_is_down(tree: Tree) -> None:
+    tree.folder("/sys/class/infiniband/rxe0/ports/1")
+    with pytest.raises(FileNotFoundError):
+        rdma().probe(Host(tree.root))
+
+
+V2, V1, LOCAL = (
+    Gid(3, "RoCE v2", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "IB/RoCE v1", "10.0.0.1", ipv4=True, link_local=False),
+    Gid(3, "RoCE v2", "fe80::1", ipv4=False, link_local=True),
+)
+
+
+def gid(index: str | None, address: str = "10.0.0.1") -> GidIndex:
+    return GidIndex({} if index is None else {"NCCL_IB_GID_INDEX": index}, address)
+
+
+def test_numbers_are_read_as_c_reads_them() -> None:
+    """Against strtoll of this machine's libc, with base 0 as NCCL calls it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.strtoll.restype = ctypes.c_longlong
+    odd = ("3", " 3 ", "+3", "-1", "03", "010", "08", "0", "0x", "0x3", "0XfF", "0xg", "3abc", "7.5", "9" * 18, "\t12")
+    for text in (*odd, "-0x10", "1e3", "9223372036854775807"):
+        assert parse_number(text) == libc.strtoll(text.encode(), None, 0), text
+    for text in ("", " ", "--1", "abc", "٣", "9223372036854775808", "9" * 400, "0x" + "f" * 40):
+        assert parse_number(text) is None, text
+
+
+def test_an_index_is_unset_or_a_number() -> None:
+    for index in (None, "-1", "3", "-2", "-0x1", "0x3"):
+        assert gid(index).judge(GidFacts(())).level is Level.OK, index
+    for index in ("", " ", "auto", "abc", "٣", "9" * 400):
+        assert gid(index).judge(GidFacts(())).level is Level.BLOCK, index
+
+
+@pytest.mark.parametrize(
+    ("table", "level", "words"),
+    [
+        pytest.param(GidTable("mlx5_0", 1, V2, (3,)), Level.OK, "index 3 is right on mlx5_0", id="right"),
+        pytest.param(GidTable("mlx5_0", 1, V1, (5,)), Level.BLOCK, "on mlx5_0 that is IB/RoCE v1 10.0.0.1; the right"),
+        pytest.param(GidTable("mlx5_0", 1, LOCAL, (5,)), Level.BLOCK, "fe80::1; the right index is 5", id="link-local"),
+        pytest.param(GidTable("mlx5_0", 1, None, (4,)), Level.BLOCK, "is unused; the right index is 4", id="unused"),
+        pytest.param(GidTable("mlx5_0", 1, None, ()), Level.BLOCK, "has it an address?", id="no address"),
+    ],
+)
+def test_a_pinned_index_must_be_right_now(table: GidTable, level: Level, words: str) -> None:
+    expect(gid("3").judge(GidFacts((table,))), level, words)
+
+
+def test_every_device_has_an_index_of_its_own(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    host = Host(tree.root)
+    assert gid("3").judge(gid("3").probe(host)).reason == "index 3 is right on roceP2p1s0f0, rocep1s0f0"
+    six, mapped = "fd00:0000:0000:0000:0000:0000:0000:000a", "0000:0000:0000:0000:0000:ffff:0a00:0101"
+    machine.gids(tree, SECOND, six, six, mapped, mapped, six, six)
+    assert [table.good for table in gid("3").probe(host).tables] == [(3,), (3,)]
+    machine.gids(tree, SECOND, six, six, six, six, mapped, mapped)
+    assert [table.good for table in gid("3").probe(host).tables] == [(5,), (3,)]
+    assert [table.good for table in gid("3", "fd00::a").probe(host).tables] == [(1, 3), ()]
+
+
+def test_gids_are_those_in_use(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gid_attrs/types/6", "RoCE v2\n")
+    found = infiniband.read_gids(Files(str(tree.root)), "rocep1s0f0", 1)
+    assert [(one.index, one.kind, one.address) for one in found] == [
+        (0, "IB/RoCE v1", "fe80::4ebb:47ff:fe00:1"),
+        (1, "RoCE v2", "fe80::4ebb:47ff:fe00:1"),
+        (2, "IB/RoCE v1", "10.0.0.1"),
+        (3, "RoCE v2", "10.0.0.1"),
+    ]
+
+
+def test_a_table_of_gids_that_is_none_is_an_error_of_reading(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/gids/0", "what?\n")
+    with pytest.raises(ValueError, match=r"what\?"):
+        gid("3").probe(Host(tree.root))
+
+
+def test_ports_that_nccl_leaves_out_and_those_of_infiniband_are_not_read(tree: Tree) -> None:
+    machine.healthy(tree, 0)
+    tree.file("/sys/class/infiniband/rocep1s0f0/ports/1/link_layer", "InfiniBand\n")
+    assert [table.hca for table in gid("3").probe(Host(tree.root)).tables] == ["roceP2p1s0f0"]
+    tree.file("/sys/class/infiniband/roceP2p1s0f0/ports/1/state", "1: DOWN\n")
+    assert gid("7").run(Host(tree.root))[1].reason == "no port is up"

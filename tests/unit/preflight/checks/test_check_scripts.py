@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node, Secret
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.paths import Needed, NeededPath, ScriptPaths, WantedDropIn, paths_of_plan
+from sparkd.recipes.schema import Recipe, Volume
+
+UNIT = "sparkd-head.service"
+WANTED = "# ours\n[Unit]\nWants=a"
+DROP_IN = WantedDropIn(f"/etc/systemd/system/{UNIT}.d/50-sparkd.conf", "# ours\n[Service]\n", "# ours")
+
+
+def judged(tree: Tree, *paths: NeededPath, drop_in: WantedDropIn | None = None) -> Verdict:
+    return ScriptPaths(UNIT, paths, drop_in).run(Host(tree.root))[1]
+
+
+def unit(tree: Tree, *lines: str) -> None:
+    tree.file(f"/usr/lib/systemd/system/{UNIT}", "\n".join(("[Service]", *lines)) + "\n")
+
+
+def program(tree: Tree, path: str = "/usr/bin/sparkd") -> str:
+    tree.file(path, "#!/bin/sh\n", mode=0o755)
+    return path
+
+
+def test_a_unit_whose_paths_are_all_there_is_good(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree)} run --role head")
+    assert judged(tree) == Verdict(Level.OK, "1 paths, all there")
+
+
+def test_a_missing_script_blocks_and_is_named_with_its_unit_file(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree, '/usr/bin/docker')} exec vllm_ds4 bash /workspace/vllm-head-090.sh")
+    reason = f"/workspace/vllm-head-090.sh does not exist (ExecStart in /usr/lib/systemd/system/{UNIT})"
+    assert (judged(tree).level, judged(tree).reason) == (Level.BLOCK, reason)
+
+
+def test_a_drop_in_of_the_administrator_is_looked_at_as_the_unit_is(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree)}")
+    tree.file(f"/etc/systemd/system/{UNIT}.d/override.conf", "[Service]\nExecStart=\nExecStart=/opt/ghost\n")
+    assert judged(tree).reason == f"/opt/ghost does not exist (ExecStart in /etc/systemd/system/{UNIT}.d/override.conf)"
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("ExecStart=/bin/plain", Level.BLOCK),
+        ("ExecStart=/bin", Level.BLOCK),
+        ("ExecStart=-/opt/ghost", Level.WARN),
+        ("ExecStart=ghost", Level.BLOCK),
+        ("ExecStart=tool", Level.OK),
+        ("ExecStart=/bin/tool --config=/opt/ghost", Level.BLOCK),
+        ("ExecStart=/bin/tool --config=relative name=/opt/ghost", Level.OK),
+        ("ExecStart=/bin/tool -c 'echo 3 > /opt/ghost'", Level.OK),
+        ("ExecStart=/bin/tool -v /bin:/inside:ro", Level.OK),
+        ("ExecStart=/bin/tool -v /ghost:/inside", Level.BLOCK),
+        ("ExecStopPost=/opt/ghost", Level.BLOCK),
+        ("ExecStart=/bin/tool %%", Level.OK),
+        ("ExecStart=/bin/tool %t/%p.x", Level.BLOCK),
+        ("ExecStart=/bin/tool /x/%H", Level.WARN),
+        ("ExecStart=/bin/tool %H", Level.OK),
+        ("ExecStart=/bin/tool -HUP $MAINPID", Level.OK),
+        ("ExecStart=/bin/tool /home/$NAME", Level.WARN),
+        ("ExecStart=/bin/tool /home/$$NAME", Level.BLOCK),
+    ],
+)
+def test_every_absolute_path_in_exec_lines_is_looked_up(tree: Tree, line: str, level: Level) -> None:
+    program(tree, "/bin/tool")
+    tree.file("/bin/plain", "no program")
+    unit(tree, line)
+    assert judged(tree).level is level
+
+
+def test_a_specifier_means_what_systemd_makes_of_it(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree)} %t/%n %t/%N %h/x")
+    tree.file(f"/run/{UNIT}")
+    tree.file("/run/sparkd-head")
+    tree.file("/root/x")
+    assert judged(tree).level is Level.OK
+
+
+def test_a_unit_that_is_not_installed_warns_and_a_masked_one_has_no_paths(tree: Tree) -> None:
+    assert judged(tree).level is Level.WARN
+    tree.link(f"/etc/systemd/system/{UNIT}", "/dev/null")
+    assert judged(tree, drop_in=DROP_IN).level is Level.OK
+
+
+@pytest.mark.parametrize("needs", [Needed.FILE, Needed.FOLDER, Needed.PROGRAM, Needed.ANYTHING])
+@pytest.mark.parametrize(
+    ("path", "good_as"),
+    [
+        ("/x/file", {Needed.FILE, Needed.ANYTHING}),
+        ("/x/program", {Needed.FILE, Needed.PROGRAM, Needed.ANYTHING}),
+        ("/x/empty", {Needed.ANYTHING}),
+        ("/x/folder", {Needed.FOLDER, Needed.ANYTHING}),
+        ("/x/void", {Needed.ANYTHING}),
+        ("/x/link", {Needed.FILE, Needed.ANYTHING}),
+        ("/x/dangling", set()),
+        ("/x/file/below", set()),
+        ("/x/ghost", set()),
+    ],
+)
+def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Needed], needs: Needed) -> None:
+    unit(tree, f"ExecStart={program(tree)}")
+    tree.file("/x/file", "text")
+    program(tree, "/x/program")
+    tree.file("/x/empty")
+    tree.file("/x/folder/config.json", "{}")
+    tree.folder("/x/void")
+    tree.link("/x/link", "/x/file")
+    tree.link("/x/dangling", "/x/ghost")
+    expect(judged(tree, NeededPath(path, "a test", needs, "fix it")), (Level.OK if needs in good_as else Level.BLOCK))
+
+
+def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
+    unit(tree, f"ExecStart={program(tree)}")
+    tree.folder("/run/sparkd/launch.sh")
+    assert judged(tree).reason == "/run/sparkd/launch.sh is a folder, not a file"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "reason"),
+    [
+        pytest.param(WANTED, WANTED, "", id="as it should be"),
+        pytest.param("", None, "", id="none wanted, none there"),
+        pytest.param(WANTED, None, "is missing", id="missing"),
+        pytest.param(WANTED, "# ours\n# old words\n[Unit]\nWants=a", "", id="the same in other words"),
+        pytest.param(WANTED, f"{WANTED}b", "differs from the configuration", id="another"),
+        pytest.param("", "# ours\nb", "differs from the configuration", id="left over"),
+        pytest.param(WANTED, "[Unit]\nWants=mine", "was not written by sparkd", id="somebody's own in its place"),
+        pytest.param("", "[Unit]\nWants=mine", "", id="somebody's own, and none wanted"),
+    ],
+)
+def test_the_drop_in_is_the_configured_one(tree: Tree, wanted: str, found: str | None, reason: str) -> None:
+    unit(tree, f"ExecStart={program(tree)}")
+    if found is not None:
+        tree.file(DROP_IN.path, found)
+    verdict = judged(tree, drop_in=replace(DROP_IN, text=wanted))
+    expect(verdict, (Level.BLOCK if reason else Level.OK), reason)
+    if "mine" not in (found or "") and reason:
+        assert verdict.hint == "sparkd units install"
+
+
+def test_everything_missing_is_said_at_once(tree: Tree) -> None:
+    unit(tree, "ExecStart=/opt/ghost")
+    verdict = judged(tree, NeededPath("/srv/models/x", "the model of recipe x", Needed.FOLDER, "put it there"))
+    assert "/opt/ghost does not exist" in verdict.reason
+    assert "/srv/models/x does not exist (the model of recipe x)" in verdict.reason
+
+
+def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_sparkd_makes() -> None:
+    recipe = Recipe.model_validate({"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}})
+    plan = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
+    volumes = tuple(
+        Volume(source=source, target=target, read_only=True)
+        for source, target in (("/srv/models", "/a"), ("/var/lib/sparkd/cache/x", "/cache"), ("/srv/m", "/m"))
+    )
+    container = plan.container.model_copy(update={"devices": ("/dev/infiniband",), "volumes": volumes})
+    secrets = (Secret("HF_TOKEN", "/etc/sparkd/hf"),)
+    plan = replace(plan, container=container, secrets=secrets, user_script="/root/start.sh", model_path="/srv/m")
+    assert {(one.path, one.needed) for one in paths_of_plan(plan)} == {
+        ("/root/start.sh", Needed.FILE),
+        ("/srv/m", Needed.FOLDER),
+        ("/etc/sparkd/hf", Needed.FILE),
+        ("/srv/models", Needed.ANYTHING),
+        ("/dev/infiniband", Needed.ANYTHING),
+    }
+    assert not [one for one in paths_of_plan(replace(plan, user_script="", model_path="")) if not one.path]

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.shared_memory import SegmentFacts, SharedMemory, ShmFacts
+from sparkd.preflight.fixes import UnlinkSegment
+
+DEVICE = 30
+ORPHAN = SegmentFacts("/dev/shm/psm_0123abcd", DEVICE, 7, 1000, 500, uid=0, links=1, age_seconds=61, used_by=())
+
+
+def test_an_orphan_warns_and_is_to_be_unlinked_by_its_identity() -> None:
+    verdict = SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), ()))
+    expect(verdict, Level.WARN, fixes=(UnlinkSegment("/dev/shm/psm_0123abcd", DEVICE, 7, frees_bytes=500),))
+
+
+@pytest.mark.parametrize(
+    "segment",
+    [
+        pytest.param(replace(ORPHAN, used_by=(10,)), id="in use"),
+        pytest.param(replace(ORPHAN, age_seconds=60), id="young"),
+        pytest.param(replace(ORPHAN, age_seconds=-5), id="from a clock ahead of ours"),
+        pytest.param(replace(ORPHAN, uid=1000), id="of another user"),
+        pytest.param(replace(ORPHAN, device=31), id="on another device"),
+        pytest.param(replace(ORPHAN, links=2), id="of two names"),
+    ],
+)
+def test_anything_else_is_kept(segment: SegmentFacts) -> None:
+    expect(SharedMemory().judge(ShmFacts(DEVICE, (segment,), ())), Level.OK, fixes=())
+
+
+def test_an_unreadable_process_keeps_every_segment() -> None:
+    expect(SharedMemory().judge(ShmFacts(DEVICE, (ORPHAN,), (10,))), Level.WARN, "pid 10", fixes=())
+
+
+def test_only_names_that_an_engine_gives_are_looked_at(tree: Tree) -> None:
+    queue = "vllm_dist_00112233445566778899aabbccddeeff-tp:0-[0-1]-cpushm_0"
+    given = ("nccl-Ab12cD", "psm_0123abcd", "sem.mp-a8x_0lk2", queue)
+    other = (
+        "psm_0123abc",
+        "psm_0123abcde",
+        "psm_0123ABCD",
+        "my_psm_0123abcd",
+        "sem.other",
+        "snd-shm-1234",
+    )  # words: keep
+    for name in (*given, *other, "psm_0123abcd\n"):
+        tree.segment(name)
+    facts = SharedMemory(owners=(os.getuid(),)).probe(Host(tree.root))
+    assert sorted(one.path for one in facts.segments) == [f"/dev/shm/{name}" for name in given]
+
+
+def test_segments_are_orphans_of_their_owner_unless_in_use(tree: Tree) -> None:
+    found = tree.segment("psm_0123abcd")
+    tree.process(1, "systemd")
+    check, host = SharedMemory(owners=(os.getuid(),)), Host(tree.root)
+    assert [fix.inode for fix in check.run(host)[1].fixes if isinstance(fix, UnlinkSegment)] == [found.st_ino]
+    assert SharedMemory(owners=(os.getuid() + 1,)).run(host)[1].fixes == ()
+    tree.process(10, "VLLM::Worker_TP", opened=("/dev/shm/psm_0123abcd",))
+    assert check.run(host)[1].reason == "no orphaned segments, 1 in use"

@@ -1,0 +1,312 @@
+"""Who is a stray: each test is a machine, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.host import Host
+from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.engine_processes import is_serve
+from sparkd.preflight.fixes import EndProcess, RemoveContainer
+
+ID = "0123456789abcdef" * 4
+CGROUP = f"0::/system.slice/docker-{ID}.scope"
+SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
+OLD, NOW_SECONDS = 100, 10_000
+"""Start time, in ticks, of a process that is 30 s old."""
+NO_DOCKER = DockerFacts(running=True, containers=())
+
+
+def container(invocation: str = "dead", *, ours: bool = True, running: bool = True) -> DockerFacts:
+    labels = (("io.sparkd.invocation", invocation), ("io.sparkd.role", "head")) if ours else ()
+    name = "sparkd-rank0" if ours else "vllm_ds4"
+    return DockerFacts(True, (ContainerFacts(ID, name, labels, running, 10 if running else 0, "sha256:1", "no"),))
+
+
+def judged(
+    tree: Tree,
+    docker: DockerFacts = NO_DOCKER,
+    gpu: GpuFacts | None = None,
+    tried: frozenset[tuple[int, int]] = frozenset(),
+) -> Verdict:
+    tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
+    if not (tree.root / "proc/net/tcp").exists():
+        tree.listening()
+    if not (tree.root / "proc/1").exists():
+        tree.process(1, "systemd", parent=0)
+    host = Host(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
+    return StrayWorkers(tried=tried).run(host)[1]
+
+
+def ended(verdict: Verdict) -> list[int]:
+    return sorted(fix.pid for fix in verdict.fixes if isinstance(fix, EndProcess))
+
+
+def orphans(tree: Tree, group: int = 9) -> None:
+    """What a killed `vllm serve` leaves behind (pid 9 was the main process)."""
+    tree.process(10, "VLLM::EngineCor", group=group, argv=("VLLM::EngineCore",), private_kib=1024, start_time=OLD)
+    tree.process(11, "VLLM::Worker_TP", parent=10, group=group, private_kib=2048, start_time=OLD + 1)
+
+
+def test_a_quiet_machine_has_none(tree: Tree) -> None:
+    tree.process(20, "bash", argv=("bash",))
+    tree.process(21, "python3", argv=("python3", "train.py", "vllm", "serve"))
+    verdict = judged(tree)
+    assert (verdict.level, verdict.reason) == (Level.OK, "none among 3 processes")
+
+
+def test_workers_adopted_by_init_whose_group_lost_its_leader_are_ended_with_their_children(tree: Tree) -> None:
+    orphans(tree)
+    tree.process(12, "python3", parent=11, group=9)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
+    assert ended(verdict) == [10, 11, 12]
+    assert EndProcess(11, OLD + 1, "VLLM::Worker_TP", frees_bytes=2048 * 1024) in verdict.fixes
+    assert "pid 10 (VLLM::EngineCor) and 2 with it" in verdict.reason
+    assert "user uid 0" in verdict.reason
+
+
+def test_a_zombie_leads_nobody_so_its_workers_are_strays(tree: Tree) -> None:
+    tree.process(9, "vllm", state="Z")
+    orphans(tree)
+    assert ended(judged(tree)) == [10, 11]
+
+
+@pytest.mark.parametrize("reaper", ["systemd", "containerd-shim", "docker-init", "tini", "dumb-init", "conmon"])
+def test_any_reaper_is_as_good_as_init(tree: Tree, reaper: str) -> None:
+    tree.process(5, reaper)
+    tree.process(10, "VLLM::Worker_TP", parent=5, group=9)
+    assert ended(judged(tree)) == [10]
+
+
+def test_the_first_process_of_a_container_is_a_reaper(tree: Tree) -> None:
+    tree.process(5, "sleep", namespace_pid=1, cgroup=CGROUP)
+    tree.process(10, "VLLM::Worker_TP", parent=5, group=9, cgroup=CGROUP)
+    verdict = judged(tree, container(ours=False))
+    assert ended(verdict) == [10]
+    assert "container vllm_ds4" in verdict.reason
+
+
+def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
+    tree.process(10, "VLLM::EngineCor", group=9)
+    tree.process(11, "VLLM::Worker_TP", group=9)
+    assert ended(judged(tree)) == [10, 11]
+
+
+def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
+    tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nmilo:x:1000:1000::/home/milo:/bin/bash\n")
+    tree.process(9, "vllm", argv=SERVE, private_kib=1024)
+    (tree.root / "proc/9/status").write_text("Uid:\t1000\t1000\t1000\t1000\nNSpid:\t9\n")
+    tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]",))
+    tree.listening((29501, 5))
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    assert "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501" in verdict.reason
+    assert "held by" not in verdict.reason, "the port is explained by the engine"
+
+
+def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> None:
+    orphans(tree)
+    tree.process(30, "vllm", argv=SERVE)
+    verdict = judged(tree)
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
+    assert verdict.reason.startswith("a living engine")
+    assert verdict.hint == "stop it first: kill 30"
+
+
+@pytest.mark.parametrize(
+    "parent", [pytest.param(21, id="a program that uses vLLM as a library"), pytest.param(1, id="its own group")]
+)
+def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(tree: Tree, parent: int) -> None:
+    tree.process(21, "python3", argv=("python3", "batch.py"))
+    tree.process(10, "VLLM::EngineCor", parent=parent, group=10 if parent == 1 else 21)
+    expect(judged(tree), Level.BLOCK, clears=False, fixes=())
+
+
+def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
+    tree.process(9, "vllm", argv=SERVE)
+    tree.process(10, "VLLM::EngineCor", group=9)
+    expect(judged(tree), Level.BLOCK, "pid 9 (vllm)", fixes=())
+
+
+def test_an_adopted_worker_whose_group_a_shell_leads_is_unknown(tree: Tree) -> None:
+    tree.process(9, "bash", argv=("bash", "loop.sh"))
+    orphans(tree)
+    expect(judged(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
+
+
+@pytest.mark.parametrize("group", [9, 10], ids=["started by nohup over ssh", "leading its own group, as under systemd"])
+@pytest.mark.parametrize("child", ["VLLM::EngineCor", "python3", None])
+def test_a_main_process_is_never_ended(tree: Tree, group: int, child: str | None) -> None:
+    """Adopted, its group's leader (a shell) gone, its children named as they like: it leads its engine."""
+    tree.process(10, "vllm", argv=SERVE, group=group, start_time=OLD)
+    if child:
+        tree.process(11, child, parent=10, group=group)
+    expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (vllm)", clears=False, fixes=())
+
+
+def test_a_rank_under_somebody_elses_ray_is_a_living_engine_even_adopted(tree: Tree) -> None:
+    """Its raylet gone, it ends by itself."""
+    for parent in (9, 1):
+        tree.process(9, "raylet", group=8)
+        tree.process(10, "ray::RayWorkerP", parent=parent, group=10, argv=("ray::RayWorkerProc.run",))
+        expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (ray::RayWorkerP)", clears=False, fixes=())
+
+
+def test_an_orphans_group_may_hold_a_living_engine_too_and_that_is_left_alone(tree: Tree) -> None:
+    """Two engines started by one script: one lost its main process, the other serves."""
+    tree.process(10, "VLLM::EngineCor", group=9)
+    tree.process(20, "vllm", argv=SERVE, group=9)
+    tree.process(21, "VLLM::EngineCor", parent=20, group=9)
+    verdict = judged(tree)
+    assert not verdict.clears
+    assert ended(verdict) == [10]
+
+
+def test_a_worker_of_a_containers_first_process_is_no_orphan(tree: Tree) -> None:
+    """`unshare --pid python3 srv.py`, begun by a script that has exited: it is the worker's own parent."""
+    tree.process(10, "python3", group=9, argv=("python3", "srv.py"), namespace_pid=1)
+    tree.process(11, "VLLM::EngineCor", parent=10, group=9, namespace_pid=2)
+    assert ended(judged(tree)) == []
+
+
+def test_our_container_whose_agent_is_gone_is_removed_whole(tree: Tree) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, private_kib=1024)
+    tree.process(11, "VLLM::EngineCor", parent=10, group=10, cgroup=CGROUP, private_kib=1024)
+    verdict = judged(tree, container())
+    assert (verdict.level, verdict.clears) == (Level.BLOCK, True)
+    assert verdict.fixes == (RemoveContainer(ID, "sparkd-rank0", frees_bytes=2048 * 1024),)
+    assert f"container sparkd-rank0 ({ID[:12]})" in verdict.reason
+
+
+@pytest.mark.parametrize("running", [True, False])
+def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(tree: Tree, running: bool) -> None:
+    verdict = judged(tree, container(running=running))
+    assert [fix.kind for fix in verdict.fixes] == ["remove-container"]
+    assert verdict.clears
+
+
+def test_another_agent_that_owns_the_node_makes_the_old_ones_container_a_stray(tree: Tree) -> None:
+    tree.owner(40, "new")
+    assert [fix.kind for fix in judged(tree, container("old")).fixes] == ["remove-container"]
+
+
+def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
+    tree.owner(40, "alive")
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    verdict = judged(tree, container("alive"))
+    assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
+    assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+
+
+def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
+    tree.owner(40, "x")
+    (tree.root / "run/sparkd/hands.lock").write_text("")
+    expect(judged(tree, container("dead")), Level.UNKNOWN, fixes=())
+
+
+@pytest.mark.parametrize("docker", [AWAY, DockerFacts(True, (), error="no answer")])
+def test_whose_a_container_is_waits_for_docker(tree: Tree, docker: DockerFacts) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    expect(judged(tree, docker), Level.UNKNOWN, awaits="docker", fixes=())
+
+
+def test_docker_is_not_awaited_where_something_else_blocks_too(tree: Tree) -> None:
+    tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    tree.process(30, "vllm", argv=SERVE)
+    assert judged(tree, AWAY).awaits == ""
+
+
+def test_docker_away_alone_does_not_block(tree: Tree) -> None:
+    expect(judged(tree, AWAY), Level.OK, "docker is away")
+
+
+def test_a_foreign_container_is_a_living_engine_and_named(tree: Tree) -> None:
+    tree.process(5, "containerd-shim")
+    tree.process(10, "vllm", parent=5, argv=SERVE, cgroup=CGROUP, namespace_pid=1)
+    verdict = judged(tree, container(ours=False))
+    expect(verdict, Level.BLOCK, "container vllm_ds4", fixes=(), hint="stop it first: docker stop vllm_ds4")
+
+
+def test_a_port_that_a_stray_holds_is_free_once_the_stray_is_gone(tree: Tree) -> None:
+    orphans(tree)
+    tree.link("/proc/11/fd/9", "socket:[5]")
+    tree.listening((29501, 5))
+    expect(judged(tree), reason="port 29501", clears=True)
+
+
+def test_holding_a_port_makes_nobody_a_stray(tree: Tree) -> None:
+    tree.process(50, "nginx", opened=("socket:[5]",), cgroup=CGROUP)
+    tree.listening((8000, 5))
+    assert judged(tree).level is Level.OK
+
+
+def test_a_zombie_is_named_and_does_not_block(tree: Tree) -> None:
+    tree.process(20, "bash")
+    tree.process(10, "VLLM::Worker_TP", parent=20, state="Z")
+    verdict = judged(tree)
+    assert (verdict.level, verdict.fixes) == (Level.WARN, ())
+    assert verdict.reason == "pid 10 (VLLM::Worker_TP) is a zombie that pid 20 (bash) has not reaped"
+
+
+def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tree: Tree) -> None:
+    tree.process(10, "VLLM::Worker_TP", group=9, state="D", start_time=OLD)
+    first = judged(tree)
+    assert (ended(first), first.needs_person) == ([10], False)
+    assert "state D" in first.reason
+    again = judged(tree, tried=frozenset({(10, OLD)}))
+    assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
+
+
+def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
+    tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
+    again = judged(tree, tried=frozenset({(10, OLD)}))
+    assert (again.level, again.clears, again.fixes, again.needs_person) == (Level.BLOCK, False, (), False)
+    assert ended(judged(tree, tried=frozenset({(10, OLD + 1)}))) == [10], "another process"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "frees"),
+    [
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, 80 << 30),)), 80 << 30, id="the driver says"),
+        pytest.param(GpuFacts(("NVIDIA GB10",), None, (GpuProcess(11, None),)), 100 << 30, id="what nothing explains"),
+        pytest.param(GpuFacts(("NVIDIA H200",), 140 << 30, (GpuProcess(11, 80 << 30),)), 0, id="memory of its own"),
+    ],
+)
+def test_the_gpus_memory_of_a_stray_comes_back_with_its_end(tree: Tree, gpu: GpuFacts, frees: int) -> None:
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    orphans(tree)
+    tree.link("/proc/11/fd/9", "/dev/nvidia0")
+    freed = {fix.pid: fix.frees_bytes for fix in judged(tree, gpu=gpu).fixes if isinstance(fix, EndProcess)}
+    assert freed == {10: 1 << 20, 11: frees + (2 << 20)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "serves"),
+    [
+        (("vllm", "serve", "m"), True),
+        (("/opt/vllm/bin/vllm", "serve"), True),
+        (("/opt/vllm/bin/python3.11", "/opt/vllm/bin/vllm", "serve"), True),
+        (("python3", "-B", "-X", "dev", "/usr/local/bin/vllm", "serve"), True),
+        (("python3", "-m", "vllm.entrypoints.openai.api_server"), True),
+        (("python3", "-I", "-m", "vllm", "serve"), True),
+        (("vllm", "bench", "serve"), False),
+        (("vllm",), False),
+        (("python3", "-c", "vllm", "serve"), False),
+        (("python3", "-m", "vllm", "bench"), False),
+        (("python3", "-m", "pytest", "vllm.entrypoints"), False),
+        (("python3", "vllm-watch.py", "serve"), False),
+        (("grep", "vllm", "serve"), False),
+        (("bash", "-c", "vllm serve"), False),
+        ((), False),
+    ],
+)
+def test_vllm_serve_is_recognised_by_its_arguments(argv: tuple[str, ...], serves: bool) -> None:
+    assert is_serve(argv) is serves

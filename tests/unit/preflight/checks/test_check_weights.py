@@ -1,0 +1,400 @@
+"""The model's folder as its loader will find it: complete, whole, and seen by the container."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.verdicts import expect
+
+from sparkd.cluster.membership import node_of_rank
+from sparkd.config import Settings
+from sparkd.host import Host, container_paths, shards
+from sparkd.host.container_paths import Bind
+from sparkd.host.files import Files
+from sparkd.host.model_folder import Flaw
+from sparkd.plan.build import make_plan
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.weights import ModelWeights, WeightsFacts
+from sparkd.recipes.loader import load_recipe, recipe_folders
+
+FOLDER = "/srv/models/m"
+BINDS = (Bind("/srv/models", "/models"),)
+CHECK = ModelWeights(FOLDER, "/models/m", BINDS)
+GOOD = WeightsFacts(
+    folder=FOLDER,
+    there=True,
+    download_cache="",
+    config=True,
+    tokenizer=True,
+    format=".safetensors",
+    shards=2,
+    size_bytes=6 << 30,
+    indexed_bytes=6 << 30,
+    flaws=(),
+    partial=(),
+    leads_out="",
+    closed="",
+    image_user=None,
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "words"),
+    [
+        pytest.param(GOOD, Level.OK, "2 shards, 6.0 GiB, all whole", id="good"),
+        pytest.param(replace(GOOD, shards=1), Level.OK, "1 shard, 6.0", id="one file"),
+        pytest.param(replace(GOOD, indexed_bytes=None), Level.OK, "", id="an index without a sum"),
+        pytest.param(replace(GOOD, there=False, format=""), Level.OK, "script-paths", id="script-paths' to say"),
+        pytest.param(replace(GOOD, indexed_bytes=7 << 30), Level.WARN, "index counts 7.0 GiB", id="another revision"),
+        pytest.param(replace(GOOD, partial=("a.part", "b.part")), Level.WARN, "a.part (and 1 more)", id="download"),
+        pytest.param(replace(GOOD, closed="a", image_user="vllm"), Level.WARN, "runs as vllm chmod", id="closed"),
+        pytest.param(replace(GOOD, closed="a", image_user=""), Level.OK, "", id="root reads all"),
+        pytest.param(replace(GOOD, closed="a"), Level.OK, "", id="without docker nobody knows"),
+        pytest.param(replace(GOOD, tokenizer=False), Level.WARN, "no tokenizer", id="no tokenizer"),
+        pytest.param(replace(GOOD, config=False), Level.BLOCK, "no config.json", id="no config"),
+        pytest.param(replace(GOOD, format="", shards=0, size_bytes=0), Level.BLOCK, "no weights", id="no weights"),
+        pytest.param(replace(GOOD, flaws=(Flaw("a", "is missing", 3),)), Level.BLOCK, "a is missing (and 2 more)"),
+        pytest.param(replace(GOOD, flaws=(Flaw("a", "can't be read: x", unreadable=True),)), Level.UNKNOWN, "a can't"),
+        pytest.param(replace(GOOD, leads_out="/mnt/x"), Level.BLOCK, "leads to /mnt/x", id="not in the container"),
+        pytest.param(replace(GOOD, download_cache="snapshots/r"), Level.BLOCK, f"{FOLDER}/snapshots/r", id="cache"),
+        pytest.param(
+            replace(GOOD, format=".gguf", config=False, tokenizer=False, size_bytes=0, indexed_bytes=None),
+            Level.OK,
+            "2 files of weights",
+            id="gguf by presence",
+        ),
+    ],
+)
+def test_judge(facts: WeightsFacts, level: Level, words: str) -> None:
+    expect(CHECK.judge(facts), level, said=words)
+
+
+def test_weights_that_the_plan_does_not_load_may_be_missing() -> None:
+    nothing = replace(GOOD, format="", shards=0)
+    assert replace(CHECK, load_format="dummy").judge(replace(nothing, config=False)).level is Level.OK
+    assert replace(CHECK, load_format="tensorizer").judge(nothing).level is Level.OK
+    assert replace(CHECK, needs_tokenizer=False).judge(replace(GOOD, tokenizer=False)).level is Level.OK
+
+
+def model(tree: Tree, *shards: str, folder: str = FOLDER, total: int = 32) -> None:
+    tree.file(f"{folder}/config.json", "{}")
+    tree.file(f"{folder}/tokenizer.json", "{}")
+    for shard in shards:
+        tree.safetensors(f"{folder}/{shard}")
+    if len(shards) > 1:
+        weight_map = {f"layer.{number}": shard for number, shard in enumerate(shards)}
+        said = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        tree.file(f"{folder}/model.safetensors.index.json", json.dumps(said))
+
+
+A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+
+
+def look(tree: Tree, check: ModelWeights = CHECK) -> tuple[WeightsFacts, Verdict]:
+    return check.run(Host(tree.root))
+
+
+def test_a_whole_model_is_good_and_one_file_needs_no_index(tree: Tree) -> None:
+    model(tree, A, B)
+    facts, verdict = look(tree)
+    assert (verdict.level, facts.shards, facts.indexed_bytes) == (Level.OK, 2, 32)
+    assert facts.size_bytes == sum(at(tree, one).stat().st_size for one in (A, B))
+    model(tree, "model.safetensors", folder="/srv/models/one")
+    assert look(tree, replace(CHECK, folder="/srv/models/one", seen_as="/models/one"))[1].level is Level.OK
+
+
+def at(tree: Tree, name: str) -> Path:
+    return tree.root / f"{FOLDER}/{name}".lstrip("/")
+
+
+def _linked(tree: Tree) -> None:
+    at(tree, B).unlink()
+    tree.link(f"{FOLDER}/{B}", "../../../blobs/0")
+
+
+def sized(size: int) -> Callable[[Tree], object]:
+    return lambda tree: os.truncate(at(tree, B), size)
+
+
+def grown(size: int) -> Callable[[Tree], object]:
+    return lambda tree: os.truncate(at(tree, B), at(tree, B).stat().st_size + size)
+
+
+def zeros(size: int) -> Callable[[Tree], object]:
+    return lambda tree: os.truncate(tree.file(f"{FOLDER}/{B}"), size)
+
+
+def holding(name: str, text: str = "") -> Callable[[Tree], object]:
+    return lambda tree: tree.file(f"{FOLDER}/{name}", text)
+
+
+INDEX = "model.safetensors.index.json"
+POINTER = "version https://git-lfs.github.com/spec/v1\n"
+
+
+@pytest.mark.parametrize(
+    ("cause", "words"),
+    [
+        pytest.param(lambda tree: at(tree, B).unlink(), f"{B} is missing", id="missing"),
+        pytest.param(_linked, f"{B} is a link to nothing", id="dangling"),
+        pytest.param(sized(0), f"{B} is empty", id="empty"),
+        pytest.param(sized(5), f"{B} is cut off in its header", id="half a length"),
+        pytest.param(sized(20), f"{B} is cut off in its header", id="half a header"),
+        pytest.param(grown(-1), f"{B} is cut off:", id="cut"),
+        pytest.param(grown(1), "its header says", id="too long"),
+        pytest.param(zeros(99), "not in the safetensors", id="zeros"),
+        pytest.param(zeros(8), "not in the safetensors", id="8 zeros"),
+        pytest.param(holding(B, "<html>no</html>"), "not in the safetensors", id="a page"),
+        pytest.param(holding(A, POINTER), f"{A} is a git-lfs pointer, not the file git -C {FOLDER} lfs pull"),
+        pytest.param(holding("config.json", "{"), "config.json is no JSON", id="half a config"),
+        pytest.param(holding("config.json", "[" * 99999), "is no JSON", id="deep config"),
+        pytest.param(holding("tokenizer.json"), "tokenizer.json is empty", id="tokenizer"),
+        pytest.param(lambda tree: at(tree, "config.json").unlink(), "has no config.json", id="no config"),
+        pytest.param(holding(INDEX, '{"weight_map": {"a": "'), "index.json is cut off", id="half an index"),
+        pytest.param(holding(INDEX, "{}"), "names no shards", id="no index"),
+        pytest.param(holding(INDEX, '{"a": "../b.safetensors"}'), "../b.safetensors is outside of the model's folder"),
+    ],
+)
+def test_what_the_loader_would_fail_on_blocks(tree: Tree, cause: Callable[[Tree], object], words: str) -> None:
+    model(tree, A, B)
+    cause(tree)
+    expect(look(tree)[1], Level.BLOCK, said=words)
+
+
+def test_without_an_index_the_names_say_how_many_shards_there_are(tree: Tree) -> None:
+    model(tree, A, B)
+    at(tree, "model.safetensors.index.json").unlink()
+    assert look(tree)[1].level is Level.OK
+    at(tree, A).unlink()
+    assert f"{A} is missing" in look(tree)[1].reason
+
+
+def test_one_good_set_of_shards_is_enough(tree: Tree) -> None:
+    model(tree, A, B)
+    at(tree, A).unlink()
+    tree.safetensors(f"{FOLDER}/consolidated.safetensors")
+    assert look(tree)[1].level is Level.OK, "Mistral's own weights, beside the index of Hugging Face's"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"{A}.incomplete", f".cache/huggingface/download/{A}.0a.incomplete", f".{A}.x81bQa", "model.part", f"{A}.aria2"],
+)
+def test_a_download_that_is_not_finished_warns(tree: Tree, name: str) -> None:
+    model(tree, A, B)
+    tree.file(f"{FOLDER}/{name}", "x")
+    assert look(tree)[1].level is Level.WARN
+
+
+def test_a_download_beside_a_missing_shard_is_named_with_it(tree: Tree) -> None:
+    model(tree, A, B)
+    at(tree, B).rename(at(tree, f"{B}.incomplete"))
+    verdict = look(tree)[1]
+    expect(verdict, Level.BLOCK, f"{B} is missing")
+    assert f"{B}.incomplete" in verdict.reason
+
+
+HUB = "/srv/models/models--org--m"
+SNAPSHOT = f"{HUB}/snapshots/abc"
+
+
+def cached(tree: Tree) -> None:
+    """As Hugging Face's library keeps a model."""
+    tree.file(f"{HUB}/refs/main", "abc")
+    for number, name in enumerate(("config.json", "tokenizer.json", "model.safetensors")):
+        if name.endswith("json"):
+            tree.file(f"{HUB}/blobs/{number}", "{}")
+        else:
+            tree.safetensors(f"{HUB}/blobs/{number}")
+        tree.link(f"{SNAPSHOT}/{name}", f"../../blobs/{number}")
+
+
+def test_a_snapshot_of_the_cache_is_a_model_and_the_cache_is_none(tree: Tree) -> None:
+    cached(tree)
+    snapshot = ModelWeights(SNAPSHOT, "/models/models--org--m/snapshots/abc", BINDS)
+    assert look(tree, snapshot)[1].level is Level.OK
+    verdict = look(tree, ModelWeights(HUB, "/models/models--org--m", BINDS))[1]
+    assert (verdict.level, verdict.hint) == (Level.BLOCK, f"extend model.path to {SNAPSHOT}")
+
+
+def test_a_blob_that_is_gone_or_not_finished_is_seen(tree: Tree) -> None:
+    cached(tree)
+    snapshot = ModelWeights(SNAPSHOT, "/models/models--org--m/snapshots/abc", BINDS)
+    (tree.root / f"{HUB}/blobs/2".lstrip("/")).rename(tree.root / f"{HUB}/blobs/2.incomplete".lstrip("/"))
+    verdict = look(tree, snapshot)[1]
+    expect(verdict, Level.BLOCK, "model.safetensors is a link to nothing")
+    assert "2.incomplete" in verdict.reason
+
+
+def test_a_snapshot_that_is_mounted_alone_has_no_blobs_in_the_container(tree: Tree) -> None:
+    cached(tree)
+    alone = ModelWeights(SNAPSHOT, SNAPSHOT, (Bind(SNAPSHOT, SNAPSHOT),))
+    facts, verdict = look(tree, alone)
+    assert (verdict.level, facts.leads_out) == (Level.BLOCK, f"{HUB}/blobs/0")
+    with_blobs = replace(alone, binds=(*alone.binds, Bind(f"{HUB}/blobs", f"{HUB}/blobs")))
+    assert look(tree, with_blobs)[1].level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("target", "outside"),
+    [
+        pytest.param("/mnt/nvme/m", "/mnt/nvme/m", id="absolute, elsewhere"),
+        pytest.param("/srv/models/real", "/srv/models/real", id="absolute, within: the container has it as /models"),
+        pytest.param("real", "", id="relative, within"),
+        pytest.param("../../mnt/nvme/m", "/mnt/nvme/m", id="relative, out"),
+        pytest.param("/models/real", "", id="as the container has it"),
+        pytest.param("m", "/models/m", id="a circle"),
+    ],
+)
+def test_links_are_followed_as_the_container_follows_them(tree: Tree, target: str, outside: str) -> None:
+    tree.folder("/srv/models/real")
+    tree.link(FOLDER, target)
+    assert container_paths.find_outside(Files(str(tree.root)), BINDS, "/models/m") == outside
+
+
+def test_a_mounts_own_source_may_be_a_link(tree: Tree) -> None:
+    model(tree, A, B, folder="/mnt/nvme/m")
+    tree.link("/srv/models", "/mnt/nvme")
+    assert look(tree)[1].level is Level.OK
+
+
+def test_other_formats_are_judged_by_presence(tree: Tree) -> None:
+    tree.file(f"{FOLDER}/m-Q4.gguf", "")
+    assert look(tree)[1].reason == "1 files of weights"
+    tree.file(f"{FOLDER}/config.json", "{}")
+    tree.file(f"{FOLDER}/vocab.json", "{}")
+    tree.file(f"{FOLDER}/pytorch_model.bin", "x")
+    assert look(tree)[1].level is Level.OK
+
+
+def test_a_load_format_of_its_own_is_judged_by_presence(tree: Tree) -> None:
+    model(tree, A, B)
+    os.truncate(at(tree, A), 3)
+    assert look(tree, replace(CHECK, load_format="sharded_state"))[1].level is Level.OK
+    assert look(tree, replace(CHECK, load_format="fastsafetensors"))[1].level is Level.BLOCK
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "vocab.json", "vocab.txt"])
+def test_what_a_tokenizer_json_holds_already_may_be_empty_beside_it(tree: Tree, name: str) -> None:
+    model(tree, A, B)
+    tree.file(f"{FOLDER}/{name}")
+    assert look(tree)[1].level is Level.OK
+    at(tree, "tokenizer.json").unlink()
+    assert f"{name} is empty" in look(tree)[1].reason
+
+
+def test_a_folder_that_is_missing_or_empty_is_for_script_paths_to_say(tree: Tree) -> None:
+    assert look(tree)[1].level is Level.OK
+    tree.folder(FOLDER)
+    assert look(tree)[1].level is Level.OK
+
+
+def test_odd_content_never_raises(tree: Tree) -> None:
+    model(tree, A, B)
+    tree.folder(f"{FOLDER}/tokenizer.json.d")
+    at(tree, "tokenizer.json").unlink()
+    tree.folder(f"{FOLDER}/tokenizer.json")
+    at(tree, A).unlink()
+    os.mkfifo(at(tree, A))
+    verdict = look(tree)[1]
+    expect(verdict, Level.BLOCK, f"{A} is no file")
+    assert "tokenizer.json is a folder, not a file" in verdict.reason
+
+
+def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
+    def of_plan(**args: str) -> ModelWeights:
+        settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "args": args}})
+        recipe = load_recipe("tiny-cpu", recipe_folders(Path("/"))).recipe
+        return ModelWeights.from_plan(make_plan(recipe, settings, node_of_rank(settings, 0)))
+
+    check = of_plan(**{"load-format": "dummy"})
+    assert (check.folder, check.seen_as, check.load_format) == ("/srv/models/tiny", "/models/tiny", "dummy")
+    assert check.needs_tokenizer
+    elsewhere = of_plan(**{"hf-config-path": "/models/x"})
+    assert elsewhere.judge(replace(GOOD, config=False)).level is Level.OK
+
+
+def test_the_order_of_tensors_in_a_header_does_not_matter(tree: Tree) -> None:
+    tensors = {f"w{number}": {"dtype": "U8", "shape": [9], "data_offsets": [number * 9, number * 9 + 9]}
+               for number in range(500)}  # fmt: skip
+    header = json.dumps(dict(reversed(tensors.items())), indent=1).encode() + b"   "
+    real = tree.file("/x.safetensors")
+    real.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4500))
+    assert shards.find_flaw(Files(str(tree.root)), "/x.safetensors")[1] == ""
+    os.truncate(real, real.stat().st_size - 1)
+    assert "cut off" in shards.find_flaw(Files(str(tree.root)), "/x.safetensors")[1]
+
+
+@given(st.binary(max_size=64) | st.integers(0, 70).map(lambda size: size.to_bytes(8, "little") + b'{"a":1}'))
+def test_whatever_a_file_holds_it_is_whole_or_something_is_wrong(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "x").write_bytes(content)
+        wrong = shards.find_flaw(Files(folder), "/x")[1]
+    assert wrong or json.loads(content[8:]) == {"a": 1}
+
+
+def test_the_time_grows_with_the_shards_and_not_with_the_weights(tree: Tree) -> None:
+    """As in DeepSeek-V4-Flash: 46 shards, some 1500 tensors in each, an index that names them all."""
+    shards = [f"model-{number:05}-of-00046.safetensors" for number in range(1, 47)]
+    names = [f"model.layers.{number}.ffn.experts.{number}.w.weight_scale_inv" for number in range(1500)]
+    tensor = {"dtype": "F8_E4M3", "shape": [1440, 1500]}
+    ends = {name: {**tensor, "data_offsets": [i * 2_160_000, (i + 1) * 2_160_000]} for i, name in enumerate(names)}
+    header = json.dumps(ends).encode()
+    for shard in shards:
+        real = tree.file(f"{FOLDER}/{shard}")
+        real.write_bytes(len(header).to_bytes(8, "little") + header)
+        os.truncate(real, 8 + len(header) + 1500 * 2_160_000)
+    weight_map = {f"{shard[6:11]}.{name}": shard for shard in shards for name in names}
+    tree.file(f"{FOLDER}/model.safetensors.index.json", json.dumps({"metadata": {}, "weight_map": weight_map}))
+    tree.file(f"{FOLDER}/config.json", "{}")
+    began = time.process_time()
+    facts = CHECK.probe(Host(tree.root))
+    took = time.process_time() - began
+    assert (facts.shards, facts.flaws) == (46, ())
+    assert took < 0.2, f"{took:.3f} s of CPU"
+
+
+@pytest.mark.parametrize("closed", ["", A, "config.json"])
+def test_what_only_its_owner_may_read_is_held_against_the_images_user(tree: Tree, closed: str) -> None:
+    model(tree, A, B)
+    at(tree, closed).chmod(0o750)
+    tree.file("/run/docker.pid", "7")
+    tree.process(7, "dockerd", opened=("socket:[5]",))
+    tree.file("/proc/7/comm", "dockerd\n")
+    tree.file("/proc/net/unix", "Num RefCount Protocol Flags Type St Inode Path\n"
+              "0: 2 0 00010000 0001 01 5 /run/docker.sock\n")  # fmt: skip
+    image = {"Id": "sha256:0", "Architecture": "arm64", "Os": "linux", "Config": {"User": "vllm:vllm"}}
+    tree.docker("/images/img/json", image)
+    facts, verdict = look(tree, replace(CHECK, image="img"))
+    assert (facts.closed, facts.image_user) == (f"{FOLDER}/{closed}".rstrip("/"), "vllm")
+    assert verdict.level is Level.WARN
+    at(tree, closed).chmod(0o755)
+    assert look(tree, replace(CHECK, image="img"))[0].image_user is None, "docker is not read without need"
+
+
+def test_an_index_that_the_loader_does_not_heed_is_none_of_its_shards(tree: Tree) -> None:
+    model(tree, "model.safetensors")
+    tree.file(f"{FOLDER}/text_encoder.safetensors.index.json", '{"weight_map": {"a": "gone.safetensors"}}')
+    facts, verdict = look(tree)
+    assert (verdict.level, facts.shards) == (Level.OK, 1)
+    tree.file(f"{FOLDER}/consolidated.safetensors.index.json", '{"weight_map": {"a": "gone.safetensors"}}')
+    assert look(tree)[1].level is Level.OK, "Mistral's own format is not all that the folder has"
+    at(tree, "model.safetensors").unlink()
+    assert look(tree)[1].level is Level.BLOCK
+
+
+@pytest.mark.parametrize("revision", ["", "gone"])
+def test_a_download_cache_without_a_download_says_what_the_path_lacks(tree: Tree, revision: str) -> None:
+    tree.file(f"{FOLDER}/refs/main", revision)
+    at(tree, "snapshots").mkdir()
+    expect(look(tree)[1], Level.BLOCK, hint=f"extend model.path to {FOLDER}/snapshots/REVISION")

@@ -1,0 +1,310 @@
+"""Admission on machines made of files, with fixes that change those files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.config.settings import Preflight
+from sparkd.host import Host
+from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.host.gpu import NO_GPU, GpuFacts
+from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.text import GIB
+from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
+from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, UnifiedMemory
+from sparkd.preflight.checks.shared_memory import SharedMemory
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
+from sparkd.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
+
+POLICY = Preflight(wait_seconds=100)
+NEED = MemoryNeed(memory_bytes=90 * GIB, gpu_memory_utilization=None, headroom_bytes=0)
+GB10 = GpuFacts(("NVIDIA GB10",), None, ())
+NO_CONTAINERS = DockerFacts(True, ())
+ID = "0123456789abcdef" * 4
+
+
+def build(earlier: MemorySample | None) -> Sequence[AnyCheck]:
+    return (
+        StrayWorkers(),
+        SharedMemory(owners=(os.getuid(),)),
+        PageCache(NEED),
+        UnifiedMemory(NEED, settle_seconds=60, earlier=earlier),
+    )
+
+
+@dataclass
+class Machine:
+    """A healthy node, and everything that admission reported about it."""
+
+    tree: Tree
+    docker: DockerFacts = NO_CONTAINERS
+    gpu: GpuFacts = NO_GPU
+    hooks: tuple[Finding, ...] = ()
+    hooks_run: int = 0
+    waits: list[str] = field(default_factory=list)
+    events: list[tuple[str, str]] = field(default_factory=list)
+    shown: list[tuple[Finding, ...]] = field(default_factory=list)
+    on_wait: Callable[[float], None] = lambda _waited: None
+    fail: tuple[str, ...] = ()
+    """Kinds of fixes that fail."""
+    done: list[Fix] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tree.process(1, "systemd", parent=0)
+        self.tree.listening()
+        self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
+        self.uptime(1000)
+
+    def uptime(self, seconds: float) -> None:
+        self.tree.file("/proc/uptime", f"{seconds:.2f} 1.00\n")
+
+    def orphan(self) -> None:
+        self.tree.process(10, "VLLM::Worker_TP", group=9, opened=("/dev/shm/psm_0123abcd",))
+        self.tree.segment("psm_0123abcd")
+
+    def foreign_engine(self) -> None:
+        self.tree.process(30, "vllm", argv=("vllm", "serve"))
+
+    def gate(self, policy: Preflight = POLICY, build_checks: BuildChecks = build) -> Gate:
+        host = Host(self.tree.root, docker=lambda: self.docker, gpu=lambda: self.gpu)
+        io = GateIO(self.apply, self._run_hooks, self._wait, MainLoop(Notifier(), {}), self, self.shown.append)
+        return Gate(build_checks, host, policy, io)
+
+    def apply(self, fix: Fix) -> Applied:
+        """Make each change to the tree that the real hands make to the machine."""
+        self.done.append(fix)
+        if fix.kind in self.fail:
+            return Applied("failed", "it does not work")
+        match fix:
+            case EndProcess():
+                shutil.rmtree(self.tree.root / f"proc/{fix.pid}")
+            case UnlinkSegment():
+                (self.tree.root / fix.path.lstrip("/")).unlink()
+            case DropPageCache():
+                self.tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
+            case _:
+                raise LaunchError("docker went away", "look at it")
+        return Applied("applied")
+
+    def _run_hooks(self) -> tuple[Finding, ...]:
+        self.hooks_run += 1
+        return self.hooks
+
+    def _wait(self, seconds: float, what: str) -> None:
+        self.waits.append(what)
+        self.uptime(1000 + len(self.waits) * seconds)
+        self.on_wait(len(self.waits) * seconds)
+
+    def info(self, event: str, **fields: object) -> None:
+        self.events.append((event, str(fields.get("check") or fields.get("kind") or "")))
+
+    warning = info
+    error = info
+
+
+@pytest.fixture
+def machine(tree: Tree) -> Machine:
+    return Machine(tree)
+
+
+def levels(findings: tuple[Finding, ...]) -> dict[str, Level]:
+    return {one.id: one.verdict.level for one in findings}
+
+
+def test_a_healthy_node_is_admitted_and_nothing_is_touched(machine: Machine) -> None:
+    admission = machine.gate().admit()
+    assert set(levels(admission.findings).values()) == {Level.OK}
+    assert (admission.before, admission.fixes, machine.done, machine.waits) == ((), (), [], [])
+    assert machine.events[-1][0] == "preflight.node.admitted"
+
+
+def test_strays_are_ended_and_then_what_they_left_is_unlinked(machine: Machine) -> None:
+    machine.orphan()
+    admission = machine.gate().admit()
+    assert [fix.kind for fix in machine.done] == ["end-process", "unlink-segment"]
+    assert levels(admission.before)["stray-workers"] is Level.BLOCK
+    assert levels(admission.findings)["stray-workers"] is Level.OK
+    assert [one.state for one in admission.fixes] == ["applied", "applied"]
+    assert ("preflight.fix.applied", "end-process") in machine.events
+
+
+def test_nothing_is_touched_beside_a_living_engine_of_somebody_else(machine: Machine) -> None:
+    machine.orphan()
+    machine.foreign_engine()
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=110, Cached=100)
+    with pytest.raises(BlockedError) as refused:
+        machine.gate().admit()
+    assert machine.done == []
+    assert refused.value.code is ExitCode.BLOCKED
+    assert refused.value.reason.startswith("stray-workers: a living engine: pid 30 (vllm)")
+    assert refused.value.hint == "stop it first: kill 30"
+
+
+def test_the_one_line_counts_what_else_blocks(machine: Machine) -> None:
+    machine.foreign_engine()
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=10)
+    with pytest.raises(BlockedError, match="; and 1 more: unified-memory"):
+        machine.gate().admit()
+
+
+def test_page_cache_worth_dropping_is_dropped_once(machine: Machine) -> None:
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=110, Cached=100)
+    machine.fail = ("drop-page-cache",)
+    admission = machine.gate().admit()
+    assert [one.state for one in admission.fixes] == ["failed"]
+    assert levels(admission.findings)["page-cache"] is Level.WARN, "a warning does not hold the launch back"
+
+
+def test_a_fix_that_is_not_allowed_is_not_made(machine: Machine) -> None:
+    machine.orphan()
+    with pytest.raises(BlockedError):
+        machine.gate(Preflight(allow_fixes=("unlink-segment",), wait_seconds=0)).admit()
+    assert machine.done == []
+
+
+def test_a_fix_that_fails_is_reported_and_not_repeated(machine: Machine) -> None:
+    machine.orphan()
+    machine.fail = ("end-process",)
+    with pytest.raises(BlockedError, match="an orphaned engine does not end"):
+        machine.gate().admit()
+    assert len(machine.done) == 1
+
+
+def test_hands_that_raise_have_failed(machine: Machine) -> None:
+    left = ContainerFacts(ID, "sparkd-rank0", (("io.sparkd.role", "head"),), False, 0, "sha256:1", "no")
+    machine.docker = DockerFacts(True, (left,))
+    admission = machine.gate().fix_and_recheck()
+    assert [(one.state, one.note) for one in admission.fixes] == [("failed", "docker went away (look at it)")]
+
+
+def test_strays_that_come_again_and_again_end_after_some_rounds(machine: Machine) -> None:
+    born = [100]
+
+    def breed(_earlier: MemorySample | None) -> Sequence[AnyCheck]:
+        born[0] += 1
+        machine.tree.process(born[0], "VLLM::Worker_TP", group=9)
+        return (StrayWorkers(),)
+
+    with pytest.raises(BlockedError):
+        machine.gate(build_checks=breed).admit()
+    assert len(machine.done) == MAX_ROUNDS
+
+
+def test_docker_is_waited_for_and_then_all_is_looked_at_again(machine: Machine) -> None:
+    machine.tree.process(10, "vllm", argv=("vllm", "serve"), cgroup=f"0::/docker/{ID}", namespace_pid=1)
+    machine.docker = AWAY
+
+    def on_wait(waited: float) -> None:
+        if waited >= 3:
+            machine.docker = DockerFacts(True, ())
+            shutil.rmtree(machine.tree.root / "proc/10")
+
+    machine.on_wait = on_wait
+    machine.gate().admit()
+    assert machine.waits == ["waiting for docker"] * 3
+    assert machine.hooks_run == 1
+    judged = [event for event in machine.events if event == ("preflight.check.judged", "stray-workers")]
+    assert len(judged) == 2, "one event when it blocks, one when it no longer does"
+
+
+def test_waiting_ends(machine: Machine) -> None:
+    machine.tree.process(10, "vllm", argv=("vllm", "serve"), cgroup=f"0::/docker/{ID}", namespace_pid=1)
+    machine.docker = AWAY
+    with pytest.raises(BlockedError, match="docker can't identify"):
+        machine.gate(Preflight(wait_seconds=3)).admit()
+    assert len(machine.waits) == 3
+
+
+def test_no_wait_that_clears_nothing(machine: Machine) -> None:
+    machine.tree.process(10, "vllm", argv=("vllm", "serve"), cgroup=f"0::/docker/{ID}", namespace_pid=1)
+    machine.foreign_engine()
+    machine.docker = AWAY
+    with pytest.raises(BlockedError):
+        machine.gate().admit()
+    assert machine.waits == []
+
+
+def test_memory_that_comes_back_while_waited_for_admits(machine: Machine) -> None:
+    machine.gpu = GB10
+    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+
+    def on_wait(waited: float) -> None:
+        available = 20 + 2 * waited
+        machine.tree.meminfo(MemTotal=120, MemFree=available, MemAvailable=available)
+
+    machine.on_wait = on_wait
+    machine.gate().admit()
+    assert len(machine.waits) == 35
+
+
+def test_memory_that_stays_away_needs_a_person_once_it_has_settled(machine: Machine) -> None:
+    machine.gpu = GB10
+    machine.tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    with pytest.raises(NeedsPersonError) as refused:
+        machine.gate().admit()
+    assert refused.value.code is ExitCode.NEEDS_PERSON
+    assert refused.value.hint == "reboot this node"
+    assert len(machine.waits) == 60
+    assert set(machine.waits) == {"waiting for memory"}
+
+
+def test_what_needs_a_person_is_named_first(machine: Machine) -> None:
+    findings = (
+        Finding("a", Verdict(Level.BLOCK, "first"), {}, 0),
+        Finding("b", Verdict(Level.BLOCK, "second", "reboot", needs_person=True), {}, 0),
+    )
+    refusal = Admission((), findings, ()).refusal()
+    assert isinstance(refusal, NeedsPersonError)
+    assert str(refusal) == "b: second; and 1 more: a (reboot)"
+
+
+@pytest.mark.parametrize("level", [Level.BLOCK, Level.UNKNOWN])
+def test_a_hook_that_blocks_holds_the_fixes_back(machine: Machine, level: Level) -> None:
+    machine.orphan()
+    machine.hooks = (Finding("hook:10-site", Verdict(level, "no cable"), {}, 0),)
+    with pytest.raises(BlockedError, match="hook:10-site: no cable; and 1 more: stray-workers"):
+        machine.gate().admit()
+    assert machine.done == []
+
+
+def test_hooks_run_once_and_their_word_stands_after_the_fixes(machine: Machine) -> None:
+    machine.orphan()
+    machine.hooks = (Finding("hook:10-site", Verdict(Level.OK, "good"), {}, 0),)
+    admission = machine.gate().admit()
+    assert machine.hooks_run == 1
+    assert levels(admission.before)["hook:10-site"] is levels(admission.findings)["hook:10-site"] is Level.OK
+
+
+def test_findings_are_shown_after_each_look(machine: Machine) -> None:
+    machine.orphan()
+    machine.gate().admit()
+    assert [levels(one)["stray-workers"] for one in machine.shown] == [Level.BLOCK, Level.OK, Level.OK]
+
+
+def test_checks_are_skipped_and_downgraded_by_the_settings(machine: Machine) -> None:
+    machine.foreign_engine()
+    machine.tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=10)
+    policy = Preflight(skip=("unified-memory",), downgrade=("stray-workers",), wait_seconds=0)
+    admission = machine.gate(policy).admit()
+    assert "unified-memory" not in levels(admission.findings)
+    assert levels(admission.findings)["stray-workers"] is Level.WARN
+
+
+def test_an_unknown_id_in_the_settings_is_wrong_configuration(machine: Machine) -> None:
+    with pytest.raises(ConfigError, match="stray-worker, which is no check; did you mean stray-workers"):
+        machine.gate(Preflight(skip=("stray-worker",), wait_seconds=0)).fix_and_recheck()
+
+
+def test_a_machine_without_meminfo_is_unknown_not_a_crash(machine: Machine) -> None:
+    (machine.tree.root / "proc/meminfo").unlink()
+    with pytest.raises(BlockedError, match="could not look"):
+        machine.gate().admit()

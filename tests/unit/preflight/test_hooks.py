@@ -1,0 +1,179 @@
+"""The operator's hooks: real programs, real processes."""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.agent import hooks
+from sparkd.host.files import Files
+from sparkd.preflight.check import Finding, Level
+from sparkd.preflight.hooks import FOLDER, Hook, list_hooks
+
+
+def wait(seconds: float, fd: int) -> bool:
+    """As `MainLoop` does, without a watchdog to feed."""
+    return bool(select.select([fd], [], [], min(seconds, 0.2))[0])
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop(seconds: float, fd: int) -> bool:
+    """A stop is requested during a wait."""
+    time.sleep(0.2)
+    raise Stopped
+
+
+def listed(tree: Tree) -> tuple[Hook, ...]:
+    return list_hooks(Files(str(tree.root)), owner_uid=os.getuid())
+
+
+def hook(tree: Tree, name: str, *lines: str, mode: int = 0o755) -> Path:
+    return tree.file(f"{FOLDER}/{name}", "\n".join(("#!/bin/sh", *lines)) + "\n", mode)
+
+
+def run(tree: Tree, *lines: str, deadline_seconds: float = 10.0) -> Finding:
+    path = hook(tree, "10-site", *lines)
+    (finding,) = hooks.run_hooks([Hook("10-site", str(path))], wait, {"PATH": os.environ["PATH"]}, deadline_seconds)
+    return finding
+
+
+def test_without_a_folder_there_are_no_hooks(tree: Tree) -> None:
+    assert listed(tree) == ()
+
+
+def test_hooks_are_listed_by_name_without_what_editors_and_dpkg_leave(tree: Tree) -> None:
+    for name in ("20-b", "10-a", ".hidden", "10-a~", "10-a.dpkg-old", "10-a.bak", ".10-a.swp"):
+        hook(tree, name)
+    assert [(one.name, one.problem) for one in listed(tree)] == [("10-a", ""), ("20-b", "")]
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
+def test_what_others_may_write_to_is_never_run(tree: Tree, mode: int) -> None:
+    hook(tree, "10-a", mode=mode)
+    (found,) = listed(tree)
+    assert "others than root may write" in found.problem
+
+
+def test_what_another_user_owns_is_never_run(tree: Tree) -> None:
+    hook(tree, "10-a")
+    (found,) = list_hooks(Files(str(tree.root)), owner_uid=os.getuid() + 1)
+    assert "others than root may write" in found.problem
+
+
+@pytest.mark.parametrize("folder", ["/etc/sparkd/preflight.d", "/etc/sparkd", "/etc"])
+def test_a_folder_above_that_others_may_write_to_spoils_all(tree: Tree, folder: str) -> None:
+    hook(tree, "10-a")
+    (tree.root / folder.lstrip("/")).chmod(0o777)
+    assert [one.problem for one in listed(tree)] == [f"others than root may write to {folder}"]
+
+
+def test_what_is_no_executable_file_is_not_passed_over_in_silence(tree: Tree) -> None:
+    hook(tree, "10-plain", mode=0o644)
+    tree.folder(f"{FOLDER}/20-folder")
+    hook(tree, "../real")
+    tree.link(f"{FOLDER}/30-link", "../real")
+    assert [one.problem.rpartition(" is ")[2] for one in listed(tree)] == [
+        "not executable",
+        "a folder, not a file",
+        "a symlink",
+    ]
+
+
+def test_a_hook_with_a_problem_is_unknown_and_is_not_run(tree: Tree) -> None:
+    proof = tree.root / "proof"
+    hook(tree, "10-a", f"touch {proof}", mode=0o777)
+    (finding,) = hooks.run_hooks(listed(tree), wait, {})
+    assert (finding.id, finding.verdict.level) == ("hook:10-a", Level.UNKNOWN)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "level", "reason"),
+    [
+        (("echo all well",), Level.OK, "all well"),
+        ((), Level.OK, "good"),
+        (("echo no cable; echo more; exit 1",), Level.BLOCK, "no cable (exit code 1)"),
+        (("echo who knows >&2; exit 2",), Level.UNKNOWN, "who knows (exit code 2)"),
+        (("exit 1",), Level.BLOCK, "exit code 1"),
+        (("exit 3",), Level.UNKNOWN, "exit code 3, which no hook should have"),
+        (("kill -KILL $$",), Level.UNKNOWN, "killed by signal 9 (Killed)"),
+        (("printf '\\n\\n  \\033[31mred\\a\\n'; exit 1",), Level.BLOCK, "\\x1b[31mred\\x07 (exit code 1)"),
+        (("kill -40 $$",), Level.UNKNOWN, "killed by signal 40 (Real-time signal 6)"),
+        (("printf '\\377'; exit 1",), Level.BLOCK, "\\xff (exit code 1)"),
+    ],
+)
+def test_the_exit_code_is_the_verdict_and_the_first_line_the_reason(
+    tree: Tree, lines: tuple[str, ...], level: Level, reason: str
+) -> None:
+    verdict = run(tree, *lines).verdict
+    assert (verdict.level, verdict.reason) == (level, reason)
+
+
+def test_a_hook_that_does_not_end_is_killed_with_all_that_it_started(tree: Tree) -> None:
+    pids = tree.root / "pids"
+    began = time.monotonic()
+    verdict = run(tree, f"sleep 60 & echo $! > {pids}; echo $$ >> {pids}; wait", deadline_seconds=0.5).verdict
+    assert time.monotonic() - began < 5
+    assert verdict.level is Level.UNKNOWN
+    assert "did not end within 0.5 s" in verdict.reason
+    for pid in pids.read_text().split():
+        assert gone(int(pid))
+
+
+def test_what_a_hook_leaves_running_is_killed_and_not_waited_for(tree: Tree) -> None:
+    pids = tree.root / "pids"
+    began = time.monotonic()
+    verdict = run(tree, f"sleep 60 & echo $! > {pids}; echo fine").verdict
+    assert time.monotonic() - began < 5
+    assert verdict.reason == "fine"
+    assert gone(int(pids.read_text()))
+
+
+def test_a_request_to_stop_ends_the_hook_too(tree: Tree) -> None:
+    pids = tree.root / "pids"
+    path = hook(tree, "10-site", f"echo $$ > {pids}; sleep 60")
+    with pytest.raises(Stopped):
+        hooks.run_hooks([Hook("10-site", str(path))], stop, {"PATH": os.environ["PATH"]})
+    assert gone(int(pids.read_text()))
+
+
+def test_a_talkative_hook_neither_blocks_nor_fills_the_memory(tree: Tree) -> None:
+    finding = run(tree, "echo first; head -c 20000000 /dev/zero; exit 1")
+    assert finding.verdict.reason == "first (exit code 1)"
+
+
+def test_a_hook_without_an_interpreter_is_unknown(tree: Tree) -> None:
+    path = tree.file(f"{FOLDER}/10-site", "#!/no/such/interpreter\n", mode=0o755)
+    (finding,) = hooks.run_hooks([Hook("10-site", str(path))], wait, {})
+    assert finding.verdict.level is Level.UNKNOWN
+    assert "can't be run" in finding.verdict.reason
+
+
+def test_a_hook_gets_its_node_and_none_of_our_environment(tree: Tree) -> None:
+    proof = tree.root / "proof"
+    path = hook(tree, "10-site", f"/usr/bin/env > {proof}; pwd >> {proof}")
+    hooks.run_hooks([Hook("10-site", str(path))], wait, hooks.hook_environment("worker", 1))
+    said = proof.read_text().split()
+    assert {"NODE_ROLE=worker", "NODE_RANK=1", "LANG=C.UTF-8", "/"} < set(said)
+    assert not any(word.startswith(("SPARKD_", "HOME=")) for word in said)
+
+
+def gone(pid: int) -> bool:
+    """Ended, or a zombie that nobody has reaped: a killed grandchild waits for init."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.02)
+    return False

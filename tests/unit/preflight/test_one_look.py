@@ -1,0 +1,117 @@
+"""One examination sends each docker request once, and waits once for a docker that hangs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.docker_server import dockerd, json_response, listening
+
+from sparkd.host import CachedHost, Host
+from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.plan.model import Cache
+from sparkd.preflight.check import AnyCheck, Level, Verdict
+from sparkd.preflight.checks.compile_cache import CompileCache
+from sparkd.preflight.checks.containers import StaleContainer
+from sparkd.preflight.checks.docker import Docker
+from sparkd.preflight.checks.foreign_units import ForeignUnits
+from sparkd.preflight.checks.image import EngineImage
+from sparkd.preflight.checks.remove_ipc import RemoveIpc
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+
+SECONDS = 1.2
+UNKNOWN: tuple[AnyCheck, ...] = (
+    StaleContainer("sparkd-rank0"),
+    StrayWorkers(),
+    Docker(uses_gpu=True),
+    EngineImage("engine"),
+)
+
+
+class Elsewhere(Host):
+    """A machine of files, whose docker is one that another function reaches."""
+
+    def __init__(self, tree: Tree, reader: DockerReader) -> None:
+        super().__init__(tree.root)
+        self.reader = reader
+
+    def docker_reader(self) -> DockerReader:
+        return self.reader
+
+
+@pytest.fixture
+def machine(tree: Tree) -> Tree:
+    tree.file("/proc/net/tcp", "head\n")
+    tree.file("/proc/net/tcp6", "head\n")
+    tree.dockerd()
+    return tree
+
+
+@pytest.fixture
+def silent() -> Iterator[DockerReader]:
+    """A docker that takes every connection and never says a word."""
+    with listening() as (path, _):
+        yield connect(path, SECONDS)
+
+
+def verdicts(host: Host) -> list[Verdict]:
+    seen = CachedHost(host)
+    return [check.run(seen)[1] for check in UNKNOWN]
+
+
+def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: DockerReader) -> None:
+    host = Elsewhere(machine, silent)
+    began = time.monotonic()
+    found = verdicts(host)
+    assert SECONDS <= time.monotonic() - began < 2 * SECONDS
+    assert [one.level for one in found] == [Level.UNKNOWN] * len(UNKNOWN)
+    assert all(f"no answer within {SECONDS} s" in one.reason for one in found), found
+    assert all(one.awaits == "docker" for one in found)
+
+
+def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: DockerReader) -> None:
+    machine.file("/usr/lib/systemd/systemd-logind", "")
+    cache = CompileCache("engine", (Cache(name="vllm", target="/root/.cache/vllm"),))
+    others: tuple[AnyCheck, ...] = (ForeignUnits(), RemoveIpc("engine", host_ipc=True), cache)
+    seen = CachedHost(Elsewhere(machine, silent))
+    StaleContainer("sparkd-rank0").run(seen)
+    began = time.monotonic()
+    said = [check.run(seen)[1].reason for check in others]
+    assert time.monotonic() - began < SECONDS
+    assert [one for one in said if not any(word in one for word in ("not inspected", "not checked"))] == []
+
+
+def test_answers_that_drag_on_have_one_limit_together() -> None:
+    def answer(_request: str) -> tuple[bytes]:
+        time.sleep(0.6 * SECONDS)
+        return json_response({})
+
+    with dockerd(answer) as path, closing(connect(path, SECONDS)) as known:
+        began = time.monotonic()
+        assert known.image("1") == {}
+        for ref in ("2", "3"):
+            with pytest.raises(DockerError, match=rf"GET /images/{ref}/json: no answer within {SECONDS} s"):
+                known.image(ref)
+        assert known.image("1") == {}, "what it has said stays said"
+        assert time.monotonic() - began < 2 * SECONDS
+
+
+def test_each_examination_sends_each_request_once(machine: Tree) -> None:
+    machine.docker("/containers/json", [])
+    machine.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+    machine.docker("/info", {"Runtimes": {"nvidia": {}}})
+    requests: Counter[str] = Counter()
+
+    def read(name: str) -> bytes:
+        requests[name.removesuffix(".json")] += 1
+        return Path(f"{machine.root}/.sparkd/docker{name}").read_bytes()
+
+    paths = ("/containers/json", "/version", "/info", "/images/engine/json", "/images/engine/json.500")
+    for look in (1, 2):
+        verdicts(Elsewhere(machine, connect(fixture=read)))
+        assert requests == dict.fromkeys(paths, look)

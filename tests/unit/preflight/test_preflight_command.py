@@ -1,0 +1,169 @@
+"""`sparkd preflight` as a program, on a machine made of files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.audited import ACTING_MODULES
+
+REPOSITORY = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Run:
+    code: int
+    out: str
+    err: str
+    offences: tuple[str, ...]
+
+
+def audited(tmp_path: Path, *arguments: str, **env: str) -> Run:
+    report = tmp_path / "offences"
+    report.unlink(missing_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-B", "-m", "tests.unit.audited", str(report), *arguments],
+        cwd=REPOSITORY,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": "src", **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return Run(done.returncode, done.stdout, done.stderr, tuple(report.read_text().splitlines()))
+
+
+def healthy(tree: Tree) -> Tree:
+    """A node on which `tiny-cpu` may start."""
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\nargs.host = "127.0.0.1"\n')
+    tree.file("/usr/lib/systemd/system/sparkd-head.service", "[Service]\nExecStart=/usr/bin/sparkd run --role head\n")
+    tree.file("/usr/bin/sparkd", "#!/usr/bin/python3\n", mode=0o755)
+    tree.file("/srv/models/tiny/config.json", "{}")
+    tree.file("/srv/models/tiny/tokenizer.json", "{}")
+    tree.safetensors("/srv/models/tiny/model.safetensors")
+    tree.file("/proc/sys/kernel/hostname", "spark1\n")
+    tree.file("/proc/sys/kernel/osrelease", "6.17.0-1032-nvidia\n")
+    tree.file("/proc/uptime", "10000.00 1.00\n")
+    tree.process(1, "systemd", parent=0)
+    tree.listening()
+    tree.meminfo(MemTotal=120, MemFree=100, MemAvailable=110)
+    tree.dockerd()
+    tree.docker("/version", {"Version": "29.2.1", "Arch": "arm64"})
+    tree.docker("/info", {"Runtimes": {"runc": {}}})
+    tree.docker("/containers/json", [])
+    image = {"Id": f"sha256:{'1' * 64}", "Architecture": "arm64", "Os": "linux", "Config": {}, "RootFS": {"Layers": []}}
+    tree.docker("/images/sparkd-test/vllm-cpu:0.32.0/json", image)
+    return tree
+
+
+def faulty(tree: Tree) -> Tree:
+    """Orphans, what they left, page cache, and a hook."""
+    healthy(tree)
+    tree.process(10, "VLLM::Worker_TP", group=9, opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    tree.segment("psm_0123abcd")
+    tree.meminfo(MemTotal=120, MemFree=2, MemAvailable=110, Cached=100)
+    tree.file("/etc/sparkd/preflight.d/10-site", "#!/bin/sh\ntouch /tmp/never\n", mode=0o755)
+    return tree
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int, int, bytes]]:
+    found = {}
+    for path in sorted(root.rglob("*")):
+        facts = path.lstat()
+        content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
+        found[str(path)] = (facts.st_mode, facts.st_mtime_ns, facts.st_ctime_ns, content)
+    return found
+
+
+def test_a_healthy_node_is_good(tree: Tree, tmp_path: Path) -> None:
+    healthy(tree)
+    done = audited(tmp_path, "preflight", "--root", str(tree.root))
+    assert (done.code, done.err) == (0, "")
+    assert done.out.endswith("spark1 (head): ok\n")
+
+
+def test_a_dry_run_of_a_sick_node_says_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:
+    faulty(tree)
+    before = snapshot(tree.root)
+    done = audited(tmp_path, "preflight", "--dry-run", "--json", "--root", str(tree.root))
+    assert snapshot(tree.root) == before
+    assert done.offences == ()
+    assert done.code == 10
+    found = json.loads(done.out)
+    assert (found["dry_run"], found["verdict"], found["node"]) == (True, "block", "spark1")
+    states = {fix["kind"]: fix["state"] for check in found["checks"] for fix in check["fixes"]}
+    assert states["end-process"] == states["drop-page-cache"] == "would apply"
+    if os.getuid() == 0:
+        assert states["unlink-segment"] == "would apply"
+        assert found["hooks"] == ["/etc/sparkd/preflight.d/10-site"]
+
+
+def test_the_audit_sees_what_changes_the_machine(tmp_path: Path) -> None:
+    done = audited(tmp_path, "write-a-file", str(tmp_path / "x"))
+    assert len(done.offences) == 1
+    assert done.offences[0].startswith("open")
+
+
+def test_the_audit_names_modules_that_exist() -> None:
+    assert all(find_spec(module) for module in ACTING_MODULES)
+
+
+def test_the_root_may_be_named_relative_to_here_and_is_never_left(tree: Tree, tmp_path: Path) -> None:
+    healthy(tree)
+    tree.link("/srv/other", str(REPOSITORY))
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\nmodels_dir = "/srv/other"\n')
+    done = audited(tmp_path, "preflight", "--root", os.path.relpath(tree.root, REPOSITORY))
+    assert done.code == 10
+    assert "/srv/other/tiny does not exist" in done.out
+
+
+def test_settings_of_this_process_are_not_the_trees(tree: Tree, tmp_path: Path) -> None:
+    healthy(tree)
+    done = audited(tmp_path, "preflight", "--root", str(tree.root), SPARKD_ENGINE__RECIPE="no-such-recipe")
+    assert (done.code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("toml", "words"),
+    [
+        ('[engine]\nrecipe = "tiny-cpuu"\n', "tiny-cpu"),
+        ("[engine\n", "sparkd.toml"),
+        ('[engine]\nrecipe = "tiny-cpu"\n[preflight]\nskip = ["page-cash"]\n', "did you mean page-cache"),
+    ],
+)
+def test_wrong_configuration_is_78(tree: Tree, tmp_path: Path, toml: str, words: str) -> None:
+    healthy(tree)
+    tree.file("/etc/sparkd/sparkd.toml", toml)
+    done = audited(tmp_path, "preflight", "--root", str(tree.root))
+    assert done.code == 78
+    assert words in done.err
+
+
+def test_the_wrong_role_is_78(tree: Tree, tmp_path: Path) -> None:
+    healthy(tree)
+    assert audited(tmp_path, "preflight", "--root", str(tree.root), "--role", "worker").code == 78
+
+
+def test_a_check_explains_itself_without_any_configuration(tmp_path: Path) -> None:
+    done = audited(tmp_path, "preflight", "--explain", "shared-memory")
+    assert done.code == 0
+    assert done.out.startswith("shared-memory\n\nvLLM's processes talk through segments")
+    done = audited(tmp_path, "preflight", "--explain", "shard-memory")
+    assert done.code == 2
+    assert "did you mean shared-memory" in done.err
+
+
+def test_a_name_from_outside_cannot_break_the_terminal_or_the_json(tree: Tree, tmp_path: Path) -> None:
+    healthy(tree)
+    tree.process(50, "a\x1b[2J", opened=("socket:[5]",))
+    tree.listening((8000, 5))
+    done = audited(tmp_path, "preflight", "--root", str(tree.root))
+    assert "\x1b" not in done.out
+    assert "pid 50 (a\\x1b[2J)" in done.out

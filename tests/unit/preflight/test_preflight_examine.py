@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import ClassVar, get_args
+
+import pytest
+from msgspec import Struct, field
+from tests.tree import Tree
+
+from sparkd.config.settings import ALL_FIXES
+from sparkd.host import Host
+from sparkd.lib.errors import ConfigError
+from sparkd.lib.text import plain
+from sparkd.preflight import render
+from sparkd.preflight.check import About, Check, Finding, Level, Problem, Verdict, verdict
+from sparkd.preflight.checks.kernel import Kernel
+from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, FixState, RemoveContainer, UnlinkSegment
+from sparkd.preflight.registry import CHECKS, IDS
+from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
+from sparkd.preflight.runner import chosen, downgraded, evidence, examine, fixes_to_apply, overall
+
+END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
+REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
+UNLINK = UnlinkSegment("/dev/shm/psm_00000001", 1, 2, frees_bytes=10)
+DROP = DropPageCache(would_free_bytes=90)
+ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
+
+
+class Facts(Struct, frozen=True):
+    found: int
+    of: Level = Level.OK
+    path: tuple[str, ...] = ()
+
+
+class Sick(Check[Facts], frozen=True):
+    """Fails on request."""
+
+    at: str
+    id: ClassVar[str] = "sick"
+    about: ClassVar[About] = About((Level.BLOCK,), "nothing", "none", "")
+
+    def probe(self, host: Host) -> Facts:
+        if self.at == "probe":
+            raise PermissionError(13, "Permission denied", "/proc/1/maps")
+        return Facts(7, Level.WARN, ("a",))
+
+    def judge(self, facts: Facts) -> Verdict:
+        if self.at == "judge":
+            raise ZeroDivisionError("a bug")
+        return Verdict(Level.OK, "well")
+
+
+class Harmless(Sick, frozen=True):
+    about: ClassVar[About] = About((Level.WARN,), "nothing", "none", "")
+
+
+def finding(check_id: str, level: Level, *fixes: Fix, clears: bool = False, shortage: int = 0) -> Finding:
+    return Finding(
+        check_id, Verdict(level, f"{check_id} said", "do it", fixes, clears=clears, shortage_bytes=shortage), {}, 0.01
+    )
+
+
+STRAY = finding("stray-workers", Level.BLOCK, END, REMOVE, clears=True)
+SHM = finding("shared-memory", Level.WARN, UNLINK)
+CACHE = finding("page-cache", Level.WARN, DROP)
+GOOD = finding("script-paths", Level.OK)
+GHOST = finding("script-paths", Level.BLOCK)
+
+
+def short(shortage: int) -> Finding:
+    return finding("unified-memory", Level.BLOCK, shortage=shortage)
+
+
+@pytest.mark.parametrize("at", ["probe", "judge"])
+def test_a_check_that_fails_to_look_is_unknown_and_the_others_run_all_the_same(tree: Tree, at: str) -> None:
+    first, second, third = examine((Sick(at), Sick("never"), Harmless(at)), Host(tree.root))
+    assert third.verdict.level is Level.WARN, "a check that only warns does not block when it fails"
+    assert first.verdict.level is Level.UNKNOWN
+    assert "could not look: " in first.verdict.reason
+    assert second.verdict == Verdict(Level.OK, "well")
+    assert second.facts == {"found": 7, "of": "warn", "path": ("a",)}
+
+
+@pytest.mark.parametrize(
+    ("levels", "worst"),
+    [
+        ((), Level.OK),
+        ((Level.OK, Level.WARN), Level.WARN),
+        ((Level.UNKNOWN, Level.WARN), Level.UNKNOWN),
+        ((Level.UNKNOWN, Level.BLOCK, Level.OK), Level.BLOCK),
+    ],
+)
+def test_the_overall_verdict_is_the_worst(levels: tuple[Level, ...], worst: Level) -> None:
+    assert overall([finding("x", level) for level in levels]) is worst
+
+
+@pytest.mark.parametrize(
+    ("findings", "fixes"),
+    [
+        pytest.param((GOOD,), (), id="nothing to do"),
+        pytest.param((CACHE, SHM), (UNLINK, DROP), id="warnings alone, in order"),
+        pytest.param((CACHE, SHM, STRAY), (END, REMOVE, UNLINK, DROP), id="strays first"),
+        pytest.param((CACHE, SHM, STRAY, GHOST), (), id="something that no fix clears holds all back"),
+        pytest.param((STRAY, finding("x", Level.UNKNOWN)), (), id="so does an unknown one"),
+        pytest.param((STRAY, SHM, short(100)), (END, REMOVE, UNLINK), id="together they free enough"),
+        pytest.param((STRAY, SHM, short(101)), (), id="together they free too little"),
+        pytest.param((CACHE, short(1)), (), id="page cache counts as available already"),
+        pytest.param((finding("x", Level.BLOCK, END, clears=False),), (), id="fixes that are not enough"),
+    ],
+)
+def test_fixes_are_applied_only_if_they_clear_all_that_blocks(
+    findings: tuple[Finding, ...], fixes: tuple[Fix, ...]
+) -> None:
+    assert fixes_to_apply(findings, ALL) == fixes
+
+
+@pytest.mark.parametrize(
+    ("allowed", "fixes"),
+    [
+        ((), ()),
+        (("unlink-segment", "drop-page-cache"), ()),
+        (("end-process", "drop-page-cache"), ()),
+        (("end-process", "remove-container", "drop-page-cache"), (END, REMOVE, DROP)),
+    ],
+)
+def test_what_is_not_allowed_clears_nothing(allowed: tuple[str, ...], fixes: tuple[Fix, ...]) -> None:
+    assert fixes_to_apply((CACHE, SHM, STRAY), allowed) == fixes
+    assert fixes_to_apply((STRAY, SHM, short(100)), allowed) == (), "nor frees anything"
+
+
+def test_a_node_that_needs_a_person_is_not_changed() -> None:
+    person = Finding("x", Verdict(Level.BLOCK, "", fixes=(END,), clears=True, needs_person=True), {}, 0)
+    assert fixes_to_apply((person,), ALL) == ()
+
+
+def test_a_check_can_be_left_out_by_its_id() -> None:
+    assert [check.id for check in chosen((Sick("never"),), ("page-cache",))] == ["sick"]
+    assert chosen((Kernel(),), ("kernel",)) == ()
+
+
+def test_a_downgraded_check_warns_and_keeps_its_words_and_fixes() -> None:
+    changed, same = downgraded((STRAY, GHOST), ("stray-workers",))
+    assert (changed.verdict.level, changed.verdict.reason) == (Level.WARN, STRAY.verdict.reason)
+    assert changed.verdict.fixes == STRAY.verdict.fixes
+    assert same == GHOST
+
+
+def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
+    found = Finding("gpu", Verdict(Level.UNKNOWN, "", needs_person=True, awaits="docker", shortage_bytes=5), {}, 0)
+    (changed,) = downgraded((found,), ("gpu",))
+    assert (changed.verdict.needs_person, changed.verdict.awaits, changed.verdict.shortage_bytes) == (False, "", 0)
+
+
+def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"preflight.skip names page-cash, which is no check.*page-cache"):
+        chosen((), ("page-cash",))
+    with pytest.raises(ConfigError, match=r"preflight.downgrade names x, which is no check"):
+        downgraded((), ("x",))
+
+
+def test_every_check_has_a_page_and_the_ids_are_distinct() -> None:
+    assert len(set(IDS)) == len(CHECKS)
+    assert all(len(check.about.page) > 300 for check in CHECKS)
+
+
+class Odd(Enum):
+    ONE = 1
+
+
+class Deep(Struct, frozen=True):
+    kind: Odd = Odd.ONE
+    some: frozenset[int] = frozenset({1})
+    table: dict[int, str] = field(default_factory=lambda: {1: "a"})
+    other: object = None
+    _hidden: int = 0
+
+
+def test_evidence_is_json_whatever_the_facts_hold() -> None:
+    found = evidence(Deep(other=complex(1, 2)))
+    assert json.loads(json.dumps(found)) == {"kind": 1, "some": [1], "table": {"1": "a"}, "other": "(1+2j)"}
+    assert evidence(None) == {}
+
+
+def test_problems_name_first_what_no_fix_clears() -> None:
+    merged = verdict(
+        [
+            Problem(Level.WARN, "w"),
+            Problem(Level.BLOCK, "fixed", "h1", (END,)),
+            Problem(Level.UNKNOWN, "u", "h2", awaits="docker"),
+            Problem(Level.BLOCK, "stuck", "h3"),
+        ],
+        "good",
+    )
+    assert merged.reason == "stuck; fixed; u; w"
+    assert (merged.level, merged.hint, merged.clears, merged.awaits) == (Level.BLOCK, "h3", False, "")
+
+
+def test_problems_that_fixes_clear_are_clearable_together() -> None:
+    merged = verdict([Problem(Level.BLOCK, "a", "h", (END,)), Problem(Level.BLOCK, "b", "", (END, REMOVE))], "good")
+    assert (merged.clears, merged.fixes) == (True, (END, REMOVE))
+
+
+def test_more_problems_than_a_line_holds_are_counted() -> None:
+    merged = verdict([Problem(Level.BLOCK, str(n)) for n in range(6)], "good")
+    assert merged.reason == "0; 1; 2; 3; and 2 more"
+
+
+def shown(*findings: Finding, fixes: tuple[FixState, ...] = (), before: tuple[Finding, ...] = ()) -> Shown:
+    return Shown("spark1", "head", not before, findings, fixes, before, hooks=("/etc/sparkd/preflight.d/10-site",))
+
+
+def test_json_has_the_promised_shape() -> None:
+    found = json.loads(as_json(shown(STRAY, fixes=render.intended((STRAY,), ALL))))
+    assert set(found) >= {"schema", "node", "role", "dry_run", "verdict", "needs_person", "checks"}
+    assert (found["schema"], found["node"], found["role"], found["dry_run"]) == (1, "spark1", "head", True)
+    assert (found["verdict"], found["needs_person"]) == ("block", False)
+    (check,) = found["checks"]
+    assert set(check) == {"id", "level", "reason", "hint", "needs_person", "facts", "fixes", "seconds"}
+    assert check["fixes"][0] == {
+        "kind": "end-process", "target": "pid 10 (VLLM::Worker_TP)", "state": "would apply", "note": "",
+    }  # fmt: skip
+
+
+def test_fixes_are_held_back_where_they_cannot_clear_everything() -> None:
+    assert {one.state for one in render.intended((STRAY, CACHE), ALL)} == {WOULD_APPLY}
+    assert {one.state for one in render.intended((STRAY, CACHE, GHOST), ALL)} == {HELD_BACK}
+
+
+def test_an_applied_fix_shows_under_its_check() -> None:
+    done = FixState(END, "applied", "ended by SIGTERM")
+    after = finding("stray-workers", Level.OK)
+    found = json.loads(as_json(shown(after, fixes=(done,), before=(STRAY,))))
+    assert found["checks"][0]["fixes"][0]["state"] == "applied"
+    assert found["before"][0]["level"] == "block"
+    assert found["dry_run"] is False
+
+
+def as_text(all_of_it: Shown) -> str:
+    return plain(parts(all_of_it)) + "\n"
+
+
+def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
+    text = as_text(shown(STRAY, GOOD, fixes=render.intended((STRAY,), ALL)))
+    assert "BLOCK   stray-workers  stray-workers said -> do it" in text
+    assert "OK      script-paths   script-paths said\n" in text
+    assert "would apply: end-process pid 10 (VLLM::Worker_TP)" in text
+    assert "would run: /etc/sparkd/preflight.d/10-site" in text
+    assert text.endswith("spark1 (head): block\n")
+
+
+def test_the_table_shows_both_looks_where_something_was_changed() -> None:
+    text = as_text(shown(GOOD, fixes=(FixState(DROP, "failed", "EROFS"),), before=(CACHE,)))
+    assert text.index("before:") < text.index("page-cache") < text.index("after:") < text.index("script-paths")
+    assert "failed: drop-page-cache page cache (EROFS)" in text
+
+
+def test_what_may_change_a_machine_is_a_closed_list() -> None:
+    kinds = [fix.kind for fix in get_args(Fix)]
+    assert get_args(Fix) == ORDER, "every kind has its place among the others"
+    assert tuple(kinds) == ALL_FIXES, "and can be forbidden in the settings"
+    proposed = {kind for check in CHECKS for kind in check.about.fixes}
+    assert proposed == set(kinds), "and is named in the manual"

@@ -1,0 +1,278 @@
+"""Recipes of eugr and sparkrun: the same command line as from their tools, nothing run, each fault with its line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit import foreign_recipes as foreign
+
+from sparkd.cli import main
+from sparkd.config import Settings
+from sparkd.lib.errors import ConfigError
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node
+from sparkd.recipes.importers import files
+from sparkd.recipes.importers.files import format_scalar
+from sparkd.recipes.importers.source import Values, substitute
+from sparkd.recipes.loader import load_recipe
+from sparkd.recipes.schema import Recipe
+
+PUBLISHED = Path(__file__).parent / "foreign-recipes"
+EUGR = PUBLISHED / "eugr-v1-deepseek-v4-flash.yaml"
+SPARKRUN = PUBLISHED / "sparkrun-v2-deepseek4-flash-fp8-mtp-vllm.yaml"
+V1 = "recipe_version: '1'\nname: x\ncontainer: i\n"
+V2 = "recipe_version: '2'\nmodel: o/m\ncontainer: i\n"
+
+
+def imported(folder: Path, text: str, **overrides: str) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe, read back from the imported text, and the notes."""
+    path = folder / "given.yaml"
+    path.write_text(text)
+    result = files.import_file(path, overrides)
+    written = folder / "written.yaml"
+    written.write_text(result.text)
+    return load_recipe(str(written), []).recipe, result.notes
+
+
+def argv(recipe: Recipe) -> list[str]:
+    size = recipe.nodes.min
+    return list(make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size)).argv)
+
+
+def check_same_words(recipe: Recipe, made: foreign.Made) -> None:
+    program, _, model, *rest = argv(recipe)
+    _, model_word, *flags = foreign.words_by_bash(made.command)
+    ours, theirs = foreign.meaning(rest), foreign.meaning(flags)
+    served = theirs.pop("served-model-name", [made.model])
+    assert ours.pop("served-model-name") == served
+    assert (program, model) == ("vllm", f"/models/{made.model.rpartition('/')[2]}")
+    assert (model_word, ours) == (made.model, theirs)
+
+
+@pytest.mark.parametrize("seed", range(50))
+@pytest.mark.parametrize("make", [foreign.eugr, foreign.sparkrun], ids=["eugr", "sparkrun"])
+def test_a_published_recipe_gives_vllm_the_words_that_its_own_tool_would(make, seed: int, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]  # one of two functions
+    made = make(seed)
+    recipe, _ = imported(tmp_path, made.text, **made.overrides)
+    check_same_words(recipe, made)
+
+
+def test_the_recipe_of_eugr(tmp_path: Path) -> None:
+    recipe, notes = imported(tmp_path, EUGR.read_text())
+    command = EUGR.read_text().partition("command: |\n")[2]
+    defaults = {
+        "port": 8000, "host": "0.0.0.0", "tensor_parallel": 2, "pipeline_parallel": 1, "gpu_memory_utilization": 0.85,
+        "max_model_len": 200000, "max_num_batched_tokens": 4096, "max_num_seqs": 2, "block_size": 256,
+        "served_model_name": "deepseek-v4-flash",
+    }  # fmt: skip
+    check_same_words(recipe, foreign.Made("", command.format(**defaults), "deepseek-ai/DeepSeek-V4-Flash"))
+    assert (recipe.nodes.min, recipe.nodes.max, recipe.image.ref) == (2, 2, "vllm-node-dsv4")
+    assert (recipe.env["TORCH_CUDA_ARCH_LIST"], recipe.env["DG_JIT_USE_NVRTC"], len(recipe.env)) == ("12.1a", "0", 15)
+    text_and_notes = "\n".join(notes)
+    assert "build_args: not run: vllm-node-dsv4 must be on every node, built with: --vllm-repo" in text_and_notes
+    assert "--distributed-executor-backend ray: left out" in text_and_notes
+
+
+def test_the_recipe_of_sparkrun(tmp_path: Path) -> None:
+    recipe, notes = imported(tmp_path, SPARKRUN.read_text(), port="9000")
+    assert (recipe.args["port"], recipe.model.served_name) == (9000, "deepseek-ai/DeepSeek-V4-Flash")
+    assert recipe.args["speculative-config"] == '{"method": "mtp", "num_speculative_tokens": 2}'
+    assert recipe.args["tensor-parallel-size"] == 2
+    assert [note.partition(": line ")[2][:8] for note in notes] == ["7: metad", "10: buil", "14: mods", "42: mode"]
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [("0.90", "0.9"), ("012", "10"), ("yes", "True"), ("1_000", "1000"), ("1e5", "1e5"), ("1:30", "90"), ("y", "y")],
+)
+def test_a_number_is_what_pyyaml_makes_of_it(tmp_path: Path, written: str, value: str) -> None:
+    recipe, _ = imported(tmp_path, f"{V1}defaults: {{x: {written}}}\ncommand: vllm serve m --flag {{x}}\n")
+    assert str(recipe.args["flag"]) == value
+
+
+def test_on_one_node_eugrs_tool_starts_one_rank(tmp_path: Path) -> None:
+    text = f"{V1}solo_only: true\ndefaults: {{tensor_parallel: 2}}\ncommand: vllm serve m -tp {{tensor_parallel}}\n"
+    recipe, notes = imported(tmp_path, text)
+    assert (recipe.args, recipe.nodes.max) == ({"tensor-parallel-size": 1}, 1)
+    assert "line 5: defaults.tensor_parallel: 1 is taken" in notes[0]
+
+
+def test_of_a_key_that_is_given_twice_the_last_one_counts_as_to_pyyaml(tmp_path: Path) -> None:
+    assert imported(tmp_path, f"{V1}container: j\ncommand: vllm serve m\n")[0].image.ref == "j"
+
+
+def test_each_format_reads_braces_by_its_own_rule(tmp_path: Path) -> None:
+    command = "defaults: {x: 1}\ncommand: vllm serve m --a '{{x}}' --b '{x:>3}'\n"
+    assert imported(tmp_path, V1 + command)[0].args == {"a": "{x}", "b": "  1"}
+    assert imported(tmp_path, V2 + command)[0].args == {"a": "1}", "b": "{x:>3}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("a: b\nc: [", "line 2: "),
+        ("- a\n", "line 1: must be a mapping"),
+        ("a: b\n", "line 1: is no recipe"),
+        ("recipe_version: 3\n", 'line 1: recipe_version = "3": 1 (eugr) and 2 (sparkrun) are known'),
+        (f"{V2}runtime: sglang\n", 'line 4: runtime = "sglang": sparkd runs vLLM alone'),
+        (f"{V1}command: vllm serve m --port {{port}}\n", "line 4: command: {port} is given no value"),
+        (f"{V1}command: vllm serve m --x '{{\"a\":1}}'\n", "line 4: command: "),
+        (f"{V1}command: 'vllm serve m {{x'\n", "line 4: command: expected '}' before end of string"),
+        (f"{V1}defaults: {{x: 1}}\ncommand: 'vllm serve m --a {{x:>999999999}}'\n", "a format that is not taken"),
+        (f"{V2}defaults: {{x: '{{x}}{{x}}'}}\ncommand: vllm serve m --a {{x}}\n", "is longer than"),
+        (f"{V2}defaults: {{x: '{{y}}', y: '{{x}}'}}\ncommand: vllm serve m --a {{x}}\n", "has no end"),
+        (f"{V2}command: vllm serve m --a $HOME\n", "line 4: command: what $HOME"),
+        (f"{V2}command: vllm serve m --a `id`\n", "is a program's output"),
+        (f"{V2}command: vllm serve m --a *.jinja\n", "may stand for names of files"),
+        (f'{V2}command: \'vllm serve m --a {{"a":1,"b":2}}\'\n', "bash makes several words"),
+        (f"{V2}command: vllm serve m | tee log\n", "| joins it to something else"),
+        (f'{V2}command: "vllm serve m --a \'x"\n', "the quote ' has no end"),
+        (f"{V2}command: python -m other\n", "runs 0 times `vllm serve`"),
+        (f"{V2}command: |\n  vllm serve m\n  --port 1\n", "before --port 1: the line before it lacks its backslash"),
+        (f"{V2}command: vllm serve m -zz 1\n", "the short flag -zz is not known"),
+        (f"{V2}command: vllm serve m --a=1 b\n", "b belongs to no flag"),
+        (f"{V2}command: vllm serve m --config f\n", "--config: a file of flags"),
+        (f"{V2}command: vllm serve m --a '{{node.rank}}'\n", "sparkd would put in a value of its own"),
+        (f"{V2}defaults: {{data_parallel: 2}}\ncommand: vllm serve m\n", "line 4: defaults.data_parallel"),
+        ("model: o/m\ncommand: vllm serve m\n", "line 1: container is missing"),
+        (f"{V2}defaults: 3\n", "line 4: defaults = 3: must be a mapping"),
+        (f"{V2}command: vllm serve '.'\n", 'line 1: model.path = "."'),
+    ],
+)
+def test_a_refused_recipe_gives_line_and_reason(tmp_path: Path, text: str, fault: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        imported(tmp_path, text)
+    assert str(caught.value).startswith(f"{tmp_path}/given.yaml: line ")
+    assert fault in str(caught.value)
+
+
+def test_an_override_that_nothing_uses_is_a_fault_with_the_nearest_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"-o prot: nothing .*; did you mean port\?"):
+        imported(tmp_path, f"{V2}defaults: {{port: 1}}\ncommand: vllm serve m --port {{port}}\n", prot="9000")
+
+
+def test_secrets_and_values_of_another_machine_are_left_out(tmp_path: Path) -> None:
+    command = "command: OMP_NUM_THREADS=4 vllm serve m --api-key s3cret\n"
+    for text in (V1, V2):
+        given = f"{text}env: {{HF_TOKEN: s3cret, A: '${{B}}', C: 1, PATH_X: a b}}\n{command}"
+        recipe, notes = imported(tmp_path, given)
+        assert recipe.env == {"C": "1", "PATH_X": "a b", "OMP_NUM_THREADS": "4"}
+        text_and_notes = "\n".join(notes) + (tmp_path / "written.yaml").read_text()
+        assert "s3cret" not in text_and_notes
+        assert all(f"{name}: left out" in text_and_notes for name in ("env.HF_TOKEN", "env.A", "--api-key"))
+
+
+def test_code_is_noted_and_never_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    code = f"touch {mark}"
+    hooks = f"pre_exec: ['{code}']\npost_exec: ['{code}']\npost_commands: ['{code}']\nmods: [mods/x]\nbuilder: eugr\n"
+    _, notes = imported(tmp_path, f"{V2}{hooks}command: |\n  {code}\n  vllm serve m\n")
+    assert not mark.exists()
+    noted = [note.partition(": line ")[2].split(": ")[1] for note in notes if "not run" in note]
+    assert noted == ["pre_exec", "post_exec", "post_commands", "mods", "builder", "command"]
+
+
+def test_the_container_is_as_the_recipe_says(tmp_path: Path) -> None:
+    text = "{shm_size: 1.5g, privileged: false, ipc: private, ulimit: memlock=-1, devices: [/dev/x], gpus: 2, user: u}"
+    recipe, notes = imported(tmp_path, f"{V2}executor_config: {text}\ncommand: vllm serve m\n")
+    container = recipe.container
+    assert (container.shm_bytes, container.privileged, container.ipc) == (1610612736, False, "private")
+    assert (container.ulimits["memlock"].hard, container.devices) == (-1, ("/dev/x",))
+    left_out = [note.partition("executor_config.")[2][:4] for note in notes if "executor_config" in note]
+    assert left_out == ["gpus", "user"]
+
+
+def test_a_folder_gives_every_recipe_and_every_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in/deep").mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "in/.hidden.yaml").write_text("[")
+    (tmp_path / "in/Good One.yaml").write_text(f"{V2}command: vllm serve m\n")
+    (tmp_path / "in/deep/good-one.yaml").write_text(f"{V2}command: vllm serve m\n")
+    (tmp_path / "in/a.yaml").write_text("[")
+    (tmp_path / "in/deep/b.yml").write_text("a: b\n")
+    words = ["recipe", "import", str(tmp_path / "in"), "--write", str(tmp_path / "out")]
+    assert main.main(words) == 78
+    output = capsys.readouterr()
+    assert output.out == f"{tmp_path}/out/good-one.yaml\n{tmp_path}/out/deep-good-one.yaml\n"
+    assert [line.split(": ")[1] for line in output.err.splitlines() if line.startswith("sparkd: ")] == [
+        f"{tmp_path}/in/a.yaml",
+        f"{tmp_path}/in/deep/b.yml",
+    ]
+    assert load_recipe("good-one", [tmp_path / "out"]).recipe.args == {}
+    good = ["recipe", "import", str(tmp_path / "in/Good One.yaml"), "--write", str(tmp_path / "out")]
+    assert main.main(good) == 78
+    assert "exists already (--force writes over it)" in capsys.readouterr().err
+    assert main.main([*good, "--force"]) == 0
+
+
+def test_the_command_prints_the_recipe_to_stdout_and_notes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["recipe", "import", str(EUGR), "-o", "port=9000"]) == 0
+    output = capsys.readouterr()
+    assert "\n  port: 9000\n" in output.out
+    assert f"{EUGR}: line 13: build_args: not run" in output.err
+    assert main.main(["recipe", "import", str(EUGR), "-o", "port"]) == 2
+
+
+KEYS = st.sampled_from(
+    ["recipe_version", "name", "model", "container", "command", "defaults", "env", "mods", "build_args", "pre_exec",
+     "runtime", "mode", "min_nodes", "max_nodes", "executor_config", "runtime_config", "metadata", "x"]
+)  # fmt: skip
+TEXTS = st.one_of(
+    st.text(max_size=12),
+    st.sampled_from(
+        ["1", "2", "vllm", "vllm serve m", "vllm serve {x} --a '{y}'", "{{x}}", "{", "a: b", "\ud83d", "~"]
+    ),
+    st.text("{}x:'\"\\\n $-=,*m ", max_size=20).map(lambda tail: f"vllm serve m {tail}"),
+)
+VALUES = st.recursive(
+    TEXTS | st.integers() | st.floats() | st.booleans() | st.none(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS | KEYS, inner, max_size=4),
+    max_leaves=8,
+)
+SOUND = {"recipe_version": "1", "name": "n", "container": "i", "model": "m", "command": "vllm serve m"}
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all examples: a new one for each takes longer than the example."""
+    return tmp_path_factory.mktemp("desk")
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    text=st.one_of(
+        st.text(max_size=200),
+        st.dictionaries(KEYS, VALUES, max_size=8).map(json.dumps),
+        st.tuples(st.sampled_from("12"), st.dictionaries(KEYS, VALUES, max_size=3)).map(
+            lambda some: json.dumps({**SOUND, "recipe_version": some[0], **some[1]})
+        ),
+    )
+)
+def test_any_file_gives_a_recipe_or_a_fault_with_its_line(desk: Path, text: str) -> None:
+    try:
+        imported(desk, text.encode("utf-8", "replace").decode())
+    except ConfigError as error:
+        assert str(error).startswith(f"{desk}/given.yaml: ")
+        assert str(error).isprintable()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text("{}ab\n ", max_size=30))
+def test_sparkruns_placeholders_are_those_of_its_regular_expression(text: str) -> None:
+    known = {"a": "1", "b": 2, "ab": None}
+    assert substitute(text, Values(known)) == foreign.filled(text, known)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=30))
+def test_text_is_written_so_that_it_reads_back(text: str) -> None:
+    from sparkd.recipes.yaml import parse_yaml
+
+    text = text.encode("utf-8", "replace").decode()
+    written = f"{V2}command: vllm serve m\nx: {format_scalar(text)}\n"
+    found = parse_yaml(written, keeps_text=lambda key: key == ("x",)).data["x"]
+    assert str(found) == text

@@ -1,0 +1,163 @@
+"""The shipped recipes: each is whole, renders for every rank, and is what its report ran, flag for flag.
+
+`SPARKD_UPDATE_GOLDEN=1` regenerates the scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.unit import reported
+from tests.unit.plans import ALONE, HEAD, shipped
+
+from sparkd.cli import recipe as command
+from sparkd.config import Settings
+from sparkd.lib import recipes_dir
+from sparkd.plan import build, script
+from sparkd.plan.build import READY_TIMEOUT, make_plan
+from sparkd.plan.model import LaunchPlan, Node
+from sparkd.recipes.loader import find_recipes, load_recipe
+from sparkd.recipes.schema import Recipe
+from sparkd.vllm.command_line import first_values
+from sparkd.vllm.flag import parse_json
+
+GOLDEN = Path(__file__).parent / "golden-recipes"
+NAMES = [*find_recipes([recipes_dir()])]
+WORKER = Node(1, "10.0.0.2", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))
+OWNED = {"nnodes", "node-rank", "master-addr", "master-port", "headless", "distributed-executor-backend"}
+"""Flags that sparkd sets: cluster.nodes, cluster.master_port and the recipe's executor decide them."""
+
+
+def nodes(recipe: Recipe) -> tuple[Node, ...]:
+    return (ALONE,) if recipe.nodes.max == 1 else (HEAD, WORKER)
+
+
+def plan(recipe: Recipe, node: Node) -> LaunchPlan:
+    return make_plan(recipe, Settings(), node)
+
+
+def flags(argv: Iterable[str]) -> dict[str, object]:
+    """What vLLM makes of the words: JSON by its meaning, dotted flags as the mapping that they fill."""
+    found: dict[str, object] = {}
+    for flag, text in first_values(argv).items():
+        name, dot, field = flag.partition(".")
+        value = True if text is None else parse_json(text)
+        value = text if value is None else value
+        if dot:
+            table = found.setdefault(name, {})
+            assert isinstance(table, dict)
+            table[field] = value
+        elif name not in OWNED:
+            found[name] = value
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_passes_the_rules_of_a_launch(name: str) -> None:
+    errors, warnings = command._lint(load_recipe(name, [recipes_dir()]))
+    assert (errors, warnings) == ([], [])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_renders_for_every_rank(name: str) -> None:
+    recipe = shipped(name)
+    for node in nodes(recipe):
+        made = plan(recipe, node)
+        golden = GOLDEN / f"{name}.{made.role}.sh"
+        if os.environ.get("SPARKD_UPDATE_GOLDEN"):
+            golden.write_text(made.script)
+        assert made.script == golden.read_text()
+
+
+def test_no_script_is_left_of_a_recipe_that_is_gone() -> None:
+    assert {path.name.partition(".")[0] for path in GOLDEN.iterdir()} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("tiny-")])
+def test_every_recipe_names_its_report_and_expected_figures(name: str) -> None:
+    loaded = load_recipe(name, [recipes_dir()])
+    recipe, text = loaded.recipe, loaded.files[0].read_text()
+    assert recipe.source.count(";") >= 2, "title; author; section"
+    assert recipe.source.partition(";")[0] in text.replace(f'source: "{recipe.source}"', "").replace("\n# ", " ")
+    rates = recipe.expect["decode_tokens_per_second"]
+    assert isinstance(rates, dict)
+    assert max(int(count) for count in rates) <= int(str(recipe.args["max-num-seqs"]))
+
+
+def test_the_reports_are_those_of_the_recipes() -> None:
+    assert {report.recipe for report in reported.REPORTS} == {name for name in NAMES if not name.startswith("tiny-")}
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_flags_are_what_is_launched(report: reported.Report) -> None:
+    recipe = shipped(report.recipe)
+    read = {**flags(shlex.split(report.line)), **report.corrected}
+    expected = {flag: value for flag, value in read.items() if value is not None}
+    for node in nodes(recipe):
+        made = plan(recipe, node)
+        assert made.argv[: len(recipe.image.entrypoint)] == recipe.image.entrypoint
+        launched = flags(made.argv[len(recipe.image.entrypoint) + 1 :])
+        for flag, reason in report.added.items():
+            assert reason
+            launched.pop(flag)
+        assert launched == expected
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_environment_is_what_the_engine_gets(report: reported.Report) -> None:
+    recipe = shipped(report.recipe)
+    for node in nodes(recipe):
+        env = dict(plan(recipe, node).env)
+        del env[READY_TIMEOUT]
+        if recipe.executor == build.RAY:
+            env = {name: text for name, text in env.items() if name not in script.RAY_ENV.keys() - reported.OF_THE_NODE}
+        for name in reported.OF_THE_NODE & env.keys():
+            assert env.pop(name) in (node.address, node.interface, ",".join(node.hcas))
+        assert env == report.env
+
+
+@pytest.mark.parametrize("report", reported.REPORTS, ids=lambda report: report.recipe)
+def test_the_reports_own_container_is_what_is_made(report: reported.Report) -> None:
+    recipe = shipped(report.recipe)
+    spec = plan(recipe, nodes(recipe)[0]).container
+    assert (spec.gpus, spec.ipc, spec.network) == ("all", "host", "host")
+    assert (spec.privileged, spec.shm_bytes, spec.devices) == (report.privileged, report.shm_bytes, report.devices)
+    assert [mount.target for mount in spec.volumes] == ["/models", *report.mounts]
+
+
+def test_the_conservative_recipe_advises_the_reports_settings_of_the_kernel() -> None:
+    made = plan(shipped("deepseek-v4-flash-conservative"), HEAD)
+    assert made.sysctls == (("vm.min_free_kbytes", "1572864"), ("vm.overcommit_memory", "0"))
+
+
+def test_the_wrapper_around_vllm_passes_every_flag_on_as_it_is(tmp_path: Path) -> None:
+    vllm = tmp_path / "vllm"
+    vllm.write_text('#!/bin/sh\nprintf \'%s\\0\' "$@" "$CUDA_HOME"\n')
+    vllm.chmod(0o755)
+    argv = plan(shipped("dspark-nvfp4-1m"), HEAD).argv
+    ran = subprocess.run(
+        [word.replace("/opt/env/bin/vllm", str(vllm)) for word in argv],
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    passed_on = argv[argv.index("/models/DeepSeek-V4-Flash-DSpark") :]
+    assert ran.stdout.split("\0")[:-1] == ["serve", *passed_on, "/opt/env/targets/sbsa-linux"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_recipe_expects_is_json_with_numbers(name: str) -> None:
+    def numbers(value: object) -> bool:
+        if isinstance(value, dict):
+            return all(numbers(one) for one in value.values())
+        return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+
+    assert numbers(json.loads(json.dumps(dict(shipped(name).expect))))

@@ -1,0 +1,254 @@
+"""Rollback: a known good plan replaces the configured one, for every command, until the configuration changes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.known_good_entries import known_good_entry
+from tests.unit.plans import configured, plan, recipe
+
+from sparkd.cli import rollback as command
+from sparkd.cli.rollback import choose, image_id
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.preflight.checks.image import EngineImage
+from sparkd.preflight.checks.last_boot import LastBoot
+from sparkd.preflight.checks.paths import ScriptPaths
+from sparkd.preflight.registry import build_checks
+from sparkd.recipes.loader import find_recipes, load_recipe
+from sparkd.recipes.schema import Recipe
+from sparkd.state import known_good, rollback
+from sparkd.state.rollback import FILE, Rollback, fingerprint_engine
+
+RECIPE = "/etc/sparkd/recipes/mine.yaml"
+IMAGE_ID = "sha256:" + "e" * 64
+
+
+T = TypeVar("T")
+
+
+def check_of(node: membership.NodeContext, kind: type[T]) -> T:
+    (found,) = (one for one in build_checks(membership.check_inputs(node)) if isinstance(one, kind))
+    return found
+
+
+def written(tree: Tree, **args: object) -> Path:
+    """The recipe `mine` as a file."""
+    said = {"schema": 1, "name": "mine", "model": {"path": "m"}, "image": {"ref": "i:2"}, "args": args}
+    return tree.file(RECIPE, json.dumps(said))
+
+
+def settings(**engine: object) -> Settings:
+    return configured(engine={"recipe": "mine", **engine})
+
+
+def good(**engine: object) -> known_good.Entry:
+    """What was good: the recipe with fewer tokens, in another image."""
+    kept = recipe(name="mine", image={"ref": "i:1"}, args={"max-model-len": 512})
+    section = settings(**engine).engine.model_dump(mode="json")
+    return known_good_entry(recipe=kept.model_dump(mode="json", by_alias=True), engine=section, image_id=IMAGE_ID)
+
+
+def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Rollback:
+    made = rollback.make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
+    assert made is not None
+    tree.file(FILE.path, FILE.encode(made))
+    return made
+
+
+def test_the_good_plan_replaces_the_configured_one(tree: Tree) -> None:
+    written(tree, **{"max-model-len": 1024})
+    added = settings(args={"enable-sleep-mode": True})
+    put_in_force(tree, added, models_dir="/old/models", env={"A": "1"})
+    node = membership.resolve_context(added, None, Host(tree.root))
+    assert node.rollback is not None
+    assert " ".join(node.plan.argv).endswith("--max-model-len 512"), "without the flag that was added"
+    assert (node.plan.image, node.plan.model_path, dict(node.plan.env)["A"]) == ("i:1", "/old/models/m", "1")
+    assert node.settings.engine.models_dir == "/old/models"
+    assert FILE.mode == 0o600
+    alone = membership.configured_context(settings(), Host(tree.root))
+    assert (alone.rollback, alone.plan.image) == (None, "i:2")
+
+
+@pytest.mark.parametrize(
+    ("args", "changed"),
+    [({"max-model-len": 2048}, {}), ({"max-model-len": 1024}, {"args": {"seed": 1}}), ({}, {"image": "i:3"})],
+)
+def test_a_change_of_recipe_or_settings_ends_it(
+    tree: Tree, args: dict[str, object], changed: dict[str, object]
+) -> None:
+    written(tree, **{"max-model-len": 1024})
+    put_in_force(tree, settings())
+    written(tree, **args)
+    assert membership.resolve_context(settings(**changed), None, Host(tree.root)).rollback is None
+
+
+def test_a_change_that_changes_no_plan_ends_no_rollback(tree: Tree) -> None:
+    path = written(tree, **{"max-model-len": 1024})
+    put_in_force(tree, settings(), stop_grace_seconds=5)
+    path.write_text(f"# a comment\n{path.read_text()}")
+    config = settings(stop_grace_seconds=99, load_readahead_kib=8)
+    node = membership.resolve_context(config, None, Host(tree.root))
+    assert node.rollback is not None
+    # The unit is made for these.
+    assert (node.settings.engine.stop_grace_seconds, node.settings.engine.load_readahead_kib) == (99, 8)
+
+
+def test_the_units_drop_in_is_compared_with_the_configuration(tree: Tree) -> None:
+    written(tree)
+    put_in_force(tree, settings(), models_dir="/old/models")
+    host = Host(tree.root)
+    nodes = membership.resolve_context(settings(), None, host), membership.configured_context(settings(), host)
+    in_force, expected = (check_of(node, ScriptPaths) for node in nodes)
+    assert in_force.drop_in == expected.drop_in
+
+
+def test_a_recipe_that_is_broken_or_gone_is_replaced_too_and_fixing_it_ends_the_rollback(tree: Tree) -> None:
+    tree.file(RECIPE, "schema: 1\nname: mine\nargs: {max_mdoel_len: 5\n")
+    host = Host(tree.root)
+    put_in_force(tree, settings())
+    assert membership.resolve_context(settings(), None, host).plan.image == "i:1"
+    (tree.root / RECIPE.lstrip("/")).unlink()
+    assert membership.resolve_context(settings(), None, host).plan.image == "i:1"
+    written(tree)
+    assert membership.resolve_context(settings(), None, host).plan.image == "i:2"
+
+
+def test_a_recipe_that_makes_no_plan_names_the_way_back_where_there_is_one(tree: Tree) -> None:
+    written(tree, port="none")
+    for known in ((), (good(),)):
+        tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History(known)))
+        with pytest.raises(ConfigError, match=r"args\.port is 'none'") as raised:
+            membership.resolve_context(settings(), None, Host(tree.root))
+        assert ("sparkd rollback" in raised.value.hint) is bool(known)
+
+
+def test_the_rollbacks_image_runs_by_its_id_and_the_plan_keeps_its_digest(tree: Tree) -> None:
+    written(tree)
+    host = Host(tree.root)
+    put_in_force(tree, settings())
+    by_name = membership.resolve_context(settings(), None, host).plan
+    put_in_force(tree, settings(), IMAGE_ID)
+    node = membership.resolve_context(settings(), None, host)
+    assert (node.plan.image_to_run, node.plan.image, by_name.image_to_run) == (IMAGE_ID, "i:1", "i:1")
+    assert node.plan.digest == by_name.digest, "or no other node would agree"
+    image = check_of(node, EngineImage)
+    assert image.ref == IMAGE_ID
+    assert by_name.counted_as == by_name.digest != node.plan.counted_as, "failures with another image are not its own"
+    last_boot = check_of(node, LastBoot)
+    assert last_boot.digest == node.plan.counted_as
+
+
+def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree) -> None:
+    written(tree)
+    made = put_in_force(tree, settings())
+    huge = replace(made, recipe=recipe(name="mine", nodes={"min": 2, "max": 2}))
+    tree.file(FILE.path, FILE.encode(huge))
+    with pytest.raises(ConfigError, match="this node is rolled back to") as raised:
+        membership.resolve_context(settings(), None, Host(tree.root))
+    assert "sparkd rollback --end" in raised.value.hint
+
+
+NO_RECIPE = {"replaces": "", "proven": "", "plan": "", "image_id": "", "recipe": {"name": "x"}, "engine": {}}
+
+
+def test_bad_content_is_no_rollback(tree: Tree) -> None:
+    written(tree)
+    for text in ("", "[" * 100_000, json.dumps({"schema": 1, **NO_RECIPE})):
+        tree.file(FILE.path, text)
+        assert membership.resolve_context(settings(), None, Host(tree.root)).rollback is None
+
+
+def test_an_image_that_is_no_id_is_never_requested() -> None:
+    made = rollback.make_rollback(good(), "f", IMAGE_ID)
+    assert made is not None
+    for image in ("../../containers/json?x=", "sha256:\ud800", "i:1\n"):
+        with pytest.raises(ValueError, match="image_id"):
+            FILE.decode(FILE.encode(replace(made, image_id=image)).encode())
+        assert rollback.make_rollback(good(), "f", image) is None
+
+
+def test_every_shipped_recipe_comes_back_as_it_was() -> None:
+    for name in find_recipes([recipes_dir()]):
+        shipped = load_recipe(name, [recipes_dir()]).recipe
+        kept = json.loads(json.dumps(shipped.model_dump(mode="json", by_alias=True)))
+        assert Recipe.model_validate(kept) == shipped
+        made = rollback.make_rollback(known_good_entry(recipe=kept), "f", "")
+        assert made is not None
+        assert FILE.decode(FILE.encode(made).encode()) == made
+
+
+def test_the_fingerprint_counts_what_makes_the_plan_and_nothing_else() -> None:
+    engine, one = settings().engine, recipe()
+    assert fingerprint_engine(engine, one) == fingerprint_engine(engine, recipe(description="better", source="me"))
+    prints = [
+        fingerprint_engine(engine, one),
+        fingerprint_engine(engine, None),
+        fingerprint_engine(settings(script="/x.sh").engine, one),
+        fingerprint_engine(engine, recipe(env={"A": "1"})),
+        fingerprint_engine(engine, recipe(flags={"extra": ["moe"]})),
+    ]
+    assert len(set(prints)) == len(prints)
+
+
+def of(made: known_good.Entry, digest: str) -> known_good.Entry:
+    return replace(made, plan=digest)
+
+
+def test_the_newest_that_is_not_configured_is_chosen() -> None:
+    now = plan()
+    same, older, oldest = (
+        of(known_good_entry(), now.digest),
+        of(known_good_entry(), "aa11"),
+        of(known_good_entry(), "ab22"),
+    )
+    known = (same, older, oldest)
+    assert choose(known, "", now, same.image_id) is older
+    assert choose(known, "", now, "") is older
+    assert choose(known, "", now, "sha256:other") is same, "its image is another one"
+    assert choose(known, "", None, "") is same, "what is configured makes no plan"
+    assert choose(known, "ab", now, "") is oldest
+    assert choose(known, now.digest[:12], now, same.image_id) is same
+
+
+def test_without_a_plan_to_go_back_to_it_fails() -> None:
+    now = plan()
+    for known, wanted, said in (
+        ((), "", "nothing to go back to"),
+        ((of(known_good_entry(), now.digest),), "", "the last known good plan itself"),
+        ((known_good_entry(),), "zz", "begins with 'zz'"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            choose(known, wanted, now, "")
+
+
+def test_a_missing_image_differs_from_an_unreachable_docker(tree: Tree) -> None:
+    host = Host(tree.root)
+    assert image_id(host, "i:1") is None
+    tree.dockerd()
+    assert image_id(host, "i:1") == ""
+    tree.docker("/images/i:1/json", {"Id": IMAGE_ID, "Architecture": "arm64", "Os": "linux", "Config": {}})
+    assert image_id(host, "i:1") == IMAGE_ID
+
+
+def test_the_list_marks_what_is_configured_and_what_is_in_force(tree: Tree) -> None:
+    written(tree, **{"max-model-len": 1024})
+    host = Host(tree.root)
+    assert command.listed((), settings(), host).startswith("no start is known good on this node yet")
+    put_in_force(tree, settings())
+    digest = membership.configured_context(settings(), host).plan.digest
+    lines = command.listed((of(good(), digest), good()), settings(), host).splitlines()
+    assert lines[0].split()[:2] == ["PLAN", "RECIPE"]
+    assert lines[1].startswith(digest[:12])
+    assert lines[1].endswith("configured")
+    assert lines[2].endswith("rolled back to")
+    again = replace(good(), until="2027-01-01T00:00:00.000+00:00")
+    assert command.listed((again,), settings(), host).endswith("rolled back to"), "also once it has proven itself again"

@@ -1,0 +1,90 @@
+"""Files of state: read as input that is not trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+from tests.tree import Tree
+
+from sparkd.config import Engine
+from sparkd.host import Host
+from sparkd.lib.errors import UsageError
+from sparkd.state.file import LIMIT_BYTES, StateFile
+
+
+class Thing(Struct, frozen=True):
+    names: tuple[str, ...]
+    engine: Engine = Engine()
+
+
+FILE = StateFile("thing.json", Thing)
+GOOD = Thing(("a", "\udcff"), Engine(env={"A": "hunter2"}))
+
+
+def read(tree: Tree) -> tuple[Thing | None, list[str]]:
+    reports: list[str] = []
+    return FILE.read(Host(tree.root).files, reports.append), reports
+
+
+def test_unknown_fields_are_ignored(tree: Tree) -> None:
+    tree.file(FILE.path, json.dumps({**json.loads(FILE.encode(GOOD)), "new": 1}))
+    assert read(tree) == (GOOD, [])
+
+
+def test_no_file_is_no_error(tree: Tree) -> None:
+    assert read(tree) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "Expecting value"), ("[]", "no object of schema 1"),
+        ('{"schema": 2, "names": []}', "no object of schema 1"),
+        ('{"schema": 1}', "names"), ('{"schema": 1, "names": ["a", 1]}', "Expected `str`, got `int`"),
+        ("[" * 100_000, "nested too deep"), (FILE.encode(GOOD)[:-5], "delimiter"),
+        (" " * (LIMIT_BYTES + 1), "larger than"),
+        (FILE.encode(GOOD).replace('"env"', '"nev"'), "does not accept it as Engine"),
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_bad_content_is_reported_without_its_values_and_counts_as_absent(tree: Tree, text: str, reason: str) -> None:
+    tree.file(FILE.path, text)
+    found, (line,) = read(tree)
+    assert found is None
+    assert line.startswith("/var/lib/sparkd/thing.json can't be read: ")
+    assert reason in line
+    assert "hunter2" not in line
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_anything_is_decoded_or_refused(content: bytes) -> None:
+    with pytest.raises(ValueError):
+        FILE.decode(content)
+
+
+def test_neither_a_link_nor_a_folder_nor_a_pipe_is_read(tree: Tree) -> None:
+    path = tree.root / FILE.path.lstrip("/")
+    tree.file("/elsewhere", FILE.encode(GOOD))
+    tree.link(FILE.path, "/elsewhere")
+    assert read(tree)[0] is None
+    path.unlink()
+    os.mkfifo(path)
+    assert read(tree)[0] is None
+    path.unlink()
+    path.mkdir()
+    found, reports = read(tree)
+    assert (found, len(reports)) == (None, 1)
+
+
+def test_a_user_needs_root(tree: Tree) -> None:
+    tree.file(FILE.path, FILE.encode(GOOD), 0)
+    if os.geteuid():
+        with pytest.raises(UsageError, match="by root alone"):
+            read(tree)
+    else:
+        assert read(tree) == (GOOD, [])

@@ -1,0 +1,99 @@
+"""The HTTP answers for monitors, over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import time
+from contextlib import closing
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.node_reports import ALONE
+from tests.unit.nodes import network
+
+from sparkd.lib.http_connection import Request
+from sparkd.lib.http_server import HttpServer
+from sparkd.status import http_api
+from sparkd.status.model import NodeReport, Phase, parse
+
+
+def request(
+    path: str, host: str | None = "127.0.0.1:29511", report: NodeReport = ALONE, beat_age: float = 0.1
+) -> tuple[int, str]:
+    headers = {} if host is None else {"host": host}
+    handle = http_api.make_handler(lambda: report, lambda: beat_age)
+    answer = asyncio.run(handle(Request("127.0.0.1", path, headers)))
+    return answer.status, answer.body.decode()
+
+
+def test_monitors_are_answered_over_http() -> None:
+    server = HttpServer("127.0.0.1", 0, http_api.make_handler(lambda: ALONE, lambda: 0.0))
+    with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
+        server.start(loop)
+        for path, kind in (
+            ("/livez", "text/plain"),
+            ("/metrics", "text/plain; version=0.0.4"),
+            ("/report", "application/json"),
+        ):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            body = answer.read().decode()
+            assert (answer.status, answer.getheader("Cache-Control")) == (200, "no-store")
+            assert (answer.getheader("Content-Type") or "").startswith(kind)
+            assert body
+        assert parse(body) == ALONE
+        connection.request("POST", "/livez")
+        assert connection.getresponse().status == 405
+
+
+@pytest.mark.parametrize(("age", "status"), [(0.0, 200), (30.0, 200), (30.1, 503), (900.0, 503)])
+def test_an_agent_lives_while_its_main_loop_turns(age: float, status: int) -> None:
+    assert request("/livez", beat_age=age)[0] == status
+    assert request("/readyz", beat_age=age)[0] == status
+
+
+@pytest.mark.parametrize("phase", list(Phase))
+def test_a_node_is_ready_while_it_serves(phase: Phase) -> None:
+    ready = phase in (Phase.SERVING, Phase.DEGRADED)
+    assert request("/readyz", report=replace(ALONE, phase=phase)) == (200 if ready else 503, f"{phase.value}\n")
+
+
+OURS = "127.0.0.1 192.168.1.7:29511 [::1]:29511 [::1] localhost:29511 LOCALHOST spark1 Spark1:29511"
+FOREIGN = "evil.example evil.example:29511 spark1.evil.example 127.0.0.1.evil.example :29511 :"
+
+
+@pytest.mark.parametrize("host", OURS.split())
+def test_a_client_that_names_this_machine_is_answered(host: str) -> None:
+    assert request("/livez", host)[0] == 200
+
+
+@pytest.mark.parametrize("host", [None, "", *FOREIGN.split()])
+@pytest.mark.parametrize("path", ["/report", "/metrics", "/livez"])
+def test_a_strangers_name_that_points_here_is_refused(path: str, host: str | None) -> None:
+    status, text = request(path, host)
+    assert status == 403
+    assert "phase" not in text
+
+
+def test_paths_are_few_and_named() -> None:
+    status, text = request("/")
+    assert status == 404
+    assert "/metrics" in text
+    assert request("/livez?verbose=1")[0] == 200
+    assert request("/livez/")[0] == 404
+
+
+def test_metrics_say_when_the_agent_began() -> None:
+    ticks = int((time.clock_gettime(time.CLOCK_BOOTTIME) - 10) * 100)
+    _, page = request("/metrics", report=replace(ALONE, start_time=ticks))
+    (line,) = [one for one in page.splitlines() if one.startswith("sparkd_start_time_seconds ")]
+    assert time.time() - float(line.split()[1]) == pytest.approx(10, abs=2)
+
+
+def test_a_report_is_json_whatever_a_name_holds() -> None:
+    status, text = request("/report", report=replace(ALONE, node="a\ud800"))
+    assert status == 200
+    assert json.loads(text)["node"] == "a\ud800"
+    assert request("/metrics", report=replace(ALONE, node="a\ud800"))[0] == 200

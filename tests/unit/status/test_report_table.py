@@ -1,0 +1,156 @@
+"""What a person sees of the nodes, from one report."""
+
+from __future__ import annotations
+
+from datetime import timedelta, timezone
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
+from tests.unit.terminal import shown
+
+from sparkd.lib.text import plain
+from sparkd.status.model import (
+    Contact,
+    EngineReport,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    format_duration,
+    seconds_since,
+)
+from sparkd.status.table import View, render
+
+VIEW = View(NOW, alive=True)
+
+
+def rows(report: NodeReport, view: View = VIEW) -> list[str]:
+    return plain(render(report, view)).splitlines()
+
+
+def on_terminal(report: NodeReport, columns: int) -> list[str]:
+    return shown(render(report, VIEW), columns=columns, TERM="dumb").splitlines()
+
+
+def test_a_node_alone_is_a_few_lines_of_what_is_not_as_it_should_be() -> None:
+    shown = plain(render(ALONE, VIEW))
+    memory = "11.5 of 120.0 GiB free"
+    for needle in ("spark1, rank 0 (head)", "3 min (2026-01-01T11", memory, "4 GiB of page", "(exit 13)"):
+        assert needle in shown
+    assert "stray-workers" not in shown
+    assert "RANK" not in shown
+
+
+def test_several_nodes_are_one_table_in_rank_order() -> None:
+    headings, head, worker, blank, *findings = rows(HEAD)
+    assert headings.split() == ["RANK", "NODE", "PHASE", "SINCE", "MEMORY", "PROGRESS", "CAUSE"]
+    assert head.split("  ")[0] == "0"
+    assert "spark1 (10.0.0.1)" in head and "serving" in head and "3 min" in head and "(exit 13)" in head
+    assert worker.startswith("1 ")
+    assert "spark2 (10.0.0.2)" in worker and "loading weights 43%" in worker and "12 s" in worker
+    assert (blank, findings) == (
+        "",
+        ["warn        page-cache: 4 GiB of page cache", "block       spark2: memory: 9 GiB available, 96 GiB needed"],
+    )
+
+
+def test_the_table_of_a_worker_begins_with_the_head() -> None:
+    own = replace(WORKER, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(9), replace(HEAD, peers=())),))
+    assert [line.split()[1] for line in rows(own)[1:3]] == ["spark1", "spark2"]
+
+
+def test_columns_stand_below_their_headings() -> None:
+    headings, head, worker = rows(HEAD)[:3]
+    assert headings.index("PHASE") == head.index("serving") == worker.index("loading")
+    assert headings.index("MEMORY") == head.index("11.5 of")
+
+
+@pytest.mark.parametrize(
+    ("contact", "said"),
+    [
+        (Contact.UNHEARD, "not heard yet (loading)"),
+        (Contact.REFUSED, "refused (loading)"),
+        (Contact.SILENT, "silent for 12 s (loading)"),
+        (Contact.UNSIGNED, "unsigned (loading)"),
+    ],
+)
+def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contact: Contact, said: str) -> None:
+    cause = replace(WORKER, last_cause="a shard is missing")
+    peer = rows(replace(HEAD, peers=(replace(PEER, contact=contact, since=ago(12), report=cause),)))[2]
+    assert said in peer
+    assert "a shard is missing" in peer
+    assert "GiB" not in peer and "%" not in peer
+
+
+def test_a_node_never_heard_is_named_by_its_address() -> None:
+    peer = rows(replace(HEAD, peers=(PeerStatus("10.0.0.2", 1, Contact.UNHEARD, ago(90)),)))[2]
+    assert peer.split() == ["1", "10.0.0.2", "not", "heard", "yet", "1", "min"]
+
+
+def test_news_of_an_agent_that_is_gone_are_no_news() -> None:
+    own, peer = rows(HEAD, replace(VIEW, alive=False))[1:3]
+    assert "serving (its agent is gone)" in own
+    assert "not known (loading)" in peer
+
+
+def test_what_is_awaited_comes_before_what_ended_the_life_before() -> None:
+    waits = replace(HEAD, phase=Phase.AWAITING_PEERS, message="waiting for rank 1", last_cause="rank 1 was lost")
+    assert rows(waits)[1].endswith("waiting for rank 1; last: rank 1 was lost")
+
+
+def test_a_cause_is_shortened_to_the_terminal_and_whole_without_one() -> None:
+    long = replace(HEAD, last_cause="x" * 300)
+    assert "x" * 300 in rows(long)[1]
+    for width in (120, 160):
+        narrow = on_terminal(long, width)[1]
+        assert len(narrow) == width
+        assert narrow.endswith("x…")
+    assert on_terminal(long, 10)[1].endswith(" " + "x" * 23 + "…")
+
+
+def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
+    evil = "\x1b[2J\r\nspark9 \u202eabc"
+    findings = (FindingReport(evil, evil, evil, evil),)
+    engine = EngineReport(phase=evil, progress=float("nan"))
+    memory = MemoryReport(total_bytes=10**400, available_bytes=-1)
+    report = replace(
+        WORKER, node=evil, last_cause=evil, since=evil, findings=findings, engine=engine, memory=memory, message=evil
+    )
+    shown = plain(render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
+    assert len(shown.splitlines()) == 6
+    assert all(character == "\n" or character.isprintable() for character in shown)
+    alone = plain(render(replace(report, peers=()), VIEW))
+    assert all(character == "\n" or character.isprintable() for character in alone)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "?"),
+        (0.4, "0 s"),
+        (59.9, "59 s"),
+        (60, "1 min"),
+        (3599, "59 min"),
+        (3600, "1 h 0 min"),
+        (90061, "1 d 1 h"),
+    ],
+)
+def test_a_duration_is_shown_in_two_units_at_most(seconds: float | None, shown: str) -> None:
+    assert format_duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("stamp", "seconds"),
+    [
+        (ago(12), 12),
+        (NOW.astimezone(timezone(timedelta(hours=2))).isoformat(), 0),
+        ("2026-01-01T11:59:00", 60),
+        pytest.param(ago(-5), 0, id="a clock ahead of ours"),
+        ("", None),
+        ("yesterday", None),
+    ],
+)
+def test_the_age_of_a_stamp(stamp: str, seconds: float | None) -> None:
+    assert seconds_since(stamp, NOW) == seconds

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+
+from sparkd.cli.status import exit_code, render_report
+from sparkd.host.files import Files
+from sparkd.lib.errors import ExitCode
+from sparkd.lib.text import plain
+from sparkd.status.model import EngineReport, FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
+
+REPORT = NodeReport(
+    node="spark1",
+    role="head",
+    rank=0,
+    phase=Phase.SERVING,
+    since="2026-01-01T00:00:00.000+00:00",
+    epoch="e" * 32,
+    incarnation="e" * 32,
+    version="0.1.0",
+    plan_digest="d" * 64,
+    message="tiny on port 8000",
+    findings=(
+        FindingReport("page-cache", "warn", "4 GiB of page cache", ""),
+        FindingReport("stray-workers", "ok", "none", ""),
+    ),
+    engine=EngineReport(container_id="c" * 64, kv_cache_tokens=7),
+    memory=MemoryReport(total_bytes=2, available_bytes=1),
+    pid=77,
+    start_time=1234,
+)
+
+
+@pytest.mark.parametrize(
+    ("phase", "alive", "code"),
+    [
+        *((phase, True, ExitCode.GOOD) for phase in (Phase.SERVING, Phase.DEGRADED)),
+        *((phase, True, ExitCode.ON_THE_WAY) for phase in (Phase.LOADING, Phase.COOLING, Phase.AWAITING_DOCKER)),
+        *((phase, True, ExitCode.DOWN) for phase in (Phase.BLOCKED, Phase.FAILED, Phase.STOPPED)),
+        (Phase.SERVING, False, ExitCode.DOWN),
+    ],
+)
+def test_the_exit_code_says_serving_on_the_way_or_down(phase: Phase, code: ExitCode, *, alive: bool) -> None:
+    assert exit_code(replace(REPORT, phase=phase), alive=alive) is code
+
+
+def test_without_a_report_the_node_is_down() -> None:
+    assert exit_code(None, alive=False) is ExitCode.DOWN
+
+
+@pytest.mark.parametrize(("start_time", "state", "alive"), [(1234, "S", True), (1235, "S", False), (1234, "Z", False)])
+def test_an_agent_lives_while_its_pid_and_start_time_do(
+    tree: Tree, start_time: int, state: str, *, alive: bool
+) -> None:
+    tree.process(77, "sparkd", start_time=start_time, state=state)
+    assert agent_running(Files(str(tree.root)), REPORT) is alive
+
+
+def test_a_pid_that_is_gone_is_no_agent(tree: Tree) -> None:
+    assert not agent_running(Files(str(tree.root)), REPORT)
+
+
+def shown_in(
+    tree: Tree, report: NodeReport | str, *, alive: bool = True, as_json: bool = False
+) -> tuple[str, ExitCode]:
+    tree.file("/run/sparkd/report.json", report if isinstance(report, str) else dump(report))
+    if alive:
+        tree.process(77, "sparkd", start_time=1234)
+    return looked_at(tree, as_json=as_json)
+
+
+def looked_at(tree: Tree, *, as_json: bool = False) -> tuple[str, ExitCode]:
+    shown, code = render_report(Files(str(tree.root)), as_json=as_json)
+    return plain(shown), code
+
+
+def test_an_agents_report_is_shown_and_good_while_it_runs(tree: Tree) -> None:
+    text, code = shown_in(tree, REPORT, alive=False)
+    assert code is ExitCode.DOWN
+    assert "serving (its agent is gone)" in text
+    text, code = shown_in(tree, REPORT)
+    assert code is ExitCode.GOOD
+    assert "spark1, rank 0 (head)" in text
+
+
+def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
+    assert shown_in(tree, REPORT, as_json=True) == (dump(REPORT).strip(), ExitCode.GOOD)
+    assert shown_in(tree, "", as_json=True) == ("{}", ExitCode.DOWN)
+
+
+def test_no_report_is_said(tree: Tree) -> None:
+    assert looked_at(tree) == ("no report: sparkd has not run since boot", ExitCode.DOWN)
+
+
+def test_a_report_is_read_as_it_was_written() -> None:
+    assert parse(dump(REPORT)) == REPORT
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"schema": 2}', '{"schema": 1}', dump(REPORT).replace("serving", "x")]
+)
+def test_what_is_no_report_is_none(text: str) -> None:
+    assert parse(text) is None

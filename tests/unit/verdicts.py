@@ -1,0 +1,19 @@
+"""What tests of checks expect of a verdict."""
+
+from __future__ import annotations
+
+from sparkd.host.gpu import GpuFacts
+from sparkd.preflight.check import Level, Verdict
+
+
+def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, said: str = "", **fields: object) -> None:
+    """`reason`: part of the reason. `said`: part of reason and hint. `fields`: others of the verdict, as they are."""
+    assert level in (None, verdict.level), verdict
+    assert reason in verdict.reason
+    assert said in f"{verdict.reason} {verdict.hint}"
+    assert {name: getattr(verdict, name) for name in fields} == fields
+
+
+def never_queried() -> GpuFacts:
+    """In place of the GPU's driver, where it is to be left alone."""
+    raise AssertionError("the driver was queried")

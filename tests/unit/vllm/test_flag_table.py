@@ -1,0 +1,196 @@
+"""The table of vLLM's flags, and the rules based on it; tests/bed/test_flags.py compares both with the real parser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.cli import main
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.errors import ConfigError, ExitCode
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node
+from sparkd.preflight.check import Level
+from sparkd.preflight.checks.plan_lint import PlanLint
+from sparkd.recipes.loader import load_recipe
+from sparkd.vllm.command_line import ParsedFlag, first_values, parse_flags
+from sparkd.vllm.flag_table import FLAGS
+from sparkd.vllm.lint import flag_predicates, rules
+from sparkd.vllm.lint.engine import Launch
+
+SERVE = ("vllm", "serve", "/models/m")
+
+
+def matched(*words: str, extra: tuple[str, ...] = ()) -> list[tuple[str, bool]]:
+    flags = {"gpu-memory-utilization": "0.9", **first_values(words)}
+    launch = Launch(flags=flags, gpu=False, given=parse_flags((*SERVE, *words)), extra=extra)
+    return [(one.rule, one.blocks) for one in rules.find_issues(launch)]
+
+
+VALUE, MISPRINT = ("flag-value", True), ("flag-misprint", True)
+UNKNOWN, CHOICE = ("flag-unknown", False), ("flag-choice", False)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--max-model-len 131072 --max_num_seqs=8 --enable-prefix-caching --no-enforce-eager", []),
+        ("--max-model-len auto --max-num-batched-tokens 8k --kv-cache-memory-bytes None", []),
+        ("--cudagraph-capture-sizes 1 2 4 --lora-modules a=/a b=/b", []),
+        ("--compilation-config.cudagraph_mode NONE --compilation-config.custom_ops+ all", []),
+        ("--moe-backend FlashInfer-CUTLASS --max-lora-rank 016", []),
+        ("--gpu-memory-util 0.9", []),  # vLLM takes the beginning of a name
+        ("--max-model-len long", [VALUE]),
+        ("--max-model-len 1.5K", [VALUE]),
+        ("--max-num-seqs 8k", [VALUE]),
+        ("--max-num-seqs", [VALUE]),
+        ("--max-num-seqs 4 8", [VALUE]),
+        ("--gpu-memory-utilization 90%", [VALUE]),
+        ("--cudagraph-capture-sizes 1,2,4", [VALUE]),
+        ("--cudagraph-capture-sizes", [VALUE]),
+        ("--enable-prefix-caching true", [VALUE]),
+        ("--enable-prefix-caching=", [VALUE]),
+        ("--no-enable-prefix-caching 0", [VALUE]),
+        ("--limit-mm-per-prompt {image:1}", [VALUE]),
+        ("--compilation-config=", [VALUE]),
+        ("--compilation-config {", [("json", True)]),
+        ("--max-num-seqs.x 4", [VALUE]),
+        ("--compilation-config.use_inductor", [VALUE]),
+        ("--gpu-mem-util 0.9", [UNKNOWN]),
+        ("--max-num-seq 8", []),
+        ("--max-num-seqqs 8", [MISPRINT]),
+        ("--max-nmu-seqs 8", [MISPRINT]),
+        ("--max-num-sets 8", [MISPRINT]),
+        ("--max-numseqs 8", [MISPRINT]),
+        ("--no-enable-prefix-chaching", [MISPRINT]),
+        ("--no-enable-prefix-chachin", [UNKNOWN]),  # two letters
+        ("--moe", [UNKNOWN]),  # of a fork, or the beginning of --moe-backend
+        ("--moe auto", []),
+        ("--enable-log", [UNKNOWN]),  # may be several
+        ("--prots 8000", [UNKNOWN]),  # too short to be sure
+        ("--use-fp65-gumbel", [UNKNOWN]),  # another number is another flag
+        ("--prefix-caching", [("misnamed-flag", False)]),
+        ("--fork-of-mine 1", [UNKNOWN]),
+        ("--dtype nvfp4", [CHOICE]),
+        ("--max-lora-rank 17", [CHOICE]),
+    ],
+)
+def test_flags(words: str, expected: list[tuple[str, bool]]) -> None:
+    assert matched(*words.split()) == expected
+
+
+@pytest.mark.parametrize(
+    "words", ["--fork-of-mine 1 2", "--max-num-seqqs x", "--dtype nvfp4", "--max-num-seqs auto", "--no-fork-of-mine"]
+)
+def test_a_forks_flags_are_not_checked(words: str) -> None:
+    assert matched(*words.split()) != []
+    assert matched(*words.split(), extra=("fork-of-mine", "max-num-seqqs", "dtype", "max-num-seqs")) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--max-num-seqs 8k", "--max-num-seqs needs a whole number, and '8k' is none"),
+        ("--moe", "--moe is read as --moe-backend, and needs a value"),
+        ("--max-num-sets 8", "--max-num-sets is no flag of vLLM 0.32.0: --max-num-seqs is"),
+        ("--max-model-length 8", "--max-model-length is no flag of vLLM 0.32.0; did you mean max-model-len?"),
+        ("--dtype float17", "--dtype has no choice 'float17' in vLLM's own; did you mean float16?"),
+        ("--max-num-seqs 1 2", "--max-num-seqs takes one value, and 2 are given"),
+        (
+            "--enable-eplb yes",
+            "--enable-eplb is a switch and takes no value: bare it is on, and --no- before its name is off",
+        ),
+    ],
+)
+def test_reasons_name_the_fault_and_the_correction(words: str, reason: str) -> None:
+    found = rules.find_issues(
+        Launch(flags={"gpu-memory-utilization": "0.9"}, given=parse_flags((*SERVE, *words.split())))
+    )
+    assert [one.reason for one in found] == [reason]
+
+
+@pytest.mark.parametrize(
+    ("argv", "judged"),
+    [
+        ("/opt/env/bin/vllm serve /m --a 1", True),
+        ("bash /run/sparkd-user-script vllm serve /m --a 1", True),
+        ("python3 -m vllm.entrypoints.openai.api_server --a 1", True),
+        ("/usr/local/bin/wraps-vllm-here serve /m --a 1", True),
+        ("/opt/start --a 1", False),
+        ("ray start --a 1", False),
+        ("vllm bench --a 1", False),
+        ("", False),
+    ],
+)
+def test_only_commands_of_vllms_parser_are_checked(argv: str, judged: bool) -> None:
+    assert parse_flags(argv.split()) == ((ParsedFlag("a", ("1",)),) if judged else ())
+
+
+def test_a_script_in_the_command_that_passes_its_words_on_is_vllms_too() -> None:
+    argv = ("bash", "-lc", 'export A=b; exec vllm serve "$@"', "vllm", "/m", "--a_b=1")
+    assert parse_flags(argv) == (ParsedFlag("a-b", ("1",), joined=True),)
+
+
+def test_a_placeholder_is_not_checked() -> None:
+    found = parse_flags((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
+    assert found == (ParsedFlag("max-num-seqs", (None,)),)
+    assert not list(flag_predicates.wrong_value(Launch(flags={}, given=found)))
+
+
+def test_no_two_flags_have_one_name() -> None:
+    assert len(set(flag_predicates.NAMES)) == len(flag_predicates.NAMES)
+    assert len(FLAGS) > 300
+
+
+HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+
+
+def test_a_recipe_names_flags_of_a_fork_as_args_does(tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(f"{HEAD}flags: {{extra: [fork_of_mine]}}\n")
+    assert load_recipe("x", [tmp_path]).recipe.flags.extra == ("fork-of-mine",)
+    file.write_text(f"{HEAD}flags: {{extra: [nnodes]}}\n")
+    with pytest.raises(ConfigError, match="belongs to sparkd"):
+        load_recipe("x", [tmp_path])
+    file.write_text(f"{HEAD}flags: {{extras: []}}\n")
+    with pytest.raises(ConfigError, match=r"did you mean flags\.extra"):
+        load_recipe("x", [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("args", "level", "says"),
+    [
+        ({}, Level.OK, "is known to fail"),
+        ({"max-num-seqs": "8k"}, Level.BLOCK, "--max-num-seqs needs a whole number, and '8k' is none"),
+        ({"max-num-seqqs": 8}, Level.BLOCK, "--max-num-seqs is"),
+        ({"max-num-sequences": 8}, Level.WARN, "did you mean max-num-seqs?"),
+        ({"fork-of-mine": 8}, Level.OK, "is known to fail"),
+    ],
+)
+def test_flags_of_the_settings_are_checked_like_a_recipes(
+    tree: Tree, tmp_path: Path, args: dict[str, object], level: Level, says: str
+) -> None:
+    (tmp_path / "x.yaml").write_text(
+        f"{HEAD}nodes: {{max: 1}}\ncontainer: {{gpus: none}}\nflags: {{extra: [fork-of-mine]}}\n"
+    )
+    recipe = load_recipe("x", [tmp_path]).recipe
+    settings = Settings.model_validate({"engine": {"recipe": "x", "args": args}})
+    plan = make_plan(recipe, settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
+    verdict = PlanLint(plan).run(Host(tree.root))[1]
+    assert verdict.level is level
+    assert says in verdict.reason
+
+
+def test_recipe_check_reports_the_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.yaml"
+    file.write_text(
+        f"{HEAD}args:\n  gpu-memory-utilization: 0.9\n  seed: one\n  max-num-sequences: 8\n  grpcs: false\n"
+    )
+    assert main.main(["recipe", "check", str(file)]) == ExitCode.CONFIG
+    output = capsys.readouterr()
+    assert f"{file}: line 7: --seed needs a whole number, and 'one' is none" in output.err
+    assert f"{file}: line 8: --max-num-sequences is no flag of vLLM" in output.out
+    assert f"{file}: line 9: --no-grpcs is no flag of vLLM" in output.out

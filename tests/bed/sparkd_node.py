@@ -109,12 +109,12 @@ class SparkdNode:
 
     def ends_since(self, cursor: str) -> list[str]:
         """The agent's last line of each life that failed, such as `code=14 ... reason="..."`."""
-        return re.findall(r"^life\.failed (.*)$", self.journal_since(cursor), re.MULTILINE)
+        return re.findall(r"^agent\.run\.failed (.*)$", self.journal_since(cursor), re.MULTILINE)
 
     def engine_seconds(self, cursor: str) -> float | None:
         """How long the engine took by itself to its first completion, the last time that it did."""
         took = re.findall(
-            r"^readiness\.completion\.answered seconds=([\d.]+)", self.journal_since(cursor), re.MULTILINE
+            r"^engine\.readiness\.reached seconds=([\d.]+)", self.journal_since(cursor), re.MULTILINE
         )
         return float(took[-1]) if took else None
 

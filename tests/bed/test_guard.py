@@ -41,7 +41,7 @@ def test_an_engine_that_eats_all_memory_is_ended_with_16_and_serves_again_by_its
     spark.configure(CONFIGURATION + f"[memory]\nfloor_mib = {FLOOR_MIB}\n")
     spark.start()
     cursor, before, old = spark.cursor(), oom_kills(spark), spark.main_pid()
-    assert "guard.memory.watched" in spark.node.journal(spark.unit), "not locked, or not there"
+    assert "memory_guard.watch.started" in spark.node.journal(spark.unit), "not locked, or not there"
     (guard,) = spark.node.pids("^sparkd-guard$")
     locked = re.search(r"^VmLck:\s+(\d+) kB", spark.node.read(f"/proc/{guard}/status"), re.MULTILINE)
     assert locked is not None

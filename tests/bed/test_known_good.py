@@ -18,7 +18,7 @@ IMAGE = "sparkd-test/vllm-cpu:0.32.0"
 AT_ONCE = "[supervise]\nproven_seconds = 2\n"
 REFUSED = "[engine.args]\nenable-sleep-mode = true\n"
 """The parser takes it, and so does sparkd; on a CPU the engine does not."""
-EVENT = re.compile(r"[a-z-]+\.[a-z-]+\.[a-z-]+ |life\.failed |engine\| ")
+EVENT = re.compile(r"[a-z_]+\.[a-z_]+\.[a-z_]+ |engine\| ")
 FAILING_SECONDS = 120.0
 
 
@@ -34,7 +34,7 @@ def image_id(spark: SparkdNode) -> str:
 
 
 def kept(spark: SparkdNode) -> bool:
-    return "known-good.plan.kept" in spark.node.journal(spark.unit)
+    return "known_good.plan.saved" in spark.node.journal(spark.unit)
 
 
 def move_tag(spark: SparkdNode) -> None:
@@ -46,8 +46,8 @@ def move_tag(spark: SparkdNode) -> None:
 
 def last_lines(spark: SparkdNode, cursor: str) -> list[str]:
     """Of the first life since then: from its failure to the next life, without those of systemd."""
-    after = spark.journal_since(cursor).partition("life.failed ")[2]
-    life = after.partition("life.phase.changed phase=preflight")[0]
+    after = spark.journal_since(cursor).partition("agent.run.failed ")[2]
+    life = after.partition("agent.phase.changed phase=preflight")[0]
     return [line for line in life.splitlines()[1:] if EVENT.match(line)]
 
 
@@ -64,10 +64,10 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     assert "config" not in node.run("sparkd", "config", "check").stderr
     cursor = spark.cursor()
     node.run("systemctl", "restart", "--no-block", HEAD)
-    wait_for(lambda: "known-good." in "".join(last_lines(spark, cursor)), FAILING_SECONDS, "the start to fail")
+    wait_for(lambda: "known_good." in "".join(last_lines(spark, cursor)), FAILING_SECONDS, "the start to fail")
     assert "code=13" in spark.ends_since(cursor)[0]
     (*_, last) = last_lines(spark, cursor)
-    assert last.startswith('known-good.value.differs name=args.enable-sleep-mode then="not set" now=true'), last
+    assert last.startswith('known_good.value.changed name=args.enable-sleep-mode then="not set" now=true'), last
     assert "sparkd rollback" in last
     shown = node.run("sparkd", "diff").stdout.splitlines()
     assert [line.split() for line in shown[1:]] == [["then", "now"], ["args.enable-sleep-mode", "-", "true"]], shown
@@ -83,7 +83,7 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
         node.run("systemctl", "restart", HEAD, timeout=SERVING_SECONDS)
         assert spark.serves()
         assert node.run("docker", "inspect", "--format", "{{.Image}}", "sparkd-rank0").stdout.strip() == good
-        assert "rollback.plan.chosen" in spark.journal_since(cursor)
+        assert "rollback.plan.applied" in spark.journal_since(cursor)
         assert re.search(r"^warn +rollback: instead of what is configured", node.run("sparkd", "status").stdout, re.M)
         assert node.run("sparkd", "plan").stdout.startswith("rollback ")
     finally:
@@ -93,7 +93,7 @@ def test_a_flag_that_breaks_the_start_is_named_and_a_rollback_serves_again(spark
     assert json.loads(node.run("sparkd", "plan", "--json").stdout)["argv"][-2:] == ["--seed", "7"]
     cursor = spark.cursor()
     node.run("systemctl", "restart", "--no-block", HEAD)
-    wait_for(lambda: "rollback.plan.ended" in spark.journal_since(cursor), 60, "the rollback to end")
+    wait_for(lambda: "rollback.plan.removed" in spark.journal_since(cursor), 60, "the rollback to end")
     assert node.run("test", "-e", ROLLBACK, check=False).returncode == 1
     assert len(json.loads(node.read(KNOWN_GOOD))["known_good"]) == 1
     spark.stop()
@@ -127,7 +127,7 @@ def test_a_pair_is_rolled_back_node_by_node_and_waits_for_the_one_that_is_not(pa
     def failures() -> list[str]:
         """By the node whose rank ended first; the other one reports that."""
         journals = (member.journal_since(cursor) for member, cursor in zip(pair.members, cursors, strict=True))
-        return [line for text in journals for line in text.splitlines() if line.startswith("known-good.")]
+        return [line for text in journals for line in text.splitlines() if line.startswith("known_good.")]
 
     wait_for(lambda: bool(failures()), FAILING_SECONDS, "the start to fail")
     assert all("name=args.enable-sleep-mode" in line for line in failures()), failures()
@@ -136,7 +136,7 @@ def test_a_pair_is_rolled_back_node_by_node_and_waits_for_the_one_that_is_not(pa
     (on_the_other,) = (line.partition("sudo ")[2] for line in said if line.startswith("next: on each other node: "))
     cursor = head.cursor()
     head.node.run("systemctl", "restart", "--no-block", HEAD)
-    differs = re.compile(r"^peers\.plan\.differs .*args\.enable-sleep-mode", re.MULTILINE)
+    differs = re.compile(r"^cluster\.plan\.mismatched .*args\.enable-sleep-mode", re.MULTILINE)
     wait_for(lambda: bool(differs.search(head.journal_since(cursor))), 120, "the worker's other plan to be reported")
     worker.node.sh(on_the_other)
     worker.node.run("systemctl", "restart", "--no-block", worker.unit)

@@ -38,7 +38,7 @@ def await_lowered(spark: SparkdNode) -> None:
 def changes(spark: SparkdNode, cursor: str) -> list[int]:
     """What it was set to since, in order."""
     lines = spark.journal_since(cursor).splitlines()
-    return [int(line.rpartition(" kib=")[2]) for line in lines if line.startswith("load.readahead.set ")]
+    return [int(line.rpartition(" kib=")[2]) for line in lines if line.startswith("page_cache.readahead.changed ")]
 
 
 @pytest.fixture(scope="module")

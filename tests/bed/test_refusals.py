@@ -47,7 +47,9 @@ def refused(spark: SparkdNode, code: int) -> str:
     except BedError:
         raise AssertionError(spark.journal_since(cursor)) from None
     said = [
-        line for line in spark.journal_since(cursor).splitlines() if line.startswith(("life.failed", "life.refused"))
+        line
+        for line in spark.journal_since(cursor).splitlines()
+        if line.startswith(("agent.run.failed", "agent.run.refused"))
     ]
     assert said, spark.journal_since(cursor)
     assert f"code={code}" in said[0]

@@ -84,7 +84,7 @@ def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None
 def test_the_journal_has_the_engines_lines_and_sparkds_own(serving: SparkdNode) -> None:
     journal = serving.node.journal(HEAD)
     assert re.search(r"^engine\| \(EngineCore pid=\d+\) INFO .* Initializing a V1 LLM engine", journal, re.MULTILINE)
-    assert re.search(r"^life\.phase\.changed phase=serving", journal, re.MULTILINE)
+    assert re.search(r"^agent\.phase\.changed phase=serving", journal, re.MULTILINE)
     assert "GET /health" not in journal, "sparkd's own polls are no news"
 
 
@@ -131,7 +131,9 @@ def test_whatever_is_killed_the_endpoint_comes_back_by_itself(
     serving.await_serving()
     journal = serving.journal_since(cursor)
     if victim is not sparkd:
-        assert re.search(r"life\.failed code=13 .*reason=\"the engine (ended while serving|is dead)", journal), journal
+        assert re.search(r"agent\.run\.failed code=13 .*reason=\"the engine (ended while serving|is dead)", journal), (
+            journal
+        )
     assert serving.containers() == ["sparkd-rank0"]
     assert serving.leftovers() == []
 
@@ -145,7 +147,7 @@ def test_a_killed_rank_is_noticed_within_a_second(serving: SparkdNode) -> None:
     stamps = serving.node.run(
         "journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE"
     ).stdout
-    failed = [json.loads(line) for line in stamps.splitlines() if "life.failed" in line]
+    failed = [json.loads(line) for line in stamps.splitlines() if "agent.run.failed" in line]
     assert int(failed[0]["__REALTIME_TIMESTAMP"]) / 1e6 - killed_at < 1.0
     serving.await_serving()
 
@@ -219,7 +221,7 @@ def test_an_engine_that_spawns_its_processes_as_vllm_does(spark: SparkdNode) -> 
         cursor, old = spark.cursor(), spark.main_pid()
         spark.node.kill(worker(spark), signal.SIGKILL)
         wait_for(lambda: spark.main_pid() not in (0, old), 60, "systemd to start sparkd again")
-        assert re.search(r"life\.failed code=13 ", spark.journal_since(cursor))
+        assert re.search(r"agent\.run\.failed code=13 ", spark.journal_since(cursor))
         spark.await_serving()
         spark.stop()
         assert spark.leftovers() == []
@@ -245,7 +247,9 @@ def test_a_load_that_takes_the_machine_down_three_times_is_left_to_a_person(spar
             spark.node.wait_booted()
         wait_for(lambda: spark.show("ActiveState") == "failed", 60, "sparkd to give up")
         assert (spark.exit_status(), spark.show("NRestarts")) == (17, "0")
-        failures = [line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("life.failed")]
+        failures = [
+            line for line in spark.node.journal(HEAD, "--boot").splitlines() if line.startswith("agent.run.failed")
+        ]
         assert len(failures) == 1, failures
         assert "last-boot: the last 3 boots ended without a shutdown while this plan was loading" in failures[0]
         assert "systemctl start sparkd-head" in failures[0]
@@ -270,7 +274,7 @@ def impatient(spark: SparkdNode) -> Iterator[SparkdNode]:
 def given_up(spark: SparkdNode, cursor: str, old: int) -> str:
     """The line that says why, once the unit has been started again."""
     wait_for(lambda: spark.main_pid() not in (0, old), 60, "sparkd to give the engine up")
-    return next(line for line in spark.journal_since(cursor).splitlines() if line.startswith("life.failed"))
+    return next(line for line in spark.journal_since(cursor).splitlines() if line.startswith("agent.run.failed"))
 
 
 def test_an_engine_that_hangs_under_a_request_is_a_stall(impatient: SparkdNode) -> None:

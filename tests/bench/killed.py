@@ -64,7 +64,7 @@ def _figures(
 
 
 def _kill(bench: BenchNode, victim: Callable[[SparkdNode], int]) -> tuple[float, float]:
-    """Seconds until `life.failed` came to the journal, and until the unit left `active`. It comes back by itself."""
+    """Seconds until the journal has `agent.run.failed`, and until the unit leaves `active`. It comes back by itself."""
     bench.serve()
     spark = bench.spark
     cursor, old, pid = spark.cursor(), spark.main_pid(), victim(spark)
@@ -79,6 +79,6 @@ def _kill(bench: BenchNode, victim: Callable[[SparkdNode], int]) -> tuple[float,
 def _reported_at(spark: SparkdNode, cursor: str) -> float:
     command = ("journalctl", "-u", HEAD, f"--after-cursor={cursor}", "-o", "json", "--output-fields=MESSAGE")
     for line in spark.node.run(*command).stdout.splitlines():
-        if "life.failed" in line:
+        if "agent.run.failed" in line:
             return int(json.loads(line)["__MONOTONIC_TIMESTAMP"]) / 1e6
-    raise BedError("the journal has no life.failed")
+    raise BedError("the journal has no agent.run.failed")

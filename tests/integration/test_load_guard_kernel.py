@@ -154,7 +154,7 @@ def test_exactly_the_finished_shard_is_given_back(model: Path, loader: Loader, g
     until(guarded.loaded.is_set, 5)
     (line,) = guarded.events.lines
     counts, _, size = line.rpartition("=")
-    assert counts == "load.cache.returned shards=1 of=4 bytes"
+    assert counts == "page_cache.shards.dropped shards=1 of=4 bytes"
     assert SHARD_BYTES // 2 < int(size) <= SHARD_BYTES
 
 

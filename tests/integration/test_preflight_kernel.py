@@ -133,7 +133,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
     ]
     if more:
         assert any("SIGKILL" in note for _kind, _state, note in found["states"])
-    assert found["events"][-1] == "preflight.node.admitted"
+    assert found["events"][-1] == "preflight.gate.passed"
 
 
 def test_orphaned_segments_are_found_by_age_and_use() -> None:

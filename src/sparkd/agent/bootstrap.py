@@ -75,17 +75,17 @@ def settle_rollback(agent: Deps) -> None:
     """Log that a rollback is in force; remove one that is over."""
     back = agent.context.rollback
     if back is not None:
-        agent.events.warning("rollback.plan.chosen", plan=back.plan[:12], recipe=back.recipe.name, hint=rollback.HINT)
+        agent.events.warning("rollback.plan.applied", plan=back.plan[:12], recipe=back.recipe.name, hint=rollback.HINT)
         return
     back = rollback.FILE.read(agent.host.files, ignore_report)
     if back is not None and back.replaces == membership.fingerprint_config(agent.context.configured, agent.host):
         return  # chosen after this process made its plan: for the next process
     if agent.remove_state(rollback.FILE.name):
         if back is not None:
-            agent.events.info("rollback.plan.ended", reason=f"the configuration has changed: {HOLDS}", hint="")
+            agent.events.info("rollback.plan.removed", reason=f"the configuration has changed: {HOLDS}", hint="")
         else:
             reason = f"{rollback.FILE.path} can't be read: {HOLDS}"
-            agent.events.warning("rollback.plan.ended", reason=reason, hint="sparkd rollback --list")
+            agent.events.warning("rollback.plan.removed", reason=reason, hint="sparkd rollback --list")
 
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
@@ -130,7 +130,7 @@ def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, .
     reporter.update(peers=peers)
     for one in peers:
         if before.get(one.rank) not in (None, one.contact):
-            events.info("peers.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
+            events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
 
 
 def _await_place(base: Base, role: str, events: Events) -> NodeContext:
@@ -144,7 +144,7 @@ def _await_place(base: Base, role: str, events: Events) -> NodeContext:
             awaited = f"waiting for the fabric: {error.reason}"
         if awaited != reported:
             reported = awaited
-            events.warning("life.address.awaited", reason=awaited, hint="ip -brief address")
+            events.warning("agent.address.awaited", reason=awaited, hint="ip -brief address")
             report = unplaced_status(role, base.host, base.actions.owner.invocation, awaited)
             for sink in sinks:
                 sink(report)
@@ -152,7 +152,7 @@ def _await_place(base: Base, role: str, events: Events) -> NodeContext:
 
 
 def _report_hang(events: Events, seconds: float) -> None:
-    events.error("network.loop.hung", seconds=round(seconds), hint="systemd restarts this agent")
+    events.error("agent.network.hung", seconds=round(seconds), hint="systemd restarts this agent")
 
 
 def _sinks(actions: Actions, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:

@@ -83,7 +83,7 @@ class Deps(Base, frozen=True, kw_only=True):
         self.reporter.update(phase=phase, message=message, memory=self.memory())
         if phase is not before:
             # A failure is logged as an event of its own, with its reason.
-            self.events.info("life.phase.changed", phase=phase.value, message="" if ended else message)
+            self.events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
 
     def memory(self) -> MemoryReport | None:
         try:

@@ -50,7 +50,7 @@ def wait_for_peers(agent: Deps, shown_seconds: float = SHOWN_SECONDS) -> bool:
     for peer in peers:
         if peer.report is not None:
             for warning in agreement.compare_versions(agent.reporter.report.versions, peer.report.versions):
-                agent.events.warning("peers.version.differs", node=peer.name, found=warning)
+                agent.events.warning("cluster.version.mismatched", node=peer.name, found=warning)
     _report_worker_ready(agent)
     if agent.context.is_head:
         agent.monitor.track(*(expect_peer(one, agent.incarnation) for one in peers))
@@ -149,7 +149,7 @@ def _report_differences(agent: Deps, other: PeerStatus) -> str:
     if not differences:
         return f"{plan_differs} in nothing that this version of sparkd knows"
     summary = agreement.format_summary(differences)
-    agent.events.error("peers.plan.differs", node=other.name, found=summary)
+    agent.events.error("cluster.plan.mismatched", node=other.name, found=summary)
     report = agent.reporter.report
     if summary not in report.last_cause:  # else the previous run has logged the table
         for row in agreement.format_table(differences, report.node, other.report.node if other.report else "there"):

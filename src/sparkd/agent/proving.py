@@ -46,7 +46,7 @@ def _keep_known_good(agent: Deps) -> None:
     )
     known = known_good.add_proven(known_good.read_known_good(agent.host.files, agent.report_unread), entry)
     if agent.write_state(known_good.FILE, known):
-        agent.events.info("known-good.plan.kept", plan=entry.plan[:12], recipe=entry.name)
+        agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
 
 
 def log_differences(agent: Deps) -> None:
@@ -58,12 +58,12 @@ def log_differences(agent: Deps) -> None:
     for one in found[:MOST_LINES]:
         then, now = excerpt_values(one)
         name, hint = sanitize(one.name, NAME_LIMIT), HINT if one is found[-1] else ""
-        agent.events.warning("known-good.value.differs", name=name, then=then, now=now, hint=hint)
+        agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
     if len(found) > MOST_LINES:
-        agent.events.warning("known-good.more.differ", count=len(found) - MOST_LINES, hint=HINT)
+        agent.events.warning("known_good.values.omitted", count=len(found) - MOST_LINES, hint=HINT)
     if not found:
         hint = "configuration unchanged since the last good start; see the engine log above"
-        agent.events.warning("known-good.nothing.differs", since=known[0].until, hint=hint)
+        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
 
 
 def _start_facts(agent: Deps) -> Facts:

@@ -51,7 +51,7 @@ def make_ready(agent: Deps, running: Running) -> None:
         raise engine_ended(agent, running)
     running.mark_ready(agent.host, agent.loop)
     agent.loop.report_ready()
-    agent.events.info("readiness.completion.answered", seconds=running.seconds)
+    agent.events.info("engine.readiness.reached", seconds=running.seconds)
     agent.loop.start(partial(_prune, agent, running.rank.image_id))
 
 
@@ -59,9 +59,9 @@ def _prune(agent: Deps, image_id: str) -> None:
     with suppress(OSError):
         for one in agent.actions.prune_caches(image_id):
             if one.error:
-                agent.events.warning("cache.folder.kept", path=one.path, reason=one.error)
+                agent.events.warning("cache.removal.failed", path=one.path, reason=one.error)
             else:
-                agent.events.info("cache.folder.pruned", path=one.path)
+                agent.events.info("cache.folder.removed", path=one.path)
 
 
 def serve(agent: Deps, running: Running) -> NoReturn:

@@ -113,7 +113,9 @@ def shutdown_on_request(agent: Deps, running: Running | None) -> None:
 def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) -> ExitCode:
     """Report why the run ends, stop the rank, and record the cause for the next run."""
     failed_in = agent.state.failed_in or agent.reporter.report.phase
-    agent.events.error("life.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint)
+    agent.events.error(
+        "agent.run.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint
+    )
     agent.monitor.untrack_all()
     agent.loop.extend_timeout(True)
     agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
@@ -151,7 +153,7 @@ def _end_rank(agent: Deps, running: Running | None, grace_seconds: float) -> Non
     if running is None:
         return
     if not _kill_rank(agent, running, grace_seconds):
-        agent.events.error("rank.end.failed", container=running.rank.container_id[:12], hint="reboot this node")
+        agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
     if running.guard is not None:
         running.guard.close()

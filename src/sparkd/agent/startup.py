@@ -167,7 +167,7 @@ def launch(agent: Deps) -> Running:
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)
     agent.events.info(
-        "launch.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
+        "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
     return running
 
@@ -196,7 +196,7 @@ def lower_readahead(agent: Deps) -> None:
         change = agent.loop.run_with_timeout(lower, DISK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
     except (OSError, ValueError) as error:
         hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
-        agent.events.warning("load.readahead.kept", reason=str(error), hint=hint)
+        agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
         return
     _log_readahead(agent, change)
 
@@ -206,14 +206,16 @@ def restore_readahead(agent: Deps) -> None:
     try:
         change = agent.actions.restore_readahead()
     except OSError as error:
-        agent.events.warning("load.readahead.left", reason=str(error), hint="cat /run/sparkd/readahead.json")
+        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
         return
     _log_readahead(agent, change)
 
 
 def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
     if change is not None:
-        agent.events.info("load.readahead.set", path=change.path, before_kib=change.before_kib, kib=change.after_kib)
+        agent.events.info(
+            "page_cache.readahead.changed", path=change.path, before_kib=change.before_kib, kib=change.after_kib
+        )
 
 
 def release_page_cache(agent: Deps, running: Running) -> None:

@@ -53,4 +53,4 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     Notifier().status(str(error))
     events = log.events(Redactor())
     for line in error.reason.splitlines():
-        events.error("life.refused", code=int(error.code), reason=line, hint=error.hint)
+        events.error("agent.run.refused", code=int(error.code), reason=line, hint=error.hint)

@@ -104,7 +104,7 @@ def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: E
             peer_api.handle,
             limits,
             lambda source: canonical(source) in known,
-            lambda trouble: events.error("reports.server.failed", reason=trouble),
+            lambda trouble: events.error("cluster.server.failed", reason=trouble),
         )
     except OSError as error:
         raise BlockedError(
@@ -125,7 +125,7 @@ def start_status_server(
         return
 
     def on_error(trouble: str) -> None:
-        events.warning("observers.server.failed", reason=trouble)
+        events.warning("status.server.failed", reason=trouble)
 
     try:
         HttpServer(*address, http_api.make_handler(report, keepalive_age), on_error=on_error).start(network)

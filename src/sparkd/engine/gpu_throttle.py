@@ -78,9 +78,9 @@ class GpuThrottleMonitor:
             before, self._state = self._state.warning, decide(self._state, self._reading.result(), now)
             self._reading = None
             if self._state.warning and not before:
-                self._events.warning("gpu.clocks.stuck", reason=self._state.warning, hint=HINT)
+                self._events.warning("gpu.throttle.detected", reason=self._state.warning, hint=HINT)
             elif before and not self._state.warning:
-                self._events.info("gpu.clocks.recovered")
+                self._events.info("gpu.throttle.ended")
         if self._reading is None and now >= self._read_at:
             self._read_at = now + PROBE_SECONDS
             self._reading = self._start(self._read)

@@ -82,7 +82,7 @@ class PageCacheRelease(Struct):
                 elif before:
                     self._finish()
         except (OSError, ValueError) as error:
-            self.events.warning("load.guard.ended", reason=str(error), hint="the load continues without it")
+            self.events.warning("page_cache.release.failed", reason=str(error), hint="the load continues without it")
         finally:
             os.close(self.pidfd)
             self._finish()
@@ -113,5 +113,5 @@ class PageCacheRelease(Struct):
     def _finish(self) -> None:
         count, size, self._dropped_shards, self._dropped_bytes = self._dropped_shards, self._dropped_bytes, 0, 0
         if count:
-            self.events.info("load.cache.returned", shards=count, of=len(self._shards), bytes=size)
+            self.events.info("page_cache.shards.dropped", shards=count, of=len(self._shards), bytes=size)
         self.loaded()

@@ -2,9 +2,10 @@
 
 Every event passes the same processors: secrets removed, then printable and bounded, then logfmt or JSON.
 
-Records that libraries write by the standard library's `logging` become the event `library.logged` in the agent, and one
-line each on stderr in a command. They quote input from outside: queries and users of URLs, which may be secrets, are
-removed, and tracebacks left out. structlog is imported by `events`, since a command without events does not need it.
+Records that libraries write by the standard library's `logging` become the event `library.message.logged` in the
+agent, and one line each on stderr in a command. They quote input from outside: queries and users of URLs, which may be
+secrets, are removed, and tracebacks left out. structlog is imported by `events`, since a command without events does
+not need it.
 """
 
 from __future__ import annotations
@@ -175,7 +176,9 @@ class _EventHandler(logging.Handler):
         self._count += 1
         if self._count <= MOST_LINES:
             level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.ERROR)
-            self._log(level, "library.logged", library=record.name, **_fields(record), left_out=left_out or None)
+            self._log(
+                level, "library.message.logged", library=record.name, **_fields(record), left_out=left_out or None
+            )
 
 
 class _OneLineFormatter(logging.Formatter):

@@ -80,7 +80,7 @@ class Gate(Struct):
         admission = self.fix_and_recheck()
         if (refusal := admission.refusal()) is not None:
             raise refusal
-        self.io.events.info("preflight.node.admitted", fixes=len(admission.fixes))
+        self.io.events.info("preflight.gate.passed", fixes=len(admission.fixes))
         return admission
 
     def fix_and_recheck(self) -> Admission:
@@ -143,7 +143,7 @@ class Gate(Struct):
             return False
         self.io.show(findings)
         if not self.waited_seconds:
-            self.io.events.info("preflight.wait.began", awaits=awaited, at_most_seconds=left)
+            self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left)
         self.io.wait(POLL_SECONDS, f"waiting for {awaited}")
         self.waited_seconds += POLL_SECONDS
         return True

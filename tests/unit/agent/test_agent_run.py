@@ -152,7 +152,7 @@ def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
 
 
 def phases(journal: str) -> list[str]:
-    marked = (line.partition("phase=")[2] for line in journal.splitlines() if "life.phase.changed" in line)
+    marked = (line.partition("phase=")[2] for line in journal.splitlines() if "agent.phase.changed" in line)
     return [rest.split()[0] for rest in marked]
 
 

@@ -273,5 +273,5 @@ def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int
             assert isinstance(error, PeerLostError)
             assert "rank 2 on spark3 (127.0.0.3) is gone: 127.0.0.3 refuses connections" in error.reason
         assert [peer.contact for peer in agents[0].report.peers] == [Contact.ANSWERS, Contact.REFUSED]
-        changes = [line for line in agents[0].events.lines if line.startswith("peers.contact.changed")]
-        assert changes[-1].startswith("peers.contact.changed node=spark3 (127.0.0.3) contact=refused said=")
+        changes = [line for line in agents[0].events.lines if line.startswith("cluster.contact.changed")]
+        assert changes[-1].startswith("cluster.contact.changed node=spark3 (127.0.0.3) contact=refused said=")

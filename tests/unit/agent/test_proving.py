@@ -55,7 +55,7 @@ def on_disk(made: AgentUnderTest, *known: Entry) -> None:
 
 
 def differences_logged(made: AgentUnderTest) -> list[str]:
-    return [line for line in made.events.lines if line.startswith("known-good.")]
+    return [line for line in made.events.lines if line.startswith("known_good.")]
 
 
 def changed(made: AgentUnderTest, **values: str) -> Entry:
@@ -98,20 +98,20 @@ def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree) -> None:
 def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> None:
     failed(started, {"args.dtype": "half", "image.identity": "j", "args.max-model-len": ""})
     flag, length, image = started.events.lines[-3:]
-    assert "life.failed" in started.events.lines[0]
-    assert flag.startswith("known-good.value.differs name=args.dtype then=half now=float32 hint=")
-    assert length.startswith("known-good.value.differs name=args.max-model-len then=not set now=")
-    assert image.startswith("known-good.value.differs name=image.identity then=j now=i")
+    assert "agent.run.failed" in started.events.lines[0]
+    assert flag.startswith("known_good.value.changed name=args.dtype then=half now=float32 hint=")
+    assert length.startswith("known_good.value.changed name=args.max-model-len then=not set now=")
+    assert image.startswith("known_good.value.changed name=image.identity then=j now=i")
     assert "sparkd rollback" in image
 
 
 def test_a_long_list_ends_with_a_count(started: AgentUnderTest) -> None:
     assert len(failed(started, {f"env.V{number:02}": "x" for number in range(20)})) == proving.MOST_LINES + 1
-    assert started.events.lines[-1].startswith("known-good.more.differ count=8 hint=sparkd diff")
+    assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sparkd diff")
 
 
 def test_no_difference_is_one_line(started: AgentUnderTest) -> None:
-    assert [line.partition(" ")[0] for line in failed(started, {})] == ["known-good.nothing.differs"]
+    assert [line.partition(" ")[0] for line in failed(started, {})] == ["known_good.values.unchanged"]
 
 
 def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: AgentUnderTest) -> None:
@@ -150,13 +150,13 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
     assert back is not None
     agent = replace(agent, context=replace(agent.context, rollback=back))
     settle_rollback(agent)
-    assert started.events.lines[-1].startswith(f"rollback.plan.chosen plan={entry.plan[:12]} recipe=tiny-cpu ")
+    assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
     agent = started.agent
     root.file(rollback.FILE.path, rollback.FILE.encode(back))
     settle_rollback(agent)
     assert isinstance(agent.actions, MemoryActions)
     assert agent.actions.written[rollback.FILE.name] == ""
-    assert started.events.lines[-1].startswith("rollback.plan.ended reason=the configuration has changed")
+    assert started.events.lines[-1].startswith("rollback.plan.removed reason=the configuration has changed")
     root.file(rollback.FILE.path, "rubbish")
     settle_rollback(agent)
     assert "can't be read" in started.events.lines[-1]

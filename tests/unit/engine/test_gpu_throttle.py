@@ -86,7 +86,7 @@ def test_a_slow_gpu_is_logged_once_and_again_when_it_recovers() -> None:
     watch = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
     said = [watch.check() for _ in range(6)]
     assert said == ["", "", SAID, SAID, SAID, ""]
-    assert [line.split()[0] for line in events.lines] == ["gpu.clocks.stuck", "gpu.clocks.recovered"]
+    assert [line.split()[0] for line in events.lines] == ["gpu.throttle.detected", "gpu.throttle.ended"]
 
 
 def test_a_gpu_is_read_twice_a_minute_however_often_it_is_checked() -> None:

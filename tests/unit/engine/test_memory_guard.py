@@ -177,7 +177,9 @@ class Rank:
         self.process, self.guard, self.events, self.rung = process, guard, events, rung
 
     def watched(self) -> bool:
-        return any(line.startswith(("guard.memory.watched", "guard.memory.unlocked")) for line in self.events.lines)
+        return any(
+            line.startswith(("memory_guard.watch.started", "memory_guard.lock.failed")) for line in self.events.lines
+        )
 
     def killed(self) -> MemoryGuardError:
         until(lambda: self.guard.over)
@@ -257,7 +259,9 @@ def test_a_killed_guard_is_restarted_and_logged() -> None:
         os.kill(first, signal.SIGKILL)
         until(lambda: killers() - {first})
         assert rank.process.poll() is None
-    assert any(line.startswith("guard.memory.unwatched reason=its process ended with -9") for line in rank.events.lines)
+    assert any(
+        line.startswith("memory_guard.watch.failed reason=its process ended with -9") for line in rank.events.lines
+    )
     assert not killers()
 
 
@@ -317,7 +321,7 @@ def test_its_process_is_small_and_locked() -> None:
             if line.endswith("kB")
         }
         assert Path(f"/proc/{pid}/comm").read_text() == "sparkd-guard\n"
-        locked = any(line.startswith("guard.memory.watched") for line in rank.events.lines)
+        locked = any(line.startswith("memory_guard.watch.started") for line in rank.events.lines)
         assert locked or os.geteuid(), rank.events.lines
     assert kib["Pss"] < 8 << 10, kib
     assert not locked or kib["Locked"] > 2 << 10, kib

@@ -174,7 +174,7 @@ def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are
     assert not load.ended.is_set()
     load.progress = LoadProgress(step="profiling memory")
     until(load.ended.is_set, 3)
-    assert load.events.lines == ["load.cache.returned shards=2 of=4 bytes=10"]
+    assert load.events.lines == ["page_cache.shards.dropped shards=2 of=4 bytes=10"]
     load.maps()
     passes()
     assert len(load.dropped) == 2, "free memory that grows while the engine profiles it ends the engine"
@@ -234,7 +234,7 @@ def test_a_model_that_cannot_be_read_is_logged_and_ends_no_load(load: Load) -> N
     (load.tree.root / "models/m").rename(load.tree.root / "models/n")
     load.start()
     until(load.ended.is_set, 3)
-    assert load.events.lines[0].startswith("load.guard.ended reason=[Errno 2] No such file")
+    assert load.events.lines[0].startswith("page_cache.release.failed reason=[Errno 2] No such file")
 
 
 def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
@@ -254,7 +254,9 @@ def test_the_release_runs_where_the_setting_is_on(tree: Tree, guarded: bool) -> 
     with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
         release_page_cache(made.agent, rank)
         if guarded:
-            until(lambda: any(line.startswith("load.guard.ended reason=[Errno 2]") for line in made.events.lines))
+            until(
+                lambda: any(line.startswith("page_cache.release.failed reason=[Errno 2]") for line in made.events.lines)
+            )
         else:
             passes()
             assert made.events.lines == []
@@ -272,4 +274,4 @@ def test_the_release_ends_when_the_log_breaks_off(tree: Tree) -> None:
         before = blocking_calls()
         release_page_cache(made.agent, rank)
         until(lambda: blocking_calls() == before, 3)
-        assert not any(line.startswith("load.") for line in made.events.lines)
+        assert not any(line.startswith("page_cache.") for line in made.events.lines)

@@ -124,7 +124,7 @@ def agent(tree: Tree) -> Iterator[Deps]:
 def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: AgentUnderTest) -> None:
     lower_readahead(lowering.agent)
     (line,) = lowering.events.lines
-    assert line.startswith("load.readahead.kept reason=[Errno 2] No such file")
+    assert line.startswith("page_cache.readahead.failed reason=[Errno 2] No such file")
 
 
 def test_without_the_setting_readahead_is_not_read(agent: Deps) -> None:

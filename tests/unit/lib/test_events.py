@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +17,8 @@ from hypothesis import strategies as st
 
 from sparkd.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
 from sparkd.lib.text import Redactor
+
+REPOSITORY = Path(__file__).resolve().parents[3]
 
 
 def written(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
@@ -37,8 +41,8 @@ def written(*secrets: str, as_json: bool = False) -> tuple[list[str], Events]:
 )
 def test_no_field_holds_what_a_terminal_acts_on_nor_a_secret(value: object, shown: str) -> None:
     lines, log = written("correct-horse")
-    log.error("life.failed", reason=value)
-    assert lines == [f"life.failed reason={shown}"]
+    log.error("agent.run.failed", reason=value)
+    assert lines == [f"agent.run.failed reason={shown}"]
 
 
 BOTH = pytest.mark.parametrize("as_json", [False, True], ids=["logfmt", "json"])
@@ -71,20 +75,20 @@ HOSTILE: dict[str, object] = {
 @pytest.mark.parametrize("value", HOSTILE.values(), ids=HOSTILE)
 def test_any_value_gives_one_printable_line_that_journald_does_not_cut(value: object, as_json: bool) -> None:
     lines, log = written(as_json=as_json)
-    log.error("life.failed", reason=value, again=value, hint="look at it")
+    log.error("agent.run.failed", reason=value, again=value, hint="look at it")
     (line,) = lines
     assert line.isprintable()
     assert len(line.encode()) < 48 << 10
     if as_json:
-        assert json.loads(line, parse_constant=pytest.fail)["event"] == "life.failed"
+        assert json.loads(line, parse_constant=pytest.fail)["event"] == "agent.run.failed"
     else:
-        assert line.startswith("life.failed reason=")
+        assert line.startswith("agent.run.failed reason=")
 
 
 @BOTH
 def test_fields_beyond_what_a_line_holds_are_cut_and_the_line_says_so(as_json: bool) -> None:
     lines, log = written(as_json=as_json)
-    log.info("life.failed", **{f"key{number}": "x" * 999 for number in range(1000)})
+    log.info("agent.run.failed", **{f"key{number}": "x" * 999 for number in range(1000)})
     assert LINE_LIMIT - VALUE_LIMIT < len(lines[0]) < LINE_LIMIT + VALUE_LIMIT
     if as_json:
         assert json.loads(lines[0]).items() >= {"cut": "…", "level": "info"}.items()
@@ -123,7 +127,7 @@ def test_a_secret_is_hidden_also_where_something_else_has_quoted_it(
     secret: str, made: Callable[[str], object], as_json: bool
 ) -> None:
     lines, log = written(secret, as_json=as_json)
-    log.info("life.phase.changed", message=made(secret))
+    log.info("agent.phase.changed", message=made(secret))
     assert "ect" not in lines[0]
     assert lines[0].count("***") == 1
 
@@ -132,7 +136,7 @@ def test_a_secret_is_hidden_also_where_something_else_has_quoted_it(
 @pytest.mark.parametrize("value", ["hunter22", "\x1b[0mhunter22", "hun\x1b[0mter22"])
 def test_a_value_is_hidden_where_its_key_calls_it_a_secret(value: object, as_json: bool) -> None:
     lines, log = written(as_json=as_json)
-    log.info("life.phase.changed", password=value, env={"API_KEY": value})
+    log.info("agent.phase.changed", password=value, env={"API_KEY": value})
     assert lines[0].count("***") == 2
     assert "ter22" not in lines[0]
 
@@ -140,7 +144,7 @@ def test_a_value_is_hidden_where_its_key_calls_it_a_secret(value: object, as_jso
 @BOTH
 def test_a_long_key_and_a_number_that_are_secrets_are_hidden(as_json: bool) -> None:
     lines, log = written("s" * 100, "12345678", as_json=as_json)
-    log.info("life.phase.changed", env={"s" * 100: 1, "deeper": {"s" * 100: []}}, count=12345678, other=1234567)
+    log.info("agent.phase.changed", env={"s" * 100: 1, "deeper": {"s" * 100: []}}, count=12345678, other=1234567)
     assert "ss" not in lines[0]
     assert "12345678" not in lines[0]
     assert "1234567" in lines[0]
@@ -212,8 +216,8 @@ def test_what_is_bound_later_stands_in_later_lines_of_events_made_before() -> No
 def test_logfmt_lines_do_without_what_is_bound() -> None:
     with of_process() as (lines, log, made):
         log.bind(node="spark1", rank=0, epoch="e1")
-        made.info("peers.contact.changed", node="spark2")
-    assert lines.kept == ["<6>peers.contact.changed node=spark2"]
+        made.info("cluster.contact.changed", node="spark2")
+    assert lines.kept == ["<6>cluster.contact.changed node=spark2"]
 
 
 def test_what_a_library_logs_is_an_event_that_may_be_dropped() -> None:
@@ -224,8 +228,8 @@ def test_what_a_library_logs_is_an_event_that_may_be_dropped() -> None:
         logger.critical("the end")
     assert lines.kept == []
     assert lines.droppable == [
-        '<4>library.logged library=urllib3.connectionpool message="retry of https://***@hub/a?*** (***) <0>x"',
-        '<3>library.logged library=urllib3.connectionpool message="the end"',
+        '<4>library.message.logged library=urllib3.connectionpool message="retry of https://***@hub/a?*** (***) <0>x"',
+        '<3>library.message.logged library=urllib3.connectionpool message="the end"',
     ]
 
 
@@ -269,7 +273,7 @@ def test_an_error_that_a_library_met_is_named_without_its_traceback() -> None:
         except ValueError:
             logging.getLogger("asyncio").exception("Task exception was never retrieved")
     (line,) = lines.droppable
-    assert line.startswith('<3>library.logged library=asyncio message="Task exception was never retrieved"')
+    assert line.startswith('<3>library.message.logged library=asyncio message="Task exception was never retrieved"')
     assert line.endswith(' error="ValueError: what was met"')
 
 
@@ -288,3 +292,12 @@ def test_a_command_shows_a_librarys_warning_as_one_line() -> None:
 def test_the_agents_log_does_without_rich() -> None:
     code = "import sys, sparkd.lib.log; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_manual_lists_every_event_of_the_source() -> None:
+    sources = (path.read_text() for path in (REPOSITORY / "src/sparkd").rglob("*.py"))
+    named = {name for text in sources for name in re.findall(r'"([a-z_]+\.[a-z_]+\.[a-z_]+)"', text)}
+    section = (REPOSITORY / "docs/sparkd.8.md").read_text().partition("# JOURNAL EVENTS")[2].partition("\n# ")[0]
+    listed = set(re.findall(r"^    (\S+)", section, re.MULTILINE))
+    made_of_a_state = {"preflight.fix.applied"}
+    assert listed == (named - {"sparkd.service.in"}) | made_of_a_state

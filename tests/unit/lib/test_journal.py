@@ -33,8 +33,8 @@ def test_a_reader_that_hangs_never_blocks_and_what_was_dropped_is_said_where_it_
     with journal(100_000) as (made, lines):
         for number in range(20_000):
             made.put(6, f"line {number}")
-        made.put(3, "life.failed code=13", keep=True)
-    assert lines.pop() == "<3>life.failed code=13"
+        made.put(3, "agent.run.failed code=13", keep=True)
+    assert lines.pop() == "<3>agent.run.failed code=13"
     due = dropped = 0
     for line in lines:
         if line.startswith("<4>journal.lines.dropped count="):

@@ -124,7 +124,7 @@ def test_a_healthy_node_is_admitted_and_nothing_is_touched(machine: Machine) -> 
     admission = machine.gate().admit()
     assert set(levels(admission.findings).values()) == {Level.OK}
     assert (admission.before, admission.fixes, machine.done, machine.waits) == ((), (), [], [])
-    assert machine.events[-1][0] == "preflight.node.admitted"
+    assert machine.events[-1][0] == "preflight.gate.passed"
 
 
 def test_strays_are_ended_and_then_what_they_left_is_unlinked(machine: Machine) -> None:

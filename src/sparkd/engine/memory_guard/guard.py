@@ -121,17 +121,17 @@ class MemoryGuard:
     def _report_lock(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == LOCKED:
-            self._events.info("guard.memory.watched", floor_mib=self._floor_bytes // MIB)
+            self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
         elif word == UNLOCKED and line not in self._reported:
             self._reported.add(line)
             hint = "the unit must allow CAP_IPC_LOCK; the guard works without it, but may be late"
-            self._events.warning("guard.memory.unlocked", reason=rest, hint=hint)
+            self._events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
 
     def _report_failure(self, reason: str) -> None:
         """Once for each reason: the killer is restarted every second."""
         if reason not in self._reported:
             self._reported.add(reason)
-            self._events.error("guard.memory.unwatched", reason=reason, hint="sparkd retries every second")
+            self._events.error("memory_guard.watch.failed", reason=reason, hint="sparkd retries every second")
 
 
 class Sample(Struct, frozen=True):

@@ -113,9 +113,7 @@ class SparkdNode:
 
     def engine_seconds(self, cursor: str) -> float | None:
         """How long the engine took by itself to its first completion, the last time that it did."""
-        took = re.findall(
-            r"^engine\.readiness\.reached seconds=([\d.]+)", self.journal_since(cursor), re.MULTILINE
-        )
+        took = re.findall(r"^engine\.readiness\.reached seconds=([\d.]+)", self.journal_since(cursor), re.MULTILINE)
         return float(took[-1]) if took else None
 
     def report(self) -> NodeReport | None:

@@ -70,7 +70,7 @@ def test_settings_are_applied_and_exactly_taken_back() -> None:
 def test_the_preflight_check_sees_what_tune_would_set() -> None:
     found = run("""
         from sparkd.host import Host
-        from sparkd.preflight.checks.sysctls import KernelSettings
+        from sparkd.preflight.checks.kernel import KernelSettings
         recipe({"net.ipv4.tcp_fin_timeout": 33})
         check = KernelSettings((("net.ipv4.tcp_fin_timeout", "33"),))
         levels = []

@@ -60,7 +60,7 @@ def _page(check_id: str) -> str:
     from sparkd.lib.text import did_you_mean
     from sparkd.preflight.registry import CHECKS, IDS
 
-    pages = {check.id: check.about.page for check in CHECKS}
+    pages = {check.id: check.page for check in CHECKS}
     if check_id in pages:
         return f"{check_id}\n\n{pages[check_id]}"
     raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")

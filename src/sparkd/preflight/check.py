@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from enum import Enum
-from typing import ClassVar, Generic, Protocol, TypeVar
+from functools import partial
+from typing import ClassVar, Generic, TypeVar
 
 from msgspec import Struct
 
@@ -14,21 +15,6 @@ from sparkd.preflight.fixes import Fix
 F = TypeVar("F")
 SHOWN = 4
 """Problems named in one reason; after fixing these, a person runs preflight again."""
-
-
-class About(Struct, frozen=True):
-    """A check's row in docs/checks.md, and its page: what `sparkd preflight --explain` prints.
-
-    Every check may also be `ok`. One whose probe fails is `unknown`, or warns where `levels` has none that blocks.
-    """
-
-    levels: tuple[Level, ...]
-    reads: str
-    source: str
-    """Why this matters: title and author, section, issue, or measurement."""
-    page: str
-    fixes: tuple[str, ...] = ()
-    """Kinds of `Fix` that it may propose."""
 
 
 class Level(Enum):
@@ -50,7 +36,7 @@ class Level(Enum):
 
 
 class Verdict(Struct, frozen=True):
-    """A check's judgement of its facts.
+    """A judgement of a check's facts, or of one of several things found, which `verdict` makes one.
 
     A WARN may carry `fixes` too. A blocking verdict is clearable when `clears` is set (its own fixes are enough),
     or when the fixes of all checks together free `shortage_bytes`.
@@ -67,22 +53,20 @@ class Verdict(Struct, frozen=True):
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
 
 
-class Problem(Struct, frozen=True):
-    """One of several things found. Where it blocks and carries fixes, they are enough to clear it."""
-
-    level: Level
-    reason: str
-    hint: str = ""
-    fixes: tuple[Fix, ...] = ()
-    needs_person: bool = False
-    awaits: str = ""
+ok = partial(Verdict, Level.OK)
+warn = partial(Verdict, Level.WARN)
+block = partial(Verdict, Level.BLOCK)
+unknown = partial(Verdict, Level.UNKNOWN)
 
 
-def verdict(problems: Sequence[Problem], good: str) -> Verdict:
-    """Problems as one verdict, the ones without a fix first. `good`: the reason where there are none."""
-    if not problems:
-        return Verdict(Level.OK, good)
+def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
+    """Problems as one verdict, the ones without a fix first. `good`: the reason where there are none.
+
+    Where a problem blocks and carries fixes, they are enough to clear it.
+    """
     ranked = sorted(problems, key=lambda one: (one.level.severity, not one.needs_person, bool(one.fixes)))
+    if not ranked:
+        return ok(good)
     blocking = [one for one in ranked if one.level.blocks]
     stuck = [one for one in blocking if not one.fixes]
     more = f"; and {len(ranked) - SHOWN} more" if len(ranked) > SHOWN else ""
@@ -92,16 +76,32 @@ def verdict(problems: Sequence[Problem], good: str) -> Verdict:
         hint=(stuck or ranked)[0].hint,
         fixes=tuple(dict.fromkeys(fix for one in ranked for fix in one.fixes)),
         clears=bool(blocking) and not stuck,
-        needs_person=any(one.needs_person for one in problems),
+        needs_person=any(one.needs_person for one in ranked),
         awaits=stuck[0].awaits if stuck and all(one.awaits for one in stuck) else "",
     )
 
 
-class Check(Struct, Generic[F], frozen=True):
-    """One concern; subclass it. `F` is a frozen Struct of facts; its public fields become the finding's evidence."""
+class AnyCheck(Struct, frozen=True):
+    """A check of any facts, for a list of several."""
 
-    about: ClassVar[About]
     id: ClassVar[str]
+    levels: ClassVar[tuple[Level, ...]]
+    """Those beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
+    reads: ClassVar[str]
+    source: ClassVar[str]
+    """Why this matters: title and author, section, issue, or measurement."""
+    page: ClassVar[str]
+    """In docs/checks.md, and what `sparkd preflight --explain` prints."""
+    fixes: ClassVar[tuple[str, ...]] = ()
+    """Kinds of `Fix` that it may propose."""
+
+    def run(self, host: Host) -> tuple[object, Verdict]:
+        """Probe, then judge."""
+        raise NotImplementedError
+
+
+class Check(AnyCheck, Generic[F], frozen=True):
+    """One concern; subclass it. `F` is a frozen Struct of facts; its public fields become the finding's evidence."""
 
     def probe(self, host: Host) -> F:
         """Read the machine. May raise: that is UNKNOWN."""
@@ -112,18 +112,8 @@ class Check(Struct, Generic[F], frozen=True):
         raise NotImplementedError
 
     def run(self, host: Host) -> tuple[F, Verdict]:
-        """Probe, then judge."""
         facts = self.probe(host)
         return facts, self.judge(facts)
-
-
-class AnyCheck(Protocol):
-    """A check of any facts, for a list of several."""
-
-    about: ClassVar[About]
-    id: ClassVar[str]
-
-    def run(self, host: Host) -> tuple[object, Verdict]: ...
 
 
 class Finding(Struct, frozen=True):

@@ -12,14 +12,12 @@ from sparkd.lib.text import GIB
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
 from sparkd.preflight.checks.compile_cache import CompileCache
-from sparkd.preflight.checks.containers import StaleContainer
 from sparkd.preflight.checks.disk import DiskRoom
-from sparkd.preflight.checks.docker import Docker
+from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits
 from sparkd.preflight.checks.gpu import Gpu
-from sparkd.preflight.checks.image import EngineImage
-from sparkd.preflight.checks.kernel import Kernel
+from sparkd.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.preflight.checks.kernel_log import KernelLog
 from sparkd.preflight.checks.last_boot import LastBoot
 from sparkd.preflight.checks.limits import Memlock, MemoryLimit, MemoryLimitFacts
@@ -30,10 +28,8 @@ from sparkd.preflight.checks.peers import PeerClocks, Resolver
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
 from sparkd.preflight.checks.rdma import GidIndex, Rdma, reaches_verbs, why_no_rdma
-from sparkd.preflight.checks.remove_ipc import RemoveIpc
-from sparkd.preflight.checks.shared_memory import SharedMemory, ShmSize
+from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
 from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.checks.sysctls import KernelSettings
 from sparkd.preflight.checks.weights import ModelWeights
 
 if TYPE_CHECKING:

@@ -113,9 +113,8 @@ def checks_manual() -> str:
     """docs/checks.md: every check as a row, then its page."""
     rows, pages = "", ""
     for check in CHECKS:
-        about = check.about
-        levels, fixes = ", ".join(level.value for level in about.levels), ", ".join(about.fixes) or "nothing"
-        cells = (f"[`{check.id}`](#{check.id})", levels, about.reads, fixes, about.source.replace("|", "\\|"))
+        levels, fixes = ", ".join(level.value for level in check.levels), ", ".join(check.fixes) or "nothing"
+        cells = (f"[`{check.id}`](#{check.id})", levels, check.reads, fixes, check.source.replace("|", "\\|"))
         rows += f"| {' | '.join(cells)} |\n"
-        pages += f"\n## {check.id}\n\n```text\n{about.page}\n```\n"
+        pages += f"\n## {check.id}\n\n```text\n{check.page}\n```\n"
     return f"{MANUAL}{rows}{pages}"

@@ -29,7 +29,7 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         facts, verdict = check.run(host)
     except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
-        may_block = any(level.blocks for level in check.about.levels)
+        may_block = any(level.blocks for level in check.levels)
         level = Level.UNKNOWN if may_block else Level.WARN
         verdict = Verdict(level, " ".join(reason.split()), "run as root; if it stays, report it")
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))

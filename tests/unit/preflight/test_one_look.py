@@ -17,11 +17,9 @@ from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import AnyCheck, Level, Verdict
 from sparkd.preflight.checks.compile_cache import CompileCache
-from sparkd.preflight.checks.containers import StaleContainer
-from sparkd.preflight.checks.docker import Docker
+from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.foreign_units import ForeignUnits
-from sparkd.preflight.checks.image import EngineImage
-from sparkd.preflight.checks.remove_ipc import RemoveIpc
+from sparkd.preflight.checks.shared_memory import RemoveIpc
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 
 SECONDS = 1.2

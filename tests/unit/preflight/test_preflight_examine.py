@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from enum import Enum
-from typing import ClassVar, get_args
+from typing import get_args
 
 import pytest
 from msgspec import Struct, field
@@ -13,7 +13,7 @@ from sparkd.host import Host
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import plain
 from sparkd.preflight import render
-from sparkd.preflight.check import About, Check, Finding, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Finding, Level, Verdict, verdict
 from sparkd.preflight.checks.kernel import Kernel
 from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, FixState, RemoveContainer, UnlinkSegment
 from sparkd.preflight.registry import CHECKS, IDS
@@ -37,8 +37,8 @@ class Sick(Check[Facts], frozen=True):
     """Fails on request."""
 
     at: str
-    id: ClassVar[str] = "sick"
-    about: ClassVar[About] = About((Level.BLOCK,), "nothing", "none", "")
+    id = "sick"
+    levels = (Level.BLOCK,)
 
     def probe(self, host: Host) -> Facts:
         if self.at == "probe":
@@ -52,7 +52,7 @@ class Sick(Check[Facts], frozen=True):
 
 
 class Harmless(Sick, frozen=True):
-    about: ClassVar[About] = About((Level.WARN,), "nothing", "none", "")
+    levels = (Level.WARN,)
 
 
 def finding(check_id: str, level: Level, *fixes: Fix, clears: bool = False, shortage: int = 0) -> Finding:
@@ -161,7 +161,7 @@ def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:
 
 def test_every_check_has_a_page_and_the_ids_are_distinct() -> None:
     assert len(set(IDS)) == len(CHECKS)
-    assert all(len(check.about.page) > 300 for check in CHECKS)
+    assert all(len(check.page) > 300 for check in CHECKS)
 
 
 class Odd(Enum):
@@ -185,10 +185,10 @@ def test_evidence_is_json_whatever_the_facts_hold() -> None:
 def test_problems_name_first_what_no_fix_clears() -> None:
     merged = verdict(
         [
-            Problem(Level.WARN, "w"),
-            Problem(Level.BLOCK, "fixed", "h1", (END,)),
-            Problem(Level.UNKNOWN, "u", "h2", awaits="docker"),
-            Problem(Level.BLOCK, "stuck", "h3"),
+            Verdict(Level.WARN, "w"),
+            Verdict(Level.BLOCK, "fixed", "h1", (END,)),
+            Verdict(Level.UNKNOWN, "u", "h2", awaits="docker"),
+            Verdict(Level.BLOCK, "stuck", "h3"),
         ],
         "good",
     )
@@ -197,12 +197,12 @@ def test_problems_name_first_what_no_fix_clears() -> None:
 
 
 def test_problems_that_fixes_clear_are_clearable_together() -> None:
-    merged = verdict([Problem(Level.BLOCK, "a", "h", (END,)), Problem(Level.BLOCK, "b", "", (END, REMOVE))], "good")
+    merged = verdict([Verdict(Level.BLOCK, "a", "h", (END,)), Verdict(Level.BLOCK, "b", "", (END, REMOVE))], "good")
     assert (merged.clears, merged.fixes) == (True, (END, REMOVE))
 
 
 def test_more_problems_than_a_line_holds_are_counted() -> None:
-    merged = verdict([Problem(Level.BLOCK, str(n)) for n in range(6)], "good")
+    merged = verdict([Verdict(Level.BLOCK, str(n)) for n in range(6)], "good")
     assert merged.reason == "0; 1; 2; 3; and 2 more"
 
 
@@ -259,5 +259,5 @@ def test_what_may_change_a_machine_is_a_closed_list() -> None:
     kinds = [fix.kind for fix in get_args(Fix)]
     assert get_args(Fix) == ORDER, "every kind has its place among the others"
     assert tuple(kinds) == ALL_FIXES, "and can be forbidden in the settings"
-    proposed = {kind for check in CHECKS for kind in check.about.fixes}
+    proposed = {kind for check in CHECKS for kind in check.fixes}
     assert proposed == set(kinds), "and is named in the manual"

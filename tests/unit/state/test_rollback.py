@@ -19,7 +19,7 @@ from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.preflight.checks.image import EngineImage
+from sparkd.preflight.checks.docker import EngineImage
 from sparkd.preflight.checks.last_boot import LastBoot
 from sparkd.preflight.checks.paths import ScriptPaths
 from sparkd.preflight.registry import build_checks

@@ -9,7 +9,7 @@ from sparkd.host.caches import Folder
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import sanitize, size
 from sparkd.plan.model import Cache
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.state import launch_history
 from sparkd.state.file import ignore_report
 
@@ -40,13 +40,16 @@ class CompileCache(Check[CacheFacts], frozen=True):
     compiles: bool = True
     """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
     id = "compile-cache"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder; "
-        "/var/lib/sparkd/launch-history.json",
-        source="sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild "
-        "DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again)",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = (
+        "docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder; "
+        "/var/lib/sparkd/launch-history.json"
+    )
+    source = (
+        "sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild "
+        "DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again)"
+    )
+    page = """\
 vLLM, FlashInfer, Triton and others compile kernels at the first start and keep them. A recipe names the folders to keep
 under `caches`; sparkd gives each image its own, in /var/lib/sparkd/cache/IMAGE ID/NAME, since kernels of another image
 were seen to stop a boot. The three images used last keep theirs, older ones are removed. An image's first start takes
@@ -58,8 +61,7 @@ long: readiness.timeout_seconds must allow it (default 3600).
   block    something other than a folder is in the way, and the container could not be made. Remove it.
 
 Sizes cover at most 20,000 entries: a larger cache has "at least" that size. Where docker is away or the image is
-missing, nothing is inspected: see docker and image.""",
-    )
+missing, nothing is inspected: see docker and image."""
 
     def probe(self, host: Host) -> CacheFacts:
         if not self.caches:
@@ -88,15 +90,15 @@ missing, nothing is inspected: see docker and image.""",
 
     def judge(self, facts: CacheFacts) -> Verdict:
         if not self.caches:
-            return Verdict(Level.OK, "the recipe keeps none")
+            return ok("the recipe keeps none")
         if facts.image != "known":
-            return Verdict(Level.OK, f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
+            return ok(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
         problems = [problem for one in facts.caches if (problem := _problem(one, facts.user)) is not None]
         lost = self._lost(facts) if self.compiles else ""
         if lost:
             reason = f"{lost}, although the last good start was of this image: {SLOW}"
             hint = "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache"
-            problems.append(Problem(Level.WARN, reason, hint))
+            problems.append(warn(reason, hint))
         kept = [one for one in facts.caches if one.files]
         least = _least(sum(one.bytes for one in kept), all(one.whole for one in kept))
         good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"
@@ -124,11 +126,11 @@ def _least(count: int, whole: bool) -> str:
     return size(count) if whole else f"at least {size(count)}"
 
 
-def _problem(one: Folder, user: str) -> Problem | None:
+def _problem(one: Folder, user: str) -> Verdict | None:
     if one.kind not in ("folder", "missing"):
-        return Problem(Level.BLOCK, f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {one.path}")
+        return block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {one.path}")
     mine = user in ("", "root", "0", str(one.uid)) or one.writable_by_others
     if one.kind == "folder" and not mine and one.uid == 0:
         reason = f"the image runs as {user}, who can't write to {one.path}: nothing will be kept"
-        return Problem(Level.WARN, reason, f"chown it to that user's number: chown UID {one.path}")
+        return warn(reason, f"chown it to that user's number: chown UID {one.path}")
     return None

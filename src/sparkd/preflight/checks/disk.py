@@ -7,7 +7,7 @@ from msgspec import Struct
 from sparkd.host import Host, disks, docker_config
 from sparkd.host.disks import Room
 from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, ok, verdict
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
@@ -47,12 +47,13 @@ class DiskRoom(Check[DiskFacts], frozen=True):
     caches: bool = True
     """Whether the plan keeps compile caches."""
     id = "disk"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "
-        "and dockerd's arguments",
-        source="statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = (
+        "statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "
+        "and dockerd's arguments"
+    )
+    source = "statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB"
+    page = """\
 A disk that is full, or that the kernel has made read-only after an error, shows late: the container can't be made, the
 engine fails while it compiles, or the count of failed launches is lost. This check requires room in
 
@@ -67,8 +68,7 @@ Without free inodes a disk is full too. The model's disk is only read and not ju
 
   block  sparkd or docker can't write. Make room (df -h, docker system df). For a file system that has become read-only,
          see dmesg first: a disk that fails does this.
-  warn   there is little room.""",
-    )
+  warn   there is little room."""
 
     def probe(self, host: Host) -> DiskFacts:
         docker = Place(
@@ -80,8 +80,8 @@ Without free inodes a disk is full too. The model's disk is only read and not ju
 
     def judge(self, facts: DiskFacts) -> Verdict:
         if not facts.places:
-            return Verdict(Level.OK, "this tree of files does not say how full its disks are")
-        worst: dict[str, Problem] = {}  # folders on one disk: the most pressing one says it for all
+            return ok("this tree of files does not say how full its disks are")
+        worst: dict[str, Verdict] = {}  # folders on one disk: the most pressing one says it for all
         for one in sorted(facts.places, key=lambda one: -one.place.warn_bytes):
             problem = _problem(one.place, one.room)
             known = worst.get(one.room.mount)
@@ -91,19 +91,19 @@ Without free inodes a disk is full too. The model's disk is only read and not ju
         return verdict(tuple(worst.values()), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
 
 
-def _problem(place: Place, room: Room) -> Problem | None:
+def _problem(place: Place, room: Room) -> Verdict | None:
     where = f"{place.path} ({place.what})"
     if room.read_only:
         level = Level.BLOCK if place.vital else Level.WARN
         reason = f"{room.mount} is mounted read-only, and {where} must be written to"
-        return Problem(level, reason, f"look at: dmesg; then: mount -o remount,rw {room.mount}")
+        return Verdict(level, reason, f"look at: dmesg; then: mount -o remount,rw {room.mount}")
     hint = f"make room: df -h {room.mount}; docker system df"
     if room.free_inodes is not None and room.free_inodes < FEW_INODES:
         level = Level.BLOCK if place.block_bytes else Level.WARN
-        return Problem(level, f"{room.free_inodes} inodes free on {room.mount}, for {where}", f"df -i {room.mount}")
+        return Verdict(level, f"{room.free_inodes} inodes free on {room.mount}, for {where}", f"df -i {room.mount}")
     if room.free_bytes >= place.warn_bytes:
         return None
     blocks = room.free_bytes < place.block_bytes
     needed = size(place.block_bytes if blocks else place.warn_bytes)
     reason = f"{size(room.free_bytes)} free on {room.mount}, {needed} needed for {where}"
-    return Problem(Level.BLOCK if blocks else Level.WARN, reason, hint)
+    return Verdict(Level.BLOCK if blocks else Level.WARN, reason, hint)

@@ -1,15 +1,22 @@
-"""Docker: whether it answers, and whether it can give a container the GPU."""
+"""Docker: whether it answers, and can give a container the GPU; the engine's image; containers in the rank's way."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host import Host, docker, docker_config
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.text import sanitize
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.host import Host, docker, docker_config, docker_image
+from sparkd.host.docker import LABEL
+from sparkd.host.docker_image import Image
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.text import sanitize, size
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
 
 UNIT = "docker.service"
+
+
+def docker_unknown(reason: str) -> Verdict:
+    """It runs, and does not answer."""
+    return unknown(reason, "look at: systemctl status docker", awaits="docker")
 
 
 class DockerEngineFacts(Struct, frozen=True):
@@ -29,13 +36,16 @@ class Docker(Check[DockerEngineFacts], frozen=True):
 
     uses_gpu: bool
     id = "docker"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; "
-        "/etc/cdi, /var/run/cdi; the toolkit's config.toml",
-        source="NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); "
-        "eugr/spark-vllm-docker issue 129 (mode cdi); moby, daemon/cdi.go",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = (
+        "/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; "
+        "/etc/cdi, /var/run/cdi; the toolkit's config.toml"
+    )
+    source = (
+        "NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); "
+        "eugr/spark-vllm-docker issue 129 (mode cdi); moby, daemon/cdi.go"
+    )
+    page = """\
 docker can give a container the GPU in three ways. Any one is enough, and the container uses the first that is there:
 
   - nvidia-container-runtime-hook, which docker itself calls: --gpus all. In the toolkit's mode cdi
@@ -53,8 +63,7 @@ Nodes of one cluster may differ in it. Only a container shows whether it works: 
              nvidia-ctk runtime configure --runtime=docker && systemctl restart docker
 
   unknown  dockerd runs, but does not answer, or answers something other than its API. sparkd waits for it. See:
-           systemctl status docker; journalctl -u docker""",
-    )
+           systemctl status docker; journalctl -u docker"""
 
     def probe(self, host: Host) -> DockerEngineFacts:
         installed = host.unit(UNIT) is not None
@@ -69,17 +78,159 @@ Nodes of one cluster may differ in it. Only a container shows whether it works: 
 
     def judge(self, facts: DockerEngineFacts) -> Verdict:
         if facts.error:
-            reason = f"docker does not answer as it should: {facts.error}"
-            return Verdict(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker")
+            return docker_unknown(f"docker does not answer as it should: {facts.error}")
         if not facts.running:
             hint = "systemctl start docker" if facts.installed else "install docker: there is no docker.service"
-            return Verdict(Level.WARN, "docker is away: a launch waits for it", hint)
+            return warn("docker is away: a launch waits for it", hint)
         version = f"docker {facts.version}"
         if not self.uses_gpu:
-            return Verdict(Level.OK, f"{version}; the plan uses no GPU")
+            return ok(f"{version}; the plan uses no GPU")
         if not facts.gpu_ways:
             reason = f"{version} has no way to the GPU: no runtime nvidia, no hook, no CDI specification"
             hint = "install nvidia-container-toolkit, then: nvidia-ctk runtime configure --runtime=docker"
-            return Verdict(Level.BLOCK, reason, f"{hint} && systemctl restart docker")
-        ways = ", ".join(facts.gpu_ways)
-        return Verdict(Level.OK, f"{version}; to the GPU by {ways}")
+            return block(reason, f"{hint} && systemctl restart docker")
+        return ok(f"{version}; to the GPU by {', '.join(facts.gpu_ways)}")
+
+
+class ImageFacts(Struct, frozen=True):
+    ref: str
+    asserts: tuple[str, ...]
+    """What the launch script checks in the container before the engine starts."""
+    docker: str
+    """"known", "away", or why a running docker did not answer."""
+    machine: str = ""  # its architecture
+    image: Image | None = None
+
+
+class EngineImage(Check[ImageFacts], frozen=True):
+    """The plan's image is here, and for this machine. Nothing is pulled: an image that changes by itself is drift."""
+
+    ref: str
+    asserts: tuple[str, ...] = ()
+    id = "image"
+    levels = (Level.BLOCK, Level.UNKNOWN)
+    reads = "docker's description of the image; the architecture of docker"
+    source = (
+        "Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX "
+        "Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)"
+    )
+    page = """\
+The plan names an image: engine.image of the settings, else image.ref of the recipe. sparkd starts a container of the
+image that this node has under that name, and pulls nothing at a start, so that a moved tag changes no node by itself.
+The nodes compare their images when they meet.
+
+  block    it is not here (docker pull REF, or sparkd image sync on a node that has it), or it was built for
+           another architecture than this machine's, such as amd64 on a GB10, which is arm64. It would end with
+           "exec format error". docker pull --platform linux/arm64 REF
+  unknown  docker runs, but can't describe the image.
+
+The content is not inspected, and the entrypoint is not used: the container begins with the launch script. There the
+entries of image.assert in the recipe run before the engine starts: commands that must succeed, or how many lines of a
+file match a pattern, which distinguishes a missing patch from one applied twice. One that fails ends the launch."""
+
+    def probe(self, host: Host) -> ImageFacts:
+        def look(reader: DockerReader) -> tuple[str, Image | None]:
+            return docker_image.read_architecture(reader), docker_image.read_image(reader, self.ref)
+
+        try:
+            found = docker.query(host, look)
+        except DockerError as error:
+            return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
+        return ImageFacts(self.ref, self.asserts, "known" if found else "away", *(found or ()))
+
+    def judge(self, facts: ImageFacts) -> Verdict:
+        image = facts.image
+        if facts.docker == "away":
+            return ok("docker is away, so the image was not checked")
+        if facts.docker != "known":
+            return docker_unknown(f"docker can't describe the image: {facts.docker}")
+        if image is None:
+            return block(f"image {facts.ref} is not on this node", docker_image.pull_hint(facts.ref))
+        if facts.machine and image.architecture and image.architecture != facts.machine:
+            reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
+            return block(reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
+        return ok(f"{facts.ref}: {_described(image)}")
+
+
+def _described(image: Image) -> str:
+    labels = dict(image.labels)
+    built = f"built {image.created[:10]}" if image.created else ""
+    version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
+    parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision[:12])
+    return ", ".join(filter(None, parts))
+
+
+class Seen(Struct, frozen=True):
+    """A container with sparkd's label, or with the name that the rank's will have."""
+
+    id: str
+    name: str
+    ours: bool
+    """Whether sparkd made it: label and name say so."""
+    running: bool
+    restart_policy: str
+
+
+class ContainersFacts(Struct, frozen=True):
+    docker: str
+    """"known", "away", or why a running docker did not answer."""
+    containers: tuple[Seen, ...]
+
+
+class StaleContainer(Check[ContainersFacts], frozen=True):
+    """The name of the rank's container is free, and docker starts none of sparkd's by itself."""
+
+    name: str
+    """Of the container to come."""
+    id = "stale-container"
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "docker's containers: names, labels, restart policies"
+    source = (
+        "MiaAI-Lab/DeepSeek-V4-Flash-DSpark-2x issue 72 (docker had restored the ranks, and the start failed); "
+        "eugr/spark-vllm-docker issue 257 (a policy of unless-stopped restarted some 35 times, each leaking memory)"
+    )
+    page = """\
+sparkd starts each rank in a new container named sparkd-rank0, sparkd-rank1 and so on, under docker's restart policy
+`no`: restarting is systemd's job. A rank that docker restores at boot does not know the other ranks, holds the memory,
+and comes back each time it is stopped.
+
+  block    a container that sparkd did not make has the name of this node's rank: docker would refuse the new one. It is
+           never removed. Rename it, or remove it if nobody needs it:
+
+             docker rename sparkd-rank0 old-rank0      or      docker rm sparkd-rank0
+
+  warn     a container with sparkd's label has a restart policy other than `no`: docker update --restart=no NAME
+  unknown  docker runs, but can't list its containers.
+
+A container that sparkd made and whose agent is gone is removed by stray-workers. Where docker is away, the launch waits
+for docker and checks again."""
+
+    def probe(self, host: Host) -> ContainersFacts:
+        found = host.docker()
+        state = sanitize(found.error) or ("known" if found.running else "away")
+        seen = (
+            Seen(one.id, sanitize(one.name), one.ours, one.running, sanitize(one.restart_policy, 40))
+            for one in found.containers
+            if one.label(f"{LABEL}role") or one.name == self.name
+        )
+        return ContainersFacts(state, tuple(seen))
+
+    def judge(self, facts: ContainersFacts) -> Verdict:
+        if facts.docker == "away":
+            return ok("docker is away, so containers were not checked")
+        if facts.docker != "known":
+            return docker_unknown(f"docker can't list its containers: {facts.docker}")
+        problems = [_foreign(one) for one in facts.containers if one.name == self.name and not one.ours]
+        problems += [_restarted(one) for one in facts.containers if one.restart_policy not in ("", "no")]
+        return verdict(problems, f"the name {self.name} is free for a new container")
+
+
+def _foreign(one: Seen) -> Verdict:
+    state = "running" if one.running else "stopped"
+    reason = f"a container that sparkd did not make has the name {one.name} ({one.id[:12]}, {state})"
+    return block(reason, f"rename it: docker rename {one.name} old-{one.name}")
+
+
+def _restarted(one: Seen) -> Verdict:
+    reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: {one.restart_policy}"
+    return warn(reason, f"docker update --restart=no {one.name}")

@@ -9,7 +9,7 @@ from msgspec import Struct
 from sparkd.host import Host, infiniband, network, path_mtu
 from sparkd.host.network import Link
 from sparkd.host.path_mtu import Path
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 
 
 class FabricAddressFacts(Struct, frozen=True):
@@ -32,11 +32,10 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     interface: str = ""
     """From the settings; empty where sparkd finds it."""
     id = "fabric-address"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="/proc/net/{fib_trie,if_inet6,route}; /sys/class/net, /sys/class/infiniband",
-        source="eugr/spark-vllm-docker, docs/NETWORKING.md; NVIDIA, Connect two Sparks",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = "/proc/net/{fib_trie,if_inet6,route}; /sys/class/net, /sys/class/infiniband"
+    source = "eugr/spark-vllm-docker, docs/NETWORKING.md; NVIDIA, Connect two Sparks"
+    page = """\
 A node's rank is that of the address of cluster.nodes that it owns, and the ranks meet over that address. This check
 says which interface carries it. The agent waits for the address before all other checks, since the fabric may come up
 half a minute after the rest of the network.
@@ -48,8 +47,7 @@ half a minute after the rest of the network.
            another interface; or two interfaces lie in the subnet of the address, so that the kernel may answer for it
            on either: give each twin of a ConnectX-7 port a subnet of its own.
 
-Addresses and interfaces: ip -brief address. A node alone has no fabric, and the check is ok.""",
-    )
+Addresses and interfaces: ip -brief address. A node alone has no fabric, and the check is ok."""
 
     def probe(self, host: Host) -> FabricAddressFacts:
         if self.nodes == 1:
@@ -69,34 +67,34 @@ Addresses and interfaces: ip -brief address. A node alone has no fabric, and the
 
     def judge(self, facts: FabricAddressFacts) -> Verdict:
         if self.nodes == 1:
-            return Verdict(Level.OK, "one node")
+            return ok("one node")
         if not facts.owned:
             reason = f"this node no longer has {self.address}"
             awaited = f"the fabric's address {self.address}"
-            return Verdict(Level.BLOCK, reason, "look at: ip -brief address", awaits=awaited)
+            return block(reason, "look at: ip -brief address", awaits=awaited)
         link = facts.link
         on = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
         return verdict(tuple(self._problems(facts)), f"{self.address} {on}")
 
-    def _problems(self, facts: FabricAddressFacts) -> Iterator[Problem]:
+    def _problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
         named, carriers, link = self.interface, facts.carriers, facts.link
         if facts.interfaces:
             reason = f"fabric.interface is {named}, which this node does not have"
-            yield Problem(Level.BLOCK, reason, f"it has {', '.join(facts.interfaces)}")
+            yield block(reason, f"it has {', '.join(facts.interfaces)}")
         elif named and carriers and named not in carriers:
             reason = f"fabric.interface is {named}, but {self.address} is on {' or '.join(carriers)}"
-            yield Problem(Level.WARN, reason, "leave fabric.interface empty, or correct cluster.nodes")
+            yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
         kind = "" if link is None else "loopback" if link.loopback else "Wi-Fi" if link.wireless else ""
         if len(carriers) > 1:
             reason = f"{' and '.join(carriers)} are in the subnet of {self.address}"
-            yield Problem(Level.WARN, reason, "give each interface a subnet of its own")
+            yield warn(reason, "give each interface a subnet of its own")
         elif not carriers and not named:
             reason = f"no interface that is up carries {self.address}"
-            yield Problem(Level.WARN, reason, "look at: ip -brief link; or set fabric.interface")
+            yield warn(reason, "look at: ip -brief link; or set fabric.interface")
         elif link is not None and (kind or facts.rdma_on):
             what = f"is {kind}" if kind else f"has no RDMA; {' and '.join(facts.rdma_on)} have it"
             reason = f"{self.address} is on {link.name}, which {what}"
-            yield Problem(Level.WARN, reason, "name the addresses of the cable between the nodes in cluster.nodes")
+            yield warn(reason, "name the addresses of the cable between the nodes in cluster.nodes")
 
 
 def _rdma_elsewhere(host: Host, carrier: str) -> tuple[str, ...]:
@@ -131,11 +129,10 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     uses_gpu: bool = True
     """Else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
-    about = About(
-        levels=(Level.WARN,),
-        reads="/sys/class/net; a datagram of fabric.mtu bytes to each other node, 0.3 s at most",
-        source="eugr/spark-vllm-docker, docs/NETWORKING.md: MTU 9000, tested end to end; NVIDIA, Connect two Sparks",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "/sys/class/net; a datagram of fabric.mtu bytes to each other node, 0.3 s at most"
+    source = "eugr/spark-vllm-docker, docs/NETWORKING.md: MTU 9000, tested end to end; NVIDIA, Connect two Sparks"
+    page = """\
 Inspects the interface of the fabric (and the lower interfaces of a bond or a VLAN), and sends one unfragmented datagram
 of fabric.mtu bytes to a closed UDP port of each other node: that node's kernel replies that the port is closed. Where
 only small datagrams get a reply, the other interface or a switch takes no large frames.
@@ -147,8 +144,7 @@ only small datagrams get a reply, the other interface or a switch takes no large
 
 An MTU set with `ip link` is gone after the next boot, and a firmware update may reset it: set it in netplan. The speed
 under load is not measured here: use ib_write_bw, about 110 Gb/s for one twin. Where no node replies at all (it is off,
-or its firewall drops), the path is not judged.""",
-    )
+or its firewall drops), the path is not judged."""
 
     def probe(self, host: Host) -> FabricLinkFacts:
         if not self.peers or not self.interface:
@@ -159,10 +155,10 @@ or its firewall drops), the path is not judged.""",
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if not self.peers:
-            return Verdict(Level.OK, "one node")
+            return ok("one node")
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
-            return Verdict(Level.WARN, f"the fabric's link can't be judged: {what}", "set fabric.interface")
+            return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
         links = (problem for link in facts.links for problem in self._link(link))
         return verdict([*links, *self._mtu(facts.links[0]), *self._paths(facts.paths)], self._good(facts))
 
@@ -174,28 +170,28 @@ or its firewall drops), the path is not judged.""",
         rest = "; the rest did not answer" if silent else ""
         return f"{top.name} {top.operstate}{speed}, MTU {top.mtu}{reached if facts.paths else ''}{rest}"
 
-    def _link(self, link: Link) -> Iterator[Problem]:
+    def _link(self, link: Link) -> Iterator[Verdict]:
         if not link.up or link.carrier is False:
             state = "has no carrier" if link.up else "is not set up"
             hint = "is the cable in, and the node at its other end on?" if link.up else f"ip link set {link.name} up"
-            yield Problem(Level.WARN, f"{link.name} {state} ({link.operstate})", hint)
+            yield warn(f"{link.name} {state} ({link.operstate})", hint)
         elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
             reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
-            yield Problem(Level.WARN, reason, f"look at the cable and the firmware: ethtool {link.name}")
+            yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")
 
-    def _mtu(self, top: Link) -> Iterator[Problem]:
+    def _mtu(self, top: Link) -> Iterator[Verdict]:
         if top.mtu < self.mtu:
             reason = f"{top.name} has an MTU of {top.mtu}, fabric.mtu is {self.mtu}"
             hint = f"set it in netplan on every node (now: ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
-            yield Problem(Level.WARN, reason, hint)
+            yield warn(reason, hint)
 
-    def _paths(self, paths: tuple[Path, ...]) -> Iterator[Problem]:
+    def _paths(self, paths: tuple[Path, ...]) -> Iterator[Verdict]:
         narrow = [path.address for path in paths if path.fits is False]
         if narrow:
             reason = f"the path to {', '.join(narrow)} takes no frames of {self.mtu}, though this interface does"
             size = self.mtu - (48 if ":" in narrow[0] else 28)
             hint = f"look at the MTU there, and of what lies between: ping -M do -s {size} {narrow[0]}"
-            yield Problem(Level.WARN, reason, hint)
+            yield warn(reason, hint)
 
 
 def _gbps(mbps: int | None) -> str:

@@ -13,7 +13,7 @@ from sparkd.host.files import Files
 from sparkd.host.units import Unit
 from sparkd.lib.text import sanitize
 from sparkd.preflight import engine_processes as engines
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, verdict, warn
 
 RESTARTED = ("always", "unless-stopped", "on-failure")
 SCRIPT_LIMIT_BYTES = 64 << 10
@@ -59,12 +59,13 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
     """Only sparkd starts vLLM at boot. Running engines are the concern of stray-workers, so this never blocks."""
 
     id = "foreign-units"
-    about = About(
-        levels=(Level.WARN,),
-        reads="services that another unit wants, their drop-ins, the scripts that they name; docker's containers",
-        source="DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container); "
-        "zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "services that another unit wants, their drop-ins, the scripts that they name; docker's containers"
+    source = (
+        "DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container); "
+        "zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)"
+    )
+    page = """\
 A node that served vLLM before sparkd often still starts it: by a unit written by hand, or by a container whose restart
 policy docker applies at boot. Both engines then want one GPU, one memory and port 8000, and the second one fails.
 
@@ -80,8 +81,7 @@ restart policy is not `no`, and its image or command is vLLM's.
 
            Neither stops what runs now. sparkd disables nothing: the other engine may be meant, on another port.
 
-Units of a user's own systemd, cron and /etc/rc.local are not inspected.""",
-    )
+Units of a user's own systemd, cron and /etc/rc.local are not inspected."""
 
     def probe(self, host: Host) -> ForeignFacts:
         wanted = {name: by for name, by in units.enabled_services(host.files).items() if not name.startswith("sparkd-")}
@@ -104,7 +104,7 @@ Units of a user's own systemd, cron and /etc/rc.local are not inspected.""",
         problems = [_of_unit(one) for one in facts.units]
         problems += [_of_container(one) for one in facts.containers]
         problems += [
-            Problem(Level.WARN, f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")
+            warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")
             for name in facts.unread
         ]
         away = "" if facts.docker_known else "; docker's containers were not checked"
@@ -155,11 +155,11 @@ def _restarts_vllm(one: ContainerFacts) -> bool:
     return bool(VLLM.search(one.image)) or _launches(one.command)
 
 
-def _of_unit(one: ForeignUnit) -> Problem:
+def _of_unit(one: ForeignUnit) -> Verdict:
     reason = f"{one.name} starts vLLM too, wanted by {one.wanted_by} ({one.key} in {one.source})"
-    return Problem(Level.WARN, reason, f"if sparkd is to serve: systemctl disable {one.name}")
+    return warn(reason, f"if sparkd is to serve: systemctl disable {one.name}")
 
 
-def _of_container(one: ForeignContainer) -> Problem:
+def _of_container(one: ForeignContainer) -> Verdict:
     reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
-    return Problem(Level.WARN, reason, f"if sparkd is to serve: docker update --restart=no {one.name}")
+    return warn(reason, f"if sparkd is to serve: docker update --restart=no {one.name}")

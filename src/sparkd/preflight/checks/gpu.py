@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from sparkd.host import Host, kernel
 from sparkd.host.gpu import AWAITED, Trouble
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.preflight.checks.kernel import DRIVERS, find_known_bad
 
 GB10 = "GB10"
@@ -38,11 +38,10 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
 
     uses_gpu: bool = True
     id = "gpu"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="NVML: driver version, names; /proc/driver/nvidia/version",
-        source="Start9Labs/start-technologies pull request 3693 (Xid 169); spark-gpu-throttle-check (60 s unplugged)",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "NVML: driver version, names; /proc/driver/nvidia/version"
+    source = "Start9Labs/start-technologies pull request 3693 (Xid 169); spark-gpu-throttle-check (60 s unplugged)"
+    page = """\
 Queries the GPU's driver through NVML for its version and its GPUs, as nvidia-smi does, and reads which kernel module is
 loaded. A hung driver hangs its callers, so a thread of its own queries it, with a deadline of 10 seconds. Preflight
 waits preflight.wait_seconds for the driver to recover. Plans without a GPU are ok.
@@ -56,8 +55,7 @@ waits preflight.wait_seconds for the driver to recover. Plans without a GPU are 
   warn     a GB10 with a driver that a user reports as bad. One report each, so it is no more than a hint:
              580.159.03  decoding 3.5 times slower than with 580.142
              590         CUDA graphs deadlock
-  unknown  no permission to query the driver: run as root. See: nvidia-smi, dmesg.""",
-    )
+  unknown  no permission to query the driver: run as root. See: nvidia-smi, dmesg."""
 
     def probe(self, host: Host) -> GpuCheckFacts:
         if not self.uses_gpu:
@@ -76,7 +74,7 @@ waits preflight.wait_seconds for the driver to recover. Plans without a GPU are 
 
     def judge(self, facts: GpuCheckFacts) -> Verdict:
         if not facts.asked:  # words: keep
-            return Verdict(Level.OK, "the plan uses no GPU")
+            return ok("the plan uses no GPU")
         if facts.trouble is not Trouble.NONE:
             return _troubled(facts)
         if not facts.names:
@@ -84,26 +82,26 @@ waits preflight.wait_seconds for the driver to recover. Plans without a GPU are 
         bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
         if bad:
             reason = f"driver {facts.driver} was reported as bad on GB10: {bad.trouble} ({bad.source})"
-            return Verdict(Level.WARN, reason, bad.remedy)
-        return Verdict(Level.OK, f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
+            return warn(reason, bad.remedy)
+        return ok(f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
 
 
 def _troubled(facts: GpuCheckFacts) -> Verdict:
     reason, trouble = f"the GPU's driver can't be queried: {facts.error}", facts.trouble
     if trouble is Trouble.FORBIDDEN:
-        return Verdict(Level.UNKNOWN, reason, "run as root")
+        return unknown(reason, "run as root")
     needs_person = trouble in (Trouble.HUNG, Trouble.LOST, Trouble.RESET, Trouble.MISMATCH)
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
     hint = _REMEDIES.get(trouble, "look at: nvidia-smi, dmesg")
-    return Verdict(Level.BLOCK, reason, hint, needs_person=needs_person, awaits=awaits)
+    return block(reason, hint, needs_person=needs_person, awaits=awaits)
 
 
 def _unseen(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
         reason = "no GPU is seen, and no NVIDIA kernel module is loaded"
-        return Verdict(Level.BLOCK, reason, "nvidia-smi; modprobe nvidia; dkms status")
+        return block(reason, "nvidia-smi; modprobe nvidia; dkms status")
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
-        return Verdict(Level.BLOCK, reason, OPEN_MODULES, needs_person=True)
+        return block(reason, OPEN_MODULES, needs_person=True)
     reason = f"no GPU is seen by the kernel module {facts.module}"
-    return Verdict(Level.BLOCK, reason, "nvidia-smi; dmesg | grep -e NVRM -e Xid; then power-cycle this node")
+    return block(reason, "nvidia-smi; dmesg | grep -e NVRM -e Xid; then power-cycle this node")

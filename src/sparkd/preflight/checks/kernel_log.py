@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from sparkd.host import Host, kernel
 from sparkd.host.kernel import Record
 from sparkd.lib.text import sanitize
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.checks.gpu import OPEN_MODULES, POWER_CYCLE
 from sparkd.status.model import format_duration as age
 
@@ -139,11 +139,10 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
 
     uses_gpu: bool = True
     id = "kernel-log"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="/dev/kmsg",
-        source="NVIDIA's Xid catalog; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 146; vLLM issue 56824",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = "/dev/kmsg"
+    source = "NVIDIA's Xid catalog; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 146; vLLM issue 56824"
+    page = """\
 Reads the kernel's messages since boot; a repeated one counts once. Messages of other programs are left out.
 
   block    the GPU's driver reported one of these, and no later message shows a recovery (the driver loaded again, or
@@ -161,8 +160,7 @@ Never a warning: mlx5's "insufficient power on the PCIe slot (27W)", which healt
 that reached its own memory limit; and the driver's NV_ERR_NO_MEMORY, which healthy engines cause while they start.
 
 The log is a ring: where its beginning is lost, `ok` says how far it goes back. More: journalctl -k -b. To launch all
-the same: preflight.downgrade = ["kernel-log"].""",
-    )
+the same: preflight.downgrade = ["kernel-log"]."""
 
     def probe(self, host: Host) -> KernelLogFacts:
         uptime = host.uptime_seconds()
@@ -178,14 +176,14 @@ the same: preflight.downgrade = ["kernel-log"].""",
 
     def judge(self, facts: KernelLogFacts) -> Verdict:
         if facts.absent:
-            return Verdict(Level.OK, "this node has no kernel log of its own")
+            return ok("this node has no kernel log of its own")
         if facts.error:
             hint = "run as root; in a container it can't be, look on its host: dmesg"
-            return Verdict(Level.WARN, f"the kernel's log can't be read: {facts.error}", hint)
+            return warn(f"the kernel's log can't be read: {facts.error}", hint)
         gpu = self._gpu(facts) if self.uses_gpu else iter(())
         return verdict([*gpu, *_others(facts)], _good(facts))
 
-    def _gpu(self, facts: KernelLogFacts) -> Iterator[Problem]:
+    def _gpu(self, facts: KernelLogFacts) -> Iterator[Verdict]:
         loaded = max((one.last_seconds for one in facts.events if one.kind is Kind.DRIVER_LOADED), default=0.0)
         resets = (one for one in facts.events if one.kind is Kind.RECOVERY and one.code == 0)
         recovered = {one.subject: one.last_seconds for one in resets}
@@ -194,22 +192,22 @@ the same: preflight.downgrade = ["kernel-log"].""",
             when = _format_time(facts, event)
             if event.kind is Kind.RECOVERY and event.code in RECOVERIES and not over:
                 reason = f"Xid 154: the GPU {event.subject} requires {RECOVERIES[event.code]}{when}"
-                yield Problem(Level.BLOCK, reason, REBOOT, needs_person=True)
+                yield block(reason, REBOOT, needs_person=True)
             if event.kind is not Kind.XID or event.code not in XIDS:
                 continue
             words, remedy = XIDS[event.code]
             reason = f"Xid {event.code}: {words} ({event.subject}){when}"
             if remedy and not over:
-                yield Problem(Level.BLOCK, reason, remedy, needs_person=True)
+                yield block(reason, remedy, needs_person=True)
             elif _recent(facts, event) and not over:
-                yield Problem(Level.WARN, reason, "if it comes again: nvidia-smi -q -d ECC, and NVIDIA's support")
+                yield warn(reason, "if it comes again: nvidia-smi -q -d ECC, and NVIDIA's support")
 
 
-def _others(facts: KernelLogFacts) -> Iterator[Problem]:
+def _others(facts: KernelLogFacts) -> Iterator[Verdict]:
     for kind, words, hint in WARNINGS:
         for event in facts.events:
             if event.kind is kind and _recent(facts, event):
-                yield Problem(Level.WARN, f"{words} {event.subject}{_format_time(facts, event)}", hint)
+                yield warn(f"{words} {event.subject}{_format_time(facts, event)}", hint)
 
 
 def _good(facts: KernelLogFacts) -> str:

@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from sparkd.host import Host
 from sparkd.lib.text import sanitize
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
 from sparkd.state import launch_history
 from sparkd.state.launch_history import LOADING, LaunchHistory
 
@@ -55,12 +55,13 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     """Of the plan."""
     unit: str = ""
     id = "last-boot"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="/var/lib/sparkd/launch-history.json; /proc/sys/kernel/random/boot_id",
-        source="'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, "
-        "until the power was pulled",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "/var/lib/sparkd/launch-history.json; /proc/sys/kernel/random/boot_id"
+    source = (
+        "'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, "
+        "until the power was pulled"
+    )
+    page = """\
 Some loads take the whole machine down: it runs out of memory that CPU and GPU share, or the GPU's firmware hangs, and
 only pulling the plug helps. With the unit enabled the next boot does the same again. sparkd records each launch before
 its container starts, that it serves, and that it ended, in /var/lib/sparkd/launch-history.json. A launch that a later
@@ -73,8 +74,7 @@ boot finds open ended with its machine: by such a load, or by a power cut.
          start: versions, image, values of the plan.
 
 Fix what has changed, or lower gpu_memory_utilization; see the end of the last boot's log (journalctl -b -1 -e). A start
-by hand then begins at zero: systemctl start sparkd-head.""",
-    )
+by hand then begins at zero: systemctl start sparkd-head."""
 
     def probe(self, host: Host) -> LastBootFacts:
         known = launch_history.load_history(host.files)
@@ -90,18 +90,18 @@ by hand then begins at zero: systemctl start sparkd-head.""",
 
     def judge(self, facts: LastBootFacts) -> Verdict:
         if not facts.before:
-            return Verdict(Level.OK, "no launch is on record in the boots before this one")
+            return ok("no launch is on record in the boots before this one")
         last = facts.before[-1]
         if last.end_seen:
-            return Verdict(Level.OK, "sparkd saw the end of the last launch before this boot")
+            return ok("sparkd saw the end of the last launch before this boot")
         in_a_row = len(tuple(takewhile(_ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}{times}"
-            return Verdict(Level.WARN, reason, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
+            return warn(reason, "a power cut? else look at its end: journalctl --list-boots, -b -1 -e")
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading; "
         hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
-        return Verdict(Level.BLOCK, reason + _describe_changes(facts), hint, needs_person=True)
+        return block(reason + _describe_changes(facts), hint, needs_person=True)
 
 
 def _ended_by_this_load(launch: Launch) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import ceil
 
 from msgspec import Struct
@@ -10,7 +11,7 @@ from sparkd.host import Host, meminfo
 from sparkd.host.gpu import AWAITED, NO_GPU, GpuFacts
 from sparkd.host.meminfo import Swap
 from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.preflight.fixes import DropPageCache
 
 DEFAULT_UTILIZATION = 0.92
@@ -80,11 +81,10 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     earlier: MemorySample | None = None
     """The first sample of the memory in its present state; None in the first examination."""
     id = "unified-memory"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open",
-        source="vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open"
+    source = "vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory"
+    page = """\
 CPU and GPU of a DGX Spark share one memory. This check compares MemAvailable with what the plan needs: the recipe's
 memory_bytes, else gpu_memory_utilization x the machine's memory, plus memory.headroom_gib. Where the GPU has memory of
 its own, which sparkd does not judge, only the headroom counts.
@@ -97,8 +97,7 @@ its own, which sparkd does not judge, only the headroom counts.
 
 The hint is "reboot this node" only when all processes together hold less than what is missing, the driver lists no
 process, nobody has /dev/nvidia* open, and nothing has changed for memory.settle_seconds. Then the driver keeps memory
-of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them.""",
-    )
+of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them."""
 
     def probe(self, host: Host) -> MemoryFacts:
         info = host.meminfo()
@@ -119,7 +118,7 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
-            return Verdict(Level.UNKNOWN, reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
+            return unknown(reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
         engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
         needed = engine + self.need.headroom_bytes
         parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
@@ -128,27 +127,24 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
             return self._short(facts, needed, f"{size(facts.available_bytes)} available, {words}")
         if facts.free_bytes < needed:
             reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {words}"
-            return Verdict(Level.WARN, reason, "the rest is page cache, which older builds of vLLM do not count")
-        return Verdict(Level.OK, f"{size(facts.available_bytes)} available, {words}")
+            return warn(reason, "the rest is page cache, which older builds of vLLM do not count")
+        return ok(f"{size(facts.available_bytes)} available, {words}")
 
     def _short(self, facts: MemoryFacts, needed: int, reason: str) -> Verdict:
         shortage = needed - facts.available_bytes
-
-        def block(reason: str, hint: str, *, needs_person: bool = False, awaits: str = "") -> Verdict:
-            return Verdict(Level.BLOCK, reason, hint, shortage_bytes=shortage, needs_person=needs_person, awaits=awaits)
-
+        short = partial(block, shortage_bytes=shortage)
         if needed > facts.total_bytes:
             hint = f"this node has {size(facts.total_bytes)} in all: lower gpu_memory_utilization or memory_bytes"
-            return Verdict(Level.BLOCK, reason, hint)
+            return block(reason, hint)
         if facts.gpu_users:
-            return block(f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
+            return short(f"{reason}; the GPU is used by {', '.join(facts.gpu_users)}", "stop other work on the GPU")
         if not facts.gpus or facts.gpu_users is None or facts.process_bytes >= shortage:
-            return block(reason, "stop other work on this node")
+            return short(reason, "stop other work on this node")
         if not self._unchanged(facts):
             # Memory of an engine that has just ended comes back over some seconds.
-            return block(reason, "waiting for memory to come back", awaits="memory")
+            return short(reason, "waiting for memory to come back", awaits="memory")
         reason = f"{reason}; no process uses the GPU, so its driver holds the memory of one that is gone"
-        return block(reason, "reboot this node", needs_person=True)
+        return short(reason, "reboot this node", needs_person=True)
 
     def _unchanged(self, facts: MemoryFacts) -> bool:
         if (earlier := self.earlier) is None or facts.uptime_seconds - earlier.uptime_seconds < self.settle_seconds:
@@ -202,12 +198,11 @@ class PageCache(Check[PageCacheFacts], frozen=True):
 
     need: MemoryNeed
     id = "page-cache"
-    about = About(
-        levels=(Level.WARN,),
-        reads="/proc/meminfo",
-        source="'What Broke on Reboot', Echo, 27 May 2026; vLLM pull request 35356",
-        fixes=("drop-page-cache",),
-        page="""\
+    levels = (Level.WARN,)
+    reads = "/proc/meminfo"
+    source = "'What Broke on Reboot', Echo, 27 May 2026; vLLM pull request 35356"
+    fixes = ("drop-page-cache",)
+    page = """\
 Loading a model fills the page cache with its weights. On a DGX Spark the GPU takes its memory from the same pages:
 11 of 120 GiB free and 90 GiB of stale cache were seen to end every launch for a day, since that build of vLLM counted
 free pages only. Streaming the weights in also competes with the engine's own allocations.
@@ -215,8 +210,7 @@ free pages only. Streaming the weights in also competes with the engine's own al
   warn  dropping the cache (sync, then 3 into /proc/sys/vm/drop_caches) would free at least 4 GiB, or a tenth of a
         smaller memory, and less memory is free than the plan needs. Preflight drops it if nothing else blocks.
 
-Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapped (in use) and Dirty (not on disk).""",
-    )
+Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapped (in use) and Dirty (not on disk)."""
 
     def probe(self, host: Host) -> PageCacheFacts:
         info = host.meminfo()
@@ -227,11 +221,11 @@ Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapp
     def judge(self, facts: PageCacheFacts) -> Verdict:
         words = f"{size(facts.droppable_bytes)} could be dropped, {size(facts.free_bytes)} free"
         if facts.free_bytes >= self.need.all_bytes(facts.total_bytes):
-            return Verdict(Level.OK, f"{words}, which is enough")
+            return ok(f"{words}, which is enough")
         if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):
-            return Verdict(Level.OK, f"{words}: not worth it")
+            return ok(f"{words}: not worth it")
         fixes = (DropPageCache(would_free_bytes=facts.droppable_bytes),)
-        return Verdict(Level.WARN, words, "sync, then drop the page cache", fixes)
+        return warn(words, "sync, then drop the page cache", fixes)
 
 
 class SwapFacts(Struct, frozen=True):
@@ -243,12 +237,13 @@ class SwapOff(Check[SwapFacts], frozen=True):
 
     uses_gpu: bool = True
     id = "swap"
-    about = About(
-        levels=(Level.WARN,),
-        reads="/proc/swaps",
-        source='"Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified '
-        'Memory": swap "causes a death spiral, not graceful degradation"',
-        page="""\
+    levels = (Level.WARN,)
+    reads = "/proc/swaps"
+    source = (
+        '"Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified '
+        'Memory": swap "causes a death spiral, not graceful degradation"'
+    )
+    page = """\
 What the GPU uses can't be swapped out. On a DGX Spark the engine takes nine tenths of the memory that way, and when it
 grows, the kernel can push out only the memory of everything else: the engine's own host side, sshd, docker, sparkd.
 Such a machine answers pings but no ssh for many minutes, and is power-cycled in the end. Without swap the kernel ends
@@ -259,19 +254,18 @@ the process that is too large, and sparkd starts it again.
            same memory, and a unit turns it on: systemctl list-units '*zram*'. swapoff reads back what is swapped out,
            so check how much that is first; a recipe that was tuned with swap on may need more headroom.
 
-It never blocks, since a plan that fits works either way.""",
-    )
+It never blocks, since a plan that fits works either way."""
 
     def probe(self, host: Host) -> SwapFacts:
         return SwapFacts(meminfo.read_swaps(host.files))
 
     def judge(self, facts: SwapFacts) -> Verdict:
         if not facts.areas:
-            return Verdict(Level.OK, "off")
+            return ok("off")
         named = ", ".join(f"{one.path} {size(one.bytes)}{' in memory' * one.in_memory}" for one in facts.areas)
         reason = f"swap is on: {named}; {size(sum(one.used_bytes for one in facts.areas))} in use"
         if not self.uses_gpu:
-            return Verdict(Level.OK, f"{reason}; the plan uses no GPU")
+            return ok(f"{reason}; the plan uses no GPU")
         zram = all(one.in_memory for one in facts.areas)
         for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
-        return Verdict(Level.WARN, reason, f"swapoff -a, and for good: {for_good}")
+        return warn(reason, f"swapoff -a, and for good: {for_good}")

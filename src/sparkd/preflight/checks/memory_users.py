@@ -9,7 +9,7 @@ from sparkd.host import Host, meminfo, memory_consumers
 from sparkd.host.gpu import NO_GPU
 from sparkd.host.memory_consumers import Consumer
 from sparkd.lib.text import GIB, size
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.check import Check, Level, Verdict, ok, warn
 from sparkd.preflight.checks.memory import GpuUser, MemoryNeed, find_gpu_users
 
 LEAST_BYTES = GIB
@@ -43,12 +43,13 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     need: MemoryNeed
     uses_gpu: bool = True
     id = "other-tenants"
-    about = About(
-        levels=(Level.WARN,),
-        reads="every process's memory and control group; NVML: memory of processes; docker's names of containers",
-        source="tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with "
-        "one other tenant, 52 GiB are available)",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "every process's memory and control group; NVML: memory of processes; docker's names of containers"
+    source = (
+        "tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with "
+        "one other tenant, 52 GiB are available)"
+    )
+    page = """\
 A DGX Spark is a desktop too: a browser, a notebook, ollama or a second container hold memory that the engine needs.
 unified-memory says how much is missing; this check says who has it.
 
@@ -59,8 +60,7 @@ them. Processes with less than 16 MiB and the page cache are left out.
   warn     less is available than the plan needs with its headroom, and these hold more than 1 GiB each. The five
            largest are named. Stop what you can spare: systemctl stop UNIT, docker stop CONTAINER, or end the session.
 
-sparkd ends none of them: their work may matter. Orphaned engines are the concern of stray-workers.""",
-    )
+sparkd ends none of them: their work may matter. Orphaned engines are the concern of stray-workers."""
 
     def probe(self, host: Host) -> TenantFacts:
         info = host.meminfo()
@@ -86,15 +86,15 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
 
     def judge(self, facts: TenantFacts) -> Verdict:
         if not facts.held:
-            return Verdict(Level.OK, f"nobody holds more than {size(LEAST_BYTES)}")
+            return ok(f"nobody holds more than {size(LEAST_BYTES)}")
         named = ", ".join(f"{one.name} {size(one.bytes)}" for one in facts.held)
         more = f", and {facts.others} more" if facts.others else ""
         needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
         left = f"{size(facts.available_bytes)} available, {size(needed)} needed"
         if facts.available_bytes >= needed:
-            return Verdict(Level.OK, f"{named}{more}; {left}")
+            return ok(f"{named}{more}; {left}")
         reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {named}{more}; {left}"
-        return Verdict(Level.WARN, reason, f"stop what you can spare: {facts.held[0].stop}")
+        return warn(reason, f"stop what you can spare: {facts.held[0].stop}")
 
 
 def _held(one: Consumer, names: dict[str, str]) -> Held:
@@ -130,12 +130,13 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
 
     uses_gpu: bool = True
     id = "memory-held"
-    about = About(
-        levels=(Level.WARN,),
-        reads="/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open",
-        source='vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each '
-        "failed start leaves memory with the driver",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open"
+    source = (
+        'vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each '
+        "failed start leaves memory with the driver"
+    )
+    page = """\
 What the GPU of a DGX Spark uses is ordinary memory in no counter of the kernel. When an engine dies, the driver may
 keep it. Each failed start can leave more of it behind, until a launch no longer fits.
 
@@ -146,8 +147,7 @@ ZFS. The rest belongs to the driver. From that it takes the memory that the driv
   warn     more than 4 GiB and 4 % of the memory remain, and belong to no process. A reboot gives it back; unloading
            nvidia_uvm was seen not to.
 
-It never blocks: where too little is left for the plan, unified-memory does.""",
-    )
+It never blocks: where too little is left for the plan, unified-memory does."""
 
     def probe(self, host: Host) -> HeldFacts:
         gpu = host.gpu() if self.uses_gpu else NO_GPU
@@ -161,24 +161,24 @@ It never blocks: where too little is left for the plan, unified-memory does.""",
 
     def judge(self, facts: HeldFacts) -> Verdict:
         if facts.gpu_error:
-            return Verdict(Level.OK, f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
+            return ok(f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
         if not facts.shares_memory:
-            return Verdict(Level.OK, "no GPU of the plan shares this machine's memory")
+            return ok("no GPU of the plan shares this machine's memory")
         held = f"{size(facts.unexplained_bytes)} are held beside processes and caches"
         if _little(facts):
-            return Verdict(Level.OK, held)
+            return ok(held)
         if facts.holders is None:
-            return Verdict(Level.WARN, f"{held}, and the GPU's users are unknown", "look at: nvidia-smi")
+            return warn(f"{held}, and the GPU's users are unknown", "look at: nvidia-smi")
         users = ", ".join(one.label for one in facts.holders)
         if any(one.bytes is None for one in facts.holders):
-            return Verdict(Level.OK, f"{held}; the GPU is used by {users}, the driver does not say how much")
+            return ok(f"{held}; the GPU is used by {users}, the driver does not say how much")
         reported = sum(one.bytes or 0 for one in facts.holders)
         if reported and _little(facts, reported):
-            return Verdict(Level.OK, f"{held}, {size(reported)} of it by {users}")
+            return ok(f"{held}, {size(reported)} of it by {users}")
         rest = size(max(0, facts.unexplained_bytes - reported))
         but = f", but {users} with {size(reported)}" if users else ""
         reason = f"the GPU's driver holds {rest} that belongs to no process{but}"
-        return Verdict(Level.WARN, reason, "if it stays, a reboot gives it back: systemctl reboot")
+        return warn(reason, "if it stays, a reboot gives it back: systemctl reboot")
 
 
 def _little(facts: HeldFacts, reported_bytes: int = 0) -> bool:

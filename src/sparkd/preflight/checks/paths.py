@@ -12,7 +12,7 @@ from sparkd.host import Host
 from sparkd.host.files import FileFacts, Files, Kind
 from sparkd.host.units import Unit, parse_assignments
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """sparkd itself makes these at the launch."""
@@ -154,11 +154,10 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     needed: tuple[NeededPath, ...] = ()
     drop_in: WantedDropIn | None = None
     id = "script-paths"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="the effective unit with its drop-ins; every path of the plan",
-        source="'What Broke on Reboot', Echo, 27 May 2026: a unit that executed a script that was gone",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = "the effective unit with its drop-ins; every path of the plan"
+    source = "'What Broke on Reboot', Echo, 27 May 2026: a unit that executed a script that was gone"
+    page = """\
 A unit that names a script which is gone fails with status 127 and is started again, for ever, without one line from
 the engine. A missing model shows only after a minute of imports. This check inspects every path before the launch:
 
@@ -169,8 +168,7 @@ the engine. A missing model shows only after a minute of imports. This check ins
   - the installed drop-in is the one that the configuration requires.
 
   block  something is missing, or of the wrong kind.
-  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier).""",
-    )
+  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier)."""
 
     def probe(self, host: Host) -> ScriptFacts:
         files, unit, wanted = host.files, host.unit(self.unit), self.drop_in
@@ -189,27 +187,26 @@ the engine. A missing model shows only after a minute of imports. This check ins
     def judge(self, facts: ScriptFacts) -> Verdict:
         problems = [_problem(one, wrong) for one in facts.paths if (wrong := _wrong(one))]
         problems += [
-            Problem(Level.WARN, f"{word} can't be looked up: only systemd knows what it means")
-            for word in facts.unknown_words
+            warn(f"{word} can't be looked up: only systemd knows what it means") for word in facts.unknown_words
         ]
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{LAUNCH_SCRIPT} is a {facts.launch_script.value}, not a file"
-            problems.append(Problem(Level.BLOCK, reason, f"remove it: rm -r {LAUNCH_SCRIPT}"))
+            problems.append(block(reason, f"remove it: rm -r {LAUNCH_SCRIPT}"))
         if not facts.unit_sources:
-            problems.append(Problem(Level.WARN, f"{facts.unit} is not installed", "install the package"))
+            problems.append(warn(f"{facts.unit} is not installed", "install the package"))
         elif not facts.masked:
             problems += self._drift(facts)
         return verdict(problems, f"{len(facts.paths)} paths, all there")
 
-    def _drift(self, facts: ScriptFacts) -> list[Problem]:
+    def _drift(self, facts: ScriptFacts) -> list[Verdict]:
         wanted = self.drop_in
         if wanted is None or _same(facts.drop_in, wanted.text):
             return []
         if facts.drop_in is not None and not facts.drop_in.startswith(wanted.header):
             reason = f"{wanted.path} was not written by sparkd"
-            return [Problem(Level.BLOCK, reason, "move it to another name")] if wanted.text else []
+            return [block(reason, "move it to another name")] if wanted.text else []
         state = "is missing" if facts.drop_in is None else "differs from the configuration"
-        return [Problem(Level.BLOCK, f"{wanted.path} {state}", "sparkd units install")]
+        return [block(f"{wanted.path} {state}", "sparkd units install")]
 
 
 def _same(found: str | None, wanted: str) -> bool:
@@ -219,9 +216,9 @@ def _same(found: str | None, wanted: str) -> bool:
     return parse_assignments(found) == parse_assignments(wanted)
 
 
-def _problem(facts: PathFacts, wrong: str) -> Problem:
+def _problem(facts: PathFacts, wrong: str) -> Verdict:
     level = Level.WARN if facts.needed.may_fail else Level.BLOCK
-    return Problem(level, f"{facts.needed.path} {wrong} ({facts.needed.what})", facts.needed.hint)
+    return Verdict(level, f"{facts.needed.path} {wrong} ({facts.needed.what})", facts.needed.hint)
 
 
 def _wrong(facts: PathFacts) -> str:

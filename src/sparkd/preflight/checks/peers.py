@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from sparkd.host import Host, resolver
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.status.model import Contact, agent_running, parse, read_report
 
 
@@ -25,19 +25,17 @@ class Resolver(Check[ResolverFacts], frozen=True):
     peers: tuple[str, ...]
     """Addresses of the other nodes."""
     id = "resolver"
-    about = About(
-        levels=(Level.WARN,),
-        reads="/etc/resolv.conf, /run/systemd/resolve/resolv.conf; one query to each server, 0.3 s at most",
-        source="measured on vLLM 0.32: torch's rendezvous waits 10 s for the name of each of two nodes",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "/etc/resolv.conf, /run/systemd/resolve/resolv.conf; one query to each server, 0.3 s at most"
+    source = "measured on vLLM 0.32: torch's rendezvous waits 10 s for the name of each of two nodes"
+    page = """\
 When ranks meet, torch looks up the names of their addresses. A DNS server that answers or refuses costs nothing. A
 silent one costs 10 s for each node, at every start. That is common where the fabric works and the way to the office
 network does not. The check sends a query for another node's name to every server that the container will have: those of
 /etc/resolv.conf, or, where that names only systemd's stub (127.0.0.53), those of /run/systemd/resolve/resolv.conf.
 
   warn     none of them answers. Fix the network to them, or remove them: a node without a nameserver is fine, since
-           sparkd itself looks no name up.""",
-    )
+           sparkd itself looks no name up."""
 
     def probe(self, host: Host) -> ResolverFacts:
         if not self.peers:
@@ -48,16 +46,16 @@ network does not. The check sends a query for another node's name to every serve
 
     def judge(self, facts: ResolverFacts) -> Verdict:
         if not self.peers:
-            return Verdict(Level.OK, "one node")
+            return ok("one node")
         names = ", ".join(one.address for one in facts.servers)
         if not names:
-            return Verdict(Level.OK, "no DNS server is named, and none is needed")
+            return ok("no DNS server is named, and none is needed")
         if all(one.answers is False for one in facts.servers):
             seconds = 10 * (len(self.peers) + 1)
             reason = f"no DNS server answers ({names}): each start takes about {seconds} s longer"
-            return Verdict(Level.WARN, reason, "fix the network to them, or remove them from /etc/resolv.conf")
+            return warn(reason, "fix the network to them, or remove them from /etc/resolv.conf")
         good = ", ".join(one.address for one in facts.servers if one.answers)
-        return Verdict(Level.OK, f"{good} answers" if good else f"not queried: {names}")
+        return ok(f"{good} answers" if good else f"not queried: {names}")
 
 
 APART_SECONDS = 5.0
@@ -80,11 +78,10 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
 
     nodes: int
     id = "peer-clock"
-    about = About(
-        levels=(Level.WARN,),
-        reads="the running agent's /run/sparkd/report.json: the date of each other node's last answers",
-        source="DESIGN: sparkd's own signatures need no clocks; journals, TLS and tokens do",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "the running agent's /run/sparkd/report.json: the date of each other node's last answers"
+    source = "DESIGN: sparkd's own signatures need no clocks; journals, TLS and tokens do"
+    page = """\
 Every answer of another node's agent carries its date. This node's agent compares it with its own clock and keeps the
 difference in its report (peers[].clock_ahead_seconds), which this check reads.
 
@@ -93,8 +90,7 @@ difference in its report (peers[].clock_ahead_seconds), which this check reads.
            let chrony on one node serve the others.
 
 sparkd itself compares no clocks: its deadlines use each node's monotonic clock. A node that has not answered yet is not
-judged; a node alone is ok.""",
-    )
+judged; a node alone is ok."""
 
     def probe(self, host: Host) -> PeerClockFacts:
         report = parse(read_report(host.files)) if self.nodes > 1 else None
@@ -110,15 +106,15 @@ judged; a node alone is ok.""",
 
     def judge(self, facts: PeerClockFacts) -> Verdict:
         if self.nodes == 1:
-            return Verdict(Level.OK, "one node")
+            return ok("one node")
         if not facts.clocks:
-            return Verdict(Level.OK, "no other node has been heard yet")
+            return ok("no other node has been heard yet")
         problems = [_apart(one) for one in facts.clocks if abs(one.ahead_seconds) > APART_SECONDS]
         return verdict(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")
 
 
-def _apart(clock: PeerClock) -> Problem:
+def _apart(clock: PeerClock) -> Verdict:
     name = f"{clock.node} ({clock.address})" if clock.node else clock.address
     side = "ahead of" if clock.ahead_seconds > 0 else "behind"
     reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
-    return Problem(Level.WARN, reason, "look at both: timedatectl")
+    return warn(reason, "look at both: timedatectl")

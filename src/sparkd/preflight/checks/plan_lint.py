@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sparkd.host import Host, weights
 from sparkd.host.files import Files
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, verdict
 from sparkd.vllm.command_line import FirstValues, first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint import script as scripts
@@ -35,11 +35,10 @@ class PlanLint(Check[PlanFacts], frozen=True):
 
     plan: LaunchPlan
     id = "plan-lint"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="the plan's flags and environment; engine.script; config.json of the model",
-        source=f"{rules.ECHO}; measured on vLLM 0.32; its page names each rule's own",
-        page=f"""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = "the plan's flags and environment; engine.script; config.json of the model"
+    source = f"{rules.ECHO}; measured on vLLM 0.32; its page names each rule's own"
+    page = f"""\
 vLLM reads its flags after a minute of imports, and some of them fail only when the weights are loaded. This check
 holds the plan against what is known to fail; `sparkd recipe check` holds recipes against the same rules.
 
@@ -51,8 +50,7 @@ exec "$@" starts the plan's command. What a variable of the shell gives is not k
 Of engine.script, these block: a worker's `vllm serve` without --headless, --headless on the head, and --node-rank,
 --nnodes, --master-addr or --master-port that are not this node's.
 
-Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"] makes it warn.""",
-    )
+Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"] makes it warn."""
 
     def probe(self, host: Host) -> PlanFacts:
         script = _script(host.files, self.plan)
@@ -71,7 +69,7 @@ Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"
         found += rules.find_issues(
             replace(_launch(self.plan, script if facts.own_command else None), model=facts.model)
         )
-        problems = [Problem(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
+        problems = [Verdict(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
         whose = "engine.script" if facts.own_command else "the plan"
         return verdict(problems, f"nothing in the {facts.flags} flags of {whose} is known to fail")
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from sparkd.host import Host
 from sparkd.host.sockets import Listener
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.vllm.command_line import first_values
 
@@ -76,13 +76,16 @@ class Ports(Check[PortsFacts], frozen=True):
 
     wanted: tuple[Wanted, ...]
     id = "ports"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "
-        "containers",
-        source="measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with "
-        "EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = (
+        "/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "
+        "containers"
+    )
+    source = (
+        "measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with "
+        "EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke"
+    )
+    page = """\
 The container shares the node's network, so two programs that want one port are in each other's way:
 
   the API            args.port of the recipe (8000), on the head
@@ -99,8 +102,7 @@ stray-workers judges, are ok.
            another port: the setting is named too. All nodes of a cluster need the same one.
 
 sparkd ends no process for a port. A port that is bound but not listened on, or that an outgoing connection has, is not
-in /proc: only the engine finds it.""",
-    )
+in /proc: only the engine finds it."""
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners()
@@ -164,16 +166,16 @@ def _plain(address: str) -> str:
     return str(mapped or found)
 
 
-def _problem(held: Held) -> Problem:
+def _problem(held: Held) -> Verdict:
     wanted, use = held.wanted, held.use
     where = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
     level = Level.BLOCK if wanted.vital else Level.WARN
     choose = f"or change {wanted.setting}"
     if use.pid is None:
-        return Problem(level, f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
+        return Verdict(level, f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    return Problem(level, reason, f"stop it if it may go: {_stop(held)}; {choose}")
+    return Verdict(level, reason, f"stop it if it may go: {_stop(held)}; {choose}")
 
 
 def _stop(held: Held) -> str:
@@ -202,11 +204,10 @@ class Listeners(Check[ListenersFacts], frozen=True):
 
     plan: LaunchPlan
     id = "listeners"
-    about = About(
-        levels=(Level.WARN,),
-        reads="the plan; /proc/net/tcp, /proc/net/tcp6",
-        source="measured on vLLM 0.32: its ports, and what answers without the key",
-        page="""\
+    levels = (Level.WARN,)
+    reads = "the plan; /proc/net/tcp, /proc/net/tcp6"
+    source = "measured on vLLM 0.32: its ports, and what answers without the key"
+    page = """\
 The container shares the node's network, so what the engine listens on, the node listens on. The head opens the
 API (args.host and args.port) and, with several nodes, the port where ranks meet (cluster.master_port), which torch
 opens on every address, without any password, whatever is configured.
@@ -220,8 +221,7 @@ A key does not close everything: vLLM guards /v1 and a few more, while /invocati
 decide, for cluster.master_port too. Under Ray (executor: ray) every node opens ports of Ray's on every address, and
 runs what it receives there: from Ray 2.52 on only with a token of the cluster's key, before that for anybody.
 
-Ports of other programs that listen on all addresses are shown, and not judged.""",
-    )
+Ports of other programs that listen on all addresses are shown, and not judged."""
 
     def probe(self, host: Host) -> ListenersFacts:
         ports = {one.port for one in host.listeners() if one.address in ALL_ADDRESSES}
@@ -230,7 +230,7 @@ Ports of other programs that listen on all addresses are shown, and not judged."
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
         plan = self.plan
         if plan.node.rank > 0:
-            return Verdict(Level.OK, "this rank serves no API")
+            return ok("this rank serves no API")
         flags = first_values(plan.argv)
         address = flags.get("host") or ""
         named = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
@@ -240,10 +240,10 @@ Ports of other programs that listen on all addresses are shown, and not judged."
                 f"the API will answer anybody who reaches port {plan.api_port} of this node: on all addresses, no key"
             )
             hint = f'set {API_KEY} = "/etc/sparkd/api.key" under [engine.secrets], or args.host to one address'
-            return Verdict(Level.WARN, reason, hint)
+            return warn(reason, hint)
         where = "all addresses, with a key" if open_to_all else address
         ranks = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""
-        return Verdict(Level.OK, f"the API on {where}: port {plan.api_port}{ranks}")
+        return ok(f"the API on {where}: port {plan.api_port}{ranks}")
 
 
 def _all_addresses(host: str) -> bool:

@@ -11,7 +11,7 @@ from sparkd.host import Host, infiniband, network
 from sparkd.host.infiniband import ACTIVE, Gid, Hca, Port
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
@@ -114,11 +114,10 @@ class Rdma(Check[RdmaFacts], frozen=True):
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
     id = "rdma"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK),
-        reads="/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net",
-        source="eugr/spark-vllm-docker, docs/NETWORKING.md; ServeTheHome on the ConnectX-7 of a DGX Spark",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK)
+    reads = "/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net"
+    source = "eugr/spark-vllm-docker, docs/NETWORKING.md; ServeTheHome on the ConnectX-7 of a DGX Spark"
+    page = """\
 Between nodes NCCL uses RDMA (RoCE) where it can, and TCP where it can't, without failing. This check lists what it will
 find: the devices that NCCL_IB_HCA of the plan selects (beginnings of names; a leading = means whole names, a leading ^
 all others), each with its port's state and its interface, from sysfs.
@@ -134,8 +133,7 @@ ports on one domain, and share four lanes. Where fabric.hcas is empty, sparkd ta
 devices of one chip (sys_image_guid), the same function of both domains, if the second is up and its interface has an
 address as the first's has: none of 169.254.*, in a subnet of its own, and on every node or on none.
 
-NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA.""",
-    )
+NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA."""
 
     def probe(self, host: Host) -> RdmaFacts:
         if self.not_needed:
@@ -148,7 +146,7 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
 
     def judge(self, facts: RdmaFacts) -> Verdict:
         if self.not_needed:
-            return Verdict(Level.OK, self.not_needed)
+            return ok(self.not_needed)
         selection = Selection.parse(self.env.get(NAMES, ""))
         ports = select_ports(selection, facts.hcas)
         up = tuple(dict.fromkeys(hca for hca, port in ports if port.state == ACTIVE))
@@ -158,10 +156,10 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used), *_down(facts, meant)]
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, so NCCL goes by TCP"
-            problems.append(Problem(Level.WARN, reason, f"container.privileged = true, or {VERBS} among its devices"))
+            problems.append(warn(reason, f"container.privileged = true, or {VERBS} among its devices"))
         return verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
 
-    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...]) -> Iterator[Problem]:
+    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...]) -> Iterator[Verdict]:
         present = tuple(hca.name for hca in facts.hcas)
         here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
         missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
@@ -170,22 +168,22 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
             chosen = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device"
             what = f"{chosen} of this machine" if present else "this machine has no RDMA device"
             then = "and NCCL_NET=IB insists on one" if by_force else "so NCCL goes by TCP"
-            yield Problem(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)
+            yield Verdict(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
-            yield Problem(Level.WARN, reason, f"{here}: correct fabric.hcas or {NAMES}")
+            yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")
 
 
-def _down(facts: RdmaFacts, meant: list[tuple[Hca, Port]]) -> Iterator[Problem]:
+def _down(facts: RdmaFacts, meant: list[tuple[Hca, Port]]) -> Iterator[Verdict]:
     for hca, port in meant:
         if port.state != ACTIVE:
             dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
             why = f"; {dark} has no carrier" if dark else ""
             hint = "is its cable in, and the node at the other end on? Else leave it out of fabric.hcas"
-            yield Problem(Level.WARN, f"{_name(hca)}: port {port.number} is {port.state}{why}", hint)
+            yield warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint)
 
 
-def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Problem]:
+def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
     """Several functions of one slot, while another slot's twins could carry half of it."""
     if len(used) < 2 or len({hca.slot for hca in used}) > 1:
         return
@@ -193,7 +191,7 @@ def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Problem]:
     if twins:
         reason = f"{' and '.join(hca.name for hca in used)} share the lanes of one slot ({used[0].slot})"
         pair = ",".join((used[0].name, twins[0].name))
-        yield Problem(Level.WARN, reason, f"one cable is the same port on both PCI domains: {pair}")
+        yield warn(reason, f"one cable is the same port on both PCI domains: {pair}")
 
 
 def _twins(hca: Hca, among: tuple[Hca, ...]) -> tuple[Hca, ...]:
@@ -243,11 +241,10 @@ class GidIndex(Check[GidFacts], frozen=True):
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
     id = "gid"
-    about = About(
-        levels=(Level.BLOCK,),
-        reads="/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index",
-        source="tonyd2wild (Vision), issue 38 and pull request 40: the index drifts, and an empty text means 0",
-        page="""\
+    levels = (Level.BLOCK,)
+    reads = "/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index"
+    source = "tonyd2wild (Vision), issue 38 and pull request 40: the index drifts, and an empty text means 0"
+    page = """\
 RoCE addresses a port by one entry of its GID table. The right one is of type RoCE v2 and stands for the IPv4 address of
 the interface (::ffff:10.0.0.1). Its index is often 3, but 4 and 5 are seen too, it differs between devices and nodes,
 and it moves when an address comes or goes: 3 became 4 within half an hour on one pair. Where NCCL_IB_GID_INDEX is
@@ -258,8 +255,7 @@ unset, NCCL finds it by itself on every device (by NCCL_IB_ADDR_FAMILY=AF_INET, 
            fabric's family on every device that NCCL_IB_HCA selects. The reason names the right index of each device.
 
 With a wrong index the ranks meet over TCP and then hang or fail in their first collective. Ports that are not ACTIVE
-are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8.""",
-    )
+are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8."""
 
     def probe(self, host: Host) -> GidFacts:
         index = parse_number(self.env.get(INDEX, ""))
@@ -272,14 +268,14 @@ are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0
     def judge(self, facts: GidFacts) -> Verdict:
         text = self.env.get(INDEX)
         if self.not_needed or text is None:
-            return Verdict(Level.OK, self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
+            return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
-            return Verdict(Level.BLOCK, f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
+            return block(f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
         index = parse_number(text)
         if index is not None and index < 0:
-            return Verdict(Level.OK, f"{INDEX} is {index}, so NCCL finds the index itself")
+            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
         if index is None:
-            return Verdict(Level.BLOCK, f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
+            return block(f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
         problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
         where = ", ".join(one.hca for one in facts.tables)
         return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
@@ -291,7 +287,7 @@ are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0
         good = tuple(one.index for one in of_family if one.kind == infiniband.ROCE_V2)
         return GidTable(hca, port, at_index, good)
 
-    def _wrong(self, index: int, table: GidTable) -> Problem:
+    def _wrong(self, index: int, table: GidTable) -> Verdict:
         found = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
         right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
-        return Problem(Level.BLOCK, f"{INDEX}={index}: on {table.hca} that {found}; {right}", HINT)
+        return block(f"{INDEX}={index}: on {table.hca} that {found}; {right}", HINT)

@@ -1,4 +1,4 @@
-"""Shared memory: segments that engines left in /dev/shm, and its size."""
+"""Shared memory: segments that engines left in /dev/shm, its size, and segments that logind would delete."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import re
 
 from msgspec import Struct
 
-from sparkd.host import Host, disks, docker_config
+from sparkd.host import Host, disks, docker_config, docker_image, processes
+from sparkd.host.files import Files
 from sparkd.host.shm import FOLDER, Segment, Uses
+from sparkd.host.units import find_drop_ins, parse_assignments
 from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import About, Check, Level, Verdict
+from sparkd.preflight.check import Check, Level, Verdict, ok, warn
 from sparkd.preflight.fixes import UnlinkSegment
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
@@ -44,12 +46,11 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     owners: tuple[int, ...] = (0,)
     """Users whose segments may be unlinked."""
     id = "shared-memory"
-    about = About(
-        levels=(Level.WARN,),
-        reads="files of /dev/shm; /proc/PID/maps and fd of every process",
-        source="measured on vLLM 0.32: what a killed engine leaves",
-        fixes=("unlink-segment",),
-        page="""\
+    levels = (Level.WARN,)
+    reads = "files of /dev/shm; /proc/PID/maps and fd of every process"
+    source = "measured on vLLM 0.32: what a killed engine leaves"
+    fixes = ("unlink-segment",)
+    page = """\
 vLLM's processes talk through segments in /dev/shm, made in the host's own with `ipc: host`. An engine that is killed
 leaves them behind, and their memory with them: 160 MiB for each message queue, more with caches.
 
@@ -57,8 +58,7 @@ Orphaned is a segment named psm_ and 8 hex digits, sem.mp-*, nccl-* or vllm_dist
 host's own /dev/shm, of one name, that no process has open or mapped. All that is checked again before it is unlinked.
 
   warn  orphans were found (preflight unlinks them if nothing else blocks), or segments that may be orphans, but some
-        processes can't be inspected: then all are kept.""",
-    )
+        processes can't be inspected: then all are kept."""
 
     def probe(self, host: Host) -> ShmFacts:
         named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]
@@ -72,7 +72,7 @@ host's own /dev/shm, of one name, that no process has open or mapped. All that i
         orphans = [segment for segment in facts.segments if self._orphaned(segment, facts.own_device)]
         used = sum(bool(segment.used_by) for segment in facts.segments)
         if not orphans:
-            return Verdict(Level.OK, f"no orphaned segments, {used} in use" if used else "no orphaned segments")
+            return ok(f"no orphaned segments, {used} in use" if used else "no orphaned segments")
         names = ", ".join(segment.path.rpartition("/")[2] for segment in orphans[:3])
         more = f" and {len(orphans) - 3} more" if len(orphans) > 3 else ""
         held = size(sum(segment.allocated_bytes for segment in orphans))
@@ -80,9 +80,9 @@ host's own /dev/shm, of one name, that no process has open or mapped. All that i
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
             unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
             reason = f"{names}{more} ({held}) may be orphaned, but {unread}: kept"
-            return Verdict(Level.WARN, reason, "run as root, outside a container")
+            return warn(reason, "run as root, outside a container")
         fixes = tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in orphans)
-        return Verdict(Level.WARN, f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
+        return warn(f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
 
     def _orphaned(self, segment: SegmentFacts, own_device: int) -> bool:
         return (
@@ -122,12 +122,13 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     is_head: bool
     cluster_size: int
     id = "shm-size"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="the plan; /etc/docker/daemon.json and the arguments of dockerd; "
-        "/proc/self/mounts and the files in /dev/shm where ipc is host",
-        source="measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = (
+        "the plan; /etc/docker/daemon.json and the arguments of dockerd; "
+        "/proc/self/mounts and the files in /dev/shm where ipc is host"
+    )
+    source = "measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s"
+    page = """\
 vLLM hands work to its ranks through segments in /dev/shm: 160 MiB for the queue to the workers and 24 MiB for each
 worker's answers. A head without that room ends some 20 seconds after its start with "Insufficient space in /dev/shm".
 NCCL and PyTorch put buffers there too. One that no longer fits ends a rank with SIGBUS, hours later.
@@ -141,8 +142,7 @@ less what lies there already. Else it is the container's own, as large as `conta
            and see /etc/fstab. The size is a bound, not a reservation.
   warn     less than 1 GiB is free for a rank of several, or less than 184 MiB on one node or on a worker, which do not
            always need the queues. What fills it may be orphaned segments, which shared-memory unlinks.
-  unknown  /etc/docker/daemon.json decides, and can't be read or is not JSON.""",
-    )
+  unknown  /etc/docker/daemon.json decides, and can't be read or is not JSON."""
 
     def probe(self, host: Host) -> ShmSizeFacts:
         if not self.host_ipc:
@@ -161,16 +161,116 @@ less what lies there already. Else it is the container's own, as large as `conta
         several = self.cluster_size > 1
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
         if facts.free_bytes >= (COMFORT_BYTES if several else needed):
-            return Verdict(Level.OK, reason)
+            return ok(reason)
         if facts.free_bytes >= needed:
             reason = f"{reason}: NCCL keeps buffers there too, 1 GiB is usual"
-            return Verdict(Level.WARN, reason, self._how())
+            return warn(reason, self._how())
         reason = f"{reason}, vLLM's queues need {size(needed)}"
         if facts.total_bytes >= needed:
-            return Verdict(Level.WARN, reason, "ls -lS /dev/shm")
+            return warn(reason, "ls -lS /dev/shm")
         return Verdict(Level.BLOCK if several and self.is_head else Level.WARN, reason, self._how())
 
     def _how(self) -> str:
         if self.host_ipc:
             return "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
         return "set container.ipc: host in the recipe, or container.shm_bytes: 1073741824"
+
+
+LOGIND = "/usr/lib/systemd/systemd-logind"
+LOGIND_CONF = tuple(f"{folder}/systemd/logind.conf" for folder in ("/etc", "/run", "/usr/lib"))
+"""The first that there is counts, under all drop-ins."""
+KEEP_SERVICES = "loginctl enable-linger"  # words: keep
+FALSE = ("no", "false", "off", "0", "n", "f")
+FIRST_PERSON = 1000
+"""Users below are the system's own, whose segments logind leaves alone."""
+
+
+class RemoveIpcFacts(Struct, frozen=True):
+    removes: bool
+    """Whether logind removes segments at all."""
+    image_user: str | None = None
+    """The image's user, by number or name; empty is root. None: unknown, without the image or docker."""
+    login: str = ""
+    """This node's user of that number."""
+    lingers: bool = False  # words: keep - systemd's word, and a key of the report
+
+
+class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
+    """The end of an ssh session does not delete the engine's semaphores."""
+
+    image: str
+    host_ipc: bool
+    id = "remove-ipc"
+    levels = (Level.WARN,)
+    reads = "logind.conf(5) with its drop-ins; docker: the image's user; /etc/passwd; /var/lib/systemd/linger"
+    source = "eugr/spark-vllm-docker issue 352 (a comment); spark-arena/sparkrun issue 285; vLLM issue 54259"
+    page = f"""\
+When the last session of a user ends, systemd-logind deletes that user's files in /dev/shm, unless RemoveIPC=no is set
+or loginctl keeps the user's services (see below). With `container.ipc: host`, an image that runs with the number of
+such a user has the engine's segments and semaphores there. The user logs out, and a rank ends with
+
+  SemLock._rebuild: FileNotFoundError: [Errno 2] No such file or directory
+
+while the head waits for ever, its GPU at 96 %. logind leaves the files of users below 1000 alone: an image that runs as
+root is safe, and most do.
+
+  warn     the image runs as one of this node's users, or by a name whose number only the image knows. Either
+
+             {KEEP_SERVICES} USER
+
+           or
+
+             mkdir -p /etc/systemd/logind.conf.d
+             printf '[Login]\\nRemoveIPC=no\\n' > /etc/systemd/logind.conf.d/ipc.conf
+             systemctl kill -s HUP systemd-logind
+
+It never blocks: as long as nobody logs out, all is well."""
+
+    def probe(self, host: Host) -> RemoveIpcFacts:
+        if not self.host_ipc or not removes_ipc(host.files):
+            return RemoveIpcFacts(removes=False)
+        user = docker_image.read_user(host, self.image)
+        if user is None or not user.isdecimal():
+            return RemoveIpcFacts(removes=True, image_user=user)
+        login = processes.user_name(host.files, int(user))
+        if login.startswith("uid "):
+            return RemoveIpcFacts(removes=True, image_user=user)
+        kept = host.files.exists(f"/var/lib/systemd/linger/{login}")  # words: keep
+        return RemoveIpcFacts(True, user, login, kept)
+
+    def judge(self, facts: RemoveIpcFacts) -> Verdict:
+        if not self.host_ipc:
+            return ok("the container has its own /dev/shm")
+        if not facts.removes:
+            return ok("logind removes no segments")
+        if facts.image_user is None:
+            return ok("not checked: docker or the image is away")
+        if facts.image_user in ("", "root"):
+            return ok("the image runs as root, whose segments stay")
+        if facts.image_user.isdecimal():
+            return self._of_number(facts, int(facts.image_user))
+        reason = f"the image runs as {facts.image_user}; logind removes the segments of users who log out"
+        return warn(reason, "set RemoveIPC=no in /etc/systemd/logind.conf.d")
+
+    def _of_number(self, facts: RemoveIpcFacts, uid: int) -> Verdict:
+        if uid < FIRST_PERSON:
+            return ok(f"the image runs as {uid}, a user of the system, whose segments stay")
+        if not facts.login:
+            return ok(f"the image runs as {uid}, who can't log in here")
+        if facts.lingers:  # words: keep
+            return ok(f"the image runs as {uid}, {facts.login}, whose services logind keeps")
+        reason = f"the image runs as {uid}, {facts.login} here: logind removes its segments when {facts.login} logs out"
+        return warn(reason, f"{KEEP_SERVICES} {facts.login}")
+
+
+def removes_ipc(files: Files) -> bool:
+    """Whether logind deletes a user's segments and semaphores with the last session: RemoveIPC= of logind.conf(5)."""
+    if not files.exists(LOGIND):
+        return False
+    value = "yes"
+    main = [path for path in LOGIND_CONF if files.exists(path)][:1]
+    for path in (*main, *find_drop_ins(files, [f"{path}.d" for path in LOGIND_CONF])):
+        for one in parse_assignments(files.text(path, limit=1 << 20)):
+            if (one.section, one.key) == ("Login", "RemoveIPC") and one.value:
+                value = one.value
+    return value.lower() not in FALSE

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner, Process, ProcessTable
 from sparkd.lib.text import size
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
 from sparkd.preflight.engine_processes import (
     Engine,
     Leader,
@@ -56,12 +56,11 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     tried_containers: frozenset[str] = frozenset()
     """Full ids of containers that a fix has tried to remove."""
     id = "stray-workers"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="every process; docker's containers; the engines' listening sockets",
-        source="vLLM issue 55510; measured on vLLM 0.32",
-        fixes=("end-process", "remove-container"),
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "every process; docker's containers; the engines' listening sockets"
+    source = "vLLM issue 55510; measured on vLLM 0.32"
+    fixes = ("end-process", "remove-container")
+    page = """\
 The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
 behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
 
@@ -77,8 +76,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
            holds and never touched.
   unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
            living leader that is no engine, such as a shell: it may be orphaned or not.
-  warn     zombies: they hold nothing and go when their parent reaps them.""",
-    )
+  warn     zombies: they hold nothing and go when their parent reaps them."""
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
@@ -108,64 +106,64 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             if engine.container_id in ours or engine.leader is Leader.ENGINE:
                 continue  # named with its container, or with the main process that it belongs to
             problems.append(self._engine(facts, engine))
-        problems += [Problem(Level.WARN, zombie) for zombie in facts.zombies]
+        problems += [warn(zombie) for zombie in facts.zombies]
         if facts.docker_error:
             reason = f"docker can't list its containers: {facts.docker_error}"
-            problems.append(Problem(Level.UNKNOWN, reason, "look at: systemctl status docker", awaits="docker"))
+            problems.append(unknown(reason, "look at: systemctl status docker", awaits="docker"))
         away = "" if facts.docker_known else "; docker is away, so containers were not checked"
         return verdict(problems, f"none among {facts.scanned} processes{away}")
 
-    def _container(self, facts: StrayFacts, container: Container) -> Problem:
+    def _container(self, facts: StrayFacts, container: Container) -> Verdict:
         inside = [one for one in facts.engines if one.container_id == container.id]
         held = sum(member.frees_bytes for engine in inside for member in engine.members)
         what = f"container {container.name} ({container.id[:12]})"
         owner = facts.owner
         if owner is not None and not owner.invocation:
             reason = f"{what}: whether its agent is pid {owner.pid}, which owns this node, is unknown"
-            return Problem(Level.UNKNOWN, reason, f"look at: ps {owner.pid}")
+            return unknown(reason, f"look at: ps {owner.pid}")
         if owner is not None and owner.invocation == container.invocation:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
-            return Problem(Level.BLOCK, reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
+            return block(reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
         state = f"still runs and holds {size(held)}" if container.running else "is left over"
         if container.id in self.tried_containers:
             return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
-        return Problem(Level.BLOCK, f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
+        return block(f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
 
-    def _engine(self, facts: StrayFacts, engine: Engine) -> Problem:
+    def _engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
         if engine.container_id and not facts.docker_known:
             reason = f"{_words(facts, engine)}: docker can't identify its container"
-            return Problem(Level.UNKNOWN, reason, "systemctl start docker", awaits="docker")
+            return unknown(reason, "systemctl start docker", awaits="docker")
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         if engine.serves or not engine.adopted or engine.leader is Leader.ITSELF:
-            return Problem(Level.BLOCK, f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
+            return block(f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
         if engine.leader is Leader.OTHER:
             reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
-            return Problem(Level.UNKNOWN, reason, f"if nobody needs it: kill {engine.top.pid}")
+            return unknown(reason, f"if nobody needs it: kill {engine.top.pid}")
         return self._stray(facts, engine)
 
-    def _stray(self, facts: StrayFacts, engine: Engine) -> Problem:
+    def _stray(self, facts: StrayFacts, engine: Engine) -> Verdict:
         stuck = [one for one in engine.members if (one.pid, one.start_time) in self.tried]
         asleep = [one for one in stuck if one.state == "D"]
         if asleep:
             names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
             reason = f"{names} sleeps in the kernel (state D) and can't be ended"
             # A driver that gives memory back may hold it for a while: it is waited for first.
-            return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=f"{names} to end")
+            return block(reason, "reboot this node", needs_person=True, awaits=f"{names} to end")
         if stuck:
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
-            return Problem(Level.BLOCK, reason, f"look at: cat /proc/{stuck[0].pid}/stack")
+            return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
         fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
-        return Problem(Level.BLOCK, f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+        return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
 
 
-def _stuck_container(inside: list[Engine], reason: str) -> Problem:
+def _stuck_container(inside: list[Engine], reason: str) -> Verdict:
     asleep = [one for engine in inside for one in engine.members if one.state == "D"]
     if not asleep:
-        return Problem(Level.BLOCK, reason, "look at: systemctl status docker")
+        return block(reason, "look at: systemctl status docker")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
     awaited = f"pid {asleep[0].pid} to end"
-    return Problem(Level.BLOCK, reason, "reboot this node", needs_person=True, awaits=awaited)
+    return block(reason, "reboot this node", needs_person=True, awaits=awaited)
 
 
 def _words(facts: StrayFacts, engine: Engine) -> str:

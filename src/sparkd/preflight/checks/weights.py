@@ -11,7 +11,7 @@ from sparkd.host.container_paths import Bind
 from sparkd.host.model_folder import Flaw, ModelFolder
 from sparkd.lib.text import size
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import About, Check, Level, Problem, Verdict, verdict
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
 
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of `--load-format` that read the folder's safetensors files, as they are looked at here."""
@@ -50,12 +50,13 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     needs_tokenizer: bool = True
     needs_config: bool = True
     id = "weights"
-    about = About(
-        levels=(Level.WARN, Level.BLOCK, Level.UNKNOWN),
-        reads="names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "
-        "docker: the image's user",
-        source="safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`",
-        page="""\
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = (
+        "names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "
+        "docker: the image's user"
+    )
+    source = "safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`"
+    page = """\
 A shard that is missing or cut off ends the load after minutes, with an error of the loader's that names no cause. This
 check inspects the model's folder as the loader will, and reads no tensor:
 
@@ -74,8 +75,7 @@ missing or empty is the concern of script-paths.
            (sparkd model sync, there).
   warn     a download into the folder is under way or was broken off, no tokenizer was found, the index counts more
            bytes than the shards have, or the image runs as a user who may not be allowed to read the files.
-  unknown  a file can't be read: a file server that keeps root out (root_squash), or a failing disk.""",
-    )
+  unknown  a file can't be read: a file server that keeps root out (root_squash), or a failing disk."""
 
     @classmethod
     def from_plan(cls, plan: LaunchPlan) -> ModelWeights:
@@ -120,49 +120,47 @@ missing or empty is the concern of script-paths.
 
     def judge(self, facts: WeightsFacts) -> Verdict:
         if not facts.there:
-            return Verdict(Level.OK, f"{facts.folder} is missing or empty: see script-paths")
+            return ok(f"{facts.folder} is missing or empty: see script-paths")
         if self.load_format == "dummy":
-            return Verdict(Level.OK, "the plan loads no weights: load-format is dummy")
+            return ok("the plan loads no weights: load-format is dummy")
         if facts.download_cache:
             hint = f"extend model.path to {facts.folder}/{facts.download_cache}"
-            return Verdict(Level.BLOCK, f"{facts.folder} is a download cache, and no model itself", hint)
+            return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
         return verdict(tuple(self._problems(facts)), good)
 
-    def _problems(self, facts: WeightsFacts) -> Iterator[Problem]:
+    def _problems(self, facts: WeightsFacts) -> Iterator[Verdict]:
         yield from (_flaw(facts, flaw) for flaw in facts.flaws)
         fetch = _fetch_again(facts)
         if facts.leads_out:
             reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
-            yield Problem(Level.BLOCK, reason, hint)
+            yield block(reason, hint)
         if self.needs_config and not facts.config and facts.format != ".gguf":
-            yield Problem(Level.BLOCK, f"{facts.folder} has no config.json", fetch)
+            yield block(f"{facts.folder} has no config.json", fetch)
         if not facts.format and self.load_format in FORMATS:
-            yield Problem(Level.BLOCK, f"{facts.folder} has no weights", fetch)
+            yield block(f"{facts.folder} has no weights", fetch)
         if facts.partial:
             more = f" (and {len(facts.partial) - 1} more)" if facts.partial[1:] else ""
             reason = f"a download is under way or was broken off: {facts.partial[0]}{more}"
-            yield Problem(Level.WARN, reason, "let it end, or remove it")
+            yield warn(reason, "let it end, or remove it")
         if self.needs_tokenizer and not facts.tokenizer and facts.format != ".gguf":
-            yield Problem(Level.WARN, f"{facts.folder} has no tokenizer that is known by its name", fetch)
+            yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)
         if facts.indexed_bytes is not None and not facts.flaws and facts.size_bytes < facts.indexed_bytes:
             reason = f"the shards have {size(facts.size_bytes)}, the index counts {size(facts.indexed_bytes)}"
-            yield Problem(Level.WARN, reason, "index and shards may be of different revisions")
+            yield warn(reason, "index and shards may be of different revisions")
         if facts.closed and facts.image_user not in (None, "", "0", "root"):
             reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
-            yield Problem(Level.WARN, reason, f"chmod -R a+rX {facts.folder}")
+            yield warn(reason, f"chmod -R a+rX {facts.folder}")
 
 
-def _flaw(facts: WeightsFacts, flaw: Flaw) -> Problem:
+def _flaw(facts: WeightsFacts, flaw: Flaw) -> Verdict:
     more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
     reason = f"{flaw.name} {flaw.wrong}{more}"
     if flaw.unreadable:
-        return Problem(Level.UNKNOWN, reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
-    return Problem(
-        Level.BLOCK, reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else _fetch_again(facts)
-    )
+        return unknown(reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
+    return block(reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else _fetch_again(facts))
 
 
 def _seen_as(path: str, binds: Sequence[Bind]) -> str:

@@ -10,9 +10,15 @@ from sparkd.host import Host, docker, docker_config, docker_image
 from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.containers import ContainersFacts, Seen, StaleContainer
-from sparkd.preflight.checks.docker import Docker, DockerEngineFacts
-from sparkd.preflight.checks.image import EngineImage, ImageFacts
+from sparkd.preflight.checks.docker import (
+    ContainersFacts,
+    Docker,
+    DockerEngineFacts,
+    EngineImage,
+    ImageFacts,
+    Seen,
+    StaleContainer,
+)
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 
 ID = "0123456789abcdef" * 4

@@ -12,15 +12,15 @@ from tests.tree import Tree
 from sparkd.host import Host, kernel
 from sparkd.host.files import Files
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.sysctls import KernelFacts, KernelSettings, Setting
+from sparkd.preflight.checks.kernel import KernelSettings, Setting, SettingsFacts
 from sparkd.recipes.schema import Recipe
 
 GIB = 1 << 30
-USUAL = KernelFacts((), 90112 * 1024, 0, 4194304, 0)
+USUAL = SettingsFacts((), 90112 * 1024, 0, 4194304, 0)
 CHECK = KernelSettings()
 
 
-def wanted(*settings: Setting) -> KernelFacts:
+def wanted(*settings: Setting) -> SettingsFacts:
     return replace(USUAL, wanted=settings)
 
 
@@ -50,7 +50,7 @@ def wanted(*settings: Setting) -> KernelFacts:
         ),
     ],
 )
-def test_what_differs_or_harms_is_warned_of(facts: KernelFacts, level: Level, words: str) -> None:
+def test_what_differs_or_harms_is_warned_of(facts: SettingsFacts, level: Level, words: str) -> None:
     verdict = CHECK.judge(facts)
     assert verdict.level is level
     assert words in f"{verdict.reason} {verdict.hint}"
@@ -61,7 +61,7 @@ def test_probe_reads_what_the_recipe_names_and_what_may_harm(tree: Tree) -> None
     tree.file("/proc/sys/net/ipv4/tcp_rmem", "4096\t131072\t6291456\n")
     tree.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, Hugetlb=2)
     wanted = (("net.ipv4.tcp_rmem", "4096 131072 6291456"), ("vm.swappiness", "10"))
-    assert KernelSettings(wanted).probe(Host(tree.root)) == KernelFacts(
+    assert KernelSettings(wanted).probe(Host(tree.root)) == SettingsFacts(
         wanted=(
             Setting("net.ipv4.tcp_rmem", "4096 131072 6291456", "4096 131072 6291456"),
             Setting("vm.swappiness", "10", None),

@@ -7,7 +7,7 @@ from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.remove_ipc import RemoveIpc, RemoveIpcFacts, removes_ipc
+from sparkd.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
 
 CHECK = RemoveIpc("x/vllm:1", host_ipc=True)
 

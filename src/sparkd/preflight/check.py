@@ -122,5 +122,4 @@ class Finding(Struct, frozen=True):
     id: str
     verdict: Verdict
     facts: dict[str, object]
-    """As `--json` shows them."""
     seconds: float

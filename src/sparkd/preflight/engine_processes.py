@@ -6,6 +6,7 @@ from collections.abc import Container, Iterable
 from enum import Enum
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host import Host
 from sparkd.host.processes import Details, Process, ProcessTable
@@ -51,7 +52,6 @@ class Engine(Struct, frozen=True):
     serves: bool
     """Whether the topmost is a `vllm serve` rather than one of its children."""
     adopted: bool
-    """Whether its parent is init or another reaper."""
     leader: Leader
     user: str
     container_id: str
@@ -60,6 +60,11 @@ class Engine(Struct, frozen=True):
     @property
     def top(self) -> Member:
         return self.members[0]
+
+    def with_memory(self, extra_bytes: dict[int, int]) -> Engine:
+        """`extra_bytes`: by pid, of the GPU."""
+        members = (replace(one, frees_bytes=one.frees_bytes + extra_bytes.get(one.pid, 0)) for one in self.members)
+        return replace(self, members=tuple(members))
 
 
 def is_worker(process: Process) -> bool:
@@ -194,12 +199,14 @@ def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tupl
     if not pids:
         return ()
     listeners = tuple(one for one in host.listeners() if one.port < EPHEMERAL)
-    return _uses(host, table, (process for process in table if process.pid in pids), listeners)
+    among = (process for process in table if process.pid in pids)
+    return tuple(_use(host, table, one) for one in host.port_holders(among, listeners))
 
 
 def port_holders(host: Host, table: ProcessTable, listeners: tuple[Listener, ...]) -> tuple[PortUse, ...]:
     """The holder of each of these: the oldest process of those that share one."""
-    found = sorted(_uses(host, table, table, listeners), key=lambda use: _age(table, use), reverse=True)
+    found = [_use(host, table, one) for one in host.port_holders(table, listeners)]
+    found.sort(key=lambda use: _age(table, use), reverse=True)
     first = {(use.address, use.port): use for use in found}
     return tuple(first.get((one.address, one.port), PortUse(one.port, one.address, None)) for one in listeners)
 
@@ -209,15 +216,9 @@ def _age(table: ProcessTable, use: PortUse) -> tuple[int, int]:
     return (process.start_time if process else 0, use.pid or 0)
 
 
-def _uses(
-    host: Host, table: ProcessTable, among: Iterable[Process], listeners: tuple[Listener, ...]
-) -> tuple[PortUse, ...]:
-    return tuple(_use(host, table.get(one.pid), one) for one in host.port_holders(among, listeners))
-
-
-def _use(host: Host, process: Process | None, held: Holder) -> PortUse:
-    port, address, pid = held.listener.port, held.listener.address, held.pid
-    details = host.details(process) if process else None
-    if process is None or details is None:
-        return PortUse(port, address, pid)
-    return PortUse(port, address, pid, process.comm, host.user(details.uid), details.container_id)
+def _use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
+    use = PortUse(held.listener.port, held.listener.address, held.pid)
+    process = table.get(held.pid)
+    if process is None or (details := host.details(process)) is None:
+        return use
+    return replace(use, comm=process.comm, user=host.user(details.uid), container_id=details.container_id)

@@ -63,7 +63,10 @@ ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageC
 """Strays first (they hold segments), then segments, then the page cache."""
 
 
-def identity(fix: Fix) -> tuple[object, ...]:
+Identity = tuple[object, ...]
+
+
+def identity(fix: Fix) -> Identity:
     """What a fix changes, whatever was known of its size when it was judged."""
     match fix:
         case EndProcess():

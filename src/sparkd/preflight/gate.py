@@ -13,9 +13,9 @@ from sparkd.lib.errors import BlockedError, NeedsPersonError, SparkdError
 from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop
 from sparkd.preflight.check import AnyCheck, Finding, Level
-from sparkd.preflight.checks.memory import UNCHANGED_BYTES, MemorySample, sample_memory
+from sparkd.preflight.checks.memory import MemorySample, sample_memory
 from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.fixes import Applied, EndProcess, Fix, FixState, RemoveContainer, identity
+from sparkd.preflight.fixes import Applied, Fix, FixState, Identity, identity
 from sparkd.preflight.runner import blocking, chosen, downgraded, examine, fixes_to_apply, uncleared
 
 POLL_SECONDS = 1.0
@@ -34,14 +34,12 @@ class GateIO(Struct, frozen=True):
     apply: Callable[[Fix], Applied]
     """Applies a fix; may raise OSError or SparkdError."""
     hooks: Callable[[], tuple[Finding, ...]]
-    """Runs the operator's hooks."""
     wait: Callable[[float, str], None]
     """Waits so many seconds; the text gives the reason."""
     loop: MainLoop
     """Runs checks that may hang, with a deadline."""
     events: Events
     show: Callable[[tuple[Finding, ...]], None]
-    """Takes the findings after each round of checks."""
 
 
 class Admission(Struct, frozen=True):
@@ -120,20 +118,14 @@ class Gate(Struct):
             now = sample_memory(self.host)
         except (OSError, ValueError):
             return None
-        before = self.memory
-        unchanged = before is not None and abs(now.available_bytes - before.available_bytes) < UNCHANGED_BYTES
-        return before if unchanged else now
+        return self.memory if self.memory is not None and self.memory.still_has(now.available_bytes) else now
 
     def _with_tried(self, check: AnyCheck) -> AnyCheck:
         """stray-workers judges a stray that survived its fix differently from one that was just found."""
-        if not isinstance(check, StrayWorkers):
-            return check
-        tried = [one.fix for one in self.fixes]
-        return replace(
-            check,
-            tried=frozenset((fix.pid, fix.start_time) for fix in tried if isinstance(fix, EndProcess)),
-            tried_containers=frozenset(fix.container_id for fix in tried if isinstance(fix, RemoveContainer)),
-        )
+        return replace(check, tried=self._tried()) if isinstance(check, StrayWorkers) else check
+
+    def _tried(self) -> frozenset[Identity]:
+        return frozenset(identity(one.fix) for one in self.fixes)
 
     def _wait(self, findings: tuple[Finding, ...]) -> bool:
         """Whether there was something to wait for, and time left for it."""
@@ -156,7 +148,7 @@ class Gate(Struct):
     def _untried(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:
         if self.rounds >= MAX_ROUNDS:
             return ()
-        tried = {identity(one.fix) for one in self.fixes}
+        tried = self._tried()
         return tuple(fix for fix in fixes_to_apply(findings, self.policy.allow_fixes) if identity(fix) not in tried)
 
     def _apply(self, fix: Fix) -> FixState:

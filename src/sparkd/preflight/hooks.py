@@ -65,12 +65,8 @@ def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
     try:
-        files.link(path)
-    except OSError:
-        pass
-    else:
-        return Hook(name, path, f"{path} is a symlink", "put the program itself there")
-    try:
+        if files.kind(path) is Kind.LINK:
+            return Hook(name, path, f"{path} is a symlink", "put the program itself there")
         facts = files.stat(path)
     except OSError as error:
         return Hook(name, path, f"{path} can't be read: {error.strerror}")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.config import Settings
 from sparkd.lib.text import GIB
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
@@ -32,9 +32,6 @@ from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSi
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights
 
-if TYPE_CHECKING:
-    from sparkd.config import Settings
-
 
 class CheckInputs(Struct, frozen=True):
     """What the checks of a node are built from."""
@@ -43,7 +40,6 @@ class CheckInputs(Struct, frozen=True):
     settings: Settings
     role: str
     peers: tuple[str, ...]
-    """Addresses of the other nodes."""
     drop_in: WantedDropIn
     earlier: MemorySample | None = None
 

@@ -25,14 +25,11 @@ class Shown(Struct, frozen=True):
     node: str
     role: str
     changes_nothing: bool
-    """Whether it only looked."""
     findings: tuple[Finding, ...]
-    """As things stand."""
     fixes: tuple[FixState, ...]
     before: tuple[Finding, ...] = ()
     """As things stood before fixes were applied; empty where none was."""
     hooks: tuple[str, ...] = ()
-    """Operator hooks that a run which may act would run."""
 
 
 def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:

@@ -42,10 +42,7 @@ class DiskFacts(Struct, frozen=True):
 
 
 class DiskRoom(Check[DiskFacts], frozen=True):
-    """A launch can write what it must."""
-
     caches: bool = True
-    """Whether the plan keeps compile caches."""
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = (
@@ -88,7 +85,7 @@ Without free inodes a disk is full too. The model's disk is only read and not ju
             if problem and (known is None or problem.level.severity < known.level.severity):
                 worst[one.room.mount] = problem
         free = {one.room.mount: size(one.room.free_bytes) for one in facts.places}
-        return verdict(tuple(worst.values()), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
+        return verdict(worst.values(), ", ".join(f"{room} free on {mount}" for mount, room in free.items()))
 
 
 def _problem(place: Place, room: Room) -> Verdict | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from sparkd.host import Host, docker, docker_config, docker_image
@@ -24,16 +26,12 @@ class DockerEngineFacts(Struct, frozen=True):
     installed: bool
     """Whether there is a unit that starts it."""
     error: str = ""
-    """Why a running docker did not answer."""
     version: str = ""
     runtimes: tuple[str, ...] = ()
     gpu_ways: tuple[str, ...] = ()
-    """How a container can be given the GPU."""
 
 
 class Docker(Check[DockerEngineFacts], frozen=True):
-    """A docker that answers, with a way to the GPU where the plan uses one."""
-
     uses_gpu: bool
     id = "docker"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
@@ -95,7 +93,6 @@ Nodes of one cluster may differ in it. Only a container shows whether it works: 
 class ImageFacts(Struct, frozen=True):
     ref: str
     asserts: tuple[str, ...]
-    """What the launch script checks in the container before the engine starts."""
     docker: str
     """"known", "away", or why a running docker did not answer."""
     machine: str = ""  # its architecture
@@ -103,8 +100,6 @@ class ImageFacts(Struct, frozen=True):
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
-    """The plan's image is here, and for this machine. Nothing is pulled: an image that changes by itself is drift."""
-
     ref: str
     asserts: tuple[str, ...] = ()
     id = "image"
@@ -166,7 +161,6 @@ class Seen(Struct, frozen=True):
     id: str
     name: str
     ours: bool
-    """Whether sparkd made it: label and name say so."""
     running: bool
     restart_policy: str
 
@@ -178,10 +172,7 @@ class ContainersFacts(Struct, frozen=True):
 
 
 class StaleContainer(Check[ContainersFacts], frozen=True):
-    """The name of the rank's container is free, and docker starts none of sparkd's by itself."""
-
     name: str
-    """Of the container to come."""
     id = "stale-container"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = "docker's containers: names, labels, restart policies"
@@ -220,17 +211,14 @@ for docker and checks again."""
             return ok("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
-        problems = [_foreign(one) for one in facts.containers if one.name == self.name and not one.ours]
-        problems += [_restarted(one) for one in facts.containers if one.restart_policy not in ("", "no")]
-        return verdict(problems, f"the name {self.name} is free for a new container")
+        return verdict(self._problems(facts), f"the name {self.name} is free for a new container")
 
-
-def _foreign(one: Seen) -> Verdict:
-    state = "running" if one.running else "stopped"
-    reason = f"a container that sparkd did not make has the name {one.name} ({one.id[:12]}, {state})"
-    return block(reason, f"rename it: docker rename {one.name} old-{one.name}")
-
-
-def _restarted(one: Seen) -> Verdict:
-    reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: {one.restart_policy}"
-    return warn(reason, f"docker update --restart=no {one.name}")
+    def _problems(self, facts: ContainersFacts) -> Iterator[Verdict]:
+        for one in facts.containers:
+            if one.name == self.name and not one.ours:
+                state = "running" if one.running else "stopped"
+                reason = f"a container that sparkd did not make has the name {one.name} ({one.id[:12]}, {state})"
+                yield block(reason, f"rename it: docker rename {one.name} old-{one.name}")
+            if one.restart_policy not in ("", "no"):
+                reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: "
+                yield warn(reason + one.restart_policy, f"docker update --restart=no {one.name}")

@@ -25,8 +25,6 @@ class FabricAddressFacts(Struct, frozen=True):
 
 
 class FabricAddress(Check[FabricAddressFacts], frozen=True):
-    """The address of cluster.nodes is here, on an interface that is fit to be the fabric."""
-
     address: str
     nodes: int
     interface: str = ""
@@ -69,12 +67,11 @@ Addresses and interfaces: ip -brief address. A node alone has no fabric, and the
         if self.nodes == 1:
             return ok("one node")
         if not facts.owned:
-            reason = f"this node no longer has {self.address}"
-            awaited = f"the fabric's address {self.address}"
-            return block(reason, "look at: ip -brief address", awaits=awaited)
+            reason, awaits = f"this node no longer has {self.address}", f"the fabric's address {self.address}"
+            return block(reason, "look at: ip -brief address", awaits=awaits)
         link = facts.link
         on = f"on {link.name}, {link.operstate}" if link else f"is here; its interface is {self.interface}"
-        return verdict(tuple(self._problems(facts)), f"{self.address} {on}")
+        return verdict(self._problems(facts), f"{self.address} {on}")
 
     def _problems(self, facts: FabricAddressFacts) -> Iterator[Verdict]:
         named, carriers, link = self.interface, facts.carriers, facts.link
@@ -119,11 +116,8 @@ class FabricLinkFacts(Struct, frozen=True):
 
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
-    """A cable that is in, at its full speed, with large frames from end to end. It warns, and never blocks."""
-
     interface: str
     peers: tuple[str, ...]
-    """Addresses of the other nodes."""
     port: int
     mtu: int
     uses_gpu: bool = True
@@ -159,8 +153,7 @@ or its firewall drops), the path is not judged."""
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
             return warn(f"the fabric's link can't be judged: {what}", "set fabric.interface")
-        links = (problem for link in facts.links for problem in self._link(link))
-        return verdict([*links, *self._mtu(facts.links[0]), *self._paths(facts.paths)], self._good(facts))
+        return verdict(self._problems(facts), self._good(facts))
 
     def _good(self, facts: FabricLinkFacts) -> str:
         top = facts.links[0]
@@ -170,23 +163,22 @@ or its firewall drops), the path is not judged."""
         rest = "; the rest did not answer" if silent else ""
         return f"{top.name} {top.operstate}{speed}, MTU {top.mtu}{reached if facts.paths else ''}{rest}"
 
-    def _link(self, link: Link) -> Iterator[Verdict]:
-        if not link.up or link.carrier is False:
-            state = "has no carrier" if link.up else "is not set up"
-            hint = "is the cable in, and the node at its other end on?" if link.up else f"ip link set {link.name} up"
-            yield warn(f"{link.name} {state} ({link.operstate})", hint)
-        elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
-            reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
-            yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")
-
-    def _mtu(self, top: Link) -> Iterator[Verdict]:
+    def _problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
+        for link in facts.links:
+            if not link.up or link.carrier is False:
+                state = "has no carrier" if link.up else "is not set up"
+                up = f"ip link set {link.name} up"
+                hint = "is the cable in, and the node at its other end on?" if link.up else up
+                yield warn(f"{link.name} {state} ({link.operstate})", hint)
+            elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
+                reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
+                yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")
+        top = facts.links[0]
         if top.mtu < self.mtu:
             reason = f"{top.name} has an MTU of {top.mtu}, fabric.mtu is {self.mtu}"
             hint = f"set it in netplan on every node (now: ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
             yield warn(reason, hint)
-
-    def _paths(self, paths: tuple[Path, ...]) -> Iterator[Verdict]:
-        narrow = [path.address for path in paths if path.fits is False]
+        narrow = [path.address for path in facts.paths if path.fits is False]
         if narrow:
             reason = f"the path to {', '.join(narrow)} takes no frames of {self.mtu}, though this interface does"
             size = self.mtu - (48 if ":" in narrow[0] else 28)

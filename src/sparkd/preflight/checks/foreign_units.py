@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -34,9 +34,7 @@ class ForeignUnit(Struct, frozen=True):
     name: str
     wanted_by: str
     key: str
-    """ExecStart, ExecStartPre and so on."""
     source: str
-    """The file that says so."""
 
 
 class ForeignContainer(Struct, frozen=True):
@@ -101,14 +99,8 @@ Units of a user's own systemd, cron and /etc/rc.local are not inspected."""
         return ForeignFacts(tuple(found_units), containers, tuple(unread), len(wanted), docker.known)
 
     def judge(self, facts: ForeignFacts) -> Verdict:
-        problems = [_of_unit(one) for one in facts.units]
-        problems += [_of_container(one) for one in facts.containers]
-        problems += [
-            warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")
-            for name in facts.unread
-        ]
         away = "" if facts.docker_known else "; docker's containers were not checked"
-        return verdict(problems, f"none of {facts.looked_at} enabled services starts vLLM{away}")
+        return verdict(_problems(facts), f"none of {facts.looked_at} enabled services starts vLLM{away}")
 
 
 def _read(files: Files, name: str) -> Unit | None:
@@ -150,16 +142,16 @@ def _script_launches(files: Files, word: str) -> bool:
 
 
 def _restarts_vllm(one: ContainerFacts) -> bool:
-    if one.ours or one.restart_policy not in RESTARTED:
-        return False
-    return bool(VLLM.search(one.image)) or _launches(one.command)
+    restarts = not one.ours and one.restart_policy in RESTARTED
+    return restarts and (VLLM.search(one.image) is not None or _launches(one.command))
 
 
-def _of_unit(one: ForeignUnit) -> Verdict:
-    reason = f"{one.name} starts vLLM too, wanted by {one.wanted_by} ({one.key} in {one.source})"
-    return warn(reason, f"if sparkd is to serve: systemctl disable {one.name}")
-
-
-def _of_container(one: ForeignContainer) -> Verdict:
-    reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
-    return warn(reason, f"if sparkd is to serve: docker update --restart=no {one.name}")
+def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
+    for unit in facts.units:
+        reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
+        yield warn(reason, f"if sparkd is to serve: systemctl disable {unit.name}")
+    for one in facts.containers:
+        reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
+        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {one.name}")
+    for name in facts.unread:
+        yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")

@@ -34,8 +34,6 @@ class GpuCheckFacts(Struct, frozen=True):
 
 
 class Gpu(Check[GpuCheckFacts], frozen=True):
-    """A GPU whose driver answers."""
-
     uses_gpu: bool = True
     id = "gpu"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
 
 from sparkd.host import Host, kernel
@@ -60,14 +62,11 @@ def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tupl
 class KernelFacts(Struct, frozen=True):
     release: str
     kho_off: bool
-    """Whether it was booted with kho=off."""
     kept_back_bytes: int
     """CmaFree beyond CmaTotal."""
 
 
 class Kernel(Check[KernelFacts], frozen=True):
-    """No kernel that is known to be bad on GB10."""
-
     id = "kernel"
     levels = (Level.WARN,)
     reads = "/proc/sys/kernel/osrelease, /proc/cmdline, /proc/meminfo"
@@ -127,16 +126,12 @@ class SettingsFacts(Struct, frozen=True):
     reserved_bytes: int
     """vm.min_free_kbytes."""
     overcommit: int
-    """vm.overcommit_memory."""
     pid_max: int
     huge_pages_bytes: int
 
 
 class KernelSettings(Check[SettingsFacts], frozen=True):
-    """The kernel's settings match the recipe's, and none is known to break engines."""
-
     wanted: tuple[tuple[str, str], ...] = ()
-    """Names and values of the recipe's host.sysctls."""
     id = "kernel-settings"
     levels = (Level.WARN, Level.UNKNOWN)
     reads = "/proc/sys, as far as named; /proc/meminfo"
@@ -178,29 +173,27 @@ those that matter."""
         )
 
     def judge(self, facts: SettingsFacts) -> Verdict:
-        differing = [one for one in facts.wanted if one.found != one.wanted]
-        # What `tune apply` would refuse comes first.
-        problems = [_differs(one) for one in sorted(differing, key=lambda one: one.found is not None)]
-        if facts.reserved_bytes > MOST_RESERVED_BYTES:
-            reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
-            problems.append(warn(reason, "sysctl -w vm.min_free_kbytes=1572864"))
-        if facts.overcommit == NEVER_OVERCOMMIT:
-            reason = "vm.overcommit_memory=2: CUDA reserves more addresses than there is memory"
-            problems.append(warn(reason, "sysctl -w vm.overcommit_memory=0"))
-        if facts.pid_max < FEWEST_PIDS:
-            reason = f"kernel.pid_max={facts.pid_max}: an engine and its compilers have some thousand threads"
-            problems.append(warn(reason, "sysctl -w kernel.pid_max=4194304"))
-        if facts.huge_pages_bytes > MOST_HUGE_PAGES_BYTES:
-            reason = f"{size(facts.huge_pages_bytes)} are set apart as huge pages, which the engine does not use"
-            problems.append(warn(reason, "sysctl -w vm.nr_hugepages=0"))
-        count = len(facts.wanted)
-        wanted = f"the {count} that the recipe wants are set" if count else "the recipe wants none"
-        return verdict(problems, f"{wanted}, nothing harmful")
+        wanted = f"the {len(facts.wanted)} that the recipe wants are set" if facts.wanted else "the recipe wants none"
+        return verdict(_problems(facts), f"{wanted}, nothing harmful")
 
 
-def _differs(one: Setting) -> Verdict:
-    if one.found is None:
-        reason = f"{one.name}: this kernel has no such setting, the recipe wants {one.wanted}"
-        hint = "take it out of the recipe's host.sysctls, or boot the kernel that the recipe was made for"
-        return warn(reason, hint)
-    return warn(f"{one.name} is {one.found}, the recipe wants {one.wanted}", "sparkd tune apply")
+def _problems(facts: SettingsFacts) -> Iterator[Verdict]:
+    # What `tune apply` would refuse comes first.
+    for one in sorted(facts.wanted, key=lambda one: one.found is not None):
+        if one.found is None:
+            hint = "take it out of the recipe's host.sysctls, or boot the kernel that the recipe was made for"
+            yield warn(f"{one.name}: this kernel has no such setting, the recipe wants {one.wanted}", hint)
+        elif one.found != one.wanted:
+            yield warn(f"{one.name} is {one.found}, the recipe wants {one.wanted}", "sparkd tune apply")
+    if facts.reserved_bytes > MOST_RESERVED_BYTES:
+        reason = f"vm.min_free_kbytes keeps {size(facts.reserved_bytes)} from everybody, the engine too"
+        yield warn(reason, "sysctl -w vm.min_free_kbytes=1572864")
+    if facts.overcommit == NEVER_OVERCOMMIT:
+        reason = "vm.overcommit_memory=2: CUDA reserves more addresses than there is memory"
+        yield warn(reason, "sysctl -w vm.overcommit_memory=0")
+    if facts.pid_max < FEWEST_PIDS:
+        reason = f"kernel.pid_max={facts.pid_max}: an engine and its compilers have some thousand threads"
+        yield warn(reason, "sysctl -w kernel.pid_max=4194304")
+    if facts.huge_pages_bytes > MOST_HUGE_PAGES_BYTES:
+        reason = f"{size(facts.huge_pages_bytes)} are set apart as huge pages, which the engine does not use"
+        yield warn(reason, "sysctl -w vm.nr_hugepages=0")

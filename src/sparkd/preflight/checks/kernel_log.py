@@ -42,7 +42,6 @@ class Event(Struct, frozen=True):
     last_seconds: float
     """Since boot."""
     text: str
-    """The last message."""
 
 
 _GPU = r"\((?:PCI:)?([0-9a-fA-F]+(?::[0-9a-fA-F]+)+(?:\.\d+)?)\)"
@@ -130,13 +129,10 @@ class KernelLogFacts(Struct, frozen=True):
     """Time of the oldest message in the log, since boot."""
     events: tuple[Event, ...]
     error: str = ""
-    """Why the log can't be read; empty where it can, or where there is none."""
     absent: bool = False
 
 
 class KernelLog(Check[KernelLogFacts], frozen=True):
-    """No message of the kernel since boot that stands against a launch."""
-
     uses_gpu: bool = True
     id = "kernel-log"
     levels = (Level.WARN, Level.BLOCK)

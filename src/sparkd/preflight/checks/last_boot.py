@@ -24,7 +24,6 @@ VALUE_LENGTH = 60
 class Change(Struct, frozen=True):
     name: str
     good: str
-    """Empty where the last good start had no such value."""
     tried: str
 
 
@@ -41,18 +40,13 @@ class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
     """Of the boots before this one since the last good start, oldest first."""
     started_well: bool
-    """Whether a good start is on record."""
     changes: tuple[Change, ...]
     """Differences of the last launch from the last good start; the first of them."""
     changed: int
-    """How many in all."""
 
 
 class LastBoot(Check[LastBootFacts], frozen=True):
-    """A plan that takes the machine down each time it loads is not tried for ever."""
-
     digest: str
-    """Of the plan."""
     unit: str = ""
     id = "last-boot"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
@@ -113,21 +107,14 @@ def _describe_changes(facts: LastBootFacts) -> str:
         return "no good start is on record"
     if not facts.changes:
         return "no recorded value has changed since the last good start"
-    shown = ", ".join(f"{one.name} from {_value(one.good)} to {_value(one.tried)}" for one in facts.changes)
+    shown = (f"{one.name} from {one.good or 'nothing'} to {one.tried or 'nothing'}" for one in facts.changes)
     more = f" and {facts.changed - len(facts.changes)} more" if facts.changed > len(facts.changes) else ""
-    return f"changed since the last good start: {shown}{more}"
-
-
-def _value(text: str) -> str:
-    return text or "nothing"
+    return f"changed since the last good start: {', '.join(shown)}{more}"
 
 
 def _changes(known: LaunchHistory) -> tuple[Change, ...]:
     good, tried = known.good, known.tried
     names = sorted(name for name in good.keys() | tried.keys() if good.get(name) != tried.get(name))
     names.sort(key=lambda name: LIKELY.index(name) if name in LIKELY else len(LIKELY))
-    return tuple(Change(_short(name), _short(good.get(name, "")), _short(tried.get(name, ""))) for name in names)
-
-
-def _short(text: str) -> str:
-    return sanitize(text, VALUE_LENGTH)
+    rows = ((name, good.get(name, ""), tried.get(name, "")) for name in names)
+    return tuple(Change(*(sanitize(text, VALUE_LENGTH) for text in row)) for row in rows)

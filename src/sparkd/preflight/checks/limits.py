@@ -23,8 +23,6 @@ class MemlockFacts(Struct, frozen=True):
 
 
 class Memlock(Check[MemlockFacts], frozen=True):
-    """The container may lock what NCCL registers with the RDMA devices."""
-
     plan: LaunchPlan
     id = "memlock"
     levels = (Level.WARN, Level.UNKNOWN)
@@ -85,8 +83,6 @@ class MemoryLimitFacts(Struct, frozen=True):
 
 
 class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
-    """No limit that does not hold, and a floor of the memory guard that the plan leaves room for."""
-
     uses_gpu: bool
     limits: MemoryLimitFacts
     id = "memory-limit"

@@ -53,6 +53,9 @@ class MemorySample(Struct, frozen=True):
     uptime_seconds: float
     available_bytes: int
 
+    def still_has(self, available_bytes: int) -> bool:
+        return abs(available_bytes - self.available_bytes) < UNCHANGED_BYTES
+
 
 def sample_memory(host: Host) -> MemorySample:
     return MemorySample(host.uptime_seconds(), host.meminfo().available_bytes)
@@ -73,8 +76,6 @@ class MemoryFacts(Struct, frozen=True):
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
-    """Enough memory for the plan. vLLM on integrated GPUs gates on MemAvailable, older builds on MemFree."""
-
     need: MemoryNeed
     settle_seconds: float
     uses_gpu: bool = True
@@ -149,7 +150,7 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
     def _unchanged(self, facts: MemoryFacts) -> bool:
         if (earlier := self.earlier) is None or facts.uptime_seconds - earlier.uptime_seconds < self.settle_seconds:
             return False
-        return abs(facts.available_bytes - earlier.available_bytes) < UNCHANGED_BYTES
+        return earlier.still_has(facts.available_bytes)
 
 
 class GpuUser(Struct, frozen=True):
@@ -233,8 +234,6 @@ class SwapFacts(Struct, frozen=True):
 
 
 class SwapOff(Check[SwapFacts], frozen=True):
-    """Swap is off where the engine shares its memory with a GPU."""
-
     uses_gpu: bool = True
     id = "swap"
     levels = (Level.WARN,)

@@ -38,8 +38,6 @@ class TenantFacts(Struct, frozen=True):
 
 
 class OtherTenants(Check[TenantFacts], frozen=True):
-    """Nobody else holds memory that the plan needs. unified-memory blocks; this check names the holders."""
-
     need: MemoryNeed
     uses_gpu: bool = True
     id = "other-tenants"
@@ -126,8 +124,6 @@ class HeldFacts(Struct, frozen=True):
 
 
 class UnaccountedMemory(Check[HeldFacts], frozen=True):
-    """No used memory without a user. Whether enough is left is the concern of unified-memory."""
-
     uses_gpu: bool = True
     id = "memory-held"
     levels = (Level.WARN,)

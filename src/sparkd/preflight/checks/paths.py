@@ -148,8 +148,6 @@ class ScriptFacts(Struct, frozen=True):
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
-    """No needed path is missing. A unit whose script is gone would fail and loop all day."""
-
     unit: str
     needed: tuple[NeededPath, ...] = ()
     drop_in: WantedDropIn | None = None

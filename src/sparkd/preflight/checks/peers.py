@@ -20,10 +20,7 @@ class ResolverFacts(Struct, frozen=True):
 
 
 class Resolver(Check[ResolverFacts], frozen=True):
-    """The engine needs no DNS, but torch looks up the name of each node and waits. It never blocks."""
-
     peers: tuple[str, ...]
-    """Addresses of the other nodes."""
     id = "resolver"
     levels = (Level.WARN,)
     reads = "/etc/resolv.conf, /run/systemd/resolve/resolv.conf; one query to each server, 0.3 s at most"
@@ -74,8 +71,6 @@ class PeerClockFacts(Struct, frozen=True):
 
 
 class PeerClocks(Check[PeerClockFacts], frozen=True):
-    """Clocks that agree, so that the journals of the nodes can be read side by side. It never blocks."""
-
     nodes: int
     id = "peer-clock"
     levels = (Level.WARN,)
@@ -109,12 +104,11 @@ judged; a node alone is ok."""
             return ok("one node")
         if not facts.clocks:
             return ok("no other node has been heard yet")
-        problems = [_apart(one) for one in facts.clocks if abs(one.ahead_seconds) > APART_SECONDS]
+        problems = []
+        for clock in facts.clocks:
+            if abs(clock.ahead_seconds) > APART_SECONDS:
+                name = f"{clock.node} ({clock.address})" if clock.node else clock.address
+                side = "ahead of" if clock.ahead_seconds > 0 else "behind"
+                reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
+                problems.append(warn(reason, "look at both: timedatectl"))
         return verdict(problems, f"{len(facts.clocks)} of {self.nodes - 1} heard, within {APART_SECONDS:g} s")
-
-
-def _apart(clock: PeerClock) -> Verdict:
-    name = f"{clock.node} ({clock.address})" if clock.node else clock.address
-    side = "ahead of" if clock.ahead_seconds > 0 else "behind"
-    reason = f"the clock of {name} is {abs(clock.ahead_seconds):.0f} s {side} this node's"
-    return warn(reason, "look at both: timedatectl")

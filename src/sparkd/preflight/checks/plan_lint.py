@@ -31,8 +31,6 @@ class PlanFacts(Struct, frozen=True):
 
 
 class PlanLint(Check[PlanFacts], frozen=True):
-    """Nothing in the plan is known to fail."""
-
     plan: LaunchPlan
     id = "plan-lint"
     levels = (Level.WARN, Level.BLOCK)

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from ipaddress import ip_address
-from typing import TYPE_CHECKING
-
 from msgspec import Struct
 
+from sparkd.config import Settings
 from sparkd.host import Host
+from sparkd.host.network import canonical
 from sparkd.host.sockets import Listener
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.vllm.command_line import first_values
-
-if TYPE_CHECKING:
-    from sparkd.config import Settings
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"
@@ -68,12 +64,9 @@ def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
 class PortsFacts(Struct, frozen=True):
     held: tuple[Held, ...]
     owner_pid: int | None
-    """Of the agent that owns this node."""
 
 
 class Ports(Check[PortsFacts], frozen=True):
-    """Every port that the plan needs is free, or its holder is named. Nobody is ended for a port."""
-
     wanted: tuple[Wanted, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
@@ -159,11 +152,9 @@ def _by_ipv6(wanted: Wanted) -> bool:
 def _plain(address: str) -> str:
     """One text for one address. A name may be any address: empty, as for all of them."""
     try:
-        found = ip_address(address.strip("[]"))
+        return canonical(address.strip("[]"))
     except ValueError:
         return ""
-    mapped = getattr(found, "ipv4_mapped", None)
-    return str(mapped or found)
 
 
 def _problem(held: Held) -> Verdict:
@@ -190,7 +181,6 @@ def _stop(held: Held) -> str:
 
 
 API_KEY = "VLLM_API_KEY"
-ALL_ADDRESSES = ("", "0.0.0.0", "::", "*")  # noqa: S104  # compared, not bound
 SHOWN = 32
 
 
@@ -224,7 +214,7 @@ runs what it receives there: from Ray 2.52 on only with a token of the cluster's
 Ports of other programs that listen on all addresses are shown, and not judged."""
 
     def probe(self, host: Host) -> ListenersFacts:
-        ports = {one.port for one in host.listeners() if one.address in ALL_ADDRESSES}
+        ports = {one.port for one in host.listeners() if one.address in (EVERY_IPV4, EVERY_IPV6)}
         return ListenersFacts(tuple(sorted(ports))[:SHOWN])
 
     def judge(self, facts: ListenersFacts) -> Verdict:  # noqa: ARG002  # evidence alone
@@ -234,20 +224,11 @@ Ports of other programs that listen on all addresses are shown, and not judged."
         flags = first_values(plan.argv)
         address = flags.get("host") or ""
         named = {name for name, _ in plan.env} | {secret.name for secret in plan.secrets}
-        open_to_all = _all_addresses(address)
+        open_to_all = address in ("", "*") or _plain(address) in (EVERY_IPV4, EVERY_IPV6)
         if open_to_all and API_KEY not in named and not flags.get("api-key"):
-            reason = (
-                f"the API will answer anybody who reaches port {plan.api_port} of this node: on all addresses, no key"
-            )
+            reason = f"the API will answer anybody who reaches port {plan.api_port} of this node: "
             hint = f'set {API_KEY} = "/etc/sparkd/api.key" under [engine.secrets], or args.host to one address'
-            return warn(reason, hint)
+            return warn(f"{reason}on all addresses, no key", hint)
         where = "all addresses, with a key" if open_to_all else address
         ranks = f"; ranks meet on port {plan.master_port}" if plan.node.cluster_size > 1 else ""
         return ok(f"the API on {where}: port {plan.api_port}{ranks}")
-
-
-def _all_addresses(host: str) -> bool:
-    try:
-        return host in ALL_ADDRESSES or ip_address(host).is_unspecified
-    except ValueError:  # a name
-        return False

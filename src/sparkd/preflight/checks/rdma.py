@@ -68,7 +68,9 @@ class Selection(Struct, frozen=True):
         rest = text.removeprefix("^")
         exact = rest.startswith("=")
         words = rest.removeprefix("=").split(",")
-        return cls(tuple(_name_and_port(word) for word in words if word), exact, others)
+        pairs = (word.partition(":")[::2] for word in words if word)
+        numbers = ((name, int(port) if port.isdecimal() and port.isascii() else None) for name, port in pairs)
+        return cls(tuple(numbers), exact, others)
 
     def takes(self, hca: str, port: int) -> bool:
         among = (self._matches(name, hca) and number in (None, port) for name, number in self.names)
@@ -92,11 +94,6 @@ def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, 
     return tuple((hca, port) for hca in hcas for port in hca.ports if selection.takes(hca.name, port.number))
 
 
-def _name_and_port(word: str) -> tuple[str, int | None]:
-    name, _, port = word.partition(":")
-    return name, int(port) if port.isdecimal() and port.isascii() else None
-
-
 class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
@@ -104,11 +101,8 @@ class RdmaFacts(Struct, frozen=True):
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
-    """Without RDMA NCCL uses TCP, many times slower, and only logs it."""
-
     env: Mapping[str, str]
     wanted: tuple[str, ...]
-    """fabric.hcas, given or found."""
     reaches_verbs: bool
     """Whether the container sees the devices of /dev/infiniband."""
     not_needed: str = ""
@@ -223,9 +217,7 @@ class GidTable(Struct, frozen=True):
     hca: str
     port: int
     at_index: Gid | None
-    """The entry at the pinned index, if any."""
     good: tuple[int, ...]
-    """Indexes that would do."""
 
 
 class GidFacts(Struct, frozen=True):
@@ -233,8 +225,6 @@ class GidFacts(Struct, frozen=True):
 
 
 class GidIndex(Check[GidFacts], frozen=True):
-    """Indexes move when addresses come and go, and differ between devices: unset is best."""
-
     env: Mapping[str, str]
     address: str
     """Of this node on the fabric: its family is that of the GIDs."""

@@ -34,7 +34,6 @@ class SegmentFacts(Struct, frozen=True):
 
 class ShmFacts(Struct, frozen=True):
     own_device: int
-    """Of the machine's own /dev/shm."""
     segments: tuple[SegmentFacts, ...]
     """Those with an engine's names."""
     unreadable_pids: tuple[int, ...]
@@ -44,7 +43,6 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     """Orphans are a WARN: they take memory, and no launch fails by them alone."""
 
     owners: tuple[int, ...] = (0,)
-    """Users whose segments may be unlinked."""
     id = "shared-memory"
     levels = (Level.WARN,)
     reads = "files of /dev/shm; /proc/PID/maps and fd of every process"
@@ -108,14 +106,10 @@ COMFORT_BYTES = GIB
 class ShmSizeFacts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
-    """Less what lies there already."""
     set_by: str
-    """The recipe, docker, or the mount."""
 
 
 class ShmSize(Check[ShmSizeFacts], frozen=True):
-    """Room in /dev/shm for vLLM's queues and NCCL's buffers."""
-
     host_ipc: bool
     shm_bytes: int | None
     """That the recipe gives the container; None: docker's default."""
@@ -187,17 +181,13 @@ FIRST_PERSON = 1000
 
 class RemoveIpcFacts(Struct, frozen=True):
     removes: bool
-    """Whether logind removes segments at all."""
     image_user: str | None = None
     """The image's user, by number or name; empty is root. None: unknown, without the image or docker."""
     login: str = ""
-    """This node's user of that number."""
     lingers: bool = False  # words: keep - systemd's word, and a key of the report
 
 
 class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
-    """The end of an ssh session does not delete the engine's semaphores."""
-
     image: str
     host_ipc: bool
     id = "remove-ipc"
@@ -247,19 +237,17 @@ It never blocks: as long as nobody logs out, all is well."""
             return ok("not checked: docker or the image is away")
         if facts.image_user in ("", "root"):
             return ok("the image runs as root, whose segments stay")
-        if facts.image_user.isdecimal():
-            return self._of_number(facts, int(facts.image_user))
-        reason = f"the image runs as {facts.image_user}; logind removes the segments of users who log out"
-        return warn(reason, "set RemoveIPC=no in /etc/systemd/logind.conf.d")
-
-    def _of_number(self, facts: RemoveIpcFacts, uid: int) -> Verdict:
-        if uid < FIRST_PERSON:
-            return ok(f"the image runs as {uid}, a user of the system, whose segments stay")
+        runs_as = f"the image runs as {facts.image_user}"
+        if not facts.image_user.isdecimal():
+            reason = f"{runs_as}; logind removes the segments of users who log out"
+            return warn(reason, "set RemoveIPC=no in /etc/systemd/logind.conf.d")
+        if int(facts.image_user) < FIRST_PERSON:
+            return ok(f"{runs_as}, a user of the system, whose segments stay")
         if not facts.login:
-            return ok(f"the image runs as {uid}, who can't log in here")
+            return ok(f"{runs_as}, who can't log in here")
         if facts.lingers:  # words: keep
-            return ok(f"the image runs as {uid}, {facts.login}, whose services logind keeps")
-        reason = f"the image runs as {uid}, {facts.login} here: logind removes its segments when {facts.login} logs out"
+            return ok(f"{runs_as}, {facts.login}, whose services logind keeps")
+        reason = f"{runs_as}, {facts.login} here: logind removes its segments when {facts.login} logs out"
         return warn(reason, f"{KEEP_SERVICES} {facts.login}")
 
 

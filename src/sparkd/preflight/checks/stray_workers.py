@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner, Process, ProcessTable
+from sparkd.host.processes import NodeOwner, ProcessTable
 from sparkd.lib.text import size
 from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
+from sparkd.preflight.checks.docker import docker_unknown
 from sparkd.preflight.engine_processes import (
     Engine,
     Leader,
-    Member,
     PortUse,
     find_engines,
     gpu_memory_by_pid,
@@ -20,7 +21,7 @@ from sparkd.preflight.engine_processes import (
     lasting_ports,
     pids_of,
 )
-from sparkd.preflight.fixes import EndProcess, RemoveContainer
+from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity
 
 
 class Container(Struct, frozen=True):
@@ -40,21 +41,14 @@ class StrayFacts(Struct, frozen=True):
     docker_error: str
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
-    """The holder of the node's lock."""
     ports: tuple[PortUse, ...]
-    """That engines listen on."""
     zombies: tuple[str, ...]
     scanned: int
-    """Processes looked at."""
 
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
-    """No other engine. One that is certainly orphaned is ended; any other is named and left alone."""
-
-    tried: frozenset[tuple[int, int]] = frozenset()
-    """(pid, start time) of processes that a fix has tried to end."""
-    tried_containers: frozenset[str] = frozenset()
-    """Full ids of containers that a fix has tried to remove."""
+    tried: frozenset[Identity] = frozenset()
+    """Of the fixes that were applied."""
     id = "stray-workers"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = "every process; docker's containers; the engines' listening sockets"
@@ -95,7 +89,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             docker_error=docker.error,
             owner=host.owner(),
             ports=lasting_ports(host, table, pids_of(found)),
-            zombies=_zombies(table),
+            zombies=tuple(_zombies(table)),
             scanned=len(table.processes),
         )
 
@@ -108,8 +102,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             problems.append(self._engine(facts, engine))
         problems += [warn(zombie) for zombie in facts.zombies]
         if facts.docker_error:
-            reason = f"docker can't list its containers: {facts.docker_error}"
-            problems.append(unknown(reason, "look at: systemctl status docker", awaits="docker"))
+            problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         away = "" if facts.docker_known else "; docker is away, so containers were not checked"
         return verdict(problems, f"none among {facts.scanned} processes{away}")
 
@@ -125,9 +118,9 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
         state = f"still runs and holds {size(held)}" if container.running else "is left over"
-        if container.id in self.tried_containers:
-            return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
+        if identity(fix) in self.tried:
+            return _stuck_container(inside, f"{what} of an agent that is gone {state} and can't be removed")
         return block(f"{what} of an agent that is gone {state}", "remove it", fixes=(fix,))
 
     def _engine(self, facts: StrayFacts, engine: Engine) -> Verdict:
@@ -143,7 +136,8 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
         return self._stray(facts, engine)
 
     def _stray(self, facts: StrayFacts, engine: Engine) -> Verdict:
-        stuck = [one for one in engine.members if (one.pid, one.start_time) in self.tried]
+        fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
+        stuck = [one for one, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
         asleep = [one for one in stuck if one.state == "D"]
         if asleep:
             names = ", ".join(f"pid {one.pid} ({one.comm})" for one in asleep)
@@ -153,7 +147,6 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
         if stuck:
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
-        fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
         return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
 
 
@@ -193,17 +186,11 @@ def _how_to_stop(facts: StrayFacts, engine: Engine) -> str:
 def _with_gpu(host: Host, table: ProcessTable, found: tuple[Engine, ...]) -> tuple[Engine, ...]:
     pids = pids_of(found)
     extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids])
-
-    def with_extra(one: Member) -> Member:
-        return replace(one, frees_bytes=one.frees_bytes + extra.get(one.pid, 0))
-
-    return tuple(replace(engine, members=tuple(map(with_extra, engine.members))) for engine in found)
+    return tuple(engine.with_memory(extra) for engine in found)
 
 
-def _zombies(table: ProcessTable) -> tuple[str, ...]:
-    def parent(process: Process) -> str:
-        found = table.get(process.parent)
-        return f"pid {process.parent} ({found.comm if found else '?'})"
-
-    zombies = (one for one in table if one.dead and is_worker(one))
-    return tuple(f"pid {one.pid} ({one.comm}) is a zombie that {parent(one)} has not reaped" for one in zombies)
+def _zombies(table: ProcessTable) -> Iterator[str]:
+    for one in table:
+        if one.dead and is_worker(one):
+            parent = f"pid {one.parent} ({found.comm if (found := table.get(one.parent)) else '?'})"
+            yield f"pid {one.pid} ({one.comm}) is a zombie that {parent} has not reaped"

@@ -33,14 +33,11 @@ class WeightsFacts(Struct, frozen=True):
     leads_out: str
     """A path of a model file outside the container's mounts."""
     closed: str
-    """A file that not every user may read."""
     image_user: str | None
     """The engine's user, read where that matters; empty is root, None unknown."""
 
 
 class ModelWeights(Check[WeightsFacts], frozen=True):
-    """Every file that the loader will open is there and whole."""
-
     folder: str
     seen_as: str = ""
     """The folder in the container; empty where that does not matter."""
@@ -128,7 +125,7 @@ missing or empty is the concern of script-paths.
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
-        return verdict(tuple(self._problems(facts)), good)
+        return verdict(self._problems(facts), good)
 
     def _problems(self, facts: WeightsFacts) -> Iterator[Verdict]:
         yield from (_flaw(facts, flaw) for flaw in facts.flaws)

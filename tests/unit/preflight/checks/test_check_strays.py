@@ -12,7 +12,7 @@ from sparkd.host.gpu import GpuFacts, GpuProcess
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.engine_processes import is_serve
-from sparkd.preflight.fixes import EndProcess, RemoveContainer
+from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
@@ -32,7 +32,7 @@ def judged(
     tree: Tree,
     docker: DockerFacts = NO_DOCKER,
     gpu: GpuFacts | None = None,
-    tried: frozenset[tuple[int, int]] = frozenset(),
+    tried: frozenset[Identity] = frozenset(),
 ) -> Verdict:
     tree.file("/proc/uptime", f"{NOW_SECONDS}.00 1.00\n")
     if not (tree.root / "proc/net/tcp").exists():
@@ -260,15 +260,15 @@ def test_a_stray_asleep_in_the_kernel_is_tried_first_and_needs_a_person_then(tre
     first = judged(tree)
     assert (ended(first), first.needs_person) == ([10], False)
     assert "state D" in first.reason
-    again = judged(tree, tried=frozenset({(10, OLD)}))
+    again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
     assert (again.fixes, again.needs_person, again.hint) == ((), True, "reboot this node")
 
 
 def test_a_stray_that_survives_is_not_tried_for_ever(tree: Tree) -> None:
     tree.process(10, "VLLM::Worker_TP", group=9, start_time=OLD)
-    again = judged(tree, tried=frozenset({(10, OLD)}))
+    again = judged(tree, tried=frozenset({("end-process", 10, OLD)}))
     assert (again.level, again.clears, again.fixes, again.needs_person) == (Level.BLOCK, False, (), False)
-    assert ended(judged(tree, tried=frozenset({(10, OLD + 1)}))) == [10], "another process"
+    assert ended(judged(tree, tried=frozenset({("end-process", 10, OLD + 1)}))) == [10], "another process"
 
 
 @pytest.mark.parametrize(

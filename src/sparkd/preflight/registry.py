@@ -11,8 +11,7 @@ from sparkd.config import Settings
 from sparkd.lib.text import GIB
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
-from sparkd.preflight.checks.compile_cache import CompileCache
-from sparkd.preflight.checks.disk import DiskRoom
+from sparkd.preflight.checks.disk import CompileCache, DiskRoom
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits

@@ -112,14 +112,12 @@ engine when less than memory.floor_mib is left (0: the guard is off).
             return ok("the plan uses no GPU")
         problems = []
         if facts.container_limit_bytes is not None:
-            limit = size(facts.container_limit_bytes)
-            reason = f"container.memory_limit_bytes is {limit}, and does not bound what the GPU takes"
+            reason = f"container.memory_limit_bytes is {size(facts.container_limit_bytes)}, and does not bound what "
             hint = "bound the engine by gpu_memory_utilization, and take the limit out of the recipe"
-            problems.append(warn(reason, hint))
-        floor, headroom = size(facts.floor_bytes), size(facts.headroom_bytes)
+            problems.append(warn(f"{reason}the GPU takes", hint))
         if facts.floor_bytes > facts.headroom_bytes:
-            reason = f"the memory guard kills the engine below {floor} available, "
-            reason += f"and preflight admits it with {headroom} to spare"
+            reason = f"the memory guard kills the engine below {size(facts.floor_bytes)} available, and preflight "
+            reason += f"admits it with {size(facts.headroom_bytes)} to spare"
             problems.append(warn(reason, "lower memory.floor_mib, or raise memory.headroom_gib"))
         guarded = f"the memory guard ends the engine below {facts.floor_bytes // MIB} MiB available"
         return verdict(problems, guarded if facts.floor_bytes else "the memory guard is off (memory.floor_mib = 0)")

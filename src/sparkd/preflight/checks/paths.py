@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from enum import Enum
 from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 
@@ -42,21 +43,20 @@ class NeededPath(Struct, frozen=True):
 
 def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     """The launch script's own source, the model, secrets, and everything that the container gets from outside."""
-    model = f"the model of recipe {plan.recipe}"
-    found = [
-        NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
-    ]
-    found = [one for one in found if one.path]
-    found += [NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets]
-    found += [
+    model, device = f"the model of recipe {plan.recipe}", f"a device of recipe {plan.recipe}"
+    mounts = [
         NeededPath(one.source, f"the source of the container's {one.target}", Needed.ANYTHING, MOUNT_HINT)
         for one in plan.container.volumes
         if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
     ]
-    device = f"a device of recipe {plan.recipe}"
-    found += [NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices]
-    return tuple(found)
+    found = (
+        NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
+        NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
+        *(NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets),
+        *mounts,
+        *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices),
+    )
+    return tuple(one for one in found if one.path)
 
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -183,28 +183,28 @@ the engine. A missing model shows only after a minute of imports. This check ins
         )
 
     def judge(self, facts: ScriptFacts) -> Verdict:
-        problems = [_problem(one, wrong) for one in facts.paths if (wrong := _wrong(one))]
-        problems += [
-            warn(f"{word} can't be looked up: only systemd knows what it means") for word in facts.unknown_words
-        ]
+        return verdict(self._problems(facts), f"{len(facts.paths)} paths, all there")
+
+    def _problems(self, facts: ScriptFacts) -> Iterator[Verdict]:
+        for one in facts.paths:
+            if wrong := _wrong(one):
+                level = Level.WARN if one.needed.may_fail else Level.BLOCK
+                yield Verdict(level, f"{one.needed.path} {wrong} ({one.needed.what})", one.needed.hint)
+        for word in facts.unknown_words:
+            yield warn(f"{word} can't be looked up: only systemd knows what it means")
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{LAUNCH_SCRIPT} is a {facts.launch_script.value}, not a file"
-            problems.append(block(reason, f"remove it: rm -r {LAUNCH_SCRIPT}"))
+            yield block(reason, f"remove it: rm -r {LAUNCH_SCRIPT}")
+        wanted, found = self.drop_in, facts.drop_in
         if not facts.unit_sources:
-            problems.append(warn(f"{facts.unit} is not installed", "install the package"))
-        elif not facts.masked:
-            problems += self._drift(facts)
-        return verdict(problems, f"{len(facts.paths)} paths, all there")
-
-    def _drift(self, facts: ScriptFacts) -> list[Verdict]:
-        wanted = self.drop_in
-        if wanted is None or _same(facts.drop_in, wanted.text):
-            return []
-        if facts.drop_in is not None and not facts.drop_in.startswith(wanted.header):
-            reason = f"{wanted.path} was not written by sparkd"
-            return [block(reason, "move it to another name")] if wanted.text else []
-        state = "is missing" if facts.drop_in is None else "differs from the configuration"
-        return [block(f"{wanted.path} {state}", "sparkd units install")]
+            yield warn(f"{facts.unit} is not installed", "install the package")
+        elif facts.masked or wanted is None or _same(found, wanted.text):
+            return
+        elif found is None or found.startswith(wanted.header):
+            state = "is missing" if found is None else "differs from the configuration"
+            yield block(f"{wanted.path} {state}", "sparkd units install")
+        elif wanted.text:
+            yield block(f"{wanted.path} was not written by sparkd", "move it to another name")
 
 
 def _same(found: str | None, wanted: str) -> bool:
@@ -212,11 +212,6 @@ def _same(found: str | None, wanted: str) -> bool:
     if found is None or not wanted:
         return found is None and not wanted
     return parse_assignments(found) == parse_assignments(wanted)
-
-
-def _problem(facts: PathFacts, wrong: str) -> Verdict:
-    level = Level.WARN if facts.needed.may_fail else Level.BLOCK
-    return Verdict(level, f"{facts.needed.path} {wrong} ({facts.needed.what})", facts.needed.hint)
 
 
 def _wrong(facts: PathFacts) -> str:

@@ -75,7 +75,9 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
         found = find_engines(host, table)
-        found = _with_gpu(host, table, found) if found else ()
+        pids = pids_of(found)
+        extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if found else {}
+        found = tuple(engine.with_memory(extra) for engine in found)
         docker = host.docker()
         seen = tuple(
             Container(one.id, one.name, one.ours, one.invocation, one.running)
@@ -88,7 +90,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             docker_known=docker.known,
             docker_error=docker.error,
             owner=host.owner(),
-            ports=lasting_ports(host, table, pids_of(found)),
+            ports=lasting_ports(host, table, pids),
             zombies=tuple(_zombies(table)),
             scanned=len(table.processes),
         )
@@ -129,7 +131,9 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             return unknown(reason, "systemctl start docker", awaits="docker")
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         if engine.serves or not engine.adopted or engine.leader is Leader.ITSELF:
-            return block(f"a living engine: {_words(facts, engine)}", _how_to_stop(facts, engine))
+            name = _container_name(facts, engine)
+            how = f"docker stop {name}" if name else f"kill {engine.top.pid}"
+            return block(f"a living engine: {_words(facts, engine)}", f"stop it first: {how}")
         if engine.leader is Leader.OTHER:
             reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
             return unknown(reason, f"if nobody needs it: kill {engine.top.pid}")
@@ -176,17 +180,6 @@ def _words(facts: StrayFacts, engine: Engine) -> str:
 
 def _container_name(facts: StrayFacts, engine: Engine) -> str:
     return next((one.name for one in facts.containers if one.id == engine.container_id), "")
-
-
-def _how_to_stop(facts: StrayFacts, engine: Engine) -> str:
-    name = _container_name(facts, engine)
-    return f"stop it first: docker stop {name}" if name else f"stop it first: kill {engine.top.pid}"
-
-
-def _with_gpu(host: Host, table: ProcessTable, found: tuple[Engine, ...]) -> tuple[Engine, ...]:
-    pids = pids_of(found)
-    extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids])
-    return tuple(engine.with_memory(extra) for engine in found)
 
 
 def _zombies(table: ProcessTable) -> Iterator[str]:

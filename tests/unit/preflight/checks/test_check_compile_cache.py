@@ -13,7 +13,7 @@ from sparkd.host import Host, caches, docker_image
 from sparkd.host.caches import Folder
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.compile_cache import CacheFacts, CompileCache
+from sparkd.preflight.checks.disk import CacheFacts, CompileCache
 from sparkd.state.launch_history import FILE, LaunchHistory
 
 ID, OTHER = "ab" * 32, "cd" * 32

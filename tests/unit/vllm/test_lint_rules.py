@@ -1,0 +1,252 @@
+"""The rules of plan-lint, one by one, and what they read of flags and of a model's config.json."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from tests.unit.lint_launches import GOOD
+
+from sparkd.vllm.command_line import first_values
+from sparkd.vllm.lint import predicates, rules
+from sparkd.vllm.lint.engine import Launch, ModelLimits, parse_limits
+
+LAUNCH = Launch(
+    GOOD,
+    kept=("/root/.cache/vllm",),
+    pool_tokens=612_341,
+    model=ModelLimits("deepseek_v4", 1_048_576),
+)
+DRAFTS = '{"method":"%s","num_speculative_tokens":%s}'
+
+
+def seen(launch: Launch, **flags: str | None) -> list[str]:
+    said = {name.replace("_", "-"): text for name, text in flags.items()}
+    return found(replace(launch, flags={**launch.flags, **said}))
+
+
+def found(launch: Launch) -> list[str]:
+    return [one.rule for one in rules.find_issues(launch)]
+
+
+def test_what_is_known_to_serve_well_is_good() -> None:
+    assert rules.find_issues(LAUNCH) == ()
+    assert rules.find_issues(Launch({}, gpu=False)) == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"compilation_config": '{"cudagraph_mode": FULL'}, ["json"]),
+        ({"compilation_config": "'{}'"}, ["json"]),
+        ({"compilation_config": "3"}, []),
+        ({"compilation_config": "true"}, ["json"]),
+        ({"compilation_config": None}, []),
+        ({"speculative_config": "3"}, ["json"]),
+        ({"speculative_config": "{“method”:“mtp”}"}, ["json"]),
+        ({"hf_overrides": "my.module.function"}, []),
+        ({"hf_overrides": '{"a": 1'}, ["json"]),
+        ({"reasoning_config": "[]"}, ["json"]),
+        ({"reasoning_config": "[" * 100_000}, ["json"]),
+        ({"kv_transfer_config": ""}, []),
+        ({"kv_transfer_config": '{"a": 80m, "b": "x 1k"}'}, []),
+        ({"kv_transfer_config": '{"a": 80x}'}, ["json"]),
+        ({"override_generation_config": '{"temperature":0.0}'}, []),
+        ({"default_chat_template_kwargs": "thinking=true", "reasoning_config": "x"}, ["json", "json"]),
+        ({"prefix_caching": None}, ["misnamed-flag"]),
+        ({"enable_prefix_caching": None}, []),
+        ({"disable_log_requests": None, "rope_scaling": "{}"}, ["misnamed-flag", "misnamed-flag"]),
+        ({"gpu_memory_utilization": "0.912"}, []),
+        ({"gpu_memory_utilization": "0.92"}, ["high-memory-share"]),
+        ({"gpu_memory_utilization": "0.95"}, ["high-memory-share"]),
+        ({"gpu_memory_utilization": "0.96"}, ["memory-share"]),
+        ({"gpu_memory_utilization": "nan"}, []),
+        ({"gpu_memory_utilization": "much"}, []),
+        ({"max_num_batched_tokens": "16384", "no_enable_chunked_prefill": None}, ["unchunked-prefill"]),
+        ({"max_num_batched_tokens": "131072", "no_enable_chunked_prefill": None}, []),
+        ({"max_num_batched_tokens": "7"}, ["batch"]),
+        ({"max_num_batched_tokens": "8"}, []),
+        ({"max_model_len": "612341", "max_num_seqs": "1"}, []),
+        ({"max_model_len": "612342", "max_num_seqs": "1"}, ["pool-length"]),
+        ({"max_model_len": "1048577", "max_num_seqs": "1"}, ["model-length", "pool-length"]),
+        ({"max_num_seqs": "18"}, []),
+        ({"max_num_seqs": "19"}, ["pool-sequences"]),
+        ({"enforce_eager": None}, ["eager"]),
+        ({"enforce_eager": None, "compilation_config": '{"cudagraph_mode":"none"}'}, []),
+        ({"speculative_config": DRAFTS % ("deepseek_mtp", 3)}, ["drafts"]),
+        ({"speculative_config": DRAFTS % ("mtp", 3)}, ["drafts"]),
+        ({"speculative_config": DRAFTS % ("mtp", '"3"')}, []),
+        ({"speculative_config": DRAFTS % ("dspark", 5)}, []),
+        ({"speculative_config": DRAFTS % ("dspark", 6)}, ["drafts"]),
+        ({"speculative_config": DRAFTS % ("eagle3", 7)}, []),
+    ],
+)
+def test_flags(flags: dict[str, str | None], expected: list[str]) -> None:
+    assert seen(LAUNCH, **flags) == expected
+
+
+def test_a_left_out_share_of_memory_is_vllms_own_unless_the_cache_has_a_size() -> None:
+    flags = {name: text for name, text in GOOD.items() if name != "gpu-memory-utilization"}
+    assert seen(replace(LAUNCH, flags=flags)) == ["high-memory-share"]
+    assert seen(replace(LAUNCH, flags=flags), kv_cache_memory_bytes="1G") == []
+    assert seen(replace(LAUNCH, flags=flags, gpu=False)) == []
+
+
+def test_fields_behind_dots_count_as_json_does() -> None:
+    dotted = {**GOOD, "compilation-config": None, "compilation-config.cudagraph_mode": "FULL", "enforce-eager": None}
+    assert found(replace(LAUNCH, flags=dotted)) == ["eager"]
+    dotted = {**GOOD, "speculative-config.num_speculative_tokens": "3"}
+    assert found(replace(LAUNCH, flags=dotted)) == ["drafts"]
+
+
+def test_forked_workers_block() -> None:
+    (one,) = rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}))
+    assert (one.rule, one.blocks, one.at) == ("fork", True, "env.VLLM_WORKER_MULTIPROC_METHOD")
+    assert rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"})) == ()
+    assert rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, gpu=False)) == ()
+
+
+def test_a_length_beyond_the_models_own_blocks_and_warns_where_it_is_allowed() -> None:
+    short = replace(LAUNCH, model=ModelLimits("llama", 4096))
+    (one,) = rules.find_issues(short)
+    assert (one.rule, one.blocks) == ("model-length", True)
+    assert one.reason == "--max-model-len 131072, and the model's config.json allows 4096"
+    (one,) = rules.find_issues(replace(short, env={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"}))
+    assert (one.rule, one.blocks) == ("long-by-will", False)
+    assert seen(short, hf_overrides='{"max_position_embeddings":131072}') == []
+    assert seen(replace(short, flags={**GOOD, "hf-overrides.max_position_embeddings": "131072"})) == []
+
+
+def test_a_pool_that_was_measured_at_another_length_warns_alone() -> None:
+    (one,) = rules.find_issues(replace(LAUNCH, flags={**GOOD, "max-model-len": "700000", "max-num-seqs": "1"}))
+    assert (one.rule, one.blocks) == ("pool-length", False)
+
+
+def test_mtp_is_deepseeks_only_where_the_model_is() -> None:
+    assert seen(replace(LAUNCH, model=ModelLimits("qwen3_next")), speculative_config=DRAFTS % ("mtp", 3)) == []
+
+
+@pytest.mark.parametrize(
+    ("kept", "env", "warns"),
+    [
+        ((), {}, True),
+        (("/root/.cache/flashinfer",), {}, True),
+        (("/rootless",), {}, True),
+        (("/root/.cache/vllm",), {}, False),
+        (("/root",), {}, False),
+        (("/home/vllm/.cache",), {}, False),
+        (("/cache",), {}, True),
+        (("/cache",), {"VLLM_CACHE_ROOT": "/cache/vllm"}, False),
+        (("/root/.cache/vllm",), {"VLLM_CACHE_ROOT": "/tmp/vllm"}, False),
+        (("/x",), {"XDG_CACHE_HOME": "/x"}, False),
+    ],
+)
+def test_all_custom_operations_want_a_cache(kept: tuple[str, ...], env: dict[str, str], warns: bool) -> None:
+    assert found(replace(LAUNCH, kept=kept, env=env)) == ["compile-cache"] * warns
+    listed = {**GOOD, "compilation-config": "{}", "compilation-config.custom_ops+": "all"}
+    assert found(replace(LAUNCH, kept=kept, env=env, flags=listed)) == (["compile-cache"] * warns)
+    some = {**GOOD, "compilation-config": '{"custom_ops":["none"]}'}
+    assert rules.find_issues(replace(LAUNCH, kept=(), flags=some)) == ()
+
+
+def test_broken_json_says_where() -> None:
+    (one,) = rules.find_issues(replace(LAUNCH, flags={**GOOD, "compilation-config": '{"cudagraph_mode": FULL'}))
+    assert one.reason == "--compilation-config is no JSON: Expecting value, line 1 column 20"  # as vLLM 0.32 says
+    (one,) = rules.find_issues(replace(LAUNCH, flags={**GOOD, "speculative-config": "{“method”:“mtp”}"}))
+    assert "line 1 column 2; it holds “" in one.reason
+
+
+def test_every_rule_has_its_own_name() -> None:
+    assert len({rule.name for rule in rules.RULES}) == len(rules.RULES)
+    assert all(rule.name in rules.describe_rules() for rule in rules.RULES)
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("vllm serve /m --max-model-len 5 --enable-x --y=1", {"max-model-len": "5", "enable-x": None, "y": "1"}),
+        ("--max_model_len=5 --max-model-len 6", {"max-model-len": "6"}),
+        ("--compilation_config.cudagraph_mode=NONE", {"compilation-config.cudagraph_mode": "NONE"}),
+        ("-tp 2 -cc={} -x 3", {"tensor-parallel-size": "2", "compilation-config": "{}"}),
+        ("--a=--b --a= -- --", {"a": ""}),
+        ("--allowed a b c", {"allowed": "a"}),
+    ],
+)
+def test_words(said: str, expected: dict[str, str | None]) -> None:
+    assert first_values(said.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "amount"),
+    [("131072", 131072), ("1k", 1000), ("1K", 1024), ("25.6k", 25600), ("1M", 1 << 20), ("2g", 2 * 10**9),
+     ("25.6", None), ("25.6K", None), ("1T", 1 << 40), (" 5 ", 5), ("", None), ("auto", None), ("-1", None),
+     ("1" * 99, None), ("\u0661", None), ("1e3", None)],
+)  # fmt: skip
+def test_amounts_are_read_as_vllm_does(text: str, amount: int | None) -> None:
+    assert Launch({"max-model-len": text}).amount("max-model-len") == amount
+
+
+@pytest.mark.parametrize(
+    ("config", "longest"),
+    [
+        ({}, None),
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "seq_length": 2048}, 2048),
+        ({"max_position_embeddings": 8192, "model_max_length": 131072}, 131072),
+        ({"text_config": {"max_position_embeddings": 262144}, "max_position_embeddings": 5}, 262144),
+        # DeepSeek-V3's own; V4-Flash has 65536 x 16.
+        ({"max_position_embeddings": 163840,
+          "rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}}, 163840),
+        # 0.32 takes the length as scaled.
+        ({"max_position_embeddings": 131072,
+          "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 4096}}, 131072),
+        ({"max_position_embeddings": 32768,
+          "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131072),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 2}}, 8192),
+        ({"max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 131072),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": None}, 4096),
+        ({"max_position_embeddings": 131072, "model_type": "gemma3_text",
+          "rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 131072),
+        ({"max_position_embeddings": 4096, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {"rope_type": "default"}}},
+         8192),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": "4"}}, None),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4}}, None),
+        ({"max_position_embeddings": True}, None),
+        ({"max_position_embeddings": -1}, None),
+        ({"max_position_embeddings": "4096"}, None),
+    ],
+)  # fmt: skip
+def test_a_models_own_length(config: dict[str, object], longest: int | None) -> None:
+    assert parse_limits(config).max_length == longest
+
+
+FLAG = st.sampled_from(
+    [*GOOD, *predicates.JSON_FLAGS, *predicates.JSON_OR_TEXT, *predicates.RENAMED, "enforce-eager", "x", "", "a.b", "."]
+)
+KEY = st.sampled_from(
+    ["cudagraph_mode", "custom_ops", "method", "num_speculative_tokens", "max_position_embeddings", "rope_scaling",
+     "rope_parameters", "rope_type", "factor", "model_type", "text_config", "model_max_length", "x"]
+)  # fmt: skip
+LEAF = st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats() | st.text(max_size=4)
+VALUE = st.recursive(LEAF, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEY, inner, max_size=3))
+TEXT = VALUE.map(json.dumps) | st.text(max_size=12) | st.sampled_from(["all", "0.9", "9" * 5000, "1k", "\ud800", "$"])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.dictionaries(FLAG, st.none() | TEXT, max_size=5), st.dictionaries(st.text(max_size=3), TEXT, max_size=2), VALUE
+)
+@example({"max-model-len": "5"}, {}, {"max_position_embeddings": float("inf")})
+@example({"speculative-config": '{"method":[],"num_speculative_tokens":true}'}, {}, None)
+def test_no_flags_environment_or_config_are_too_odd(
+    flags: dict[str, str | None], env: dict[str, str], config: object
+) -> None:
+    model = parse_limits(config) if isinstance(config, dict) else ModelLimits()
+    for one in rules.find_issues(Launch(flags, env, model=model, pool_tokens=1, kept=("", "/"))):
+        assert one.reason
+        assert one.hint

@@ -88,6 +88,7 @@ class AnyCheck(Struct, frozen=True):
     levels: ClassVar[tuple[Level, ...]]
     """Those beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
     reads: ClassVar[str]
+    """Here and in `source` a line end is a space."""
     source: ClassVar[str]
     """Why this matters: title and author, section, issue, or measurement."""
     page: ClassVar[str]

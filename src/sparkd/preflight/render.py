@@ -111,7 +111,8 @@ def checks_manual() -> str:
     rows, pages = "", ""
     for check in CHECKS:
         levels, fixes = ", ".join(level.value for level in check.levels), ", ".join(check.fixes) or "nothing"
-        cells = (f"[`{check.id}`](#{check.id})", levels, check.reads, fixes, check.source.replace("|", "\\|"))
+        reads, source = (" ".join(text.split()) for text in (check.reads, check.source.replace("|", "\\|")))
+        cells = (f"[`{check.id}`](#{check.id})", levels, reads, fixes, source)
         rows += f"| {' | '.join(cells)} |\n"
         pages += f"\n## {check.id}\n\n```text\n{check.page}\n```\n"
     return f"{MANUAL}{rows}{pages}"

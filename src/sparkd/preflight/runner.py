@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from sparkd.host import CachedHost, Host
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import did_you_mean
-from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
+from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
 from sparkd.preflight.fixes import ORDER, Fix
 from sparkd.preflight.registry import IDS
 
@@ -30,8 +30,8 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
     except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
         may_block = any(level.blocks for level in check.levels)
-        level = Level.UNKNOWN if may_block else Level.WARN
-        verdict = Verdict(level, " ".join(reason.split()), "run as root; if it stays, report it")
+        judged = unknown if may_block else warn
+        verdict = judged(" ".join(reason.split()), "run as root; if it stays, report it")
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))
 
 
@@ -56,8 +56,7 @@ def downgraded(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding
 def _downgraded(finding: Finding) -> Finding:
     before = finding.verdict
     # A warning's fixes are applied: those of a finding that they could not clear must not be.
-    fixes = before.fixes if before.clears else ()
-    return replace(finding, verdict=Verdict(Level.WARN, before.reason, before.hint, fixes))
+    return replace(finding, verdict=warn(before.reason, before.hint, before.fixes if before.clears else ()))
 
 
 def _known_ids(key: str, ids: Sequence[str]) -> None:

@@ -52,10 +52,8 @@ class DiskRoom(Check[DiskFacts], frozen=True):
     caches: bool = True
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = (
-        "statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json "
-        "and dockerd's arguments"
-    )
+    reads = """statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json and
+    dockerd's arguments"""
     source = "statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB"
     page = """\
 A disk that is full, or that the kernel has made read-only after an error, shows late: the container can't be made, the
@@ -136,14 +134,10 @@ class CompileCache(Check[CacheFacts], frozen=True):
     """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
     id = "compile-cache"
     levels = (Level.WARN, Level.BLOCK)
-    reads = (
-        "docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder; "
-        "/var/lib/sparkd/launch-history.json"
-    )
-    source = (
-        "sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild "
-        "DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again)"
-    )
+    reads = """docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder;
+    /var/lib/sparkd/launch-history.json"""
+    source = """sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild
+    DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again)"""
     page = """\
 vLLM, FlashInfer, Triton and others compile kernels at the first start and keep them. A recipe names the folders to keep
 under `caches`; sparkd gives each image its own, in /var/lib/sparkd/cache/IMAGE ID/NAME, since kernels of another image
@@ -171,13 +165,14 @@ missing, nothing is inspected: see docker and image."""
             return CacheFacts(sanitize(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")
-        own = tuple(caches.folder(host.files, caches.path(image.id, one.name)) for one in self.caches)
+        good = launch_history.read_history(host.files, ignore_report).good
+        same = good.get("image.identity") == identity
         others = caches.others(host.files, image.id)
         return CacheFacts(
             image="known",
-            caches=own,
+            caches=tuple(caches.folder(host.files, caches.path(image.id, one.name)) for one in self.caches),
             user=image.user.partition(":")[0],
-            used_before=_used_before(host, identity),
+            used_before=tuple(key.removeprefix("caches.") for key in good if same and key.startswith("caches.")),
             others=len(others),
             others_bytes=sum(one.bytes for one in others),
             others_whole=all(one.whole for one in others),
@@ -211,12 +206,6 @@ missing, nothing is inspected: see docker and image."""
             lost = f"the cache {gone} is gone" if gone else "its caches are empty"
             reason = f"{lost}, although the last good start was of this image: {SLOW}"
             yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
-
-
-def _used_before(host: Host, identity: str | None) -> tuple[str, ...]:
-    good = launch_history.read_history(host.files, ignore_report).good
-    same = good.get("image.identity") == identity
-    return tuple(key.removeprefix("caches.") for key in good if same and key.startswith("caches."))
 
 
 def _least(count: int, whole: bool) -> str:

@@ -35,14 +35,10 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     uses_gpu: bool
     id = "docker"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = (
-        "/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; "
-        "/etc/cdi, /var/run/cdi; the toolkit's config.toml"
-    )
-    source = (
-        "NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); "
-        "eugr/spark-vllm-docker issue 129 (mode cdi); moby, daemon/cdi.go"
-    )
+    reads = """/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; /etc/cdi,
+    /var/run/cdi; the toolkit's config.toml"""
+    source = """NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); eugr/spark-vllm-docker
+    issue 129 (mode cdi); moby, daemon/cdi.go"""
     page = """\
 docker can give a container the GPU in three ways. Any one is enough, and the container uses the first that is there:
 
@@ -105,10 +101,8 @@ class EngineImage(Check[ImageFacts], frozen=True):
     id = "image"
     levels = (Level.BLOCK, Level.UNKNOWN)
     reads = "docker's description of the image; the architecture of docker"
-    source = (
-        "Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX "
-        "Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)"
-    )
+    source = """Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX
+    Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)"""
     page = """\
 The plan names an image: engine.image of the settings, else image.ref of the recipe. sparkd starts a container of the
 image that this node has under that name, and pulls nothing at a start, so that a moved tag changes no node by itself.
@@ -144,15 +138,11 @@ file match a pattern, which distinguishes a missing patch from one applied twice
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
             return block(reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
-        return ok(f"{facts.ref}: {_described(image)}")
-
-
-def _described(image: Image) -> str:
-    labels = dict(image.labels)
-    built = f"built {image.created[:10]}" if image.created else ""
-    version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
-    parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision[:12])
-    return ", ".join(filter(None, parts))
+        labels = dict(image.labels)
+        built = f"built {image.created[:10]}" if image.created else ""
+        version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
+        parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision[:12])
+        return ok(f"{facts.ref}: {', '.join(filter(None, parts))}")
 
 
 class Seen(Struct, frozen=True):
@@ -176,10 +166,8 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     id = "stale-container"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = "docker's containers: names, labels, restart policies"
-    source = (
-        "MiaAI-Lab/DeepSeek-V4-Flash-DSpark-2x issue 72 (docker had restored the ranks, and the start failed); "
-        "eugr/spark-vllm-docker issue 257 (a policy of unless-stopped restarted some 35 times, each leaking memory)"
-    )
+    source = """MiaAI-Lab/DeepSeek-V4-Flash-DSpark-2x issue 72 (docker had restored the ranks, and the start failed);
+    eugr/spark-vllm-docker issue 257 (a policy of unless-stopped restarted some 35 times, each leaking memory)"""
     page = """\
 sparkd starts each rank in a new container named sparkd-rank0, sparkd-rank1 and so on, under docker's restart policy
 `no`: restarting is systemd's job. A rank that docker restores at boot does not know the other ranks, holds the memory,

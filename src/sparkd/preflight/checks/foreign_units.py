@@ -59,10 +59,8 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
     id = "foreign-units"
     levels = (Level.WARN,)
     reads = "services that another unit wants, their drop-ins, the scripts that they name; docker's containers"
-    source = (
-        "DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container); "
-        "zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)"
-    )
+    source = """DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container);
+    zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)"""
     page = """\
 A node that served vLLM before sparkd often still starts it: by a unit written by hand, or by a container whose restart
 policy docker applies at boot. Both engines then want one GPU, one memory and port 8000, and the second one fails.

@@ -13,12 +13,13 @@ GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"
 OPEN_MODULES = "install the open kernel modules (nvidia-driver-580-open on Ubuntu), then reboot"
 _REMEDIES = {
-    Trouble.HUNG: POWER_CYCLE,
-    Trouble.LOST: POWER_CYCLE,
-    Trouble.RESET: "reboot this node",
-    Trouble.MISMATCH: "reboot this node, so that the kernel loads the driver that was installed",
-    Trouble.NOT_LOADED: "modprobe nvidia; where it fails: dkms status, dmesg",
+    Trouble.HUNG: (POWER_CYCLE, True),
+    Trouble.LOST: (POWER_CYCLE, True),
+    Trouble.RESET: ("reboot this node", True),
+    Trouble.MISMATCH: ("reboot this node, so that the kernel loads the driver that was installed", True),
+    Trouble.NOT_LOADED: ("modprobe nvidia; where it fails: dkms status, dmesg", False),
 }
+"""And whether a person is needed."""
 
 
 class GpuCheckFacts(Struct, frozen=True):
@@ -74,7 +75,7 @@ waits preflight.wait_seconds for the driver to recover. Plans without a GPU are 
         if not facts.asked:  # words: keep
             return ok("the plan uses no GPU")
         if facts.trouble is not Trouble.NONE:
-            return _troubled(facts)
+            return _troubled(facts.trouble, f"the GPU's driver can't be queried: {facts.error}")
         if not facts.names:
             return _unseen(facts)
         bad = find_known_bad(facts.driver, DRIVERS) if any(GB10 in name for name in facts.names) else None
@@ -84,20 +85,19 @@ waits preflight.wait_seconds for the driver to recover. Plans without a GPU are 
         return ok(f"{', '.join(facts.names)}, driver {facts.driver or 'of unknown version'}")
 
 
-def _troubled(facts: GpuCheckFacts) -> Verdict:
-    reason, trouble = f"the GPU's driver can't be queried: {facts.error}", facts.trouble
+def _troubled(trouble: Trouble, reason: str) -> Verdict:
     if trouble is Trouble.FORBIDDEN:
         return unknown(reason, "run as root")
-    needs_person = trouble in (Trouble.HUNG, Trouble.LOST, Trouble.RESET, Trouble.MISMATCH)
     awaits = AWAITED if trouble is Trouble.HUNG else ""  # it may be busy, as while a node boots
-    hint = _REMEDIES.get(trouble, "look at: nvidia-smi, dmesg")
+    hint, needs_person = _REMEDIES.get(trouble, ("look at: nvidia-smi, dmesg", False))
     return block(reason, hint, needs_person=needs_person, awaits=awaits)
 
 
 def _unseen(facts: GpuCheckFacts) -> Verdict:
     if not facts.module:
-        reason = "no GPU is seen, and no NVIDIA kernel module is loaded"
-        return block(reason, "nvidia-smi; modprobe nvidia; dkms status")
+        return block(
+            "no GPU is seen, and no NVIDIA kernel module is loaded", "nvidia-smi; modprobe nvidia; dkms status"
+        )
     if not facts.module_open:
         reason = f"no GPU is seen: GB10 needs open kernel modules, and {facts.module} is a proprietary one"
         return block(reason, OPEN_MODULES, needs_person=True)

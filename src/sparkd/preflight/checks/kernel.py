@@ -135,10 +135,8 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
     id = "kernel-settings"
     levels = (Level.WARN, Level.UNKNOWN)
     reads = "/proc/sys, as far as named; /proc/meminfo"
-    source = (
-        "tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark pull request 19 (measured: raised min_free_kbytes "
-        "fails vLLM's start); the kernel's documentation, admin-guide/sysctl/vm and mm/overcommit-accounting"
-    )
+    source = """tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark pull request 19 (measured: raised min_free_kbytes
+    fails vLLM's start); the kernel's documentation, admin-guide/sysctl/vm and mm/overcommit-accounting"""
     page = """\
 A recipe may list under `host.sysctls` the kernel settings that its source ran with. This check reports where the node's
 differ, and changes nothing: `sparkd tune` shows, applies and reverts them. Whatever the recipe lists, it warns of

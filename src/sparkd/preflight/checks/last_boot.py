@@ -51,10 +51,8 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     id = "last-boot"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = "/var/lib/sparkd/launch-history.json; /proc/sys/kernel/random/boot_id"
-    source = (
-        "'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, "
-        "until the power was pulled"
-    )
+    source = """'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, until
+    the power was pulled"""
     page = """\
 Some loads take the whole machine down: it runs out of memory that CPU and GPU share, or the GPU's firmware hangs, and
 only pulling the plug helps. With the unit enabled the next boot does the same again. sparkd records each launch before

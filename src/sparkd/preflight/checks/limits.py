@@ -27,10 +27,8 @@ class Memlock(Check[MemlockFacts], frozen=True):
     id = "memlock"
     levels = (Level.WARN, Level.UNKNOWN)
     reads = "the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/PID/limits of containerd"
-    source = (
-        '"DeepSeek v4 Flash (Aiden Recipe from Reddit) - 1M token session operational", NVIDIA developer forum: '
-        '"ibv_reg_mr_iova2 failed with error Cannot allocate memory"'
-    )
+    source = """ "DeepSeek v4 Flash (Aiden Recipe from Reddit) - 1M token session operational", NVIDIA developer forum:
+    "ibv_reg_mr_iova2 failed with error Cannot allocate memory" """
     page = """\
 NCCL registers each buffer that it sends over RDMA, and registered memory is locked memory. Under systemd's and docker's
 defaults a process may lock 8 MiB; the engine then ends while its ranks meet, with
@@ -88,10 +86,8 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
     id = "memory-limit"
     levels = (Level.WARN,)
     reads = "the plan and the settings alone"
-    source = (
-        'Blackwellboy/minefield issue 57, "MemoryMax is blind to CUDA allocations", and issue 134, "earlyoom at '
-        '2 GiB kills a valid configuration"'
-    )
+    source = """Blackwellboy/minefield issue 57, "MemoryMax is blind to CUDA allocations", and issue 134, "earlyoom at 2
+    GiB kills a valid configuration" """
     page = """\
 On GB10 the GPU takes its memory from the machine's own, and no control group counts it: a memory limit on the container
 bounds what the engine's processes allocate on the CPU, and nothing that CUDA takes. Where all memory is gone, the

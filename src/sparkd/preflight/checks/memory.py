@@ -238,10 +238,8 @@ class SwapOff(Check[SwapFacts], frozen=True):
     id = "swap"
     levels = (Level.WARN,)
     reads = "/proc/swaps"
-    source = (
-        '"Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified '
-        'Memory": swap "causes a death spiral, not graceful degradation"'
-    )
+    source = """ "Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified
+    Memory": swap "causes a death spiral, not graceful degradation" """
     page = """\
 What the GPU uses can't be swapped out. On a DGX Spark the engine takes nine tenths of the memory that way, and when it
 grows, the kernel can push out only the memory of everything else: the engine's own host side, sshd, docker, sparkd.

@@ -43,10 +43,8 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     id = "other-tenants"
     levels = (Level.WARN,)
     reads = "every process's memory and control group; NVML: memory of processes; docker's names of containers"
-    source = (
-        "tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with "
-        "one other tenant, 52 GiB are available)"
-    )
+    source = """tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with one
+    other tenant, 52 GiB are available)"""
     page = """\
 A DGX Spark is a desktop too: a browser, a notebook, ollama or a second container hold memory that the engine needs.
 unified-memory says how much is missing; this check says who has it.
@@ -128,10 +126,8 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
     id = "memory-held"
     levels = (Level.WARN,)
     reads = "/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open"
-    source = (
-        'vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each '
-        "failed start leaves memory with the driver"
-    )
+    source = """vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each failed
+    start leaves memory with the driver"""
     page = """\
 What the GPU of a DGX Spark uses is ordinary memory in no counter of the kernel. When an engine dies, the driver may
 keep it. Each failed start can leave more of it behind, until a launch no longer fits.

@@ -64,7 +64,6 @@ PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "
 
 _SPECIFIER = re.compile(r"%(.)")
 _VARIABLE = re.compile(r"\$\$|\$\{\w+\}|\$\w+")
-_OPEN = re.compile("\0")
 _SHELL = re.compile(r"[\s;&|<>()*]")
 """In a word that is no path by itself: a line for a shell."""
 _FOLDERS = {
@@ -85,7 +84,7 @@ def paths_of_unit(unit: Unit, files: Files) -> tuple[tuple[NeededPath, ...], tup
                 path = _find_program(path, files)
             if not path.startswith("/"):
                 continue
-            if _OPEN.search(path) or (number > 0 and _SHELL.search(path) and not _exists(files, path)):
+            if "\0" in path or (number > 0 and _SHELL.search(path) and not _exists(files, path)):
                 unknown.append(f"{word} in {command.key}")
                 continue
             needed = Needed.ANYTHING if number else Needed.PROGRAM

@@ -70,14 +70,10 @@ class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[Wanted, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
-    reads = (
-        "/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's "
-        "containers"
-    )
-    source = (
-        "measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with "
-        "EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke"
-    )
+    reads = """/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's
+    containers"""
+    source = """measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with
+    EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke"""
     page = """\
 The container shares the node's network, so two programs that want one port are in each other's way:
 

@@ -133,9 +133,8 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         if self.not_needed:
             return RdmaFacts((), ())
         hcas = infiniband.read_hcas(host.files)
-        found = [
-            network.read_link(host.files, name) for name in dict.fromkeys(one for hca in hcas for one in hca.interfaces)
-        ]
+        names = dict.fromkeys(one for hca in hcas for one in hca.interfaces)
+        found = (network.read_link(host.files, name) for name in names)
         return RdmaFacts(hcas, tuple(link.name for link in found if link is not None and link.carrier is not True))
 
     def judge(self, facts: RdmaFacts) -> Verdict:
@@ -147,7 +146,13 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
         meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
-        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used), *_down(facts, meant)]
+        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used)]
+        for hca, port in meant:
+            if port.state != ACTIVE:
+                dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
+                why = f"; {dark} has no carrier" if dark else ""
+                hint = "is its cable in, and the node at the other end on? Else leave it out of fabric.hcas"
+                problems.append(warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint))
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, so NCCL goes by TCP"
             problems.append(warn(reason, f"container.privileged = true, or {VERBS} among its devices"))
@@ -166,15 +171,6 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")
-
-
-def _down(facts: RdmaFacts, meant: list[tuple[Hca, Port]]) -> Iterator[Verdict]:
-    for hca, port in meant:
-        if port.state != ACTIVE:
-            dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
-            why = f"; {dark} has no carrier" if dark else ""
-            hint = "is its cable in, and the node at the other end on? Else leave it out of fabric.hcas"
-            yield warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint)
 
 
 def _shared_lanes(facts: RdmaFacts, used: tuple[Hca, ...]) -> Iterator[Verdict]:
@@ -261,11 +257,10 @@ are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0
             return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
         if not text.strip():
             return block(f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
-        index = parse_number(text)
-        if index is not None and index < 0:
-            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
-        if index is None:
+        if (index := parse_number(text)) is None:
             return block(f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
+        if index < 0:
+            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
         problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
         where = ", ".join(one.hca for one in facts.tables)
         return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")

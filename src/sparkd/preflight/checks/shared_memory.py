@@ -11,7 +11,7 @@ from sparkd.host.files import Files
 from sparkd.host.shm import FOLDER, Segment, Uses
 from sparkd.host.units import find_drop_ins, parse_assignments
 from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import Check, Level, Verdict, ok, warn
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
 from sparkd.preflight.fixes import UnlinkSegment
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
@@ -117,10 +117,8 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     cluster_size: int
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = (
-        "the plan; /etc/docker/daemon.json and the arguments of dockerd; "
-        "/proc/self/mounts and the files in /dev/shm where ipc is host"
-    )
+    reads = """the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/self/mounts and the files in
+    /dev/shm where ipc is host"""
     source = "measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s"
     page = """\
 vLLM hands work to its ranks through segments in /dev/shm: 160 MiB for the queue to the workers and 24 MiB for each
@@ -154,20 +152,17 @@ less what lies there already. Else it is the container's own, as large as `conta
         needed = QUEUE_BYTES + RANK_BYTES
         several = self.cluster_size > 1
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
+        hint = "set container.ipc: host in the recipe, or container.shm_bytes: 1073741824"
+        if self.host_ipc:
+            hint = "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
         if facts.free_bytes >= (COMFORT_BYTES if several else needed):
             return ok(reason)
         if facts.free_bytes >= needed:
-            reason = f"{reason}: NCCL keeps buffers there too, 1 GiB is usual"
-            return warn(reason, self._how())
+            return warn(f"{reason}: NCCL keeps buffers there too, 1 GiB is usual", hint)
         reason = f"{reason}, vLLM's queues need {size(needed)}"
         if facts.total_bytes >= needed:
             return warn(reason, "ls -lS /dev/shm")
-        return Verdict(Level.BLOCK if several and self.is_head else Level.WARN, reason, self._how())
-
-    def _how(self) -> str:
-        if self.host_ipc:
-            return "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
-        return "set container.ipc: host in the recipe, or container.shm_bytes: 1073741824"
+        return (block if several and self.is_head else warn)(reason, hint)
 
 
 LOGIND = "/usr/lib/systemd/systemd-logind"

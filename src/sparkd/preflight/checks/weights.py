@@ -48,10 +48,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     needs_config: bool = True
     id = "weights"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = (
-        "names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; "
-        "docker: the image's user"
-    )
+    reads = """names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; docker:
+    the image's user"""
     source = "safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`"
     page = """\
 A shard that is missing or cut off ends the load after minutes, with an error of the loader's that names no cause. This
@@ -128,8 +126,14 @@ missing or empty is the concern of script-paths.
         return verdict(self._problems(facts), good)
 
     def _problems(self, facts: WeightsFacts) -> Iterator[Verdict]:
-        yield from (_flaw(facts, flaw) for flaw in facts.flaws)
-        fetch = _fetch_again(facts)
+        fetch = f"sparkd model pull --to {facts.folder}, or sparkd model sync on a node that has it"
+        for flaw in facts.flaws:
+            more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
+            reason = f"{flaw.name} {flaw.wrong}{more}"
+            if flaw.unreadable:
+                yield unknown(reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
+            else:
+                yield block(reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else fetch)
         if facts.leads_out:
             reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
@@ -152,19 +156,7 @@ missing or empty is the concern of script-paths.
             yield warn(reason, f"chmod -R a+rX {facts.folder}")
 
 
-def _flaw(facts: WeightsFacts, flaw: Flaw) -> Verdict:
-    more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
-    reason = f"{flaw.name} {flaw.wrong}{more}"
-    if flaw.unreadable:
-        return unknown(reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
-    return block(reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else _fetch_again(facts))
-
-
 def _seen_as(path: str, binds: Sequence[Bind]) -> str:
     """A node's path as the container has it."""
     inside = (one for one in binds if path == one.source or path.startswith(f"{one.source}/"))
     return next((one.target + path[len(one.source) :] for one in inside), "")
-
-
-def _fetch_again(facts: WeightsFacts) -> str:
-    return f"sparkd model pull --to {facts.folder}, or sparkd model sync on a node that has it"

@@ -35,8 +35,6 @@ class Leader(Enum):
 
 
 class Member(Struct, frozen=True):
-    """One process of an engine's tree."""
-
     pid: int
     start_time: int
     comm: str
@@ -73,9 +71,7 @@ def is_worker(process: Process) -> bool:
 
 def is_serve(argv: tuple[str, ...]) -> bool:
     """`vllm serve`, `python .../vllm serve`, `python -m vllm.entrypoints...`."""
-    if not argv:
-        return False
-    program = argv[0].rpartition("/")[2]
+    program = argv[0].rpartition("/")[2] if argv else ""
     if program == "vllm":
         return argv[1:2] == ("serve",)
     if not program.startswith("python"):
@@ -90,8 +86,7 @@ def is_serve(argv: tuple[str, ...]) -> bool:
             return module.startswith("vllm.entrypoints.")
         case [script, "serve", *_]:
             return script.rpartition("/")[2] == "vllm"
-        case _:
-            return False
+    return False
 
 
 def find_engines(host: Host, table: ProcessTable) -> tuple[Engine, ...]:
@@ -195,7 +190,6 @@ class PortUse(Struct, frozen=True):
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
-    """Every lasting port of these processes."""
     if not pids:
         return ()
     listeners = tuple(one for one in host.listeners() if one.port < EPHEMERAL)

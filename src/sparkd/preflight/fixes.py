@@ -89,8 +89,6 @@ class Applied(Struct, frozen=True):
 
 
 class FixState(Struct, frozen=True):
-    """What became of a fix, or would."""
-
     fix: Fix
     state: str
     """would apply, held back, applied, stale or failed."""

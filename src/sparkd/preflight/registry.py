@@ -33,8 +33,6 @@ from sparkd.preflight.checks.weights import ModelWeights
 
 
 class CheckInputs(Struct, frozen=True):
-    """What the checks of a node are built from."""
-
     plan: LaunchPlan
     settings: Settings
     role: str

@@ -20,8 +20,6 @@ HELD_BACK = "held back"
 
 
 class Shown(Struct, frozen=True):
-    """All that one run of preflight has to say."""
-
     node: str
     role: str
     changes_nothing: bool
@@ -33,7 +31,6 @@ class Shown(Struct, frozen=True):
 
 
 def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
-    """What would become of every fix."""
     would = fixes_to_apply(findings, allowed_kinds)
     every = dict.fromkeys(fix for finding in findings for fix in finding.verdict.fixes)
     return tuple(FixState(fix, WOULD_APPLY if fix in would else HELD_BACK) for fix in every)

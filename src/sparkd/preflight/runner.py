@@ -67,7 +67,6 @@ def _known_ids(key: str, ids: Sequence[str]) -> None:
 
 
 def overall(findings: Iterable[Finding]) -> Level:
-    """The worst level."""
     return min((finding.verdict.level for finding in findings), key=lambda level: level.severity, default=Level.OK)
 
 

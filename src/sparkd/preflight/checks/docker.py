@@ -156,8 +156,7 @@ class Seen(Struct, frozen=True):
 
 
 class ContainersFacts(Struct, frozen=True):
-    docker: str
-    """"known", "away", or why a running docker did not answer."""
+    docker: str  # as in ImageFacts
     containers: tuple[Seen, ...]
 
 

@@ -87,11 +87,8 @@ run update-grub and reboot; or boot a 6.17 kernel, of which 6.17.0-1014 to 6.17.
 kho=off the 7.0 kernels are ok."""
 
     def probe(self, host: Host) -> KernelFacts:
-        return KernelFacts(
-            release=kernel.read_release(host.files),
-            kho_off=NO_KHO in kernel.read_command_line(host.files),
-            kept_back_bytes=host.meminfo().cma_excess_bytes,
-        )
+        kho_off = NO_KHO in kernel.read_command_line(host.files)
+        return KernelFacts(kernel.read_release(host.files), kho_off, host.meminfo().cma_excess_bytes)
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []

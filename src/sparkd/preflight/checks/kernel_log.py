@@ -92,7 +92,6 @@ SINCE_BOOT_SECONDS = 60.0
 """A log that begins within the first minute is complete."""
 REBOOT = "reboot this node"
 
-
 XIDS = {
     48: ("an uncorrectable memory error", ""),
     79: ("the GPU has fallen off the bus", POWER_CYCLE),

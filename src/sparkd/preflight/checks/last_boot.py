@@ -35,6 +35,10 @@ class Launch(Struct, frozen=True):
     end_seen: bool
     """False: it ended with its machine."""
 
+    @property
+    def ended_by_this_load(self) -> bool:
+        return self.this_plan and self.phase == LOADING and not self.end_seen
+
 
 class LastBootFacts(Struct, frozen=True):
     before: tuple[Launch, ...]
@@ -72,7 +76,7 @@ by hand then begins at zero: systemctl start sparkd-head."""
         known = launch_history.load_history(host.files)
         if not known.boots:
             return LastBootFacts((), bool(known.good), (), 0)
-        boot_id = host.files.text(BOOT_ID, limit=4096).strip()
+        boot_id = host.files.value(BOOT_ID)
         changes = _changes(known)
         before = tuple(
             Launch(sanitize(one.phase, VALUE_LENGTH), one.digest == self.digest, not one.open)
@@ -86,7 +90,7 @@ by hand then begins at zero: systemctl start sparkd-head."""
         last = facts.before[-1]
         if last.end_seen:
             return ok("sparkd saw the end of the last launch before this boot")
-        in_a_row = len(tuple(takewhile(_ended_by_this_load, reversed(facts.before))))
+        in_a_row = len(tuple(takewhile(lambda one: one.ended_by_this_load, reversed(facts.before))))
         if in_a_row < TOO_MANY:
             times = f", {in_a_row} times in a row" if in_a_row > 1 else ""
             reason = f"the last boot with a launch ended without a shutdown while the engine was {last.phase}{times}"
@@ -94,10 +98,6 @@ by hand then begins at zero: systemctl start sparkd-head."""
         reason = f"the last {in_a_row} boots ended without a shutdown while this plan was loading; "
         hint = f"fix the cause (journalctl -b -1 -e), then: systemctl start {self.unit}"
         return block(reason + _describe_changes(facts), hint, needs_person=True)
-
-
-def _ended_by_this_load(launch: Launch) -> bool:
-    return launch.this_plan and launch.phase == LOADING and not launch.end_seen
 
 
 def _describe_changes(facts: LastBootFacts) -> str:

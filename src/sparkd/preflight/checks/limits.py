@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec import Struct
 
 from sparkd.host import Host, docker_config
@@ -51,10 +53,8 @@ has no limit. Without RDMA (see rdma) the limit does not matter.
             return MemlockFacts("", default, "docker's default-ulimits")
         for process in host.processes():
             if process.comm == "containerd":
-                try:
+                with suppress(*GONE):
                     return MemlockFacts("", locked_memory_limit(host.files, process.pid), "containerd's own limit")
-                except GONE:
-                    continue
         return MemlockFacts("", None, "docker's default")
 
     def judge(self, facts: MemlockFacts) -> Verdict:

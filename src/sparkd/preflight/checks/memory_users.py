@@ -17,12 +17,9 @@ SHOWN = 5
 
 
 class Held(Struct, frozen=True):
-    """A holder of more than `LEAST_BYTES`."""
-
     name: str
     bytes: int
     stop: str
-    """The command that ends it."""
 
 
 class TenantFacts(Struct, frozen=True):
@@ -34,7 +31,6 @@ class TenantFacts(Struct, frozen=True):
     held_bytes: int
     """By all holders of more than 1 GiB."""
     others: int
-    """How many more there are."""
 
 
 class OtherTenants(Check[TenantFacts], frozen=True):
@@ -63,11 +59,8 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
         shares = gpu.total_bytes is None
         driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
-        found = [
-            one
-            for one in memory_consumers.read_consumers(host.files, host.processes(), driver_bytes)
-            if one.bytes > LEAST_BYTES
-        ]
+        consumers = memory_consumers.read_consumers(host.files, host.processes(), driver_bytes)
+        found = [one for one in consumers if one.bytes > LEAST_BYTES]
         shown = found[:SHOWN]
         inside = any(one.kind == "container" for one in shown)
         names = {one.id: one.name for one in host.docker().containers} if inside else {}
@@ -117,7 +110,6 @@ class HeldFacts(Struct, frozen=True):
     unexplained_bytes: int = 0
     """In no counter of the kernel, nor in the cache of ZFS, nor taken from the contiguous area."""
     holders: tuple[GpuUser, ...] | None = ()
-    """None where that is unknown."""
     gpu_error: str = ""
 
 

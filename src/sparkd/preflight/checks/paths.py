@@ -23,8 +23,6 @@ UNIT_HINT = "make it, or fix the unit: systemctl edit, then systemctl daemon-rel
 
 
 class Needed(Enum):
-    """What a path must be."""
-
     ANYTHING = "there"
     FILE = "a file"
     FOLDER = "a folder with something in it"
@@ -129,7 +127,6 @@ class WantedDropIn(Struct, frozen=True):
 class PathFacts(Struct, frozen=True):
     needed: NeededPath
     kind: Kind | None
-    """None where there is nothing."""
     executable: bool = False
     empty: bool = False
 
@@ -142,7 +139,6 @@ class ScriptFacts(Struct, frozen=True):
     paths: tuple[PathFacts, ...]
     unknown_words: tuple[str, ...]
     drop_in: str | None
-    """Text of the drop-in as it is; None where there is none."""
     launch_script: Kind | None
 
 

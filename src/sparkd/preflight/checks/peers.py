@@ -48,8 +48,7 @@ network does not. The check sends a query for another node's name to every serve
         if not names:
             return ok("no DNS server is named, and none is needed")
         if all(one.answers is False for one in facts.servers):
-            seconds = 10 * (len(self.peers) + 1)
-            reason = f"no DNS server answers ({names}): each start takes about {seconds} s longer"
+            reason = f"no DNS server answers ({names}): each start takes about {10 * (len(self.peers) + 1)} s longer"
             return warn(reason, "fix the network to them, or remove them from /etc/resolv.conf")
         good = ", ".join(one.address for one in facts.servers if one.answers)
         return ok(f"{good} answers" if good else f"not queried: {names}")
@@ -67,7 +66,6 @@ class PeerClock(Struct, frozen=True):
 
 class PeerClockFacts(Struct, frozen=True):
     clocks: tuple[PeerClock, ...]
-    """Of the nodes that answer."""
 
 
 class PeerClocks(Check[PeerClockFacts], frozen=True):
@@ -91,13 +89,12 @@ judged; a node alone is ok."""
         report = parse(read_report(host.files)) if self.nodes > 1 else None
         if report is None or not agent_running(host.files, report):  # an earlier agent's report is old
             return PeerClockFacts(())
-        return PeerClockFacts(
-            tuple(
-                PeerClock(peer.report.node if peer.report else "", peer.address, peer.clock_ahead_seconds)
-                for peer in report.peers
-                if peer.contact is Contact.ANSWERS and peer.clock_ahead_seconds is not None
-            )
+        clocks = (
+            PeerClock(peer.report.node if peer.report else "", peer.address, peer.clock_ahead_seconds)
+            for peer in report.peers
+            if peer.contact is Contact.ANSWERS and peer.clock_ahead_seconds is not None
         )
+        return PeerClockFacts(tuple(clocks))
 
     def judge(self, facts: PeerClockFacts) -> Verdict:
         if self.nodes == 1:

@@ -9,7 +9,7 @@ from sparkd.host import Host
 from sparkd.host.network import canonical
 from sparkd.host.sockets import Listener
 from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.vllm.command_line import first_values
 
@@ -19,14 +19,11 @@ PROXY = "docker-proxy"
 
 
 class Wanted(Struct, frozen=True):
-    """A port to listen on."""
-
     port: int
     address: str
     """An address of this node; empty: all of them, of IPv4 and IPv6."""
     what: str
     setting: str
-    """Where it is configured."""
     agents: bool = False
     """Whether the agent listens on it, and not the engine."""
     vital: bool = True
@@ -34,12 +31,9 @@ class Wanted(Struct, frozen=True):
 
 
 class Held(Struct, frozen=True):
-    """A port that is in use."""
-
     wanted: Wanted
     use: PortUse
     container: str
-    """Name of the holder's container; empty outside."""
     told_by_strays: bool  # words: keep - a key of the report
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
 
@@ -156,13 +150,13 @@ def _plain(address: str) -> str:
 def _problem(held: Held) -> Verdict:
     wanted, use = held.wanted, held.use
     where = f"port {wanted.port} of {wanted.what} is held on {use.address} by"
-    level = Level.BLOCK if wanted.vital else Level.WARN
+    refuse = block if wanted.vital else warn
     choose = f"or change {wanted.setting}"
     if use.pid is None:
-        return Verdict(level, f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
+        return refuse(f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    return Verdict(level, reason, f"stop it if it may go: {_stop(held)}; {choose}")
+    return refuse(reason, f"stop it if it may go: {_stop(held)}; {choose}")
 
 
 def _stop(held: Held) -> str:

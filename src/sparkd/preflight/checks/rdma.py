@@ -97,7 +97,6 @@ def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, 
 class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
-    """Interfaces of the devices that have no carrier."""
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
@@ -225,7 +224,6 @@ class GidIndex(Check[GidFacts], frozen=True):
     address: str
     """Of this node on the fabric: its family is that of the GIDs."""
     not_needed: str = ""
-    """Why the plan needs no RDMA; empty where it does."""
     id = "gid"
     levels = (Level.BLOCK,)
     reads = "/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index"

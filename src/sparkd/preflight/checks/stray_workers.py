@@ -159,8 +159,7 @@ def _stuck_container(inside: list[Engine], reason: str) -> Verdict:
     if not asleep:
         return block(reason, "look at: systemctl status docker")
     reason = f"{reason}: pid {asleep[0].pid} ({asleep[0].comm}) sleeps in the kernel (state D)"
-    awaited = f"pid {asleep[0].pid} to end"
-    return block(reason, "reboot this node", needs_person=True, awaits=awaited)
+    return block(reason, "reboot this node", needs_person=True, awaits=f"pid {asleep[0].pid} to end")
 
 
 def _words(facts: StrayFacts, engine: Engine) -> str:

@@ -47,14 +47,16 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
         for one in plan.container.volumes
         if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
     ]
-    found = (
+    may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
         NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
+    )
+    return (
+        *(one for one in may_be_empty if one.path),
         *(NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets),
         *mounts,
         *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices),
     )
-    return tuple(one for one in found if one.path)
 
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

@@ -232,10 +232,10 @@ It never blocks: as long as nobody logs out, all is well."""
             return ok("not checked: docker or the image is away")
         if facts.image_user in ("", "root"):
             return ok("the image runs as root, whose segments stay")
-        runs_as = f"the image runs as {facts.image_user}"
         if not facts.image_user.isdecimal():
-            reason = f"{runs_as}; logind removes the segments of users who log out"
+            reason = f"the image runs as {facts.image_user}; logind removes the segments of users who log out"
             return warn(reason, "set RemoveIPC=no in /etc/systemd/logind.conf.d")
+        runs_as = f"the image runs as {int(facts.image_user)}"
         if int(facts.image_user) < FIRST_PERSON:
             return ok(f"{runs_as}, a user of the system, whose segments stay")
         if not facts.login:

@@ -32,8 +32,8 @@ def test_an_hour_of_polls_leaves_memory_flat() -> None:
 
     with network() as loop, served("127.0.0.1", handle) as server:
         client = HttpClient(f"http://127.0.0.1:{server.port}")
-        loop.run(poll(client, 300))  # warm
+        loop.submit(poll(client, 300)).result()  # warm
         before = resident_bytes()
-        loop.run(poll(client, LOOKS + REPORTS))
+        loop.submit(poll(client, LOOKS + REPORTS)).result()
         assert resident_bytes() - before < GROWTH_BYTES
-        loop.run(client.close())
+        loop.submit(client.close()).result()

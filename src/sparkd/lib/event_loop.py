@@ -48,13 +48,18 @@ class EventLoop:
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for the result of `work`, which has its own deadline."""
-        return self.submit(work).result()
-
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it ends or the loop is closed. Its error goes to `broken`."""
-        future = self.submit(work)
+        """Run `work` until it ends or the loop is closed. Its error goes to `broken`.
+
+        Once the loop has ended, `work` is closed without being run.
+        """
+        try:
+            future = self.submit(work)
+        except RuntimeError:
+            work.close()
+            if not self._loop.is_closed():
+                raise
+            return
         self._spawned.add(future)
         future.add_done_callback(self._end)
 

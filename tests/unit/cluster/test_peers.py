@@ -277,7 +277,7 @@ def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
                 loop.spawn(reader.run())
             until(lambda: all(one.status.living for one in readers))
             assert [one.status.report for one in readers] == [report(rank) for rank in range(1, 64)]
-            assert loop.run(readers[2].plan_values()) == b"3"
+            assert loop.submit(readers[2].plan_values()).result() == b"3"
             assert threading.active_count() == serving + 1
     assert threading.active_count() <= before
 

@@ -18,9 +18,9 @@ def test_a_result_and_an_error_come_back_to_the_calling_thread() -> None:
         return 1 / by
 
     with network() as loop:
-        assert loop.run(divide(2)) == 0.5
+        assert loop.submit(divide(2)).result() == 0.5
         with pytest.raises(ZeroDivisionError):
-            loop.run(divide(0))
+            loop.submit(divide(0)).result()
 
 
 def test_a_tasks_error_is_reported_and_other_tasks_continue() -> None:
@@ -107,10 +107,24 @@ def test_an_address_needs_no_thread_and_a_name_has_one() -> None:
 
     with network() as loop:
         before = threading.active_count()
-        assert [loop.run(look_up(one)) for one in ("192.0.2.1", "::1")] == ["192.0.2.1", "::1"]
+        assert [loop.submit(look_up(one)).result() for one in ("192.0.2.1", "::1")] == ["192.0.2.1", "::1"]
         assert threads == [before, before]
-        assert loop.run(look_up("localhost")) in ("127.0.0.1", "::1")
+        assert loop.submit(look_up("localhost")).result() in ("127.0.0.1", "::1")
         assert threads[-1] == before + 1
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_task_for_a_closed_loop_is_not_begun_and_reports_nothing() -> None:
+    died: list[BaseException] = []
+    begun: list[int] = []
+
+    async def work() -> None:
+        begun.append(1)
+
+    with network(died.append) as loop:
+        pass
+    loop.spawn(work())
+    assert (died, begun) == ([], [])
 
 
 def test_work_for_a_loop_that_is_not_started_yet_is_done_once_it_is() -> None:

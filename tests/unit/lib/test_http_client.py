@@ -32,7 +32,7 @@ def loop() -> Iterator[EventLoop]:
 
 
 def get(loop: EventLoop, port: int, seconds: float = SECONDS) -> Response:
-    return loop.run(HttpClient(f"http://127.0.0.1:{port}").request("/", seconds))
+    return loop.submit(HttpClient(f"http://127.0.0.1:{port}").request("/", seconds)).result()
 
 
 class Anything:
@@ -99,8 +99,8 @@ def test_whatever_is_answered_nothing_but_an_http_error_is_raised(
     client = HttpClient(f"http://127.0.0.1:{anything.port}")
     for _ in range(2):  # what the first answer left behind is there for the second one
         with contextlib.suppress(HttpError):
-            loop.run(client.request("/report?known=x", SECONDS))
-    loop.run(client.close())
+            loop.submit(client.request("/report?known=x", SECONDS)).result()
+    loop.submit(client.close()).result()
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: EventLoop, headers:
     with recording(http(b"", *headers, status=302)) as (port, requests):
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"X": "y"})
         for _ in range(2):
-            assert loop.run(client.request("/a?b=c+d", SECONDS, headers={"Z": "z"})).status == 302
+            assert loop.submit(client.request("/a?b=c+d", SECONDS, headers={"Z": "z"})).result().status == 302
     assert requests[0] == requests[1]
     assert requests[0].splitlines()[0] == b"GET /a?b=c+d HTTP/1.1"
     assert {b"Accept-Encoding: identity", b"X: y", b"Z: z"} < set(requests[0].splitlines())
@@ -138,7 +138,7 @@ def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: EventLoop, headers:
 def test_a_body_is_posted_as_json(loop: EventLoop) -> None:
     with recording(http(b"ok")) as (port, requests):
         client = HttpClient(f"http://127.0.0.1:{port}")
-        assert loop.run(client.request("/v1", SECONDS, json={"a": 1})).body == b"ok"
+        assert loop.submit(client.request("/v1", SECONDS, json={"a": 1})).result().body == b"ok"
     assert requests[0].startswith(b"POST /v1 HTTP/1.1\r\n")
     assert requests[0].endswith(b'\r\n\r\n{"a":1}')
     assert b"content-type: application/json" in requests[0].lower()
@@ -156,13 +156,13 @@ def test_what_no_header_can_carry_is_an_error(loop: EventLoop, key: str) -> None
     with answering("127.0.0.1", lambda _: (http(b"x"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"})
         with pytest.raises(HttpError):
-            loop.run(client.request("/", SECONDS))
+            loop.submit(client.request("/", SECONDS)).result()
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64, "[", "\u20ac."])
 def test_a_name_that_no_machine_can_have_is_an_error(loop: EventLoop, name: str) -> None:
     with pytest.raises(HttpError):
-        loop.run(HttpClient(f"http://{name}:80").request("/", SECONDS))
+        loop.submit(HttpClient(f"http://{name}:80").request("/", SECONDS)).result()
 
 
 class Slow:
@@ -195,7 +195,7 @@ def test_a_connection_carries_further_requests_and_another_follows_where_the_ser
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Slow(listener, answers=2)
         for connections in (1, 1, 2):
-            assert loop.run(server.client.request("/", SECONDS)).body == b"x"
+            assert loop.submit(server.client.request("/", SECONDS)).result().body == b"x"
             assert server.connections == connections
             time.sleep(0.05)
 
@@ -205,10 +205,10 @@ def test_no_request_goes_over_a_connection_that_a_server_may_be_about_to_close(l
         server = Slow(listener)
         for pause, connections in ((0.0, 1), (0.1, 1), (KEEPALIVE_SECONDS + 0.1, 2)):
             time.sleep(pause)
-            loop.run(server.client.request("/", SECONDS))
+            loop.submit(server.client.request("/", SECONDS)).result()
             assert server.connections == connections
-        loop.run(server.client.close())
-        loop.run(server.client.request("/", SECONDS))
+        loop.submit(server.client.close()).result()
+        loop.submit(server.client.request("/", SECONDS)).result()
         assert server.connections == 3
 
 
@@ -219,7 +219,7 @@ def test_requests_that_overlap_wait_for_none_of_each_other(loop: EventLoop) -> N
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Slow(listener)
         began = time.monotonic()
-        loop.run(all_at_once(server.client))
+        loop.submit(all_at_once(server.client)).result()
         assert time.monotonic() - began < 0.3
         assert server.connections == 5
 
@@ -232,10 +232,10 @@ def test_what_comes_behind_an_answer_answers_nothing(loop: EventLoop, later: boo
     sent: list[bytes] = [first, more] if later else [first + more]
     with answering("127.0.0.1", lambda request: sent if b"/a" in request else (http(b"second"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}")
-        assert loop.run(client.request("/a", SECONDS)).body == b"first"
+        assert loop.submit(client.request("/a", SECONDS)).result().body == b"first"
         if later:
             time.sleep(0.1)
-        assert loop.run(client.request("/b", SECONDS)).body == b"second"
+        assert loop.submit(client.request("/b", SECONDS)).result().body == b"second"
 
 
 def test_a_server_that_closes_without_an_answer_gets_one_request(loop: EventLoop) -> None:
@@ -323,7 +323,7 @@ def test_a_connection_has_a_deadline_of_its_own(loop: EventLoop) -> None:
         for seconds, connect_seconds in ((5.0, 0.3), (0.3, 5.0)):
             began = time.monotonic()
             with pytest.raises(HttpError, match=r"^no answer within 0\.3 s$"):
-                loop.run(client.request("/", seconds, connect_seconds=connect_seconds))
+                loop.submit(client.request("/", seconds, connect_seconds=connect_seconds)).result()
             assert 0.3 <= time.monotonic() - began < 0.6
 
 
@@ -331,10 +331,10 @@ def test_requests_that_fail_leave_no_descriptor_and_no_task_behind(loop: EventLo
     async def tasks() -> int:
         return len(asyncio.all_tasks())
 
-    descriptors, running = os.listdir("/proc/self/fd"), loop.run(tasks())
+    descriptors, running = os.listdir("/proc/self/fd"), loop.submit(tasks()).result()
     with answering("127.0.0.1", lambda _: dripped(OK, 0.01)) as port:
         for attempt in range(60):
             with pytest.raises(HttpError):
                 get(loop, port if attempt % 2 else 1, 0.02)
     until(lambda: len(os.listdir("/proc/self/fd")) <= len(descriptors))  # the server closes its side later
-    assert loop.run(tasks()) == running
+    assert loop.submit(tasks()).result() == running

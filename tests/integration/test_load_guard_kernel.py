@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.actions import page_cache
-from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, shards
 

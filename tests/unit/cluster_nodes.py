@@ -27,9 +27,8 @@ from sparkd.cluster.service import Cluster, join_cluster
 from sparkd.config import Settings
 from sparkd.config.settings import Cluster as ClusterSettings
 from sparkd.config.settings import Engine, Observe, Supervise
-from sparkd.engine.lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
-from sparkd.engine.rank import Running
+from sparkd.engine.log_lines import LogForwarder
+from sparkd.engine.rank import LogReader, Running
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError

@@ -15,7 +15,7 @@ from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.engine import gpu_throttle, health, readiness
 from sparkd.engine.gpu_throttle import GpuThrottleMonitor
 from sparkd.engine.health import HealthMonitor
-from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import docker

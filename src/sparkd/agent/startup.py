@@ -14,12 +14,11 @@ from sparkd.agent import hooks
 from sparkd.agent.deps import Deps
 from sparkd.cluster import auth
 from sparkd.cluster.membership import check_inputs
-from sparkd.engine.lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
+from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.page_cache_release import PageCacheRelease
-from sparkd.engine.rank import Running, container_labels
+from sparkd.engine.rank import LogReader, Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
 from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.plan import agreement, script

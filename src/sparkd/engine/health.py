@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.vllm.api import Completion, Counters, Endpoint

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from sparkd.engine.load_progress import LoadProgress
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.host import Host, shards, shm
 from sparkd.host.shards import Shard
 from sparkd.lib.log import Events

@@ -1,25 +1,30 @@
-"""A running rank: its container's labels, its log, its shared memory, and why it ended."""
+"""A running rank: its container's labels, the thread that reads its log, its shared memory, and why it ended."""
 
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 
 from msgspec import Struct, field
 
 from sparkd.actions.processes import Rank, mapped_below, named_segments
-from sparkd.engine.log_reader import LogReader
+from sparkd.engine.log_lines import LineSplitter, LoadProgress, LogForwarder, advance_progress
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, docker, meminfo
 from sparkd.host.docker import LABEL
 from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
 
+RETRY_SECONDS = 1.0
+"""Before the log is followed again."""
 NOTE_SECONDS = 3.0
 MAX_SCANS = 10
 """Scans for the process that maps a new segment, before it counts as another program's."""
@@ -33,6 +38,79 @@ DOCKER_END_SECONDS = 30.0
 
 _OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
 """What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
+
+
+class LogReader:
+    """Follows one container's log. `progress` may be read from any thread."""
+
+    def __init__(
+        self,
+        follow: Callable[[float], Iterator[tuple[int, bytes]]],
+        forwarder: LogForwarder,
+        put: Callable[[int, str], None],
+        events: Events,
+        wake: Callable[[], None],
+    ) -> None:
+        """`follow(since)` opens the log (wall clock; 0: all of it), raising DockerError.
+
+        `wake` is called at each step, at the first error, and when docker goes away.
+        """
+        self._follow = follow
+        self._forwarder = forwarder
+        self._put = put
+        self._events = events
+        self._read_at = 0.0
+        self._wake = wake
+        self._stop = threading.Event()
+        self.progress = LoadProgress(step_since=time.monotonic())
+        self.broken_off_at: float | None = None
+        """Monotonic, when docker last went away: the next dockerd may end the container."""
+        self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
+        self.start = self._thread.start
+
+    def stop(self, seconds: float) -> None:
+        """Read to the end of an ended container's log, for at most this long."""
+        self._stop.set()
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        reported = ""
+        while True:
+            try:
+                self._read(self._follow(self._read_at))
+                ended = "the log ended"
+            except DockerError as error:
+                ended = str(error)
+                self.broken_off_at = time.monotonic()
+                self._wake()
+            if self._stop.wait(RETRY_SECONDS):
+                return
+            # Either dockerd went away, and the log continues once it answers again, or the container has ended, and the
+            # main loop sees it.
+            if ended != reported:
+                reported = ended
+                self._events.warning("engine.log.interrupted", reason=ended)
+
+    def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
+        splitters = {1: LineSplitter(), 2: LineSplitter()}
+        for stream, data in frames:
+            self._read_at = time.time()
+            if stream in splitters:
+                for line in splitters[stream].feed(data):
+                    self._process_line(line)
+        for splitter in splitters.values():
+            for line in splitter.flush():
+                self._process_line(line)
+        for priority, text in self._forwarder.flush():
+            self._put(priority, text)
+
+    def _process_line(self, line: str) -> None:
+        now, before = time.monotonic(), self.progress
+        self.progress = advance_progress(before, line, now)
+        for priority, text in self._forwarder.lines(line, now):
+            self._put(priority, text)
+        if (self.progress.step, self.progress.failing_since) != (before.step, before.failing_since):
+            self._wake()
 
 
 class Running(Struct):

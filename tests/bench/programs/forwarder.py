@@ -11,8 +11,8 @@ import time
 from contextlib import closing
 from functools import partial
 
-from sparkd.engine.lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
+from sparkd.engine.log_lines import LogForwarder
+from sparkd.engine.rank import LogReader
 from sparkd.host import Host, docker
 from sparkd.lib.journal import Journal
 from sparkd.lib.log import events

@@ -19,7 +19,7 @@ from sparkd.agent.startup import release_page_cache
 from sparkd.config import Engine, Settings
 from sparkd.config.settings import Memory
 from sparkd.engine import page_cache_release
-from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.log_lines import LoadProgress, advance_progress
 from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
 from sparkd.host import Host, shards
 from sparkd.host.shards import Shard

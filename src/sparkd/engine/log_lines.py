@@ -1,4 +1,4 @@
-"""The engine's load progress and errors, parsed from its log line by line. Pure.
+"""The engine's log line by line: split from the stream, prepared for the journal, parsed for progress and errors. Pure.
 
 The steps and their lines are those of vLLM 0.32; lines for GPUs (compile, graph capture, memory) are from its source.
 A line that another version lacks costs a step in STATUS=, never a launch: readiness probes the endpoint.
@@ -7,13 +7,26 @@ A line that another version lacks costs a step in STATUS=, never a launch: readi
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.engine.lines import PROCESS_PREFIX
+from sparkd.lib.text import printable
 from sparkd.plan.script import NOT_AS_NEEDED
 
+LINE_LIMIT_BYTES = 16_384
+"""Longer lines are cut and marked; journald cuts at 48 KiB (LineMax=)."""
+PROGRESS_SECONDS = 1.0
+
+PROCESS_PREFIX = r"(?:\(\S[^()]* pid=\d+(?:, ip=[^()\s]+)?\) ?)"
+"""vLLM's prefix of the process; under Ray, one for Ray's process and one for vLLM's."""
+
+_BREAK = re.compile(rb"[\r\n]+")
+_LEVEL = re.compile(rf"^{PROCESS_PREFIX}*(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
+_PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
+_PROGRESS = re.compile(r"\d+%(?: Completed)? ?\|.*\[\d\d:\d\d")
+_LAST = re.compile(r"\b100%")
 _PREFIX = re.compile(rf"^{PROCESS_PREFIX}+")
 _STAMP = re.compile(
     r"^(?:(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]+\] ?"
@@ -67,6 +80,77 @@ engine may log an error, continue, and die of another one days later."""
 _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _STEP_LINES), _ERROR.pattern))))
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
 _CONTINUES = re.compile(r"validation errors? for \w+$")
+
+
+class LineSplitter:
+    """Lines of one stream. A carriage return ends a line too: tqdm redraws with it."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self._cut_bytes = 0
+
+    def feed(self, data: bytes) -> Iterator[str]:
+        length = len(data) - 1
+        if data.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in data and not self._pending:
+            # Most of docker's frames are one whole line.
+            yield printable(data[:length].decode("utf-8", "replace"))
+            return
+        *whole, rest = _BREAK.split(data)
+        for piece in whole:
+            self._grow(piece)
+            yield from self.flush()
+        self._grow(rest)
+
+    def flush(self) -> Iterator[str]:
+        """The rest of the stream, without a line end."""
+        if self._pending:
+            cut = f" ... (+{self._cut_bytes} bytes)" if self._cut_bytes else ""
+            text = printable(self._pending.decode("utf-8", "replace")) + cut
+            self._pending.clear()
+            self._cut_bytes = 0
+            yield text
+
+    def _grow(self, piece: bytes) -> None:
+        room = LINE_LIMIT_BYTES - len(self._pending)
+        self._pending += piece[:room]
+        self._cut_bytes += max(0, len(piece) - room)
+
+
+class LogForwarder:
+    """Turns lines into (priority, text) for the journal: redacted, without sparkd's own polls.
+
+    Passes one line of a progress bar a second. For one thread.
+    """
+
+    def __init__(self, redact: Callable[[str], str], own_address: str) -> None:
+        """sparkd polls the engine from and on `own_address`."""
+        self._redact = redact
+        self._own_poll = re.compile(
+            rf'^INFO: +{re.escape(own_address)}:\d+ - "GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
+        )
+        self._held: str | None = None
+        self._progress_at = float("-inf")
+
+    def lines(self, line: str, now: float) -> Iterator[tuple[int, str]]:
+        """The journal's lines for one log line. `now`: monotonic seconds."""
+        if self._own_poll.match(line):
+            return
+        if "%" in line and _PROGRESS.search(line):
+            if now - self._progress_at < PROGRESS_SECONDS and not _LAST.search(line):
+                self._held = line
+                return
+            self._held = None
+            self._progress_at = now
+        elif self._held is not None:
+            yield from self.flush()
+        found = _LEVEL.match(line)
+        yield _PRIORITY[found[1]] if found else 6, f"engine| {self._redact(line)}"
+
+    def flush(self) -> Iterator[tuple[int, str]]:
+        """The last held line of a progress bar."""
+        if self._held is not None:
+            yield 6, f"engine| {self._redact(self._held)}"
+            self._held = None
 
 
 class LoadProgress(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""The progress against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
+"""Lines of an engine's log, and the progress against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,107 @@ from itertools import accumulate
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from sparkd.engine.lines import LineSplitter
-from sparkd.engine.load_progress import BURST_SECONDS, LoadProgress, advance_progress
+from sparkd.engine.log_lines import (
+    BURST_SECONDS,
+    LINE_LIMIT_BYTES,
+    LineSplitter,
+    LoadProgress,
+    LogForwarder,
+    advance_progress,
+)
+from sparkd.lib.text import Redactor
 from sparkd.plan import script
 from sparkd.recipes.schema import Lines
 
 LOGS = Path(__file__).parent / "engine-logs"
 
 
-def lines_of(name: str) -> list[str]:
+def split(*pieces: bytes) -> list[str]:
     splitter = LineSplitter()
-    return [*splitter.feed((LOGS / f"{name}.log").read_bytes()), *splitter.flush()]
+    return [line for piece in pieces for line in splitter.feed(piece)] + list(splitter.flush())
+
+
+def test_lines_end_at_newline_and_carriage_return_and_join_over_pieces() -> None:
+    assert split(b"one\ntw", b"o\rthree\r\n\n", b"four") == ["one", "two", "three", "four"]
+
+
+@given(st.lists(st.binary(max_size=64)))
+def test_pieces_make_the_same_lines_as_the_whole(pieces: list[bytes]) -> None:
+    assert split(*pieces) == split(b"".join(pieces))
+
+
+@given(st.binary(max_size=256))
+def test_whatever_the_engine_writes_is_printable(data: bytes) -> None:
+    assert all(line.isprintable() for line in split(data))
+
+
+def test_colours_go_and_other_control_characters_are_written_out() -> None:
+    assert split(b"\x1b[31mred\x1b[0m \x1b]0;title\x07bell\x07 \x9b2J\n") == ["red bell\\x07 �2J"]  # words: keep
+    assert split("right‮left\n".encode()) == ["right\\u202eleft"]
+
+
+def test_a_long_line_is_cut_and_marked() -> None:
+    (line,) = split(b"x" * (LINE_LIMIT_BYTES + 5), b"y" * 10, b"\n")
+    assert line.startswith("xxx")
+    assert line.endswith(" ... (+15 bytes)")
+
+
+def forwarded(*lines: tuple[float, str]) -> list[tuple[int, str]]:
+    forwarder = LogForwarder(Redactor(("s3cret-value",)), "127.0.0.1")
+    return [out for now, line in lines for out in forwarder.lines(line, now)] + list(forwarder.flush())
+
+
+def test_priority_follows_the_engines_level_and_cannot_be_forged() -> None:
+    assert forwarded(
+        (0, "(EngineCore pid=9) ERROR 11-21 01:49:44 [core.py:1] bad"),
+        (0, "(APIServer pid=9) WARNING 11-21 01:49:44 [x.py:1] hm"),
+        (0, "(RayWorkerProc pid=96, ip=10.77.0.2) (Worker_TP1 pid=96) ERROR 11-21 01:49:44 [x.py:1] no"),
+        (0, "<0>panic"),
+    ) == [
+        (3, "engine| (EngineCore pid=9) ERROR 11-21 01:49:44 [core.py:1] bad"),
+        (4, "engine| (APIServer pid=9) WARNING 11-21 01:49:44 [x.py:1] hm"),
+        (3, "engine| (RayWorkerProc pid=96, ip=10.77.0.2) (Worker_TP1 pid=96) ERROR 11-21 01:49:44 [x.py:1] no"),
+        (6, "engine| <0>panic"),
+    ]
+
+
+def bar(percent: int) -> str:
+    return f"Loading safetensors checkpoint shards: {percent:3}% Completed | {percent}/100 [00:01<00:01,  1.0it/s]"
+
+
+def test_a_progress_bar_is_folded_to_a_line_a_second_and_its_end_is_kept() -> None:
+    out = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.9, bar(3)), (1.1, bar(4)), (1.2, bar(5)), (1.3, bar(100)))
+    assert [text for _, text in out] == [f"engine| {bar(p)}" for p in (1, 4, 100)]
+
+
+def test_the_last_state_of_a_bar_comes_before_the_next_line() -> None:
+    out = forwarded((0.0, bar(1)), (0.1, bar(2)), (0.2, "ValueError: no"))
+    assert [text for _, text in out] == [f"engine| {bar(1)}", f"engine| {bar(2)}", "engine| ValueError: no"]
+
+
+def test_secrets_never_pass() -> None:
+    (line,) = forwarded(
+        (0.0, "args: {'api_key': 'hunter22', 'x': 's3cret-value', 'max_tokens': 2000} Bearer hf_abcdefghijklmnop1234")
+    )
+    assert line[1] == "engine| args: {'api_key': '***', 'x': '***', 'max_tokens': 2000} Bearer ***"
+
+
+def test_sparkds_own_polls_are_not_echoed_but_those_of_others_are() -> None:
+    own = 'INFO:     127.0.0.1:33220 - "GET /health HTTP/1.1" 200 OK'
+    other = 'INFO:     10.0.0.9:33220 - "GET /health HTTP/1.1" 200 OK'
+    failed = 'INFO:     127.0.0.1:33220 - "GET /health HTTP/1.1" 503 Service Unavailable'
+    assert [text for _, text in forwarded((0, own), (0, other), (0, failed))] == [
+        f"engine| {other}",
+        f"engine| {failed}",
+    ]
+
+
+def lines_of(name: str) -> list[str]:
+    return split((LOGS / f"{name}.log").read_bytes())
 
 
 def follow(lines: list[str]) -> list[LoadProgress]:

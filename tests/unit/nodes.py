@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.peer_api import PeerApi
+from sparkd.cluster.service import PeerApi
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Handler, Limits
 from sparkd.lib.http_server import HttpServer

@@ -15,6 +15,7 @@ import errno
 import hmac
 import os
 import re
+from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
@@ -70,16 +71,19 @@ def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
 class KeyRing:
     """The current keys of the file. Thread-safe. Raises ConfigError where the file is bad at the start.
 
-    A file that goes bad later only sets `trouble`: a slip while keys are changed ends no serving engine.
+    A file that goes bad later is only reported: a slip while keys are changed ends no serving engine.
     """
 
-    def __init__(self, files: Files, path: str, owner_uid: int = 0) -> None:
+    def __init__(
+        self, files: Files, path: str, owner_uid: int = 0, on_trouble: Callable[[str], object] = lambda _: None
+    ) -> None:
+        """`on_trouble` gets why the file is not used, once while that stays the same."""
         self._files, self._path, self._owner_uid = files, path, owner_uid
+        self._on_trouble = on_trouble
+        self._trouble = ""
         self._lock = Lock()
         self._seen: FileFacts | None
         self._seen, self._keys = _read_key_file(files, path, owner_uid)
-        self.trouble = ""
-        """Why the current file is not used; empty where it is."""
 
     def keys(self) -> tuple[bytes, ...]:
         """The keys, the signing one first: never empty. Reads the file again only if its stat has changed."""
@@ -88,12 +92,13 @@ class KeyRing:
             with suppress(OSError):
                 facts = self._files.stat(self._path)
             if facts is None or facts != self._seen:
-                self._seen = facts
+                before, self._trouble, self._seen = self._trouble, "", facts
                 try:
                     self._seen, self._keys = _read_key_file(self._files, self._path, self._owner_uid)
-                    self.trouble = ""
                 except ConfigError as error:
-                    self.trouble = str(error)
+                    self._trouble = str(error)
+                if self._trouble not in ("", before):
+                    self._on_trouble(self._trouble)
             return self._keys
 
 

@@ -1,22 +1,31 @@
-"""The agent's HTTP servers (for other nodes on the fabric, for people and monitors on loopback) and peer readers."""
+"""The agent's HTTP servers and peer readers.
+
+Other nodes get its report and plan values on the fabric, for requests signed with the cluster key. People and monitors
+have a server of their own on loopback.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from email.utils import formatdate
+from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, KeyRing, sign_answer, sign_request, signatures_match
 from sparkd.cluster.client import PeerReader, Source
 from sparkd.cluster.membership import NodeContext
-from sparkd.cluster.peer_api import PeerApi
 from sparkd.host import Host
 from sparkd.host.network import canonical
 from sparkd.lib.errors import BlockedError
 from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.http_connection import Limits
+from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
 from sparkd.lib.text import Redactor
@@ -27,6 +36,61 @@ from sparkd.status.publisher import Sink
 HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25
 """Of the peer timeout: the longest hold, so that four tries fit into the timeout."""
+NONCE_LIMIT = 64
+
+
+class PeerApi:
+    """`handle` and `publish` run in the loop's thread; `publish_plan` may be called from any."""
+
+    def __init__(self, own_address: str, keys: Callable[[], tuple[bytes, ...]], hold_seconds: float) -> None:
+        """`hold_seconds`: how long an answer is held back from a reader that has the current report."""
+        self._own_address = own_address
+        self._keys = keys
+        self._hold_seconds = hold_seconds
+        self._report = b""
+        self._digest = ""
+        self._published = asyncio.Event()
+        """Set when the next report comes."""
+        self._plan = b""
+
+    def publish(self, report: bytes) -> None:
+        """Serve this report from now on, and answer held requests."""
+        if report != self._report:
+            self._report = report
+            self._digest = hashlib.sha256(report).hexdigest()
+            self._published.set()
+            self._published = asyncio.Event()
+
+    def publish_plan(self, values: bytes) -> None:
+        self._plan = values
+
+    async def handle(self, request: Request) -> Response:
+        nonce = request.headers.get(NONCE_HEADER.lower(), "")
+        key = self._find_key(request, nonce) if 0 < len(nonce) <= NONCE_LIMIT else None
+        if key is None:
+            return Response(401)
+        path, body = urlsplit(request.path), b""
+        if path.path == "/report" and self._report:
+            known = parse_qs(path.query).get("known", [""])[0]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._hold_seconds):
+                    while known == self._digest:
+                        await self._published.wait()
+            body = self._report
+        elif path.path == "/plan":
+            body = self._plan
+        status = 200 if body else 404
+        signature = sign_answer(key, nonce, self._own_address, request.path, status, body)
+        date = formatdate(time.time(), usegmt=True)
+        return Response(status, body, headers=((SIGNATURE_HEADER, signature), ("Date", date)))
+
+    def _find_key(self, request: Request, nonce: str) -> bytes | None:
+        """The key of the request's signature, any of the file's keys; None where it is signed with none."""
+        found = request.headers.get(SIGNATURE_HEADER.lower(), "")
+        for key in self._keys():
+            if signatures_match(sign_request(key, nonce, self._own_address, request.path), found):
+                return key
+        return None
 
 
 class Cluster(Struct, frozen=True):
@@ -59,7 +123,12 @@ def join_cluster(
         return Cluster({})
     settings = node.settings
     own, port = node.plan.node.address, settings.cluster.report_port
-    keys = _keys(KeyRing(host.files, settings.cluster.key_file, owner_uid), events)
+
+    def on_bad_key(trouble: str) -> None:
+        hint = "fix it before this unit restarts; the previous keys are in use"
+        events.error("cluster.key.unusable", reason=trouble, hint=hint)
+
+    keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
     peer_api = PeerApi(own, keys, hold_seconds)
     _server(own, port, peer_api, node, events).start(network)
@@ -73,23 +142,6 @@ def join_cluster(
         network.call(peer_api.publish, body)
 
     return Cluster(readers, peer_api, (to_peers,))
-
-
-def _keys(ring: KeyRing, events: Events) -> Callable[[], tuple[bytes, ...]]:
-    """The current keys. A file that went bad is logged, and the last good keys stay in use."""
-    reported = ""
-
-    def keys() -> tuple[bytes, ...]:
-        nonlocal reported
-        found = ring.keys()
-        if ring.trouble != reported:
-            reported = ring.trouble
-            if reported:
-                hint = "fix it before this unit restarts; the previous keys are in use"
-                events.error("cluster.key.unusable", reason=reported, hint=hint)
-        return found
-
-    return keys
 
 
 def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: Events) -> HttpServer:

@@ -35,7 +35,7 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from sparkd.agent.bootstrap import initial_status
     from sparkd.cluster.auth import KeyRing
     from sparkd.cluster.client import PeerReader, Source
-    from sparkd.cluster.peer_api import PeerApi
+    from sparkd.cluster.service import PeerApi
     from sparkd.host import Host
     from sparkd.lib.event_loop import EventLoop
     from sparkd.lib.http_server import HttpServer

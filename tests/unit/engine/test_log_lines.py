@@ -1,4 +1,4 @@
-"""Lines of an engine's log, and the progress against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
+"""The engine's log lines, and the progress against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
 
 from __future__ import annotations
 

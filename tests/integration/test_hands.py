@@ -20,7 +20,7 @@ from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.errors import BlockedError
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Notifier
 from sparkd.preflight.fixes import DropPageCache, EndProcess, UnlinkSegment
 
 STUBBORN = (

@@ -102,7 +102,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.lib.log import events
         from sparkd.lib.text import Redactor
         from sparkd.lib.main_loop import MainLoop
-        from sparkd.lib.sd_notify import Notifier
+        from sparkd.lib.systemd import Notifier
 
         orphaned({more})
         age()

@@ -32,10 +32,9 @@ from sparkd.engine.rank import LogReader, Running
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.journal import Journal
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop, StopRequested
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
 from sparkd.status.model import NodeReport

@@ -24,10 +24,9 @@ from sparkd.host import Host
 from sparkd.host.processes import NodeOwner, read_process
 from sparkd.lib.errors import AddressAwaitedError, ConfigError
 from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.journal import Journal
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier, invocation_id
+from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import launch_history, rollback

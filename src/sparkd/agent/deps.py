@@ -14,10 +14,9 @@ from sparkd.cluster.service import Cluster
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.journal import Journal
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement
 from sparkd.plan.model import LaunchPlan

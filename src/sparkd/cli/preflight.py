@@ -103,7 +103,7 @@ def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
     from sparkd.host.processes import NodeOwner
     from sparkd.lib.log import events
     from sparkd.lib.main_loop import MainLoop
-    from sparkd.lib.sd_notify import Notifier
+    from sparkd.lib.systemd import Notifier
     from sparkd.lib.text import Redactor
     from sparkd.preflight.gate import Gate, GateIO
     from sparkd.preflight.hooks import list_hooks

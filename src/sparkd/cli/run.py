@@ -24,9 +24,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("an agent must be root", "systemctl start sparkd-head")
     from sparkd.agent.bootstrap import build_agent
     from sparkd.agent.run import run as run_to_end
-    from sparkd.lib.journal import Journal
     from sparkd.lib.log import ProcessLog
     from sparkd.lib.main_loop import StopRequested
+    from sparkd.lib.systemd import Journal
 
     journal = Journal(sys.stdout.fileno())
     log = ProcessLog(journal.put)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     """There is no agent yet: wrong configuration, wrong role, another owner."""
-    from sparkd.lib.sd_notify import Notifier
+    from sparkd.lib.systemd import Notifier
     from sparkd.lib.text import Redactor
 
     Notifier().status(str(error))

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from sparkd.host import Host, docker
-    from sparkd.lib.sd_notify import invocation_id
+    from sparkd.lib.systemd import invocation_id
 
     host = Host()
     if not docker.running(host):

@@ -1,4 +1,4 @@
-"""Shared by all packages: errors, text, log, event loop, HTTP, dockerd, sd_notify; nothing of vLLM or a Spark.
+"""Shared by all packages: errors, text, log, event loop, HTTP, dockerd, systemd; nothing of vLLM or a Spark.
 
 Read errors.py first. `without` imports a library without its extras. Shipped data is below a checkout, or below
 /usr/share/sparkd once installed.

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sparkd.lib.sd_notify import Notifier, watchdog_seconds
+from sparkd.lib.systemd import Notifier, watchdog_seconds
 
 if TYPE_CHECKING:
     from sparkd.lib.event_loop import EventLoop

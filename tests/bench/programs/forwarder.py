@@ -14,8 +14,8 @@ from functools import partial
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.rank import LogReader
 from sparkd.host import Host, docker
-from sparkd.lib.journal import Journal
 from sparkd.lib.log import events
+from sparkd.lib.systemd import Journal
 from sparkd.lib.text import Redactor
 
 POLL_SECONDS = 0.1

@@ -31,7 +31,7 @@ from sparkd.host import Host
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import events
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.build import make_plan
 from sparkd.recipes.loader import load_recipe

@@ -27,8 +27,8 @@ from sparkd.agent.run import run
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode
-from sparkd.lib.journal import Journal
 from sparkd.lib.log import ProcessLog
+from sparkd.lib.systemd import Journal
 from sparkd.preflight.registry import IDS
 from sparkd.state import launch_history
 from sparkd.state.file import ignore_report

@@ -15,7 +15,7 @@ from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
 from sparkd.lib.errors import NotReadyError
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Notifier
 from sparkd.vllm.api import Endpoint, parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"

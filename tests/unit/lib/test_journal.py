@@ -5,7 +5,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sparkd.lib.journal import CAPACITY_BYTES, Journal
+from sparkd.lib.systemd import CAPACITY_BYTES, Journal
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from tests.unit.conftest import Said
 from tests.unit.nodes import network, until
 
 from sparkd.lib.main_loop import MainLoop, StopRequested
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Notifier
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.host.gpu import NO_GPU, GpuFacts
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
 from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.sd_notify import Notifier
+from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import GIB
 from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
 from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, UnifiedMemory

@@ -12,7 +12,7 @@ from sparkd.cluster.membership import NodeContext
 from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster
 from sparkd.config import Settings
-from sparkd.host import Host
+from sparkd.host import Host, versions
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
@@ -22,6 +22,7 @@ from sparkd.plan.agreement import Agreement
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import launch_history
 from sparkd.state.file import Content, StateFile
+from sparkd.state.known_good import LOOKED_AT, Facts, node_values
 from sparkd.state.launch_history import LaunchHistory
 from sparkd.status.model import MemoryReport, Phase, utc_now
 from sparkd.status.publisher import Reporter
@@ -97,6 +98,17 @@ class Deps(Base, frozen=True, kw_only=True):
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:  # the loop may wake early
             self.loop.wait(left)
+
+    def start_facts(self) -> Facts:
+        """What a later start is compared with."""
+        fingerprinted = bool(self.state.agreement.digest)
+        values = self.state.agreement.values if fingerprinted else self.plan.shared
+        return Facts(
+            values={**dict(values), **node_values(self.plan)},
+            versions=self.reporter.report.versions or versions.read_local_versions(self.host),
+            boot=versions.read_boot(self.host, (name for name, _ in self.plan.sysctls)),
+            unseen={} if fingerprinted else dict.fromkeys(LOOKED_AT, "the start ended before this was read"),
+        )
 
     def read_launches(self) -> LaunchHistory:
         """From disk each time, so removing the file resets it."""

@@ -1,4 +1,7 @@
-"""The engine from load to end: the head makes it ready and monitors it, the workers follow the head."""
+"""The engine from load to end: the head makes it ready and monitors it, the workers follow the head.
+
+A plan that has proven itself in service is kept as known good.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from typing import NoReturn, assert_never
 from msgspec.structs import replace
 
 from sparkd.agent.deps import Deps
-from sparkd.agent.proving import ProvingPeriod
 from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.engine import gpu_throttle, health, readiness
 from sparkd.engine.gpu_throttle import GpuThrottleMonitor
@@ -21,7 +23,8 @@ from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import docker
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
-from sparkd.status.model import FindingReport, Phase
+from sparkd.state import known_good
+from sparkd.status.model import FindingReport, Phase, utc_now
 from sparkd.vllm.api import Endpoint
 
 COUNTERS_SECONDS = 1.0
@@ -31,6 +34,39 @@ FOLLOW_SECONDS = 5.0
 DOCKER_SECONDS = 10.0
 DOCKER_AWAY_SECONDS = 0.2
 """Between polls for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
+
+
+class ProvingPeriod:
+    """A plan that has served for `supervise.proven_seconds` is known good, and its failures are reset."""
+
+    def __init__(self, agent: Deps) -> None:
+        self._agent = agent
+        self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
+        agent.record(lambda launches: launches.record_serving(agent.boot_id))
+
+    def tick(self) -> None:
+        if self._proven_at is not None and time.monotonic() >= self._proven_at:
+            self._proven_at = None
+            self._agent.state.proven = True
+            self._agent.record(lambda launches: launches.reset(self._agent.plan.counted_as))
+            _keep_known_good(self._agent)
+
+
+def _keep_known_good(agent: Deps) -> None:
+    now, context = utc_now(), agent.context
+    entry = known_good.Entry(
+        since=now,
+        until=now,
+        plan=agent.plan.digest,
+        agreement=agent.state.agreement.digest,
+        image_id=agent.reporter.report.engine.image,
+        facts=agent.start_facts(),
+        recipe=context.recipe.model_dump(mode="json", by_alias=True),
+        engine=context.settings.engine.model_dump(mode="json"),
+    )
+    known = known_good.add_proven(known_good.read_known_good(agent.host.files, agent.report_unread), entry)
+    if agent.write_state(known_good.FILE, known):
+        agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
 
 
 def make_ready(agent: Deps, running: Running) -> None:

@@ -1,4 +1,4 @@
-"""How a run ends: stop the rank, report the cause, write the launch history."""
+"""How a run ends: stop the rank, report the cause and what differs from the last good start, write the history."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from contextlib import suppress
 from functools import partial
 
-from sparkd.agent import proving
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster.monitor import ENDING, HINT
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
 from sparkd.lib.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
+from sparkd.lib.text import sanitize
+from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 from sparkd.status.model import Phase, utc_now
 
@@ -32,6 +33,9 @@ SILENCE_SECONDS = 10.0
 """For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 GOODBYE_SECONDS = 0.3
 """For the other nodes to read that this one leaves, before it refuses connections."""
+MOST_LINES = 12
+NAME_LIMIT = 80
+DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
 
 _COUNTED = frozenset(
     {
@@ -131,10 +135,27 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
 
     agent.record(count)
     if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
-        proving.log_differences(agent)  # last, below the rank's own lines
+        _log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
         agent.loop.sleep_uninterruptible(reported_at + LAST_REPORT_SECONDS - time.monotonic())
     return error.code
+
+
+def _log_differences(agent: Deps) -> None:
+    """For a failed start: what differs from the last known good one."""
+    known = read_known_good(agent.host.files, agent.report_unread)
+    if not known:
+        return
+    found = group_files(find_differences(known[0].facts, agent.start_facts()))
+    for one in found[:MOST_LINES]:
+        then, now = excerpt_values(one)
+        name, hint = sanitize(one.name, NAME_LIMIT), DIFF_HINT if one is found[-1] else ""
+        agent.events.warning("known_good.value.changed", name=name, then=then, now=now, hint=hint)
+    if len(found) > MOST_LINES:
+        agent.events.warning("known_good.values.omitted", count=len(found) - MOST_LINES, hint=DIFF_HINT)
+    if not found:
+        hint = "configuration unchanged since the last good start; see the engine log above"
+        agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
 
 
 def _head_left(agent: Deps) -> bool:

@@ -18,10 +18,9 @@ from tests.unit.cluster_nodes import (
     settings,
 )
 
-from sparkd.agent import proving
 from sparkd.agent.bootstrap import settle_rollback
-from sparkd.agent.proving import ProvingPeriod
-from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.agent.serving import ProvingPeriod
+from sparkd.agent.shutdown import MOST_LINES, shutdown_on_error
 from sparkd.agent.startup import wait_backoff
 from sparkd.cluster import membership
 from sparkd.config.settings import Supervise
@@ -106,7 +105,7 @@ def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> N
 
 
 def test_a_long_list_ends_with_a_count(started: AgentUnderTest) -> None:
-    assert len(failed(started, {f"env.V{number:02}": "x" for number in range(20)})) == proving.MOST_LINES + 1
+    assert len(failed(started, {f"env.V{number:02}": "x" for number in range(20)})) == MOST_LINES + 1
     assert started.events.lines[-1].startswith("known_good.values.omitted count=8 hint=sparkd diff")
 
 
@@ -186,4 +185,4 @@ def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(s
 def test_an_entry_without_facts_is_still_compared(started: AgentUnderTest) -> None:
     on_disk(started, replace(changed(started), facts=Facts({}, {}, {})))
     shutdown_on_error(started.agent, None, ENDED)
-    assert len(differences_logged(started)) == proving.MOST_LINES + 1
+    assert len(differences_logged(started)) == MOST_LINES + 1

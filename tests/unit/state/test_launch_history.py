@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
 
-from sparkd.agent.proving import ProvingPeriod
+from sparkd.agent.serving import ProvingPeriod
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.lib import errors
 from sparkd.lib.errors import EngineEndedError, SparkdError

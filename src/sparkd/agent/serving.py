@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import partial
-from typing import NoReturn, assert_never
+from typing import NoReturn
 
 from msgspec.structs import replace
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import engine_dead, engine_ended
-from sparkd.engine import gpu_throttle, health, readiness
-from sparkd.engine.gpu_throttle import GpuThrottleMonitor
-from sparkd.engine.health import HealthMonitor
+from sparkd.engine import health, readiness
+from sparkd.engine.health import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor, HealthMonitor
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
@@ -119,15 +118,13 @@ def serve(agent: Deps, running: Running) -> NoReturn:
         wanted.stall_seconds, wanted.canary_seconds, agent.settings.readiness.completion_timeout_seconds
     )
     monitor = HealthMonitor(agent.loop, endpoint, lambda: running.log.progress, limits, on_check)
-    match monitor.run(running.rank.pidfd):
-        case None:
-            raise engine_ended(agent, running)
-        case health.Dead(reason):
-            raise engine_dead(agent, running, running.with_cause(reason))
-        case health.Stalled(reason):
-            raise StalledError(running.with_cause(reason), "sparkd starts it again")
-        case unexpected:
-            assert_never(unexpected)
+    failure = monitor.run(running.rank.pidfd)
+    if failure is None:
+        raise engine_ended(agent, running)
+    reason = running.with_cause(failure.reason)
+    if isinstance(failure, EngineEndedError):
+        raise engine_dead(agent, running, reason)
+    raise StalledError(reason, "sparkd starts it again")
 
 
 def follow_head(agent: Deps, running: Running) -> NoReturn:
@@ -171,10 +168,10 @@ def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:
 def with_gpu(agent: Deps, message: str, gpu: GpuThrottleMonitor | None) -> str:
     """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
     slow = gpu.check() if gpu is not None else ""
-    found = (FindingReport(gpu_throttle.ID, "warn", slow, gpu_throttle.HINT),) if slow else ()
+    found = (FindingReport(THROTTLE_ID, "warn", slow, THROTTLE_HINT),) if slow else ()
     before = agent.reporter.report.findings
-    agent.reporter.update(findings=(*(one for one in before if one.id != gpu_throttle.ID), *found))
-    return f"{message}; {slow}: {gpu_throttle.HINT}" if slow else message
+    agent.reporter.update(findings=(*(one for one in before if one.id != THROTTLE_ID), *found))
+    return f"{message}; {slow}: {THROTTLE_HINT}" if slow else message
 
 
 async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:

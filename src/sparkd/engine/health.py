@@ -1,7 +1,9 @@
-"""The health of a serving engine: probe, decide, continue or give up. `decide` is pure.
+"""The health of a serving engine: probe, decide, continue or give up. What decides is pure.
 
 vLLM's exit code and /health prove little: an engine that lost a rank exits 0, and /health stays 200. The tests are that
 tokens and iterations move while requests run, and that a canary completion gets a token when nothing runs.
+
+A GB10 that stays slow under load is reported, and ends nothing: a slow GPU still serves.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.engine.log_lines import LoadProgress
+from sparkd.host.gpu import GpuClocks, read_clocks
+from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
+from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop
 from sparkd.vllm.api import Completion, Counters, Endpoint
 
@@ -27,6 +32,15 @@ ALARM_SECONDS = 10.0
 """How long probes are frequent after an error in the log: engines ended 0.5 to 2.6 s later (seen)."""
 CANARY_PAUSE_SECONDS = 30.0
 """Between failing canaries."""
+
+THROTTLE_ID = "gpu-clocks"
+THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
+CLOCKS_SECONDS = 30.0
+"""Between two readings of the clocks, and how long they must be low."""
+GB10 = "GB10"
+BUSY_PERCENT = 90
+STUCK_MHZ, STUCK_WATTS = 850, 30.0
+"""A throttled GB10 was seen at 500 to 850 MHz and 14 to 30 W under load; normal is above 2 GHz and 45 W."""
 
 
 class Limits(Struct, frozen=True):
@@ -68,33 +82,22 @@ class Continue(Struct, frozen=True):
     wants_canary: bool = False
 
 
-class Dead(Struct, frozen=True):
-    """The engine has ended: exit 13."""
-
-    reason: str
+Failure = EngineEndedError | StalledError
+"""The engine has ended, or makes no tokens."""
 
 
-class Stalled(Struct, frozen=True):
-    """The engine makes no tokens: exit 15."""
-
-    reason: str
-
-
-Decision = Continue | Dead | Stalled
-
-
-def decide(state: HealthState, seen: Observation, limits: Limits) -> Decision:
+def decide(state: HealthState, seen: Observation, limits: Limits) -> Continue | Failure:
     if seen.health == DEAD_STATUS:
-        return Dead(f"the engine is dead: /health answers {DEAD_STATUS}")
+        return EngineEndedError(f"the engine is dead: /health answers {DEAD_STATUS}")
     state = _update(state, seen)
     silent = seen.at - state.answered_at
     still = seen.at - state.moved_at
     no_answer = f"the API server has not answered for {silent:.0f} s"
     no_token = f"requests run and no token came for {still:.0f} s"
     if silent >= limits.stall_seconds:
-        return Stalled(no_answer)
+        return StalledError(no_answer)
     if still >= limits.stall_seconds:
-        return Stalled(no_token)
+        return StalledError(no_token)
     degraded = ""
     if state.canary_failed:
         degraded = f"a canary completion failed: {state.canary_failed}"
@@ -140,7 +143,7 @@ class HealthMonitor:
         self._endpoint = endpoint
         self._progress = progress
         self._limits = limits
-        self._on_look = on_check
+        self._on_check = on_check
         now = time.monotonic()
         self._state = HealthState(answered_at=now, moved_at=now, proven_at=now)
         self._probing: Future[tuple[int | None, Counters | None]] | None = None
@@ -148,7 +151,7 @@ class HealthMonitor:
         self._probe_at = now
         self._canary_at = float("-inf")
 
-    def run(self, pidfd: int) -> Dead | Stalled | None:
+    def run(self, pidfd: int) -> Failure | None:
         """Until the engine is given up; None when its container ended."""
         while True:
             now = time.monotonic()
@@ -175,7 +178,7 @@ class HealthMonitor:
         except HttpError:
             return health, None
 
-    def _decide(self, now: float, health: int | None, counters: Counters | None) -> Decision:
+    def _decide(self, now: float, health: int | None, counters: Counters | None) -> Continue | Failure:
         self._probing = None
         self._probe_at = now + PROBE_SECONDS
         canary = None
@@ -187,7 +190,7 @@ class HealthMonitor:
             if decision.wants_canary and self._canary is None and now - self._canary_at >= CANARY_PAUSE_SECONDS:
                 self._canary_at = now
                 self._canary = self._loop.submit(self._request_canary())
-            self._on_look(decision.degraded)
+            self._on_check(decision.degraded)
         return decision
 
     async def _request_canary(self) -> Completion:
@@ -195,3 +198,69 @@ class HealthMonitor:
             return await self._endpoint.complete(self._limits.completion_seconds)
         except HttpError as error:
             return Completion(token=False, said=str(error))
+
+
+Clocks = tuple[GpuClocks, ...]
+
+
+class ThrottleState(Struct, frozen=True):
+    """`since`: monotonic, the first of the consecutive slow readings under load."""
+
+    since: float | None = None
+    warning: str = ""
+
+
+def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleState:
+    """After one more reading. An idle GPU proves neither throttling nor recovery. Pure."""
+    loaded = [
+        (one, one.sm_mhz <= STUCK_MHZ and one.power_watts <= STUCK_WATTS)
+        for one in seen
+        if GB10 in one.name
+        and (one.utilization_percent or 0) >= BUSY_PERCENT
+        and one.sm_mhz is not None
+        and one.power_watts is not None
+    ]
+    if not loaded:
+        return ThrottleState(None, state.warning)
+    stuck = next((one for one, is_slow in loaded if is_slow), None)
+    if stuck is None:
+        return ThrottleState()
+    since = now if state.since is None else state.since
+    if state.warning or now - since < CLOCKS_SECONDS:
+        return ThrottleState(since, state.warning)
+    held = f", held down by {' and '.join(stuck.held_by)}" if stuck.held_by else ""
+    return ThrottleState(since, f"the GPU is slow: {stuck.sm_mhz} MHz and {stuck.power_watts:.0f} W under load{held}")
+
+
+class GpuThrottleMonitor:
+    """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
+
+    def __init__(
+        self,
+        start: Callable[[Callable[[], Clocks]], Future[Clocks]],
+        events: Events,
+        read: Callable[[], Clocks] = read_clocks,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._start = start
+        self._events = events
+        self._read = read
+        self._clock = clock
+        self._state = ThrottleState()
+        self._reading: Future[Clocks] | None = None
+        self._read_at = float("-inf")
+
+    def check(self) -> str:
+        """The current warning; empty where there is none."""
+        now = self._clock()
+        if self._reading is not None and self._reading.done():
+            before, self._state = self._state.warning, decide_throttle(self._state, self._reading.result(), now)
+            self._reading = None
+            if self._state.warning and not before:
+                self._events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
+            elif before and not self._state.warning:
+                self._events.info("gpu.throttle.ended")
+        if self._reading is None and now >= self._read_at:
+            self._read_at = now + CLOCKS_SECONDS
+            self._reading = self._start(self._read)
+        return self._state.warning

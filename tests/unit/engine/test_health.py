@@ -1,8 +1,34 @@
+"""When an engine is given up, when a GPU counts as slow, and how that is reported."""
+
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import count
 
-from sparkd.engine.health import Continue, Dead, Decision, HealthState, Limits, Observation, Stalled, decide
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.serving import with_gpu
+from sparkd.engine.health import (
+    CLOCKS_SECONDS,
+    THROTTLE_HINT,
+    Clocks,
+    Continue,
+    Failure,
+    GpuThrottleMonitor,
+    HealthState,
+    Limits,
+    Observation,
+    ThrottleState,
+    decide,
+    decide_throttle,
+)
+from sparkd.host.gpu import GpuClocks
+from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.status.model import FindingReport, Phase
 from sparkd.vllm.api import Completion, Counters
 
 LIMITS = Limits(stall_seconds=360, canary_seconds=300, completion_seconds=120)
@@ -10,8 +36,8 @@ START = HealthState(answered_at=0, moved_at=0, proven_at=0)
 TOKEN, FAILED = Completion(token=True), Completion(token=False, said="HTTP 500")
 
 
-def look(*seen: Observation, limits: Limits = LIMITS) -> Decision:
-    decision: Decision = Continue(START)
+def look(*seen: Observation, limits: Limits = LIMITS) -> Continue | Failure:
+    decision: Continue | Failure = Continue(START)
     for observation in seen:
         assert isinstance(decision, Continue), f"ended before {observation}"
         decision = decide(decision.state, observation, limits)
@@ -38,24 +64,26 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
 @pytest.mark.parametrize(
     ("seen", "kind"),
     [
-        pytest.param([at(1, health=503)], Dead, id="503 is death at once"),
+        pytest.param([at(1, health=503)], EngineEndedError, id="503 is death at once"),
         pytest.param([at(10, running=1), at(369, running=1)], Continue, id="requests without a token, in time"),
-        pytest.param([at(10, running=1), at(370, running=1)], Stalled, id="requests without a token, too long"),
-        pytest.param([at(10, waiting=3), at(400, waiting=3)], Stalled, id="requests that never run"),
+        pytest.param([at(10, running=1), at(370, running=1)], StalledError, id="requests without a token, too long"),
+        pytest.param([at(10, waiting=3), at(400, waiting=3)], StalledError, id="requests that never run"),
         pytest.param(
             [at(10, running=1), Observation(300, 200, PREFILL), Observation(600, 200, PREFILL)],
             Continue,
             id="any counter that moves is progress",
         ),
         pytest.param([at(359, None, health=None)], Continue, id="no answer, in time"),
-        pytest.param([at(360, None, health=None)], Stalled, id="no answer, too long"),
-        pytest.param([at(300), at(310, canary=FAILED), at(661)], Stalled, id="idle, and canaries fail for too long"),
+        pytest.param([at(360, None, health=None)], StalledError, id="no answer, too long"),
+        pytest.param([at(300), at(310, canary=FAILED), at(661)], StalledError, id="idle, canaries fail for too long"),
         pytest.param(
-            [at(300, None), at(420, None, canary=FAILED), at(661, None)], Stalled, id="no statistics, canaries fail"
+            [at(300, None), at(420, None, canary=FAILED), at(661, None)],
+            StalledError,
+            id="no counters, canaries fail",
         ),
     ],
 )
-def test_an_engine_continues_is_dead_or_stalled(seen: list[Observation], kind: type[Decision]) -> None:
+def test_an_engine_continues_is_dead_or_stalled(seen: list[Observation], kind: type[Continue | Failure]) -> None:
     assert isinstance(look(*seen), kind)
 
 
@@ -88,3 +116,117 @@ def test_canaries_can_be_switched_off() -> None:
     decision = look(at(5000), limits=Limits(stall_seconds=360, canary_seconds=0, completion_seconds=120))
     assert isinstance(decision, Continue)
     assert not decision.wants_canary
+
+
+@pytest.fixture
+def agent(tree: Tree) -> Iterator[Deps]:
+    with agent_under_test(tree, 0, alone()) as made:
+        yield made.agent
+
+
+def gpu(mhz: int | None, watts: float | None, percent: int | None, name: str = "NVIDIA GB10", *held: str) -> Clocks:
+    return (GpuClocks(name, mhz, watts, percent, held),)
+
+
+SLOW, FAST, IDLE = gpu(611, 22.4, 96), gpu(2411, 61, 96), gpu(208, 4, 0)
+SAID = "the GPU is slow: 611 MHz and 22 W under load"
+
+
+@pytest.mark.parametrize(
+    ("looks", "warning"),
+    [
+        ([SLOW], ""),
+        ([SLOW, SLOW], SAID),
+        ([SLOW, FAST, SLOW], ""),
+        ([SLOW, IDLE, SLOW], ""),
+        ([SLOW, (), SLOW], ""),
+        ([SLOW, SLOW, IDLE], SAID),
+        ([SLOW, SLOW, ()], SAID),
+        ([SLOW, SLOW, FAST], ""),
+        ([FAST] * 3, ""),
+        ([IDLE] * 3, ""),
+        ([gpu(850, 30, 90)] * 2, "the GPU is slow: 850 MHz and 30 W under load"),
+        ([gpu(851, 30, 90)] * 2, ""),
+        ([gpu(850, 30.1, 90)] * 2, ""),
+        ([gpu(850, 30, 89)] * 2, ""),
+        ([gpu(2400, 20, 96)] * 2, ""),
+        ([gpu(None, 22, 96)] * 2, ""),
+        ([gpu(611, None, 96)] * 2, ""),
+        ([gpu(611, 22, None)] * 2, ""),
+        ([gpu(611, 22, 96, "NVIDIA T4")] * 2, ""),
+        ([gpu(611, 22, 96, "NVIDIA GB10", "its power cap")] * 2, f"{SAID}, held down by its power cap"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks], warning: str) -> None:
+    slow = ThrottleState()
+    for number, seen in enumerate(looks):
+        slow = decide_throttle(slow, seen, 1000 + 30 * number)
+    assert slow.warning == warning
+
+
+def test_a_gpu_is_slow_after_half_a_minute_under_load() -> None:
+    slow = decide_throttle(ThrottleState(), SLOW, 0)
+    assert decide_throttle(slow, SLOW, 29.9).warning == ""
+    assert decide_throttle(slow, SLOW, 30).warning == SAID
+
+
+def at_once(work: Callable[[], Clocks]) -> Future[Clocks]:
+    future: Future[Clocks] = Future()
+    future.set_result(work())
+    return future
+
+
+def clock() -> Callable[[], float]:
+    """Each look is half a minute after the one before."""
+    return count(0.0, CLOCKS_SECONDS).__next__
+
+
+def test_a_slow_gpu_is_logged_once_and_again_when_it_recovers() -> None:
+    events, answers = EventLines(), [SLOW, SLOW, SLOW, IDLE, FAST, FAST]
+    watch = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
+    said = [watch.check() for _ in range(6)]
+    assert said == ["", "", SAID, SAID, SAID, ""]
+    assert [line.split()[0] for line in events.lines] == ["gpu.throttle.detected", "gpu.throttle.ended"]
+
+
+def test_a_gpu_is_read_twice_a_minute_however_often_it_is_checked() -> None:
+    calls: list[int] = []
+
+    def read() -> Clocks:
+        calls.append(1)
+        return FAST
+
+    watch = GpuThrottleMonitor(at_once, EventLines(), read, lambda: 1000.0)
+    for _ in range(5):
+        watch.check()
+    assert len(calls) == 1
+
+
+def test_a_hanging_driver_is_called_once_and_blocks_nothing() -> None:
+    calls: list[Callable[[], Clocks]] = []
+
+    def never(work: Callable[[], Clocks]) -> Future[Clocks]:
+        calls.append(work)
+        return Future()
+
+    watch = GpuThrottleMonitor(never, EventLines(), lambda: FAST, clock())
+    assert [watch.check() for _ in range(5)] == [""] * 5
+    assert len(calls) == 1
+
+
+def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Deps) -> None:
+    preflight = FindingReport("page-cache", "warn", "4 GiB", "")
+    agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
+    answers = [SLOW, SLOW, FAST]
+    watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {THROTTLE_HINT}"
+    slow = FindingReport("gpu-clocks", "warn", SAID, THROTTLE_HINT)
+    assert list(agent.reporter.report.findings) == [preflight, slow]
+    assert (
+        with_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
+        == "m on port 8000"
+    )
+    assert list(agent.reporter.report.findings) == [preflight]
+    assert agent.reporter.report.phase is Phase.SERVING

@@ -18,7 +18,7 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.engine.memory_guard.guard import MemoryGuard, Sample, describe_kill, parse_samples
+from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.memory_guard.killer import (
     FASTEST_BYTES_PER_SECOND,
     LONGEST_SECONDS,
@@ -26,6 +26,7 @@ from sparkd.engine.memory_guard.killer import (
     SHORTEST_SECONDS,
     Meter,
     Samples,
+    describe_kill,
     is_short,
     pause_seconds,
 )
@@ -123,23 +124,23 @@ def test_the_last_six_seconds_are_kept_and_the_newest_sample_always() -> None:
     samples = Samples()
     for number in range(1000):
         samples.put(number / 50, number, 0)
-    kept = parse_samples(samples.lines().splitlines())
+    kept = samples.kept()
     assert len(kept) == SAMPLE_COUNT
-    assert kept[-1] == Sample(19.98, 999, 0)
-    assert kept[-1].at - kept[0].at >= 6
-    assert all(earlier.at < later.at for earlier, later in pairwise(kept))
+    assert kept[-1] == (19.98, 999, 0)
+    assert kept[-1][0] - kept[0][0] >= 6
+    assert all(earlier < later for earlier, later in pairwise(kept))
 
 
 def test_few_samples_are_all_kept() -> None:
     samples = Samples()
     samples.put(1, 30, 0)
     samples.put(2, 20, 1.26)
-    assert samples.lines() == "1.000 30 0.0\n2.000 20 1.3\n"
+    assert samples.kept() == [(1, 30, 0), (2, 20, 1.26)]
 
 
-def falling(*gib: float, pressure: float = 0) -> list[Sample]:
+def falling(*gib: float, pressure: float = 0) -> list[tuple[float, int, float]]:
     """One sample a second."""
-    return [Sample(at, round(value * GIB), pressure) for at, value in enumerate(gib)]
+    return [(at, round(value * GIB), pressure) for at, value in enumerate(gib)]
 
 
 @pytest.mark.parametrize(
@@ -157,15 +158,10 @@ def falling(*gib: float, pressure: float = 0) -> list[Sample]:
             "the engine was killed (it fell by 0 MiB/s, memory pressure 40 %)",
             id="pressed",
         ),
-        ([], "memory ran out: less than the floor of 512 MiB was available; the engine was killed"),
     ],
 )
-def test_the_samples_are_described_in_one_line(samples: list[Sample], said: str) -> None:
+def test_the_samples_are_described_in_one_line(samples: list[tuple[float, int, float]], said: str) -> None:
     assert describe_kill(samples, FLOOR) == said
-
-
-def test_a_line_that_is_no_sample_is_skipped() -> None:
-    assert parse_samples(["Traceback", "1.0 2 3.0", "1 2"]) == (Sample(1.0, 2, 3.0),)
 
 
 class Rank:

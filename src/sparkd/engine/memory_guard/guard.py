@@ -6,11 +6,9 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-
-from msgspec import Struct
 
 import sparkd
 from sparkd.engine.memory_guard.killer import KILLED, LOCKED, UNLOCKED
@@ -20,8 +18,6 @@ from sparkd.lib.log import Events
 RETRY_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 MIB = 1 << 20
-AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
-"""The quoted samples, in seconds before the kill."""
 _FOLDER = str(Path(sparkd.__file__).parents[1])
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); from sparkd.engine.memory_guard.killer import main; sys.exit(main())"
@@ -44,7 +40,8 @@ class MemoryGuard:
         self._closing = threading.Event()
         self._over = threading.Event()
         self._reported: set[str] = set()
-        self._samples: tuple[Sample, ...] | None = None
+        self._account = ""
+        """Of the kill, from the killer; empty where there was none."""
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
@@ -58,9 +55,7 @@ class MemoryGuard:
     @property
     def killed(self) -> MemoryGuardError | None:
         """The error of the guard's kill; None where there was none."""
-        if self._samples is None:
-            return None
-        return MemoryGuardError(describe_kill(self._samples, self._floor_bytes), HINT)
+        return MemoryGuardError(self._account, HINT) if self._account else None
 
     def raise_if_killed(self) -> None:
         if (error := self.killed) is not None:
@@ -110,17 +105,16 @@ class MemoryGuard:
         with process:
             for raw in process.stdout:
                 line = raw.rstrip("\n")
-                if line == KILLED:
-                    self._samples = parse_samples(process.stdout)
-                else:
-                    self._report_lock(line)
+                self._handle_line(line)
         if process.returncode and not self._closing.is_set():
             self._report_failure(f"its process ended with {process.returncode}: {line}")
         return process.returncode == 0
 
-    def _report_lock(self, line: str) -> None:
+    def _handle_line(self, line: str) -> None:
         word, _, rest = line.partition(" ")
-        if word == LOCKED:
+        if word == KILLED:
+            self._account = rest
+        elif word == LOCKED:
             self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
         elif word == UNLOCKED and line not in self._reported:
             self._reported.add(line)
@@ -132,48 +126,3 @@ class MemoryGuard:
         if reason not in self._reported:
             self._reported.add(reason)
             self._events.error("memory_guard.watch.failed", reason=reason, hint="sparkd retries every second")
-
-
-class Sample(Struct, frozen=True):
-    at: float
-    available_bytes: int
-    full_avg10: float
-
-
-def parse_samples(lines: Iterable[str]) -> tuple[Sample, ...]:
-    """Oldest first. Malformed lines are skipped: the kill has happened in any case."""
-    found = []
-    for line in lines:
-        with suppress(ValueError):
-            at, available, pressure = line.split()
-            found.append(Sample(float(at), int(available), float(pressure)))
-    return tuple(found)
-
-
-def describe_kill(samples: Sequence[Sample], floor_bytes: int) -> str:
-    """One line: the memory left, the floor, and the last samples."""
-    floor = f"the floor of {floor_bytes // MIB:,} MiB"
-    if not samples:
-        return f"memory ran out: less than {floor} was available; the engine was killed"
-    last = samples[-1]
-    found = f"{last.available_bytes // MIB:,} MiB available"
-    if last.available_bytes >= floor_bytes:
-        found += f" of twice {floor}, and all work stood still for memory"
-    else:
-        found += f", below {floor}"
-    aged = ([one for one in samples if last.at - one.at >= age] for age in AGES)
-    quoted = dict.fromkeys(old_enough[-1] for old_enough in aged if old_enough)  # the youngest of each age, once
-    history = "".join(f"{one.available_bytes // MIB:,} MiB {last.at - one.at:.1f} s before, " for one in quoted)
-    return (
-        f"memory ran out: {found}; the engine was killed ("
-        + (f"{history.removesuffix(', ')}; " if history else "")
-        + f"it fell by {_bytes_per_second(samples) / MIB:,.0f} MiB/s, memory pressure {last.full_avg10:.0f} %)"
-    )
-
-
-def _bytes_per_second(samples: Sequence[Sample]) -> float:
-    """Rate of loss over the last tenth of a second or more; 0 where memory did not fall."""
-    last = samples[-1]
-    earlier = next((one for one in reversed(samples) if last.at - one.at >= 0.1), samples[0])
-    seconds = last.at - earlier.at
-    return max(0.0, (earlier.available_bytes - last.available_bytes) / seconds) if seconds > 0 else 0.0

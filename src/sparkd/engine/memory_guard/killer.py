@@ -18,7 +18,9 @@ import time
 from array import array
 
 LOCKED, UNLOCKED, KILLED = "locked", "unlocked", "killed"
-"""Output lines: the reason follows UNLOCKED, the last samples follow KILLED."""
+"""First words of the output's lines: the reason follows UNLOCKED, an account of the kill follows KILLED."""
+
+MIB = 1 << 20
 
 FASTEST_BYTES_PER_SECOND = 5 << 30
 """Assumed maximum: twice the rate seen on GB10, where 7.4 GiB went in 3 s."""
@@ -31,6 +33,8 @@ PRESSED_PERCENT = 30.0
 SAMPLE_COUNT = 64
 SAMPLE_SECONDS = 0.1
 """Between kept samples: together they span 6 s or more."""
+AGES = (5.0, 3.0, 2.0, 1.0, 0.5, 0.2)
+"""The quoted samples, in seconds before the kill."""
 
 _AVAILABLE = b"MemAvailable:"
 _FULL = b"full avg10="
@@ -101,10 +105,31 @@ class Samples:
         self._available[newest] = available_bytes
         self._pressure[newest] = full_avg10
 
-    def lines(self) -> str:
-        """Oldest first: `when available_bytes full_avg10`."""
+    def kept(self) -> list[tuple[float, int, float]]:
+        """Oldest first."""
         places = [number % SAMPLE_COUNT for number in range(max(0, self._count - SAMPLE_COUNT), self._count)]
-        return "".join(f"{self._when[i]:.3f} {self._available[i]} {self._pressure[i]:.1f}\n" for i in places)
+        return [(self._when[i], self._available[i], self._pressure[i]) for i in places]
+
+
+def describe_kill(samples: list[tuple[float, int, float]], floor_bytes: int) -> str:
+    """One line: the memory left, the floor, and the last samples."""
+    at, available, pressure = samples[-1]
+    floor = f"the floor of {floor_bytes // MIB:,} MiB"
+    found = f"{available // MIB:,} MiB available"
+    if available >= floor_bytes:
+        found += f" of twice {floor}, and all work stood still for memory"
+    else:
+        found += f", below {floor}"
+    aged = ([one for one in samples if at - one[0] >= age] for age in AGES)
+    quoted = dict.fromkeys(old_enough[-1] for old_enough in aged if old_enough)  # the youngest of each age, once
+    history = ", ".join(f"{earlier // MIB:,} MiB {at - when:.1f} s before" for when, earlier, _ in quoted)
+    # The rate of loss is that of the last tenth of a second or more.
+    began, before, _ = next((one for one in reversed(samples) if at - one[0] >= SAMPLE_SECONDS), samples[0])
+    rate = max(0.0, (before - available) / (at - began)) if at > began else 0.0
+    return (
+        f"memory ran out: {found}; the engine was killed ({history}{'; ' if history else ''}"
+        f"it fell by {rate / MIB:,.0f} MiB/s, memory pressure {pressure:.0f} %)"
+    )
 
 
 def watch(meter: Meter, samples: Samples, floor_bytes: int, rank: int, agent: int) -> bool:
@@ -146,10 +171,10 @@ def main() -> int:
     meter, samples = Meter(proc), Samples()
     # Run all code of a kill once, so that it is in memory before the lock.
     samples.put(time.monotonic(), meter.available_bytes(), meter.full_avg10())
-    samples.lines()
+    describe_kill(samples.kept(), floor_bytes)
     if not _signal(rank, 0):
         return 0
     os.write(1, f"{_lock()}\n".encode())
     if watch(meter, samples, floor_bytes, rank, 0):
-        os.write(1, f"{KILLED}\n{samples.lines()}".encode())
+        os.write(1, f"{KILLED} {describe_kill(samples.kept(), floor_bytes)}\n".encode())
     return 0

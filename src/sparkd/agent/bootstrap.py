@@ -52,8 +52,12 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
     log.bind(node=host.name())
     events = log.events(Redactor())
     notifier = Notifier()
+
+    def on_hang(seconds: float) -> None:
+        events.error("agent.network.hung", seconds=round(seconds), hint="systemd restarts this agent")
+
     network = EventLoop(broken=lambda error: loop.fail(error))
-    loop = MainLoop(notifier, env, network, partial(_report_hang, events))
+    loop = MainLoop(notifier, env, network, on_hang)
     loop.listen()
     network.start()
     place = None
@@ -148,10 +152,6 @@ def _await_place(base: Base, role: str, events: Events) -> NodeContext:
             for sink in sinks:
                 sink(report)
         base.loop.wait(ADDRESS_POLL_SECONDS)
-
-
-def _report_hang(events: Events, seconds: float) -> None:
-    events.error("agent.network.hung", seconds=round(seconds), hint="systemd restarts this agent")
 
 
 def _sinks(actions: Actions, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:

@@ -49,10 +49,6 @@ class NodeContext(Struct, frozen=True):
         return _role_of(self.plan.node)
 
     @property
-    def unit(self) -> str:
-        return f"sparkd-{self.role}.service"
-
-    @property
     def is_head(self) -> bool:
         return self.rank == 0
 
@@ -88,7 +84,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     if back is not None and back.replaces == fingerprint_config(settings, host):
         return rolled_back_context(back, settings, host)
     try:
-        return _build_context(settings, host, node)
+        return configured_context(settings, host, node)
     except ConfigError as error:
         from sparkd.state import known_good
 
@@ -99,14 +95,11 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
         raise ConfigError(error.reason, "; ".join(hints)) from None
 
 
-def configured_context(settings: Settings, host: Host) -> NodeContext:
-    """This node as configured, without any rollback."""
-    return _build_context(settings, host, find_place(settings, host))
-
-
-def _build_context(settings: Settings, host: Host, node: Node) -> NodeContext:
+def configured_context(settings: Settings, host: Host, place: Node | None = None) -> NodeContext:
+    """This node as configured, without any rollback. `place`: None where it is still to be found."""
     from sparkd.plan.build import make_plan
 
+    node = place or find_place(settings, host)
     recipe = _load_recipe(settings, host)
     return NodeContext(make_plan(recipe, settings, node), settings, recipe, settings)
 

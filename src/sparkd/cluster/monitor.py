@@ -66,28 +66,22 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> str:
     return ""
 
 
-class PeerMonitor:
+class PeerMonitor(Struct):
     """For the main thread."""
 
-    def __init__(
-        self,
-        readers: Mapping[int, PeerReader],
-        submit: Callable[[Coroutine[Any, Any, bool]], Future[bool]],
-        timeout_seconds: float,
-        on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None,
-    ) -> None:
-        """`readers` by rank, in order. `submit` runs a coroutine in the network's loop, then wakes the main loop."""
-        self.readers = readers
-        self.trouble = ""
-        """The current problem while the engine still has time; empty where there is none."""
-        self._on_check = on_check
-        self._submit = submit
-        self._timeout_seconds = timeout_seconds
-        self._expected: dict[int, ExpectedPeer] = {}
-        self._prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
-        self._proof: Future[bool] | None = None
-        self._proven: bool | None = None
-        self._proven_at = 0.0
+    readers: Mapping[int, PeerReader]
+    """By rank, in order."""
+    submit: Callable[[Coroutine[Any, Any, bool]], Future[bool]]
+    """Runs a coroutine in the network's loop, then wakes the main loop."""
+    timeout_seconds: float
+    on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
+    trouble: str = ""
+    """The current problem while the engine still has time; empty where there is none."""
+    _expected: dict[int, ExpectedPeer] = {}
+    _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
+    _proof: Future[bool] | None = None
+    _proven: bool | None = None
+    _proven_at: float = 0.0
 
     def track(self, *expected: ExpectedPeer) -> None:
         """From now on `check` raises the loss of any of these."""
@@ -113,7 +107,7 @@ class PeerMonitor:
     def check(self) -> tuple[PeerStatus, ...]:
         """The current statuses. Raises PeerLostError (exit 14) where a tracked peer is lost."""
         peers = self.statuses()
-        self._on_check(peers)
+        self.on_check(peers)
         now = time.monotonic()
         silent: tuple[float, PeerStatus] | None = None
         for peer in peers:
@@ -130,14 +124,14 @@ class PeerMonitor:
 
     def _handle_silence(self, seconds: float, peer: PeerStatus, now: float) -> None:
         """Where the engine serves, its tokens decide."""
-        proof_seconds = PROOF_SHARE * self._timeout_seconds
-        if seconds < self._timeout_seconds - proof_seconds:
+        proof_seconds = PROOF_SHARE * self.timeout_seconds
+        if seconds < self.timeout_seconds - proof_seconds:
             # The silence has ended: a proof still under way must not decide the next one.
             self._proof, self._proven, self.trouble = None, None, ""
             return
         why = f": {peer.said}" if peer.said else ""
         reason = f"rank {peer.rank} on {peer.name} has been silent for {seconds:.0f} s{why}"
-        over = seconds >= self._timeout_seconds
+        over = seconds >= self.timeout_seconds
         if self._prove is None:
             if over:
                 raise PeerLostError(reason, HINT)
@@ -149,5 +143,5 @@ class PeerMonitor:
         self.trouble = f"{reason}; the engine makes tokens" if over and self._proven else ""
         pause = proof_seconds if self._proven else RETRY_SECONDS
         if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
-            left = self._timeout_seconds - seconds
-            self._proof = self._submit(self._prove(proof_seconds if over else max(RETRY_SECONDS, left)))
+            left = self.timeout_seconds - seconds
+            self._proof = self.submit(self._prove(proof_seconds if over else max(RETRY_SECONDS, left)))

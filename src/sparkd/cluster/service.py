@@ -15,7 +15,7 @@ from contextlib import suppress
 from email.utils import formatdate
 from urllib.parse import parse_qs, urlsplit
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, KeyRing, sign_answer, sign_request, signatures_match
@@ -39,19 +39,18 @@ HOLD_SHARE = 0.25
 NONCE_LIMIT = 64
 
 
-class PeerApi:
+class PeerApi(Struct):
     """`handle` and `publish` run in the loop's thread; `publish_plan` may be called from any."""
 
-    def __init__(self, own_address: str, keys: Callable[[], tuple[bytes, ...]], hold_seconds: float) -> None:
-        """`hold_seconds`: how long an answer is held back from a reader that has the current report."""
-        self._own_address = own_address
-        self._keys = keys
-        self._hold_seconds = hold_seconds
-        self._report = b""
-        self._digest = ""
-        self._published = asyncio.Event()
-        """Set when the next report comes."""
-        self._plan = b""
+    own_address: str
+    keys: Callable[[], tuple[bytes, ...]]
+    hold_seconds: float
+    """How long an answer is held back from a reader that has the current report."""
+    _report: bytes = b""
+    _digest: str = ""
+    _published: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the next report comes."""
+    _plan: bytes = b""
 
     def publish(self, report: bytes) -> None:
         """Serve this report from now on, and answer held requests."""
@@ -73,37 +72,32 @@ class PeerApi:
         if path.path == "/report" and self._report:
             known = parse_qs(path.query).get("known", [""])[0]
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._hold_seconds):
+                async with asyncio.timeout(self.hold_seconds):
                     while known == self._digest:
                         await self._published.wait()
             body = self._report
         elif path.path == "/plan":
             body = self._plan
         status = 200 if body else 404
-        signature = sign_answer(key, nonce, self._own_address, request.path, status, body)
+        signature = sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
         return Response(status, body, headers=((SIGNATURE_HEADER, signature), ("Date", date)))
 
     def _find_key(self, request: Request, nonce: str) -> bytes | None:
         """The key of the request's signature, any of the file's keys; None where it is signed with none."""
         found = request.headers.get(SIGNATURE_HEADER.lower(), "")
-        for key in self._keys():
-            if signatures_match(sign_request(key, nonce, self._own_address, request.path), found):
+        for key in self.keys():
+            if signatures_match(sign_request(key, nonce, self.own_address, request.path), found):
                 return key
         return None
 
 
 class Cluster(Struct, frozen=True):
-    """`readers` by rank, in order. `peer_api`: None where there are no other nodes."""
+    """`readers` by rank, in order. `publish_plan` gets values for the other nodes, to name differences."""
 
     readers: Mapping[int, PeerReader]
-    peer_api: PeerApi | None = None
+    publish_plan: Callable[[bytes], object]
     sinks: tuple[Sink, ...] = ()
-
-    def publish_plan(self, values: bytes) -> None:
-        """For the other nodes, to name differences."""
-        if self.peer_api is not None:
-            self.peer_api.publish_plan(values)
 
 
 def join_cluster(
@@ -120,7 +114,7 @@ def join_cluster(
     Raises ConfigError (78) for a bad key file, BlockedError (10) where the port is taken.
     """
     if not node.peers:
-        return Cluster({})
+        return Cluster({}, lambda _: None)
     settings = node.settings
     own, port = node.plan.node.address, settings.cluster.report_port
 
@@ -141,7 +135,7 @@ def join_cluster(
         body = dump(replace(redacted(report, redact), peers=())).encode()
         network.call(peer_api.publish, body)
 
-    return Cluster(readers, peer_api, (to_peers,))
+    return Cluster(readers, peer_api.publish_plan, (to_peers,))
 
 
 def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: Events) -> HttpServer:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.engine.log_lines import LoadProgress
@@ -75,6 +75,10 @@ class HealthState(Struct, frozen=True):
     canary_failed: str = ""
 
 
+def _healthy(now: float) -> HealthState:
+    return HealthState(answered_at=now, moved_at=now, proven_at=now)
+
+
 class Continue(Struct, frozen=True):
     state: HealthState
     degraded: str = ""
@@ -128,44 +132,35 @@ def _update(state: HealthState, seen: Observation) -> HealthState:
     return replace(state, work=seen.counters.work)
 
 
-class HealthMonitor:
+class HealthMonitor(Struct):
     """Probes one serving engine, and requests canaries. `on_check(degraded)` is called after each probe."""
 
-    def __init__(
-        self,
-        loop: MainLoop,
-        endpoint: Endpoint,
-        progress: Callable[[], LoadProgress],
-        limits: Limits,
-        on_check: Callable[[str], None],
-    ) -> None:
-        self._loop = loop
-        self._endpoint = endpoint
-        self._progress = progress
-        self._limits = limits
-        self._on_check = on_check
-        now = time.monotonic()
-        self._state = HealthState(answered_at=now, moved_at=now, proven_at=now)
-        self._probing: Future[tuple[int | None, Counters | None]] | None = None
-        self._canary: Future[Completion] | None = None
-        self._probe_at = now
-        self._canary_at = float("-inf")
+    loop: MainLoop
+    endpoint: Endpoint
+    progress: Callable[[], LoadProgress]
+    limits: Limits
+    on_check: Callable[[str], None]
+    _state: HealthState = field(default_factory=lambda: _healthy(time.monotonic()))
+    _probing: Future[tuple[int | None, Counters | None]] | None = None
+    _canary: Future[Completion] | None = None
+    _probe_at: float = 0.0
+    _canary_at: float = float("-inf")
 
     def run(self, pidfd: int) -> Failure | None:
         """Until the engine is given up; None when its container ended."""
         while True:
             now = time.monotonic()
             if self._probing is None and now >= self._probe_at:
-                self._probing = self._loop.submit(self._probe())
+                self._probing = self.loop.submit(self._probe())
             if self._probing is not None and self._probing.done():
                 decision = self._decide(now, *self._probing.result())
                 if not isinstance(decision, Continue):
                     return decision
-            if self._loop.wait(self._pause(now), pidfd):
+            if self.loop.wait(self._pause(now), pidfd):
                 return None
 
     def _pause(self, now: float) -> float:
-        failing = self._progress().failing_since
+        failing = self.progress().failing_since
         if failing is not None and now - failing < ALARM_SECONDS:
             self._probe_at = min(self._probe_at, now + ALARMED_PROBE_SECONDS)
         return PROBE_SECONDS if self._probing is not None else max(0.0, self._probe_at - now)
@@ -173,8 +168,8 @@ class HealthMonitor:
     async def _probe(self) -> tuple[int | None, Counters | None]:
         health = None
         try:
-            health = await self._endpoint.health()
-            return health, await self._endpoint.counters()
+            health = await self.endpoint.health()
+            return health, await self.endpoint.counters()
         except HttpError:
             return health, None
 
@@ -184,18 +179,18 @@ class HealthMonitor:
         canary = None
         if self._canary is not None and self._canary.done():
             canary, self._canary = self._canary.result(), None
-        decision = decide(self._state, Observation(now, health, counters, canary), self._limits)
+        decision = decide(self._state, Observation(now, health, counters, canary), self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state
             if decision.wants_canary and self._canary is None and now - self._canary_at >= CANARY_PAUSE_SECONDS:
                 self._canary_at = now
-                self._canary = self._loop.submit(self._request_canary())
-            self._on_check(decision.degraded)
+                self._canary = self.loop.submit(self._request_canary())
+            self.on_check(decision.degraded)
         return decision
 
     async def _request_canary(self) -> Completion:
         try:
-            return await self._endpoint.complete(self._limits.completion_seconds)
+            return await self.endpoint.complete(self.limits.completion_seconds)
         except HttpError as error:
             return Completion(token=False, said=str(error))
 
@@ -232,35 +227,28 @@ def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleS
     return ThrottleState(since, f"the GPU is slow: {stuck.sm_mhz} MHz and {stuck.power_watts:.0f} W under load{held}")
 
 
-class GpuThrottleMonitor:
+class GpuThrottleMonitor(Struct):
     """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
 
-    def __init__(
-        self,
-        start: Callable[[Callable[[], Clocks]], Future[Clocks]],
-        events: Events,
-        read: Callable[[], Clocks] = read_clocks,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._start = start
-        self._events = events
-        self._read = read
-        self._clock = clock
-        self._state = ThrottleState()
-        self._reading: Future[Clocks] | None = None
-        self._read_at = float("-inf")
+    start: Callable[[Callable[[], Clocks]], Future[Clocks]]
+    events: Events
+    read: Callable[[], Clocks] = read_clocks
+    clock: Callable[[], float] = time.monotonic
+    _state: ThrottleState = ThrottleState()
+    _reading: Future[Clocks] | None = None
+    _read_at: float = float("-inf")
 
     def check(self) -> str:
         """The current warning; empty where there is none."""
-        now = self._clock()
+        now = self.clock()
         if self._reading is not None and self._reading.done():
             before, self._state = self._state.warning, decide_throttle(self._state, self._reading.result(), now)
             self._reading = None
             if self._state.warning and not before:
-                self._events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
+                self.events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
             elif before and not self._state.warning:
-                self._events.info("gpu.throttle.ended")
+                self.events.info("gpu.throttle.ended")
         if self._reading is None and now >= self._read_at:
             self._read_at = now + CLOCKS_SECONDS
-            self._reading = self._start(self._read)
+            self._reading = self.start(self.read)
         return self._state.warning

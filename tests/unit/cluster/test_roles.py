@@ -126,7 +126,7 @@ def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
 ) -> None:
     shipped(tree)
     node = membership.resolve_context(settings(*THREE), role, owning(tree, own))
-    assert (node.role, node.is_head, node.unit) == (role, role == "head", f"sparkd-{role}.service")
+    assert (node.role, node.is_head) == (role, role == "head")
     check = check_of(node, Ports)
     assert tuple(one.port for one in check.wanted) == ports
     assert dict(node.plan.env)["GLOO_SOCKET_IFNAME"] == "bond0"

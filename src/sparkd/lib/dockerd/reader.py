@@ -52,7 +52,8 @@ class DockerReader:
     def container(self, container_id: str) -> object:
         """Its current description; None where there is none."""
         path = f"/containers/{container_id}/json"
-        return _checked(path, self._request(lambda api: api.inspect_container(container_id)))
+        self._answers.pop(path, None)
+        return self._get(path, lambda api: api.inspect_container(container_id))
 
     def image(self, ref: str) -> object:
         return self._get(f"/images/{ref}/json", lambda api: api.inspect_image(ref))
@@ -69,7 +70,13 @@ class DockerReader:
     def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
         if path not in self._answers:
             self._answers[path] = self._request(work)
-        return _checked(path, self._answers[path])
+        answer = self._answers[path]
+        if not isinstance(answer, DockerError):
+            return answer
+        if answer.status == MISSING:
+            return None
+        reason = f"HTTP {answer.status}" if answer.status else str(answer)
+        raise DockerError(f"GET {path}: {reason}", answer.status)
 
     def _request(self, work: Callable[[APIClient], object]) -> object:
         """The answer, or its error. After the deadline nothing is sent."""
@@ -83,15 +90,6 @@ class DockerReader:
         finally:
             self._left = deadline - time.monotonic()
         return DockerError(f"no answer within {self._seconds:g} s")
-
-
-def _checked(path: str, answer: object) -> object:
-    if not isinstance(answer, DockerError):
-        return answer
-    if answer.status == MISSING:
-        return None
-    reason = f"HTTP {answer.status}" if answer.status else str(answer)
-    raise DockerError(f"GET {path}: {reason}", answer.status)
 
 
 def connect(

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import engine_dead, engine_ended
-from sparkd.engine import health, readiness
+from sparkd.engine import readiness
 from sparkd.engine.health import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor, HealthMonitor
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
@@ -113,11 +113,8 @@ def serve(agent: Deps, running: Running) -> NoReturn:
         agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
         proving.tick()
 
-    wanted = agent.settings.supervise
-    limits = health.Limits(
-        wanted.stall_seconds, wanted.canary_seconds, agent.settings.readiness.completion_timeout_seconds
-    )
-    monitor = HealthMonitor(agent.loop, endpoint, lambda: running.log.progress, limits, on_check)
+    limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
+    monitor = HealthMonitor(agent.loop, endpoint, lambda: running.log.progress, limits, completion_seconds, on_check)
     failure = monitor.run(running.rank.pidfd)
     if failure is None:
         raise engine_ended(agent, running)

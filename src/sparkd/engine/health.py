@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd.config.settings import Supervise
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.host.gpu import GpuClocks, read_clocks
 from sparkd.lib.errors import EngineEndedError, StalledError
@@ -41,14 +42,6 @@ GB10 = "GB10"
 BUSY_PERCENT = 90
 STUCK_MHZ, STUCK_WATTS = 850, 30.0
 """A throttled GB10 was seen at 500 to 850 MHz and 14 to 30 W under load; normal is above 2 GHz and 45 W."""
-
-
-class Limits(Struct, frozen=True):
-    """`canary_seconds` 0: no canary. `completion_seconds`: for one canary."""
-
-    stall_seconds: float
-    canary_seconds: float
-    completion_seconds: float
 
 
 class Observation(Struct, frozen=True):
@@ -90,7 +83,7 @@ Failure = EngineEndedError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
-def decide(state: HealthState, seen: Observation, limits: Limits) -> Continue | Failure:
+def decide(state: HealthState, seen: Observation, limits: Supervise) -> Continue | Failure:
     if seen.health == DEAD_STATUS:
         return EngineEndedError(f"the engine is dead: /health answers {DEAD_STATUS}")
     state = _update(state, seen)
@@ -138,7 +131,9 @@ class HealthMonitor(Struct):
     loop: MainLoop
     endpoint: Endpoint
     progress: Callable[[], LoadProgress]
-    limits: Limits
+    limits: Supervise
+    completion_seconds: float
+    """For one canary."""
     on_check: Callable[[str], None]
     _state: HealthState = field(default_factory=lambda: _healthy(time.monotonic()))
     _probing: Future[tuple[int | None, Counters | None]] | None = None
@@ -190,7 +185,7 @@ class HealthMonitor(Struct):
 
     async def _request_canary(self) -> Completion:
         try:
-            return await self.endpoint.complete(self.limits.completion_seconds)
+            return await self.endpoint.complete(self.completion_seconds)
         except HttpError as error:
             return Completion(token=False, said=str(error))
 

@@ -12,6 +12,7 @@ from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.serving import with_gpu
+from sparkd.config.settings import Supervise
 from sparkd.engine.health import (
     CLOCKS_SECONDS,
     THROTTLE_HINT,
@@ -20,7 +21,6 @@ from sparkd.engine.health import (
     Failure,
     GpuThrottleMonitor,
     HealthState,
-    Limits,
     Observation,
     ThrottleState,
     decide,
@@ -31,12 +31,12 @@ from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.status.model import FindingReport, Phase
 from sparkd.vllm.api import Completion, Counters
 
-LIMITS = Limits(stall_seconds=360, canary_seconds=300, completion_seconds=120)
+LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = HealthState(answered_at=0, moved_at=0, proven_at=0)
 TOKEN, FAILED = Completion(token=True), Completion(token=False, said="HTTP 500")
 
 
-def look(*seen: Observation, limits: Limits = LIMITS) -> Continue | Failure:
+def look(*seen: Observation, limits: Supervise = LIMITS) -> Continue | Failure:
     decision: Continue | Failure = Continue(START)
     for observation in seen:
         assert isinstance(decision, Continue), f"ended before {observation}"
@@ -113,7 +113,7 @@ def test_problems_are_reported_and_a_canary_is_sent_where_nothing_else_proves_pr
 
 
 def test_canaries_can_be_switched_off() -> None:
-    decision = look(at(5000), limits=Limits(stall_seconds=360, canary_seconds=0, completion_seconds=120))
+    decision = look(at(5000), limits=Supervise(stall_seconds=360, canary_seconds=0))
     assert isinstance(decision, Continue)
     assert not decision.wants_canary
 

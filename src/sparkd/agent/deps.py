@@ -36,7 +36,6 @@ class State(Struct):
     agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
     """What all ranks must share; no digest before the step `fingerprint`."""
     proven: bool = False
-    """The plan has proven itself under this agent."""
 
 
 class Base(Struct, frozen=True):
@@ -93,7 +92,6 @@ class Deps(Base, frozen=True, kw_only=True):
         return MemoryReport(info.total_bytes, info.available_bytes)
 
     def wait(self, seconds: float, message: str) -> None:
-        """Wait, and report the reason."""
         self.reporter.update(message=message)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:  # the loop may wake early

@@ -87,7 +87,6 @@ def _uncalled_head(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
 
 
 def _describe_peer(one: PeerStatus) -> str:
-    """What another node does, briefly."""
     said = one.report.message if one.report and (one.living or one.report.phase in ENDING) else ""
     match one.contact:
         case Contact.ANSWERS if one.report is not None:

@@ -100,7 +100,6 @@ def _prune(agent: Deps, image_id: str) -> None:
 
 
 def serve(agent: Deps, running: Running) -> NoReturn:
-    """Monitor the serving engine until it ends or is given up."""
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.set_phase(Phase.SERVING, served)
     proving = ProvingPeriod(agent)

@@ -77,7 +77,6 @@ class PeerReader:
         return HttpClient(f"http://{host}:{self._source.port}", local_address=self._source.own_address)
 
     async def run(self) -> None:
-        """Read until cancelled."""
         failed = False
         try:
             while True:

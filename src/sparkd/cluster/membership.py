@@ -31,8 +31,6 @@ class Peer(NamedTuple):
 
 
 class NodeContext(Struct, frozen=True):
-    """This node under its settings."""
-
     plan: LaunchPlan
     settings: Settings
     """As configured, or with the engine of a rollback in force."""

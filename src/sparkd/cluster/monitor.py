@@ -88,7 +88,6 @@ class PeerMonitor(Struct):
         self._expected = {one.rank: one for one in expected}
 
     def untrack_all(self) -> None:
-        """For an agent that ends."""
         self._expected = {}
 
     def prove_by(self, prove: Callable[[float], Coroutine[Any, Any, bool]]) -> None:

@@ -43,7 +43,6 @@ _PR_SET_NAME = 15
 
 
 def is_short(available_bytes: int, full_avg10: float, floor_bytes: int) -> bool:
-    """Whether to kill the engine now."""
     pressed = full_avg10 >= PRESSED_PERCENT and available_bytes < 2 * floor_bytes
     return available_bytes < floor_bytes or pressed
 

@@ -185,7 +185,8 @@ class Settings(BaseSettings):
         taken: dict[int, str] = {}
         for key, port in ports.items():
             if (other := taken.setdefault(port, key)) != key:
-                raise t.fault(key, port, f"{other} already has this port", other)
+                found = self.observe.listen if key == "observe.listen" else port
+                raise t.fault(key, found, f"{other} already has this port", other)
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (

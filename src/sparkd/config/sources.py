@@ -6,27 +6,25 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from msgspec import Struct
-from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
-from pydantic_settings import EnvSettingsSource, InitSettingsSource, TomlConfigSettingsSource
+from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
+from sparkd.config.layers import Check, Key, Layers, known_keys
 from sparkd.config.settings import Settings
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import did_you_mean, format_key, read_file, validator_message
+from sparkd.lib.text import did_you_mean, read_file
 from sparkd.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 PREFIX = "SPARKD_"
 FILE_VARIABLE = "SPARKD_CONFIG"
 
-Key = tuple[str, ...]
-TABLES = {("engine", name): check for name, check in ARG_TABLES.items()}
+TABLES: dict[Key, Check] = {("engine", name): check for name, check in ARG_TABLES.items()}
 """Keys that are tables, each with the check of its entries: sources are merged entry by entry."""
 
 
@@ -40,40 +38,23 @@ class Loaded(Struct, frozen=True):
 class File(TomlConfigSettingsSource):
     """One file, whose name is the origin of what it sets."""
 
-    def __init__(self, path: Path, problems: list[str]) -> None:
-        self.__name__, self.problems = str(path), problems
+    def __init__(self, path: Path) -> None:
+        self.__name__ = str(path)
         super().__init__(Settings, path)
 
     def _read_files(self, files: Any, deep_merge: bool = False) -> dict[str, Any]:  # noqa: ARG002
         """The library ignores what is no regular file, and reads without a limit."""
-        return _checked(tomllib.loads(read_file(files)), self.__name__, self.problems)
+        return tomllib.loads(read_file(files))
 
 
 class Variable(EnvSettingsSource):
     """One variable of the environment, whose name is the origin of what it sets."""
 
-    def __init__(self, name: str, key: Key, value: Any, problems: list[str]) -> None:
-        self.__name__, self.problems = name, problems
+    def __init__(self, name: str, key: Key, value: Any) -> None:
+        self.__name__ = name
         super().__init__(Settings, True, PREFIX, env_nested_delimiter="__", env_nested_max_split=2)
         # With the key in lower case: the library would change the case of a table's entry too.
         self.env_vars = {PREFIX + "__".join(key): value}
-
-    def __call__(self) -> dict[str, Any]:
-        return _checked(super().__call__(), self.__name__, self.problems)
-
-
-class Origins(InitSettingsSource):
-    """The last source: it sets nothing, and sees what each source before it has set."""
-
-    found: dict[str, str]
-
-    def __call__(self) -> dict[str, Any]:
-        self.found = {}
-        for origin, document in reversed(self.settings_sources_data.items()):
-            for key, value in _keys_in(document):
-                entries = [(*key, name) for name in value] if key in TABLES else [key]
-                self.found |= dict.fromkeys(map(".".join, entries), origin)
-        return {}
 
 
 def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
@@ -86,60 +67,24 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """As `load_settings`, with the file or variable that each value came from."""
-    problems: list[str] = []
-    files, origins = list(_files(env, root, problems)), Origins(Settings, {})
-    try:
-        settings = Settings(_build_sources=((*reversed([*files, *_variables(env, problems)]), origins), {}))
-    except ValidationError as error:
-        problems.extend(_explained(error.errors(), origins))
-    if problems:
-        raise ConfigError("\n".join(problems), "`sparkd config show --default` lists every key")
-    return Loaded(settings, origins.found, tuple(Path(file.__name__) for file in files))
+    layers = Layers(Settings, TABLES, "a table, [{}]", shown=lambda location: location[:2])
+    files = list(_files(env, root, layers.problems))
+    sources: list[File | Variable] = [*files, *_variables(env, layers.problems)]
+    for source in sources:
+        layers.add(source(), partial(_origin, source.__name__))
+    settings = layers.validate(partial(_origin, "default"))
+    if layers.problems or settings is None:
+        raise ConfigError("\n".join(layers.problems), "`sparkd config show --default` lists every key")
+    return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
+
+
+def _origin(name: str, _: Key) -> str:
+    return name
 
 
 def keys() -> dict[Key, FieldInfo]:
     """Every key that there is, in the order of the model."""
-    sections = Settings.model_fields.items()
-    return {(name, key): info for name, section in sections for key, info in type(section.default).model_fields.items()}
-
-
-def _keys_in(document: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
-    """Each key with its value. What is no known section, or no table, stands for itself."""
-    for section, table in document.items():
-        if section in Settings.model_fields and isinstance(table, dict):
-            yield from (((section, key), value) for key, value in table.items())
-        else:
-            yield (section,), table
-
-
-def _checked(document: Mapping[str, Any], origin: str, problems: list[str]) -> dict[str, dict[str, object]]:
-    """The known keys of a source, with tables ready to be merged. All else is added to `problems`."""
-    good: dict[str, dict[str, object]] = {section: {} for section in document}
-    for key, value in _keys_in(document):
-        try:
-            good[key[0]][key[-1]] = _mergeable(key, value)
-        except ValueError as error:
-            problems.append(f"{origin}: {error}")
-    return {section: table for section, table in good.items() if table}
-
-
-def _mergeable(key: Key, value: Any) -> object:
-    dotted = ".".join(key)
-    if key in TABLES and isinstance(value, dict):
-        try:
-            entries = TABLES[key](value)
-        except ValueError as error:
-            raise ValueError(f"{dotted}: {error}") from None
-        # The library merges each dict with the one below it, but a flag's JSON value is replaced as a whole.
-        return {name: MappingProxyType(one) if isinstance(one, dict) else one for name, one in entries.items()}
-    if key in TABLES:
-        raise ValueError(f"{format_key(key, value)}: must be a table of names and values")
-    if dotted in Settings.model_fields:
-        raise ValueError(f"{format_key(key, value)}: must be a table, [{dotted}]")
-    if key not in keys():
-        near = did_you_mean(dotted, Settings.model_fields) if len(key) == 1 else ""
-        raise ValueError(f"{dotted}: there is no such key{near or did_you_mean(dotted, map('.'.join, keys()))}")
-    return value
+    return {key: info for key, info in known_keys(Settings).items() if len(key) == 2}
 
 
 def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable]:
@@ -151,11 +96,11 @@ def _variables(env: Mapping[str, str], problems: list[str]) -> Iterator[Variable
         if not at or (rest != key and at not in TABLES):
             problems.append(f"{name}: there is no such setting{did_you_mean(name.upper(), [FILE_VARIABLE, *known])}")
         elif rest == key:
-            yield Variable(name, at, _parsed(env[name], keys()[at].default), problems)
+            yield Variable(name, at, _parsed(env[name], keys()[at].default))
         elif at == ("engine", "args"):
-            yield Variable(name, (*at, entry.lower()), _parsed(env[name], None), problems)
+            yield Variable(name, (*at, entry.lower()), _parsed(env[name], None))
         else:
-            yield Variable(name, (*at, entry), env[name], problems)
+            yield Variable(name, (*at, entry), env[name])
 
 
 def _parsed(raw: str, default: object) -> object:
@@ -175,7 +120,7 @@ def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[
     main = Path(named) if named else root / DEFAULT_FILE
     for path in (main, *_drop_ins(main.parent / "conf.d", trusted=not named)):
         try:
-            yield File(path, problems)
+            yield File(path)
         except FileNotFoundError:
             if named or path != main:
                 problems.append(f"{path}: does not exist")
@@ -199,13 +144,3 @@ def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
         return []
     except OSError as error:
         raise ConfigError(f"{folder}: cannot be read: {error.strerror}") from None
-
-
-def _explained(errors: list[ErrorDetails], origins: Origins) -> Iterator[str]:
-    for error in errors:
-        context = error.get("ctx", {})
-        at = context.get("at") or ".".join(str(one) for one in error["loc"][:2])
-        origin = origins.found.get(at) or origins.found.get(context.get("other", "")) or "default"
-        set_there = dict(_keys_in(origins.settings_sources_data.get(origin, {})))
-        found = set_there.get(tuple(at.split(".")), context.get("found"))
-        yield f"{origin}: {format_key((at,), found)}: {validator_message(error['msg'])}"

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from msgspec import Struct, field
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from msgspec import Struct
 
 from sparkd import config
+from sparkd.config.layers import Check, Key, Layers, Location
 from sparkd.config.sources import PREFIX
-from sparkd.config.types import Section
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import did_you_mean, format_key, read_file, validator_message
+from sparkd.lib.text import did_you_mean, format_key, read_file
 from sparkd.recipes.schema import COMMAND, LINES, Recipe
-from sparkd.recipes.yaml import Document, Key, YamlError, parse_yaml
+from sparkd.recipes.yaml import Document, YamlError, parse_yaml
 from sparkd.vllm.args import TABLES, JsonValue
 
 HINT = "`sparkd recipe schema` describes the format"
@@ -25,10 +22,7 @@ ADMINISTRATORS = "etc/sparkd/recipes"
 SUFFIX = ".yaml"
 OWN = ("schema", "name", "description", "extends", "expect")
 """Keys that describe the recipe itself and are never inherited."""
-_SECTIONS: dict[str, type[Section]] = {
-    name: type(info.default) for name, info in Recipe.model_fields.items() if isinstance(info.default, Section)
-}
-_MERGED = (*_SECTIONS, *TABLES, "caches")
+_TABLES: dict[Key, Check] = {("caches",): dict, **{(name,): check for name, check in TABLES.items()}}
 
 
 class Loaded(Struct, frozen=True):
@@ -45,38 +39,6 @@ class _File(Struct, frozen=True):
 
     def at(self, key: Key) -> str:
         return f"{self.path}: line {self.document.line(key)}"
-
-
-class _Entry(NamedTuple):
-    value: object
-    file: _File
-    written_as: Key
-
-    def at(self, rest: Key = ()) -> str:
-        return self.file.at((*self.written_as, *rest))
-
-
-class _Merged(Struct):
-    """Entries by key: (section, name) in sections and tables, otherwise (name,)."""
-
-    entries: dict[Key, _Entry] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def nested(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        for (name, *inner), entry in self.entries.items():
-            if inner:
-                section = found.setdefault(name, {})
-                assert isinstance(section, dict)
-                section[inner[0]] = entry.value
-            else:
-                found[name] = entry.value
-        return found
-
-    def at(self, key: Key, otherwise: _File) -> str:
-        """File and line that set `key`."""
-        flat = key[:2] if key[:2] in self.entries else key[:1]
-        return self.entries[flat].at(key[len(flat) :]) if flat in self.entries else otherwise.at(key)
 
 
 def recipe_folders(root: Path = Path("/")) -> tuple[Path, ...]:
@@ -116,20 +78,26 @@ def _find_file(name: str, folders: Sequence[Path]) -> Path:
 def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
     """Load and validate a recipe by name or absolute path. Raises ConfigError with every fault."""
     chain = _read_chain(name, folders)
-    own, merged, recipe = chain[0], _Merged(), None
+    own, layers = chain[0], Layers(Recipe, _TABLES, "a mapping", shown=_without_tags)
     for file in reversed(chain):
-        _merge_file(merged, file, is_base=file is not own)
-    try:
-        recipe = Recipe.model_validate(merged.nested())
-    except ValidationError as error:
-        merged.problems.extend(_describe(error.errors(), merged, own))
+        left_out = () if file is own else OWN
+        values = {
+            key: {} if value is None and layers.is_merged((key,)) else value
+            for key, value in file.document.data.items()
+            if key not in left_out
+        }
+        layers.add(values, file.at)
+    recipe = layers.validate(own.at)
     if recipe and recipe.name != own.path.stem and own.path.parent in folders:
         found = format_key(("name",), recipe.name)
-        merged.problems.append(f"{own.at(('name',))}: {found}: must be the file's name")
-    if merged.problems or recipe is None:
-        raise ConfigError("\n".join(merged.problems), HINT)
-    origins = {".".join(key): entry.at() for key, entry in merged.entries.items()}
-    return Loaded(recipe, tuple(file.path for file in chain), origins)
+        layers.problems.append(f"{own.at(('name',))}: {found}: must be the file's name")
+    if layers.problems or recipe is None:
+        raise ConfigError("\n".join(layers.problems), HINT)
+    return Loaded(recipe, tuple(file.path for file in chain), layers.origins())
+
+
+def _without_tags(location: Location) -> Iterator[int | str]:
+    return (one for one in location if one not in (COMMAND, LINES))
 
 
 def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:
@@ -167,64 +135,6 @@ def _is_passed_on(key: Key) -> bool:
     return key[0] == "env" or (key[0] == "args" and (len(key) == 2 or (len(key) == 3 and key[2].startswith("["))))
 
 
-def _merge_file(merged: _Merged, file: _File, is_base: bool) -> None:
-    for key, value in file.document.data.items():
-        if is_base and key in OWN:
-            continue
-        if key not in _MERGED:
-            merged.entries[(key,)] = _Entry(value, file, (key,))
-        elif isinstance(value, Mapping):
-            _merge_section(merged, file, key, value)
-        elif value is not None:
-            merged.problems.append(f"{file.at((key,))}: {format_key((key,), value)}: must be a mapping")
-
-
-def _merge_section(merged: _Merged, file: _File, section: str, table: Mapping[str, object]) -> None:
-    names: set[str] = set()
-    for name, value in table.items():
-        written_as, checked = (section, name), {name: value}
-        try:
-            if section in TABLES:
-                checked = {**TABLES[section](checked)}
-        except ValueError as error:
-            merged.problems.append(f"{file.at(written_as)}: {section}: {error}")
-            continue
-        for flag, checked_value in checked.items():
-            if flag in names:
-                merged.problems.append(f"{file.at(written_as)}: {section}: --{flag} is given twice")
-            names.add(flag)
-            merged.entries[section, flag] = _Entry(checked_value, file, written_as)
-
-
-def _describe(errors: list[ErrorDetails], merged: _Merged, recipe: _File) -> Iterator[str]:
-    for error in errors:
-        context = error.get("ctx", {})
-        steps = (
-            context["at"].split(".")
-            if "at" in context
-            else (one for one in error["loc"] if one not in (COMMAND, LINES))
-        )
-        key = tuple(one if isinstance(one, str) else f"[{one}]" for one in steps)
-        where, dotted = merged.at(key, recipe), ".".join(key)
-        if error["type"] == "extra_forbidden":
-            yield f"{where}: {dotted}: there is no such key{did_you_mean(dotted, _known_keys(len(key)))}"
-        elif error["type"] == "missing":
-            yield f"{where}: {dotted} is missing"
-        else:
-            found = format_key(key, context.get("found", error["input"]))
-            yield f"{where}: {found}: {validator_message(error['msg'])}"
-
-
-def _known_keys(depth: int) -> list[str]:
-    if depth < 2:
-        return [info.alias or name for name, info in Recipe.model_fields.items()]
-    return [
-        f"{name}.{info.alias or inner}"
-        for name, section in _SECTIONS.items()
-        for inner, info in section.model_fields.items()
-    ]
-
-
 class Explained(Struct, frozen=True):
     key: str
     value: JsonValue
@@ -238,30 +148,30 @@ class Explained(Struct, frozen=True):
 
 def explain(loaded: Loaded, configured: config.Loaded | None) -> tuple[Explained, ...]:
     """The values that are set, in the order of the format."""
-    own = dict(_from_recipe(loaded))
-    overrides = {} if configured is None else dict(_from_settings(configured, own))
+    own = _from_recipe(loaded)
+    values = own if configured is None else {**own, **_from_settings(configured, own)}
     sections = [*(key.partition(".")[0] for key in own), *TABLES]
-    values = {**own, **overrides}.values()
-    return tuple(sorted(values, key=lambda one: sections.index(one.key.partition(".")[0])))
+    return tuple(sorted(values.values(), key=lambda one: sections.index(one.key.partition(".")[0])))
 
 
-def _from_recipe(loaded: Loaded) -> Iterator[tuple[str, Explained]]:
+def _from_recipe(loaded: Loaded) -> dict[str, Explained]:
+    found: dict[str, Explained] = {}
     for name, value in loaded.recipe.model_dump(mode="json", by_alias=True).items():
-        entries = value.items() if isinstance(value, dict) and name != "expect" else [("", value)]
-        for entry, one in entries:
-            key = f"{name}.{entry}" if entry else name
-            where = loaded.origins.get(key)
-            if where:
+        entries = {f"{name}.{entry}": one for entry, one in value.items()} if isinstance(value, dict) else {}
+        for key, one in {name: value, **entries}.items():
+            if where := loaded.origins.get(key):
                 by = "recipe" if where.startswith(f"{loaded.files[0]}: ") else "base"
-                yield key, Explained(key, one, by, where)
+                found[key] = Explained(key, one, by, where)
+    return found
 
 
-def _from_settings(configured: config.Loaded, own: dict[str, Explained]) -> Iterator[tuple[str, Explained]]:
-    engine = configured.settings.engine
+def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> dict[str, Explained]:
+    engine, found = configured.settings.engine, dict[str, Explained]()
     values: dict[str, JsonValue] = {"image.ref": engine.image} if engine.image else {}
     for table in TABLES:
         values |= {f"{table}.{name}": value for name, value in getattr(engine, table).items()}
     for key, value in values.items():
         where = configured.origins["engine.image" if key == "image.ref" else f"engine.{key}"]
         by = "environment" if where.startswith(PREFIX) else "settings"
-        yield key, Explained(key, value, by, where, own[key].value if key in own else None)
+        found[key] = Explained(key, value, by, where, own[key].value if key in own else None)
+    return found

@@ -1,0 +1,136 @@
+"""Documents merged key by key: a later one wins, each value keeps its origin, and each fault names its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from msgspec import Struct, field
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from sparkd.lib.text import did_you_mean, format_key, validator_message
+
+Key = tuple[str, ...]
+Location = tuple[int | str, ...]
+Place = Callable[[Key], str]
+"""Where a document has a key: the document's name, and the line if it is known."""
+Check = Callable[[Mapping[str, object]], Mapping[str, object]]
+"""Checks the entries of a table, and may rename them."""
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class _Entry(NamedTuple):
+    value: object
+    place: Place
+    written_as: Key
+
+    def at(self, below: Key = ()) -> str:
+        return self.place((*self.written_as, *below))
+
+
+class Layers(Struct, Generic[Model]):
+    model: type[Model]
+    tables: Mapping[Key, Check]
+    """Keys that are merged entry by entry."""
+    needed: str
+    """What a section or a table must be, for messages."""
+    shown: Callable[[Location], Iterable[int | str]]
+    """Selects the part of pydantic's error location that a person wrote."""
+    entries: dict[Key, _Entry] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def is_merged(self, key: Key) -> bool:
+        """Whether it is a section or a table."""
+        info = known_keys(self.model).get(key)
+        return key in self.tables or (info is not None and isinstance(info.default, BaseModel))
+
+    def add(self, document: Mapping[str, object], place: Place, above: Key = ()) -> None:
+        """Merge a document over the earlier ones. Unknown keys and wrong entries are left out, and are `problems`."""
+        for name, value in document.items():
+            key = (*above, name)
+            if not self.is_merged(key):
+                if key in known_keys(self.model):
+                    self.entries[key] = _Entry(value, place, key)
+                else:
+                    self.problems.append(f"{place(key)}: {self._unknown(key)}")
+            elif not isinstance(value, Mapping):
+                needed = self.needed.format(".".join(key))
+                self.problems.append(f"{place(key)}: {format_key(key, value)}: must be {needed}")
+            elif key in self.tables:
+                self._add_entries(key, value, place)
+            else:
+                self.add(value, place, key)
+
+    def _add_entries(self, table: Key, entries: Mapping[str, object], place: Place) -> None:
+        names: set[str] = set()
+        for written, value in entries.items():
+            where = f"{place((*table, written))}: {'.'.join(table)}"
+            try:
+                checked = self.tables[table]({written: value})
+            except ValueError as error:
+                self.problems.append(f"{where}: {error}")
+                continue
+            for name, good in checked.items():
+                if name in names:
+                    self.problems.append(f"{where}: --{name} is given twice, once as {name.replace('-', '_')}")
+                names.add(name)
+                self.entries[*table, name] = _Entry(good, place, (*table, written))
+
+    def origins(self) -> dict[str, str]:
+        """The place of each dotted key that is set."""
+        return {".".join(key): entry.at() for key, entry in self.entries.items()}
+
+    def validate(self, otherwise: Place) -> Model | None:
+        """The merged values; None if there are `problems`. `otherwise` is the place of a key that no document sets."""
+        values: dict[str, Any] = {}
+        for (*sections, name), entry in self.entries.items():
+            inner = values
+            for section in sections:
+                inner = inner.setdefault(section, {})
+            inner[name] = entry.value
+        try:
+            return self.model.model_validate(values)
+        except ValidationError as error:
+            self.problems += [self._describe(one, otherwise) for one in error.errors()]
+        return None
+
+    def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
+        context = error.get("ctx", {})
+        steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
+        key = tuple(one if isinstance(one, str) else f"[{one}]" for one in steps)
+        other = tuple(context.get("other", "").split("."))
+        where = self._place(key) or self._place(other) or otherwise(key)
+        if error["type"] == "extra_forbidden":
+            return f"{where}: {self._unknown(key)}"
+        if error["type"] == "missing":
+            return f"{where}: {'.'.join(key)} is missing"
+        written = self.entries[key].value if key in self.entries else error["input"]
+        return f"{where}: {format_key(key, context.get('found', written))}: {validator_message(error['msg'])}"
+
+    def _place(self, key: Key) -> str:
+        """Where `key`, or the nearest key above it, is set; empty if no document sets it."""
+        for end in range(len(key), 0, -1):
+            if key[:end] in self.entries:
+                return self.entries[key[:end]].at(key[end:])
+        return ""
+
+    def _unknown(self, key: Key) -> str:
+        dotted = ".".join(key)
+        levels = [[".".join(one) for one in known_keys(self.model) if len(one) == depth] for depth in (1, 2)]
+        near = did_you_mean(dotted, levels[0]) if len(key) == 1 else ""
+        return f"{dotted}: there is no such key{near or did_you_mean(dotted, levels[1])}"
+
+
+@cache
+def known_keys(model: type[BaseModel], above: Key = ()) -> dict[Key, FieldInfo]:
+    """Every key of the model and of its sections, in their order."""
+    found: dict[Key, FieldInfo] = {}
+    for name, info in model.model_fields.items():
+        key = (*above, info.alias or name)
+        found[key] = info
+        if isinstance(info.default, BaseModel):
+            found |= known_keys(type(info.default), key)
+    return found

@@ -14,9 +14,9 @@ from sparkd.config import Settings
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node
 from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.command_line import first_values, parse_flags
+from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
-from sparkd.vllm.lint.engine import Launch
+from sparkd.vllm.lint.predicates import Launch
 
 RECIPES = Path("config/recipes")
 ON_THE_WORDS = {"json", "flag-value", "flag-misprint", "flag-unknown", "flag-choice", "misnamed-flag"}

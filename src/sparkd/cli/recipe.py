@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sparkd import config
     from sparkd.recipes.loader import Loaded
     from sparkd.recipes.schema import Recipe
-    from sparkd.vllm.lint.engine import Launch
+    from sparkd.vllm.lint.predicates import Launch
 
 HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "TOKENS/S", "FROM", "SOURCE")
 LONGEST_SOURCE = 70
@@ -183,8 +183,8 @@ def _launch(recipe: Recipe) -> Launch:
     from sparkd.recipes.placeholders import has_placeholder
     from sparkd.recipes.schema import KV_CACHE_TOKENS
     from sparkd.vllm.args import command_line
-    from sparkd.vllm.command_line import first_values, parse_flags
-    from sparkd.vllm.lint.engine import Launch
+    from sparkd.vllm.flag import first_values, parse_flags
+    from sparkd.vllm.lint.predicates import Launch
 
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)

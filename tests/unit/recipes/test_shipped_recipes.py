@@ -24,8 +24,7 @@ from sparkd.plan.build import READY_TIMEOUT, make_plan
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Recipe
-from sparkd.vllm.command_line import first_values
-from sparkd.vllm.flag import parse_json
+from sparkd.vllm.flag import first_values, parse_json
 
 GOLDEN = Path(__file__).parent / "golden-recipes"
 NAMES = [*find_recipes([recipes_dir()])]

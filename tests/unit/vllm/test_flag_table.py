@@ -16,10 +16,10 @@ from sparkd.plan.model import Node
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.command_line import ParsedFlag, first_values, parse_flags
+from sparkd.vllm.flag import ParsedFlag, first_values, parse_flags
 from sparkd.vllm.flag_table import FLAGS
-from sparkd.vllm.lint import flag_predicates, rules
-from sparkd.vllm.lint.engine import Launch
+from sparkd.vllm.lint import rules
+from sparkd.vllm.lint.predicates import Launch
 
 SERVE = ("vllm", "serve", "/models/m")
 
@@ -137,11 +137,11 @@ def test_a_script_in_the_command_that_passes_its_words_on_is_vllms_too() -> None
 def test_a_placeholder_is_not_checked() -> None:
     found = parse_flags((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
     assert found == (ParsedFlag("max-num-seqs", (None,)),)
-    assert not list(flag_predicates.wrong_value(Launch(flags={}, given=found)))
+    assert not list(rules.wrong_value(Launch(flags={}, given=found)))
 
 
 def test_no_two_flags_have_one_name() -> None:
-    assert len(set(flag_predicates.NAMES)) == len(flag_predicates.NAMES)
+    assert len(set(rules.NAMES)) == len(rules.NAMES)
     assert len(FLAGS) > 300
 
 

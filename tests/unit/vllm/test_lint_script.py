@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.lint_launches import BY_ROLE, GOOD, HEAD, SERVE, WORKER
 
-from sparkd.vllm.command_line import first_values
+from sparkd.vllm.flag import first_values
 from sparkd.vllm.lint import script
 from sparkd.vllm.lint.script import Place
 

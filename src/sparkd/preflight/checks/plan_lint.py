@@ -12,10 +12,10 @@ from sparkd.host import Host, weights
 from sparkd.host.files import Files
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, verdict
-from sparkd.vllm.command_line import FirstValues, first_values, parse_flags
+from sparkd.vllm.flag import FirstValues, first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint import script as scripts
-from sparkd.vllm.lint.engine import Launch, ModelLimits, parse_limits
+from sparkd.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)

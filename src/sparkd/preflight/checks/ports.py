@@ -11,7 +11,7 @@ from sparkd.host.sockets import Listener
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
-from sparkd.vllm.command_line import first_values
+from sparkd.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"

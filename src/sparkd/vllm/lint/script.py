@@ -11,7 +11,7 @@ from itertools import pairwise
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.vllm.command_line import FirstValues, first_values
+from sparkd.vllm.flag import FirstValues, first_values
 from sparkd.vllm.lint.rules import Issue
 
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")

@@ -180,8 +180,7 @@ def _lint(loaded: Loaded) -> tuple[list[str], list[str]]:
 
 def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
-    from sparkd.recipes.placeholders import has_placeholder
-    from sparkd.recipes.schema import KV_CACHE_TOKENS
+    from sparkd.recipes.schema import KV_CACHE_TOKENS, has_placeholder
     from sparkd.vllm.args import command_line
     from sparkd.vllm.flag import first_values, parse_flags
     from sparkd.vllm.lint.predicates import Launch

@@ -177,13 +177,16 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (init_settings,)
 
+    @property
+    def ports(self) -> dict[str, int]:
+        """Every port of this node that a key sets, by the key."""
+        ports = {"cluster.master_port": self.cluster.master_port, "cluster.report_port": self.cluster.report_port}
+        return ports | ({"observe.listen": self.observe.address[1]} if self.observe.address else {})
+
     @model_validator(mode="after")
     def _check_between_keys(self) -> Settings:
-        ports = {"cluster.master_port": self.cluster.master_port, "cluster.report_port": self.cluster.report_port}
-        if self.observe.address is not None:
-            ports["observe.listen"] = self.observe.address[1]
         taken: dict[int, str] = {}
-        for key, port in ports.items():
+        for key, port in self.ports.items():
             if (other := taken.setdefault(port, key)) != key:
                 found = self.observe.listen if key == "observe.listen" else port
                 raise t.fault(key, found, f"{other} already has this port", other)

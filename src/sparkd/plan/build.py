@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
 
 from msgspec import Struct
 
 from sparkd.config import Settings
 from sparkd.lib.errors import ConfigError
-from sparkd.plan import digest, script
+from sparkd.lib.text import did_you_mean
+from sparkd.plan import agreement, script
 from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
-from sparkd.recipes.placeholders import fill_text, fill_value
-from sparkd.recipes.schema import KV_CACHE_TOKENS, Container, Recipe, Volume
-from sparkd.vllm.args import JsonValue, check_ranks, command_line
+from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
+from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share, parse_count
 
 MODELS_TARGET = "/models"
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
 API_PORT = 8000
-LOOPBACK = "127.0.0.1"
 RAY = "ray"
 POOL_SIZE_FLAGS = frozenset(
     ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
      "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
 )  # fmt: skip
 """Flags that change the size of the KV cache."""
-_HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
+_SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
+"""Placeholders that a setting can give a value."""
 
 
 class _Engine(Struct, frozen=True):
@@ -51,10 +50,10 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
     on_ray = _uses_ray(recipe, settings, node)
     engine = _configure_engine(recipe, settings, on_ray=on_ray)
     values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
-    args = {flag: fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
-    env = tuple((key, fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
+    args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
+    env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)
-    host, port = _api_host(recipe, args.get("host")), _api_port(recipe, settings, args.get("port"))
+    host, port = api_host(recipe.name, args.get("host")), _api_port(recipe, settings, args.get("port"))
     shared = _shared(recipe, settings, node, engine)
     command = (
         *recipe.image.entrypoint,
@@ -89,9 +88,9 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
         api_port=port,
         master_port=settings.cluster.master_port,
         memory_bytes=recipe.memory_bytes,
-        gpu_memory_utilization=_memory_share(recipe, args.get("gpu-memory-utilization")),
+        gpu_memory_utilization=memory_share(recipe.name, args.get("gpu-memory-utilization")),
         shared=shared,
-        digest=digest.compute_digest(shared),
+        digest=agreement.compute_digest(shared),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
@@ -189,52 +188,39 @@ def _placeholder_values(node: Node, model_target: str) -> Mapping[str, str]:
     }
 
 
+def _fill_text(template: str, values: Mapping[str, str], where: str) -> str:
+    """Raises ConfigError, prefixed with `where`, for a placeholder that is unknown or has no value on this node."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            raise ConfigError(f"{where}: there is no placeholder {{{name}}}{did_you_mean(name, values)}")
+        if not values[name]:
+            raise ConfigError(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
+        return values[name]
+
+    return PLACEHOLDER.sub(value, template)
+
+
+def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> JsonValue:
+    """Fills every text of a JSON value except its keys. Raises ConfigError like `_fill_text`."""
+    if isinstance(template, str):
+        return _fill_text(template, values, where)
+    if isinstance(template, list):
+        return [_fill_value(one, values, where) for one in template]
+    if isinstance(template, dict):
+        return {key: _fill_value(one, values, where) for key, one in template.items()}
+    return template
+
+
 def _api_port(recipe: Recipe, settings: Settings, port: JsonValue) -> int:
-    text = str(API_PORT if port is None else port)
-    if not text.isdecimal() or not text.isascii() or not 1 <= int(text[:6]) <= 65535:
+    found = parse_count(API_PORT if port is None else port, 65535)
+    if not found:
         raise ConfigError(f"recipe {recipe.name}: args.port is {port!r}: a number from 1 to 65535 is needed")
-    observed = settings.observe.address
-    taken = {settings.cluster.master_port: "cluster.master_port", settings.cluster.report_port: "cluster.report_port"}
-    if observed is not None:
-        taken[observed[1]] = "observe.listen"
-    if int(text) in taken:
-        raise ConfigError(f"recipe {recipe.name}: args.port is {text}, the port of {taken[int(text)]}", "change one")
-    return int(text)
-
-
-def _api_host(recipe: Recipe, host: JsonValue) -> str:
-    """Where sparkd reaches the engine: never a wildcard address."""
-    if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
-        return LOOPBACK
-    if not isinstance(host, str) or not _is_host(host):
-        bare = host.strip("[]") if isinstance(host, str) else ""
-        raise ConfigError(
-            f"recipe {recipe.name}: args.host is {host!r}: an IP address or the name of a host is needed",
-            f"write it without brackets: {bare}" if bare != host and _is_host(bare) else "such as 0.0.0.0",
-        )
-    return host
-
-
-def _is_host(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return _HOST_NAME.fullmatch(text) is not None
-    return True
-
-
-def _memory_share(recipe: Recipe, value: JsonValue) -> float | None:
-    if value is None:
-        return None
-    try:
-        share = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
-    except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise ConfigError(
-            f"recipe {recipe.name}: args.gpu-memory-utilization is {value!r}: a number above 0, at most 1, is needed"
-        )
-    return share
+    taken = {number: key for key, number in settings.ports.items()}
+    if found in taken:
+        raise ConfigError(f"recipe {recipe.name}: args.port is {found}, the port of {taken[found]}", "change one")
+    return found
 
 
 def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:
@@ -253,7 +239,7 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
     preflight) and of the head's endpoint checks are left out.
     """
     cluster = settings.cluster
-    return digest.flatten(
+    return agreement.flatten(
         {
             "recipe": recipe.name,
             "image": engine.image,
@@ -268,8 +254,8 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
         {
             "args": engine.args,
             "env": engine.env,
-            "secrets": {secret.name: digest.HIDDEN for secret in engine.secrets},
-            "container": digest.container_values(engine.container),
+            "secrets": {secret.name: agreement.HIDDEN for secret in engine.secrets},
+            "container": agreement.container_values(engine.container),
             "caches": recipe.caches,
             "cluster": {
                 "size": node.cluster_size,

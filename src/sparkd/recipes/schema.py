@@ -20,10 +20,17 @@ SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
 KV_CACHE_TOKENS = "kv_cache_tokens"
 """In `expect`: the "KV cache size" in vLLM's log."""
 
+PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
+"""Such as `{node.address}`, in a flag or a variable. All other braces stay, because JSON contains many."""
+
 _ULIMITS = Literal[
     "as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio",
     "rttime", "sigpending", "stack",
 ]  # fmt: skip
+
+
+def has_placeholder(text: str) -> bool:
+    return PLACEHOLDER.search(text) is not None
 
 
 def _model_path(raw: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from ipaddress import ip_address
 from math import prod
 
 from sparkd.lib.errors import ConfigError
@@ -41,6 +42,8 @@ HIGHEST_SIZE = 10_000
 LONGEST_TEXT_BYTES = 100_000
 """Linux limits one argument or variable to 128 KiB."""
 
+LOOPBACK = "127.0.0.1"
+_HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 _FLAG = re.compile(r"[a-z][a-z0-9]*(?:-[a-zA-Z0-9]+)*(?:\.[A-Za-z0-9_-]+)*\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_NAME = re.compile(r"(?:\A|_)(?:API_?KEY|TOKEN|PASSWORD|PASSWD|SECRET|ACCESS_KEY)\Z", re.IGNORECASE)
@@ -51,6 +54,7 @@ _SHELL_OWNED = frozenset(
 )  # fmt: skip
 """Variables (besides BASH*) that bash does not pass on unchanged."""
 _DEEPEST = 20
+_MOST_DIGITS = 9
 _LONGEST_INTEGER_BITS = 512
 
 
@@ -237,7 +241,49 @@ def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: st
 
 
 def _parse_size(recipe: str, flag: str, value: JsonValue) -> int:
-    number = int(value[:9]) if isinstance(value, str) and value.isdecimal() and value.isascii() else value
-    if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= HIGHEST_SIZE:
+    number = parse_count(value, HIGHEST_SIZE)
+    if not number:
         raise ConfigError(f"recipe {recipe}: args.{flag} is {value!r}: a number from 1 to {HIGHEST_SIZE} is needed")
     return number
+
+
+def parse_count(value: object, highest: int) -> int | None:
+    """A number from 0 to `highest`, also where it is written as text; None for any other value."""
+    text = str(value)
+    good = text.isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS and int(text) <= highest
+    return int(text) if good else None
+
+
+def api_host(recipe: str, host: JsonValue) -> str:
+    """Where sparkd reaches the engine: never a wildcard address."""
+    if host in (None, "", "0.0.0.0", "::"):  # noqa: S104  # compared, not bound
+        return LOOPBACK
+    if not isinstance(host, str) or not _is_host(host):
+        bare = host.strip("[]") if isinstance(host, str) else ""
+        raise ConfigError(
+            f"recipe {recipe}: args.host is {host!r}: an IP address or the name of a host is needed",
+            f"write it without brackets: {bare}" if bare != host and _is_host(bare) else "such as 0.0.0.0",
+        )
+    return host
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return _HOST_NAME.fullmatch(text) is not None
+    return True
+
+
+def memory_share(recipe: str, value: JsonValue) -> float | None:
+    if value is None:
+        return None
+    try:
+        share = float(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else 0.0
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(
+            f"recipe {recipe}: args.gpu-memory-utilization is {value!r}: a number above 0, at most 1, is needed"
+        )
+    return share

@@ -14,7 +14,7 @@ from tests.unit.plans import HEAD, WORKER, configured, plan
 from sparkd.host import Host
 from sparkd.host.weights import Weights
 from sparkd.lib.errors import BlockedError
-from sparkd.plan import agreement, digest, fingerprint
+from sparkd.plan import agreement, fingerprint
 from sparkd.plan.agreement import Agreement, Difference
 from sparkd.plan.model import LaunchPlan
 from sparkd.vllm.args import JsonValue
@@ -38,15 +38,15 @@ def agreed(
 def test_any_change_of_one_value_changes_the_digest(values: dict[str, str], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(values)))
     other = data.draw(TEXTS.filter(lambda text: text != values[name]))
-    assert digest.compute_digest({**values, name: other}.items()) != digest.compute_digest(values.items())
+    assert agreement.compute_digest({**values, name: other}.items()) != agreement.compute_digest(values.items())
     rest = {key: value for key, value in values.items() if key != name}
-    assert digest.compute_digest(rest.items()) != digest.compute_digest(values.items())
+    assert agreement.compute_digest(rest.items()) != agreement.compute_digest(values.items())
 
 
 @given(values=VALUES, data=st.data())
 def test_order_never_matters(values: dict[str, str], data: st.DataObject) -> None:
     shuffled = data.draw(st.permutations(sorted(values.items())))
-    assert digest.compute_digest(shuffled) == digest.compute_digest(values.items())
+    assert agreement.compute_digest(shuffled) == agreement.compute_digest(values.items())
     assert agreement.dump_values(dict(shuffled)) == agreement.dump_values(values)
 
 
@@ -57,7 +57,7 @@ def test_values_survive_a_round_trip(values: dict[str, str]) -> None:
 
 @given(values=st.dictionaries(st.text(), st.text(), max_size=5))
 def test_values_of_a_plan_always_fit_the_wire(values: dict[str, str]) -> None:
-    flat = dict(digest.flatten({}, {"env": {name * 200: text * 500 for name, text in values.items()}}))
+    flat = dict(agreement.flatten({}, {"env": {name * 200: text * 500 for name, text in values.items()}}))
     assert agreement.parse_values(agreement.dump_values(flat)) == flat
 
 
@@ -161,11 +161,11 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
     ("name", "value", "shown"),
     [
         ("NCCL_DEBUG", "INFO", "INFO"),
-        ("MY_KEY", "hunter2", digest.HIDDEN),
-        ("hf_tokens", "hunter2", digest.HIDDEN),
-        ("DbPassword", "1234", digest.HIDDEN),
-        ("some_secret", 1234, digest.HIDDEN),
-        ("proxy", "http://me:hunter2@proxy:3128", digest.HIDDEN),
+        ("MY_KEY", "hunter2", agreement.HIDDEN),
+        ("hf_tokens", "hunter2", agreement.HIDDEN),
+        ("DbPassword", "1234", agreement.HIDDEN),
+        ("some_secret", 1234, agreement.HIDDEN),
+        ("proxy", "http://me:hunter2@proxy:3128", agreement.HIDDEN),
         ("kv", {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]}, {"in": [{"api_key": 0}], "tokens": 5}),
         ("kv", ' {"token": "hunter2"}', {"token": 0}),
         ("max-num-batched-tokens", 16384, "16384"),
@@ -175,7 +175,7 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
     ],
 )
 def test_of_a_secret_only_the_name_is_shown(name: str, value: JsonValue, shown: JsonValue) -> None:
-    text = digest.format_value(name, value)
+    text = agreement.format_value(name, value)
     assert "hunter2" not in text
     assert "1234" not in text
     if isinstance(shown, str):
@@ -189,14 +189,14 @@ def test_secrets_change_no_digest() -> None:
         return dict(plan(HEAD, env={"MY_CLOUD_KEY": value}, secrets={"VLLM_API_KEY": f"/etc/{value}"}).shared)
 
     assert with_key("a") == with_key("b")
-    assert with_key("a")["secrets.VLLM_API_KEY"] == with_key("a")["env.MY_CLOUD_KEY"] == digest.HIDDEN
+    assert with_key("a")["secrets.VLLM_API_KEY"] == with_key("a")["env.MY_CLOUD_KEY"] == agreement.HIDDEN
 
 
 @pytest.mark.parametrize(
     ("one", "other"), [(True, "true"), (["a"], '["a"]'), ("", None), ("a", '"a"'), (["a", "b"], ["b", "a"])]
 )
 def test_values_that_make_other_words_read_differently(one: JsonValue, other: JsonValue) -> None:
-    assert digest.flatten({}, {"args": {"x": one}}) != digest.flatten({}, {"args": {"x": other}})
+    assert agreement.flatten({}, {"args": {"x": one}}) != agreement.flatten({}, {"args": {"x": other}})
 
 
 def test_versions_are_compared_where_both_are_known() -> None:

@@ -13,8 +13,7 @@ from sparkd.lib.text import format_key, validator_message
 from sparkd.recipes.importers import eugr, sparkrun
 from sparkd.recipes.importers.command import CommandError, Flag, Serve, is_serve, parse_serve, split_commands
 from sparkd.recipes.importers.source import Foreign, Note, Overrides, Source, Unusable
-from sparkd.recipes.placeholders import has_placeholder
-from sparkd.recipes.schema import REPO, Recipe
+from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import Document
 from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_flags, parse_variables
 

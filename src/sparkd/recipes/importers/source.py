@@ -15,6 +15,7 @@ from sparkd.lib.errors import UsageError
 from sparkd.lib.text import did_you_mean, format_key
 from sparkd.recipes.yaml import Document, Key
 from sparkd.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.vllm.args import parse_count
 
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
@@ -82,10 +83,10 @@ class Source(Struct):
         value = self.document.data.get(key)
         if value is None:
             return None
-        text = str(value)
-        if isinstance(value, bool) or not text.isdecimal() or not text.isascii() or len(text) > 9:
+        number = parse_count(value, 999_999_999)
+        if number is None:
             raise self.fault((key,), value, "must be a whole number")
-        return int(text)
+        return number
 
     @staticmethod
     def fault(key: Key, value: object, needed: str) -> Unusable:

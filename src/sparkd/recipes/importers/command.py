@@ -9,6 +9,7 @@ import re
 
 from msgspec import Struct, field
 
+from sparkd.recipes.importers.source import CommandError
 from sparkd.vllm.args import kebab_case
 from sparkd.vllm.flag_table import FLAGS
 
@@ -23,10 +24,6 @@ _TOKEN = re.compile(
 _IN_DOUBLE_QUOTES = re.compile(r"""\\([$`"\\\n])|([\s\S])""")
 """An escaped character, or any other."""
 _QUOTED = "\0"
-
-
-class CommandError(Exception):
-    """sparkd cannot run the command; the message gives the reason."""
 
 
 class Command(Struct):

@@ -10,14 +10,14 @@ from msgspec import Struct
 from pydantic import ValidationError
 
 from sparkd.lib.text import format_key, validator_message
-from sparkd.recipes.importers import eugr, sparkrun
-from sparkd.recipes.importers.command import CommandError, Flag, Serve, is_serve, parse_serve, split_commands
-from sparkd.recipes.importers.source import Foreign, Note, Overrides, Source, Unusable
+from sparkd.recipes.importers.command import Flag, Serve, is_serve, parse_serve, split_commands
+from sparkd.recipes.importers.formats import read_eugr, read_sparkrun
+from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import Document
 from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_flags, parse_variables
 
-READERS = {"1": eugr.read_eugr, "2": sparkrun.read_sparkrun}
+READERS = {"1": read_eugr, "2": read_sparkrun}
 CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", "triton": "/root/.triton"}
 """Compile caches in the images of both tools."""
 COMMAND = ("command",)
@@ -44,8 +44,11 @@ def convert(document: Document, name: str, overrides: Overrides) -> Imported:
     version = source.text("recipe_version") or "2"
     if version not in READERS:
         raise source.fault(("recipe_version",), version, "1 (eugr) and 2 (sparkrun) are known")
-    foreign = READERS[version](source, overrides)
-    command = _find_serve(source, foreign)
+    try:
+        foreign = READERS[version](source, overrides)
+        command = _find_serve(source, foreign.command)
+    except CommandError as error:
+        raise Unusable(COMMAND, f"command: {error}") from None
     served_name, args = _convert_flags(source, command)
     _note_code(source, foreign.image)
     written = {
@@ -69,27 +72,24 @@ def convert(document: Document, name: str, overrides: Overrides) -> Imported:
     return Imported(recipe, foreign.format, tuple(sorted(source.notes, key=lambda note: note.line)))
 
 
-def _find_serve(source: Source, foreign: Foreign) -> Serve:
-    """The only `vllm serve` of the command."""
-    try:
-        found = split_commands(foreign.command)
-        served = [command for command in found if is_serve(command)]
-        if len(served) != 1:
-            raise CommandError(f"runs {len(served)} times `vllm serve`, and once is needed")
-        if served[0].unclear:
-            raise CommandError(served[0].unclear)
-        for command in found:
-            if command is served[0]:
-                continue
-            text = " ".join(command.words)[:120]
-            if text.startswith("-"):
-                raise CommandError(f"ends before {text}: the line before it lacks its backslash")
-            source.note(
-                COMMAND, f"command: not run: {text}: build an image in which it is done, and name it under image.ref"
-            )
-        return parse_serve(served[0])
-    except CommandError as error:
-        raise Unusable(COMMAND, f"command: {error}") from None
+def _find_serve(source: Source, text: str) -> Serve:
+    """The only `vllm serve` of the command. Raises CommandError."""
+    found = split_commands(text)
+    served = [command for command in found if is_serve(command)]
+    if len(served) != 1:
+        raise CommandError(f"runs {len(served)} times `vllm serve`, and once is needed")
+    if served[0].unclear:
+        raise CommandError(served[0].unclear)
+    for command in found:
+        if command is served[0]:
+            continue
+        words = " ".join(command.words)[:120]
+        if words.startswith("-"):
+            raise CommandError(f"ends before {words}: the line before it lacks its backslash")
+        source.note(
+            COMMAND, f"command: not run: {words}: build an image in which it is done, and name it under image.ref"
+        )
+    return parse_serve(served[0])
 
 
 def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:

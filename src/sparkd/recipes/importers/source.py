@@ -109,8 +109,8 @@ class Foreign(Struct, frozen=True):
     """Fewest and most nodes."""
 
 
-class TemplateError(Exception):
-    """The template cannot be filled in; the message gives the reason."""
+class CommandError(Exception):
+    """sparkd cannot run the command; the message gives the reason."""
 
 
 class Values(Struct):
@@ -159,7 +159,7 @@ def format_template(template: str, values: Values) -> str:
                 text += _field(formatter, name, spec or "", conversion, values)
             _bounded(text, " once it is filled in")
     except ValueError as error:
-        raise TemplateError(f"{error}: a brace that is meant as one is written twice") from None
+        raise CommandError(f"{error}: a brace that is meant as one is written twice") from None
     return text
 
 
@@ -167,19 +167,19 @@ def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | 
     shown = "{" + name[:60] + "}"
     if name not in values.values:
         values.used.add(name)
-        raise TemplateError(f"{shown} is given no value; a brace that is meant as one is written twice")
+        raise CommandError(f"{shown} is given no value; a brace that is meant as one is written twice")
     if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec):
-        raise TemplateError(f"{shown} has a format that is not taken: {spec[:60]}")
+        raise CommandError(f"{shown} has a format that is not taken: {spec[:60]}")
     value = formatter.convert_field(values.get(name), conversion)
     try:
         return format(value, spec)
     except (TypeError, ValueError) as error:
-        raise TemplateError(f"{shown}: {error}") from None
+        raise CommandError(f"{shown}: {error}") from None
 
 
 def _bounded(text: str, when: str = "") -> str:
     if len(text) > LONGEST:
-        raise TemplateError(f"is longer than {LONGEST} characters{when}")
+        raise CommandError(f"is longer than {LONGEST} characters{when}")
     return text
 
 
@@ -190,7 +190,7 @@ def substitute(template: str, values: Values) -> str:
         before, text = text, _substitute_once(text, values)
         if text == before:
             return text
-    raise TemplateError("a placeholder stands for itself: filling in has no end")
+    raise CommandError("a placeholder stands for itself: filling in has no end")
 
 
 def _substitute_once(text: str, values: Values) -> str:
@@ -202,7 +202,7 @@ def _substitute_once(text: str, values: Values) -> str:
         new = match[0] if found is None else str(found)
         size += len(new) - len(match[0])
         if size > LONGEST:
-            raise TemplateError(f"is longer than {LONGEST} characters once it is filled in")
+            raise CommandError(f"is longer than {LONGEST} characters once it is filled in")
         return new
 
     # Limited to the part of each line up to its last brace, because many unclosed braces would take minutes.

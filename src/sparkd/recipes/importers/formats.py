@@ -1,23 +1,32 @@
-"""Reads recipes of sparkrun, version 2, by the rules of sparkrun 0.2."""
+"""Reads recipes of eugr's spark-vllm-docker, version 1, by the rules of its run-recipe.py, and of sparkrun, version 2,
+by those of sparkrun 0.2."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 
+from sparkd.recipes.importers.command import split_commands
 from sparkd.recipes.importers.source import (
     YES,
+    CommandError,
     Foreign,
     Overrides,
     Source,
-    TemplateError,
     Unusable,
     Values,
+    format_template,
     substitute,
     whole_number,
 )
 
-FORMAT = "sparkrun v2"
+EUGR, SPARKRUN = "eugr v1", "sparkrun v2"
+_KEYS_OF_EUGR = (
+    "name", "recipe_version", "container", "command", "description", "model", "mods", "defaults", "env", "build_args",
+    "cluster_only", "solo_only",
+)  # fmt: skip
+_WHOLE = ("port", "tensor_parallel", "max_model_len")
+"""Its options that are whole numbers."""
 RUNTIMES = ("", "vllm", "vllm-distributed", "vllm-ray")
 FLAGS = (
     "port", "host", "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs",
@@ -51,8 +60,65 @@ _UNUSED = {
 }
 
 
+def read_eugr(source: Source, overrides: Overrides) -> Foreign:
+    """Raises Unusable, or CommandError for the command."""
+    source.needed_text("name")
+    image = source.needed_text("container")
+    template = source.needed_text("command")
+    values = Values({**_defaults(source), **{name: _read_option(name, text) for name, text in overrides.items()}})
+    command = format_template(template, values)
+    values.check_overrides(overrides)
+    for key in source.document.data:
+        if key not in _KEYS_OF_EUGR:
+            source.note((key,), f"{key}: left out: {EUGR} knows no such key")
+    return Foreign(
+        format=EUGR,
+        description=source.text("description") or source.text("name"),
+        image=image.strip(),
+        command=command.rstrip().rstrip("\\"),
+        env=_exported(source),
+        # The options of its launch-cluster.sh.
+        container={"privileged": True, "ipc": "host"},
+        nodes=(2 if source.has("cluster_only") else 1, 1 if source.has("solo_only") else None),
+    )
+
+
+def _defaults(source: Source) -> Mapping[str, object]:
+    defaults = source.mapping("defaults")
+    if not source.has("solo_only"):
+        return defaults
+    if defaults.get("tensor_parallel", 1) != 1:
+        key = ("defaults", "tensor_parallel")
+        source.note(key, "defaults.tensor_parallel: 1 is taken, as its tool does on one node")
+    return {**defaults, "tensor_parallel": 1}
+
+
+def _read_option(name: str, text: str) -> object:
+    """The value as the tool's option parser reads it."""
+    try:
+        if name in _WHOLE:
+            return whole_number(text)
+        return float(text) if name == "gpu_memory_utilization" else text
+    except ValueError:
+        raise Unusable(("defaults", name), f"-o {name}={text}: must be a number") from None
+
+
+def _exported(source: Source) -> Mapping[str, str]:
+    """Variables as bash evaluates the tool's `export NAME="value"`."""
+    found: dict[str, str] = {}
+    for name, value in source.mapping("env").items():
+        try:
+            read = split_commands(f'export {name}="{value}"')
+            if len(read) != 1 or read[0].unclear or len(read[0].words) != 2:
+                raise CommandError((read and read[0].unclear) or "it is more than one value to bash")
+            found[name] = read[0].words[1].partition("=")[2]
+        except CommandError as error:
+            source.note(("env", name), f"env.{name}: left out: {error}")
+    return found
+
+
 def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
-    """Raises Unusable."""
+    """Raises Unusable, or CommandError for the command."""
     runtime = source.text("runtime")
     if runtime not in RUNTIMES:
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
@@ -64,7 +130,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     values.check_overrides(overrides)
     _note_left_out(source)
     return Foreign(
-        format=FORMAT,
+        format=SPARKRUN,
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
         image=source.needed_text("container").strip(),
         command=command,
@@ -89,10 +155,7 @@ def _command(source: Source, values: Values, model: str) -> str:
     template = source.text("command")
     if not template:
         return _from_defaults(values, model)
-    try:
-        text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", substitute(template.strip(), values))
-    except TemplateError as error:
-        raise Unusable(("command",), f"command: {error}") from None
+    text = _SPACE_BEHIND_BACKSLASH.sub("\\\n", substitute(template.strip(), values))
     served = values.get("served_model_name")
     if served is not None and "--served-model-name" not in text:
         text = f"{text.rstrip()} --served-model-name {served}"

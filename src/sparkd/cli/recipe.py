@@ -201,15 +201,15 @@ def _launch(recipe: Recipe) -> Launch:
 
 def _import(args: argparse.Namespace) -> None:
     """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
-    from sparkd.recipes.importers import files
+    from sparkd.recipes.importers import convert
     from sparkd.recipes.importers.source import parse_overrides
 
     overrides = parse_overrides(args.overrides)
     faults: list[str] = []
     taken: set[str] = set()
-    for path in files.find_files(args.path):
+    for path in convert.find_files(args.path):
         try:
-            result = files.import_file(path, overrides, taken)
+            result = convert.import_file(path, overrides, taken)
             if args.write:
                 print(_write(args.write, result.name, result.text, args.force))
             else:

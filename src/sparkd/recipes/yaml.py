@@ -1,4 +1,4 @@
-"""Parses YAML into plain data, with the line of each value.
+"""Parses YAML into plain data, with the line of each value, and writes values.
 
 Scalars are converted here and not by the YAML library: where a program gets the text itself, a number that Python
 would write differently (0.90, 012, 1_000) stays text. Files of other tools are read by YAML 1.1, as those tools do:
@@ -7,8 +7,9 @@ there `yes` is true, 012 is 10, and 0.90 is 0.9.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -25,6 +26,9 @@ _TAG = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
 _OLD_FLOAT = re.compile(r"[-+]?(?=[0-9._:]*\.)[0-9._:]*(?:[eE][-+][0-9]+)?\Z|[-+]?\.(?:inf|nan)\Z", re.IGNORECASE)
 """YAML 1.1 requires a dot, and a sign in the exponent: 1e5 is text."""
+_PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./-]*(?::[A-Za-z0-9_./-]+)*")
+_NUMBER = re.compile(r"-?[1-9][0-9]{0,17}|0|0\.[0-9]{0,3}[1-9]")
+_WORDS_OF_YAML = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 _LONGEST_NUMBER = 300
 _DEEPEST = 50
 
@@ -177,3 +181,25 @@ def _number(raw: str, tag: str, keeps_text: bool) -> object:
     except ValueError:  # .inf, .nan and 012 stay text
         return raw
     return raw if keeps_text and str(number) != raw else number
+
+
+def format_flow(value: object, plain_numbers: bool = True) -> str:
+    """A value on one line. With `plain_numbers`, text that is a number stays unquoted."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_quote(str(key))}: {format_flow(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(format_flow, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    text = str(value)
+    if plain_numbers and _NUMBER.fullmatch(text):
+        return text
+    return text if _PLAIN.fullmatch(text) and text.lower() not in _WORDS_OF_YAML else _quote(text)
+
+
+def _quote(text: str) -> str:
+    """Any text as one line."""
+    if text.isprintable():
+        return "'" + text.replace("'", "''") + "'"
+    escapes = {'"': '\\"', "\\": "\\\\"}
+    return '"' + "".join(escapes.get(c) or (c if c.isprintable() else f"\\U{ord(c):08x}") for c in text) + '"'

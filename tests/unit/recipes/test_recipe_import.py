@@ -15,8 +15,7 @@ from sparkd.config import Settings
 from sparkd.lib.errors import ConfigError
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node
-from sparkd.recipes.importers import files
-from sparkd.recipes.importers.files import format_scalar
+from sparkd.recipes.importers import convert
 from sparkd.recipes.importers.source import Values, substitute
 from sparkd.recipes.loader import load_recipe
 from sparkd.recipes.schema import Recipe
@@ -32,7 +31,7 @@ def imported(folder: Path, text: str, **overrides: str) -> tuple[Recipe, tuple[s
     """The recipe, read back from the imported text, and the notes."""
     path = folder / "given.yaml"
     path.write_text(text)
-    result = files.import_file(path, overrides)
+    result = convert.import_file(path, overrides)
     written = folder / "written.yaml"
     written.write_text(result.text)
     return load_recipe(str(written), []).recipe, result.notes
@@ -79,7 +78,8 @@ def test_the_recipe_of_eugr(tmp_path: Path) -> None:
 
 def test_the_recipe_of_sparkrun(tmp_path: Path) -> None:
     recipe, notes = imported(tmp_path, SPARKRUN.read_text(), port="9000")
-    assert (recipe.args["port"], recipe.model.served_name) == (9000, "deepseek-ai/DeepSeek-V4-Flash")
+    model = "deepseek-ai/DeepSeek-V4-Flash"
+    assert (recipe.args["port"], recipe.model.served_name, recipe.model.repo) == (9000, model, model)
     assert recipe.args["speculative-config"] == '{"method": "mtp", "num_speculative_tokens": 2}'
     assert recipe.args["tensor-parallel-size"] == 2
     assert [note.partition(": line ")[2][:8] for note in notes] == ["7: metad", "10: buil", "14: mods", "42: mode"]
@@ -270,9 +270,9 @@ def test_sparkruns_placeholders_are_those_of_its_regular_expression(text: str) -
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30))
 def test_text_is_written_so_that_it_reads_back(text: str) -> None:
-    from sparkd.recipes.yaml import parse_yaml
+    from sparkd.recipes.yaml import format_flow, parse_yaml
 
     text = text.encode("utf-8", "replace").decode()
-    written = f"{V2}command: vllm serve m\nx: {format_scalar(text)}\n"
+    written = f"{V2}command: vllm serve m\nx: {format_flow(text)}\n"
     found = parse_yaml(written, keeps_text=lambda key: key == ("x",)).data["x"]
     assert str(found) == text

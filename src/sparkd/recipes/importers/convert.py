@@ -1,26 +1,33 @@
-"""Converts a recipe of another tool to schema 1, or reports why it cannot. Never runs its code."""
+"""Converts files of other tools' recipes to schema 1: a recipe as YAML with notes, or a fault with file and line."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
 from math import prod
+from pathlib import Path
 
 from msgspec import Struct
 from pydantic import ValidationError
 
-from sparkd.lib.text import format_key, validator_message
+from sparkd.lib.errors import ConfigError
+from sparkd.lib.text import format_key, printable, read_file, validator_message
 from sparkd.recipes.importers.command import Flag, Serve, is_serve, parse_serve, split_commands
 from sparkd.recipes.importers.formats import read_eugr, read_sparkrun
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
-from sparkd.recipes.yaml import Document
-from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_flags, parse_variables
+from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
+from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
 
 READERS = {"1": read_eugr, "2": read_sparkrun}
 CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", "triton": "/root/.triton"}
 """Compile caches in the images of both tools."""
 COMMAND = ("command",)
+_MOST_RANKS = 9999
+SUFFIXES = (".yaml", ".yml")
+_NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _MODS = "not run: it would change each container before the engine starts; build an image in which it is done"
 _HOOKS = {
     "pre_exec": "not run: it would run before the engine; build an image in which it is done, or do it on the node",
@@ -29,16 +36,95 @@ _HOOKS = {
 }
 
 
-class Imported(Struct, frozen=True):
-    recipe: Recipe
-    format: str
-    notes: tuple[Note, ...]
-    """Parts left out and steps left to the user, in the order of the file."""
+class Result(Struct, frozen=True):
+    name: str
+    text: str
+    """The recipe as YAML."""
+    notes: tuple[str, ...]
+    """Each with file and line."""
 
 
-def convert(document: Document, name: str, overrides: Overrides) -> Imported:
+def find_files(path: Path) -> list[Path]:
+    """The file, or every YAML file below the folder except hidden ones. Raises ConfigError if there is none."""
+    if not path.is_dir():
+        return [path]
+    files = sorted(_below(path))
+    if not files:
+        raise ConfigError(f"{path}: holds no file *.yaml")
+    return files
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    def failed(error: OSError) -> None:
+        raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}")
+
+    for here, folders, files in os.walk(folder, onerror=failed):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        yield from (Path(here, name) for name in files if name.endswith(SUFFIXES) and not name.startswith("."))
+
+
+def import_file(path: Path, overrides: Overrides, taken: Collection[str] = ()) -> Result:
+    """Convert one file, under a name that is not in `taken`. Raises ConfigError with file and line."""
+    try:
+        document = parse_as_pyyaml(read_file(path))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: does not exist") from None
+    except YamlError as error:
+        raise ConfigError(printable(f"{path}: {error}")) from None
+    source, name = Source(document), _choose_name(path, taken)
+    try:
+        recipe = _convert(source, name, overrides)
+    except Unusable as fault:
+        raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
+    notes = sorted(source.notes, key=lambda note: note.line)
+    text = _render(recipe, path.name, notes)
+    return Result(name, text, tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes))
+
+
+def _choose_name(path: Path, taken: Collection[str]) -> str:
+    """The file's name in the letters of recipe names, prefixed with the folder's if taken."""
+    names = [_slug(path.stem), _slug(f"{path.parent.name}-{path.stem}")]
+    free = [name for name in names if name not in taken]
+    if not free:
+        raise ConfigError(printable(f"{path}: line 1: another file gives a recipe of the name {names[-1]}"))
+    return free[0]
+
+
+def _slug(text: str) -> str:
+    return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"
+
+
+def _render(recipe: Recipe, file: str, notes: list[Note]) -> str:
+    lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
+    if notes:
+        lines += ["#", "# What is not below, or is for you to do:"]
+        lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in notes]
+    lines += ["schema: 1"]
+    for key in ("name", "description", "source"):
+        if text := getattr(recipe, key):
+            lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
+    for section, entries in (
+        ("model", recipe.model.model_dump(exclude_defaults=True)),
+        ("image", recipe.image.model_dump(exclude_defaults=True)),
+        ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
+        ("args", recipe.args),
+        ("env", recipe.env),
+        ("container", recipe.container.model_dump(exclude_unset=True)),
+        ("caches", recipe.caches),
+    ):
+        lines += ["", f"{section}:"] if entries else []
+        for key, value in entries.items():
+            written = format_flow(value, plain_numbers=section == "args" or not isinstance(value, str))
+            lines.append(f"  {format_flow(key, plain_numbers=False)}: {written}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return printable(" ".join(text.split()))
+
+
+def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     """Raises Unusable."""
-    source = Source(document)
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
         raise Unusable((), "is no recipe: it names neither a model nor a command")
     version = source.text("recipe_version") or "2"
@@ -51,25 +137,25 @@ def convert(document: Document, name: str, overrides: Overrides) -> Imported:
         raise Unusable(COMMAND, f"command: {error}") from None
     served_name, args = _convert_flags(source, command)
     _note_code(source, foreign.image)
-    written = {
-        "schema": 1,
-        "name": name,
-        "description": " ".join(foreign.description.split()),
-        "source": f"{foreign.format} recipe of {command.model}",
-        "model": {
-            "path": _model_folder(source, command.model),
-            "repo": command.model if REPO.fullmatch(command.model) else "",
-            "served_name": served_name or command.model,
-        },
-        "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
-        "nodes": _count_nodes(source, foreign, args),
-        "args": args,
-        "env": _convert_environment(source, {**foreign.env, **command.env}),
-        "container": foreign.container,
-        "caches": CACHES,
-    }
-    recipe = _validate(written)
-    return Imported(recipe, foreign.format, tuple(sorted(source.notes, key=lambda note: note.line)))
+    return _validate(
+        {
+            "schema": 1,
+            "name": name,
+            "description": " ".join(foreign.description.split()),
+            "source": f"{foreign.format} recipe of {command.model}",
+            "model": {
+                "path": _model_folder(source, command.model),
+                "repo": command.model if REPO.fullmatch(command.model) else "",
+                "served_name": served_name or command.model,
+            },
+            "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
+            "nodes": _count_nodes(source, foreign, args),
+            "args": args,
+            "env": _convert_environment(source, {**foreign.env, **command.env}),
+            "container": foreign.container,
+            "caches": CACHES,
+        }
+    )
 
 
 def _find_serve(source: Source, text: str) -> Serve:
@@ -166,17 +252,14 @@ def _model_folder(source: Source, model: str) -> str:
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:
     """One rank per node: as many nodes as the flags give ranks, unless the recipe requires another number."""
     fewest, most = foreign.nodes
-    ranks = prod(_size(args.get(flag)) for flag in SIZES)
+    sizes = (parse_count(args.get(flag), _MOST_RANKS) for flag in SIZES)
+    ranks = prod(1 if size is None else size for size in sizes)
     if most is not None and most < fewest:
         raise Unusable((), f"requires at least {fewest} and at most {most} nodes")
     if not fewest <= ranks <= (most or ranks):
         source.note((), f"its flags make {ranks} rank(s), and it requires {fewest} to {most or 'any'} nodes")
         return {"min": fewest} if most is None else {"min": fewest, "max": most}
     return {"min": ranks, "max": ranks}
-
-
-def _size(value: JsonValue) -> int:
-    return int(value) if isinstance(value, str) and value.isdecimal() and value.isascii() and len(value) < 5 else 1
 
 
 def _convert_environment(source: Source, env: Mapping[str, str]) -> dict[str, str]:

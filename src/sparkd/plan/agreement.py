@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sparkd.host.weights import Weights
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import Table, sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.vllm.args import JsonValue, check_value
 
@@ -182,9 +182,7 @@ def format_table(differences: Sequence[Difference], own_name: str, peer_name: st
     for one in differences[:MOST_ROWS]:
         own, theirs = diff_excerpt(one, VALUE_WIDTH)
         rows.append((_shorten(one.name, NAME_WIDTH), own or ABSENT, theirs or ABSENT))
-    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
-    lines = [f"{name:<{first}}  {own:<{second}}  {theirs}" for name, own, theirs in rows]
-    return (*lines, *_more(len(differences) - MOST_ROWS, "and "))
+    return (*str(Table(rows)).split("\n"), *_more(len(differences) - MOST_ROWS, "and "))
 
 
 def format_summary(differences: Sequence[Difference]) -> str:

@@ -15,12 +15,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct, field
 
 if TYPE_CHECKING:
+    from ruamel.yaml import YAML
     from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-
 Key = tuple[str, ...]
-Scalar = Callable[["ScalarNode", Key, int], object]
-"""Converts a scalar, given its path and line."""
 
 _TAG = "tag:yaml.org,2002:"
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)\Z")
@@ -54,15 +52,16 @@ class Document(Struct, frozen=True):
 
 def parse_yaml(text: str, keeps_text: Callable[[Key], bool]) -> Document:
     """Parse a mapping. Where `keeps_text(path)`, numbers in unusual notation stay text. Raises YamlError."""
-    return _parse(text, None, lambda node, path, line: _scalar(node, line, keeps_text(path)))
+    return _parse(text, None, lambda node, path, _: _scalar(node, keeps_text(path)))
 
 
 def parse_as_pyyaml(text: str) -> Document:
     """Parse a mapping as PyYAML does, except that a date stays text. Raises YamlError."""
-    return _parse(text, (1, 1), lambda node, _, line: _old_scalar(node, line))
+    return _parse(text, (1, 1), lambda node, _, reader: _old_scalar(node, reader))
 
 
-def _parse(text: str, version: tuple[int, int] | None, scalar: Scalar) -> Document:
+def _parse(text: str, version: tuple[int, int] | None, scalar: Callable[[ScalarNode, Key, YAML], object]) -> Document:
+    """`scalar` converts a scalar, given its path."""
     from ruamel.yaml import YAML
     from ruamel.yaml.error import MarkedYAMLError
     from ruamel.yaml.error import YAMLError as AnyYamlError
@@ -84,12 +83,12 @@ def _parse(text: str, version: tuple[int, int] | None, scalar: Scalar) -> Docume
         raise YamlError(1, "is nested too deep") from None
     if not isinstance(root, MappingNode):
         raise YamlError(1, "must be a mapping of keys and values")
-    builder = _Builder(scalar, last_wins=version is not None)
+    builder = _Builder(lambda node, path: scalar(node, path, reader), last_wins=version is not None)
     return Document(builder.mapping(root, ()), builder.lines)
 
 
 class _Builder(Struct):
-    scalar: Scalar
+    scalar: Callable[[ScalarNode, Key], object]
     last_wins: bool
     """Whether a key may occur twice."""
     lines: dict[Key, int] = field(default_factory=dict)
@@ -121,7 +120,7 @@ class _Builder(Struct):
         if len(path) > _DEEPEST:
             raise YamlError(line, "is nested too deep")
         if isinstance(node, ScalarNode):
-            return self.scalar(node, path, line)
+            return self.scalar(node, path)
         if isinstance(node, SequenceNode) and node.tag == f"{_TAG}seq":
             items = [((*path, f"[{index}]"), one) for index, one in enumerate(node.value)]
             self.lines.update({inner: one.start_mark.line + 1 for inner, one in items})
@@ -131,8 +130,8 @@ class _Builder(Struct):
         raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _scalar(node: ScalarNode, line: int, keeps_text: bool = False) -> object:
-    raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
+def _scalar(node: ScalarNode, keeps_text: bool = False) -> object:
+    raw, tag, line = str(node.value), str(node.tag).removeprefix(_TAG), node.start_mark.line + 1
     if tag in ("str", "value"):
         return raw
     if tag == "null":
@@ -146,31 +145,19 @@ def _scalar(node: ScalarNode, line: int, keeps_text: bool = False) -> object:
     raise YamlError(line, f"the tag {node.tag} is not known")
 
 
-def _old_scalar(node: ScalarNode, line: int) -> object:
+def _old_scalar(node: ScalarNode, reader: YAML) -> object:
     """YAML 1.1 as PyYAML implements it."""
     raw, tag = str(node.value), str(node.tag).removeprefix(_TAG)
-    if tag == "timestamp" or (tag == "float" and not _OLD_FLOAT.match(raw)):
+    as_text = {"timestamp": True, "float": not _OLD_FLOAT.match(raw), "bool": raw.lower() in ("y", "n")}
+    if as_text.get(tag):
         return raw
-    if tag == "bool":
-        return raw if raw.lower() in ("y", "n") else raw.lower() in ("true", "yes", "on")
-    if tag in ("int", "float") and len(raw) <= _LONGEST_NUMBER:
-        return _old_number(raw.replace("_", ""), tag)
-    return _scalar(node, line)
-
-
-def _old_number(raw: str, tag: str) -> object:
-    sign, digits = (-1, raw[1:]) if raw.startswith("-") else (1, raw.removeprefix("+"))
-    try:
-        if ":" in digits:  # 1:30 is 90: base 60
-            number: float = 0
-            for part in digits.split(":"):
-                number = number * 60 + (int(part) if tag == "int" else float(part))
-            return sign * number
-        if tag == "float":
-            return sign * float(digits.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        return sign * (int(digits, 8) if re.fullmatch("0[0-7]+", digits) else int(digits, 0))
-    except ValueError:
-        return raw
+    if tag in ("int", "float", "bool") and len(raw) <= _LONGEST_NUMBER:
+        try:
+            value: object = reader.constructor.construct_object(node)
+        except (ValueError, IndexError):  # 018, or a sign alone
+            return raw
+        return value
+    return _scalar(node)
 
 
 def _number(raw: str, tag: str, keeps_text: bool) -> object:

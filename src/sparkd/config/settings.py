@@ -193,9 +193,9 @@ class Settings(BaseSettings):
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (
-                f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say"
+                f"must be at most preflight.wait_seconds, {wait}: preflight would never wait for long enough to say "
             )
-            needed += " that the node needs a reboot"
+            needed += "that the node needs a reboot"
             raise t.fault("memory.settle_seconds", settle, needed, "preflight.wait_seconds")
         nodes = self.cluster.nodes
         if len(nodes) > MAX_NODES:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.lib.text import did_you_mean
 from sparkd.vllm.args import JsonValue, kebab_case
@@ -162,15 +163,25 @@ class ParsedFlag(Struct, frozen=True):
 
 def parse_flags(argv: Sequence[str], filled_later: Callable[[str], bool] = lambda _: False) -> tuple[ParsedFlag, ...]:
     """The flags of a command after its model, each with all values; empty for another program."""
+    return tuple(_read_flags(argv[_find_model(argv) :], filled_later))
+
+
+def first_values(words: Iterable[str]) -> dict[str, str | None]:
+    """Flags by name; the last of several wins."""
+    return {one.name: one.values[0] if one.values else None for one in _read_flags(words)}
+
+
+def _read_flags(words: Iterable[str], filled_later: Callable[[str], bool] = lambda _: False) -> list[ParsedFlag]:
+    """Flags with the words after each, also in their short forms."""
     found: list[ParsedFlag] = []
-    for word in argv[_find_model(argv) :]:
-        name, equals, value = _split(word)
+    for word in words:
+        head, equals, value = word.partition("=")
+        name = SHORT.get(head) or (kebab_case(head[2:]) if word.startswith("--") and len(head) > 2 else "")
         if name:
             found.append(ParsedFlag(name, (None if filled_later(value) else value,) if equals else (), bool(equals)))
         elif found:
-            last = found.pop()
-            found.append(ParsedFlag(last.name, (*last.values, None if filled_later(word) else word), last.joined))
-    return tuple(found)
+            found[-1] = replace(found[-1], values=(*found[-1].values, None if filled_later(word) else word))
+    return found
 
 
 def _find_model(argv: Sequence[str]) -> int:
@@ -179,27 +190,3 @@ def _find_model(argv: Sequence[str]) -> int:
         if own or (program == "-m" and word in MODULES) or word.rstrip().endswith(PASSED_ON):
             return position
     return len(argv)
-
-
-def first_values(words: Iterable[str]) -> dict[str, str | None]:
-    """Flags by name, including short forms; the last of several wins. A word after a flag is its value."""
-    found: dict[str, str | None] = {}
-    last = ""
-    for word in words:
-        head, equals, value = word.partition("=")
-        name = SHORT.get(head) or _split(word)[0]
-        if name:
-            last = "" if equals else name
-            found[name] = value if equals else None
-        elif last:
-            found[last] = word
-            last = ""
-    return found
-
-
-def _split(word: str) -> tuple[str, str, str]:
-    """Name, `=` and value of a long flag; three empty texts for any other word."""
-    head, equals, value = word.partition("=")
-    if not word.startswith("--") or len(head) < 3:
-        return "", "", ""
-    return kebab_case(head[2:]), equals, value

@@ -28,12 +28,14 @@ COMMAND = ("command",)
 _MOST_RANKS = 9999
 SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
-_MODS = "not run: it would change each container before the engine starts; build an image in which it is done"
-_HOOKS = {
-    "pre_exec": "not run: it would run before the engine; build an image in which it is done, or do it on the node",
-    "post_exec": "not run: it would run in the container once the engine serves",
-    "post_commands": "not run: it would run on the machine that started it once the engine serves",
+_NOT_RUN = {
+    "mods": "it would change each container before the engine starts; build an image in which it is done, and name it "
+    "under image.ref",
+    "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
+    "post_exec": "it would run in the container once the engine serves",
+    "post_commands": "it would run on the machine that started it once the engine serves",
 }
+"""Keys with code, and what it would do."""
 
 
 class Result(Struct, frozen=True):
@@ -219,11 +221,9 @@ def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where:
 def _note_code(source: Source, image: str) -> None:
     """Note the code that the tool would run besides the engine, and what that requires of the image."""
     runtime_config = source.document.data.get("runtime_config")
-    for mod in source.items("mods"):
-        source.note(("mods",), f"mods: {_cut(mod)}: {_MODS}, and name it under image.ref")
-    for key, meaning in _HOOKS.items():
+    for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
-            source.note((key,), f"{key}: {_cut(step)}: {meaning}")
+            source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}")
     if isinstance(runtime_config, Mapping):
         for key in ("mods", "build_args"):
             if runtime_config.get(key):

@@ -48,7 +48,6 @@ EXECUTOR = "executor_config"
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
-_NAMES_OF_SPARKD = {"shm_size": "shm_bytes", "memory_limit": "memory_limit_bytes"}
 _UNUSED = {
     "auto_remove": "sparkd removes its containers itself",
     "restart_policy": "restarting is systemd's job",
@@ -234,37 +233,31 @@ def _container(source: Source) -> Mapping[str, object]:
 
 
 def _convert_option(name: str, value: object) -> dict[str, object] | None:
-    text = str(value)
-    if name == "privileged":
-        return {"privileged": text.lower() in YES}
-    if (name, text) in (("gpus", "all"), ("network", "host")):
-        return {}
-    if name == "gpus" and text in ("none", ""):
-        return {"gpus": "none"}
-    if name == "ipc" and text in ("host", "private", "shareable"):
-        return {"ipc": text}
-    if name in _NAMES_OF_SPARKD:
-        return _bytes(_NAMES_OF_SPARKD[name], text)
-    if name in ("ulimit", "devices"):
-        words = [str(one) for one in value] if isinstance(value, list) else [text]
-        return _ulimits(words) if name == "ulimit" else _devices(words)
+    """None for an option or a value without a counterpart."""
+    text, words = str(value), [str(one) for one in value] if isinstance(value, list) else [str(value)]
+    limits = [_ULIMIT.fullmatch(word) for word in words]
+    match name:
+        case "privileged":
+            return {name: text.lower() in YES}
+        case "gpus" if text in ("none", ""):
+            return {name: "none"}
+        case "gpus" | "network" if (name, text) in (("gpus", "all"), ("network", "host")):
+            return {}
+        case "ipc" if text in ("host", "private", "shareable"):
+            return {name: text}
+        case "shm_size" | "memory_limit" if size_bytes := _parse_size(text):
+            return {f"{name.removesuffix('_size')}_bytes": size_bytes}
+        case "devices" if all(re.fullmatch(r"/[\w./-]+", word) for word in words):
+            return {name: words}
+        case "ulimit" if all(limits):
+            return {"ulimits": {one[1]: {"soft": int(one[2]), "hard": int(one[3] or one[2])} for one in limits if one}}
     return None
 
 
-def _bytes(name: str, text: str) -> dict[str, object] | None:
+def _parse_size(text: str) -> int:
+    """In bytes; 0 for what is none, or out of bounds."""
     size = _SIZE.fullmatch(text)
     if size is None:
-        return None
+        return 0
     found = int(float(f"{size[1]}.{size[2] or 0}") * _UNITS[size[3].lower()])
-    return {name: found} if 0 < found <= 2**50 else None
-
-
-def _ulimits(words: list[str]) -> dict[str, object] | None:
-    limits = [_ULIMIT.fullmatch(word) for word in words]
-    if not all(limits):
-        return None
-    return {"ulimits": {one[1]: {"soft": int(one[2]), "hard": int(one[3] or one[2])} for one in limits if one}}
-
-
-def _devices(words: list[str]) -> dict[str, object] | None:
-    return {"devices": words} if all(re.fullmatch(r"/[\w./-]+", word) for word in words) else None
+    return found if found <= 2**50 else 0

@@ -126,7 +126,7 @@ def _settings() -> config.Loaded | None:
 
 def _diff(left: str, right: str) -> str | Table:
     """What differs, under the names of both."""
-    from sparkd.recipes.diff import compare_recipes
+    from sparkd.recipes.loader import compare_recipes
 
     found = compare_recipes(_load(left).recipe, _load(right).recipe)
     if not found:

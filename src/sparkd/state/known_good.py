@@ -13,7 +13,7 @@ from sparkd.lib.text import sanitize
 from sparkd.plan import agreement
 from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, Difference
 from sparkd.plan.model import LaunchPlan
-from sparkd.recipes.diff import normalize_switches
+from sparkd.recipes.loader import normalize_switches
 from sparkd.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
 from sparkd.vllm.args import JsonValue
 

@@ -13,8 +13,7 @@ from tests.unit.plans import recipe
 
 from sparkd.config import load_with_origins
 from sparkd.lib import recipes_dir
-from sparkd.recipes.diff import ORDER, Difference, compare_recipes, normalize
-from sparkd.recipes.loader import explain, find_recipes, load_recipe
+from sparkd.recipes.loader import ORDER, Difference, compare_recipes, explain, find_recipes, load_recipe, normalize
 from sparkd.recipes.schema import Recipe
 
 ABOUT_ITSELF = {"schema", "name", "description", "source", "extends"}

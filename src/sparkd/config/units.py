@@ -63,15 +63,10 @@ def render(role: str) -> str:
     return _fill("sparkd.service.in", {"role": role, "unit": unit_name(role), **_values(Settings())})
 
 
-def render_dropin(settings: Settings) -> str:
-    """What `settings` change in the package's unit of either role; empty where they change nothing."""
-    values = _values(settings)
-    return "" if values == _values(type(settings)()) else _fill("50-sparkd.conf.in", values)
-
-
 def dropins(settings: Settings) -> tuple[DropIn, ...]:
-    """Every drop-in that a node may carry, as the configuration wants it."""
-    text = render_dropin(settings)
+    """Every drop-in that a node may carry: what `settings` change in the package's units."""
+    values = _values(settings)
+    text = "" if values == _values(type(settings)()) else _fill("50-sparkd.conf.in", values)
     return tuple(DropIn(role, text) for role in ROLES)
 
 

@@ -80,17 +80,17 @@ def test_unknown_role_is_a_usage_error() -> None:
 
 
 def test_dropin_carries_what_the_configuration_changes_and_nothing_else() -> None:
-    assert units.render_dropin(DEFAULTS) == ""
-    text = units.render_dropin(ELSEWHERE)
+    assert units.dropins(DEFAULTS)[0].text == ""
+    text = units.dropins(ELSEWHERE)[0].text
     assert text.startswith(units.HEADER)
     assert words(text, "Wants") == words(text, "After") == ["data.mount", r"data-big\x20models.mount"]
     assert lines(text, "TimeoutStopSec") == ["75"]
 
 
 def test_only_a_readahead_that_is_to_be_set_can_be_set() -> None:
-    lowered = units.render_dropin(Settings(engine=Engine(load_readahead_kib=8)))
+    lowered = units.dropins(Settings(engine=Engine(load_readahead_kib=8)))[0].text
     assert words(lowered, "ReadWritePaths") == ["-/sys/devices/virtual/bdi"]
-    assert "ReadWritePaths" not in units.render_dropin(ELSEWHERE)
+    assert "ReadWritePaths" not in units.dropins(ELSEWHERE)[0].text
     assert "bdi" not in units.render("head")
 
 
@@ -133,7 +133,7 @@ def test_judge(tree: Tree, wanted: str, found: str | None, state: State) -> None
 def test_install_makes_what_is_needed_once_and_reloads_once(tmp_path: Path) -> None:
     assert install(tmp_path, DEFAULTS) == []
     assert install(tmp_path, ELSEWHERE) == [f"wrote {HEAD}", f"wrote {WORKER}", "reload"]
-    assert (tmp_path / HEAD[1:]).read_text() == units.render_dropin(ELSEWHERE)
+    assert (tmp_path / HEAD[1:]).read_text() == units.dropins(ELSEWHERE)[0].text
     assert install(tmp_path, ELSEWHERE) == []
     assert install(tmp_path, DEFAULTS) == [f"removed {HEAD}", f"removed {WORKER}", "reload"]
     assert not (tmp_path / HEAD[1:]).parent.exists()

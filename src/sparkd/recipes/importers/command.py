@@ -37,13 +37,12 @@ def split_commands(text: str) -> list[Command]:
     return [command for command in _Reader(text).read() if command.words or command.unclear]
 
 
-class _Reader:
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.found = [Command()]
-        self.word: list[str] | None = None
-        self.bare: list[str] = []
-        """The word with quoted characters masked: the part that bash would expand."""
+class _Reader(Struct):
+    text: str
+    found: list[Command] = field(default_factory=lambda: [Command()])
+    word: list[str] | None = None
+    bare: list[str] = field(default_factory=list)
+    """The word with quoted characters masked: the part that bash would expand."""
 
     def read(self) -> list[Command]:
         at = 0

@@ -255,7 +255,7 @@ def _convert_option(name: str, value: object) -> dict[str, object] | None:
 
 
 def _parse_size(text: str) -> int:
-    """In bytes; 0 for what is none, or out of bounds."""
+    """In bytes; 0 for text that is no size, or one out of bounds."""
     size = _SIZE.fullmatch(text)
     if size is None:
         return 0

@@ -84,15 +84,9 @@ def flatten(
     plain: Mapping[str, JsonValue], tables: Mapping[str, Mapping[str, JsonValue]]
 ) -> tuple[tuple[str, str], ...]:
     """Sorted names and texts; an entry of a table is `table.key`. None and empty lists are left out."""
-    entries = [("", name, value) for name, value in plain.items()]
-    entries += [(f"{table}.", key, value) for table, values in tables.items() for key, value in values.items()]
-    return tuple(
-        sorted(
-            (bound_text(prefix + key), bound_text(format_value(key, value)))
-            for prefix, key, value in entries
-            if value is not None and value != []
-        )
-    )
+    values = {**plain, **{f"{table}.{key}": one for table, entries in tables.items() for key, one in entries.items()}}
+    texts = {key: format_value(key, value) for key, value in values.items() if value is not None and value != []}
+    return tuple(sorted((bound_text(key), bound_text(text)) for key, text in texts.items()))
 
 
 def container_values(spec: Container) -> dict[str, JsonValue]:

@@ -55,7 +55,7 @@ from sparkd.vllm.lint.script import Place
     ],
 )
 def test_a_script_of_ones_own(text: str, place: Place, expected: list[str]) -> None:
-    assert [one.rule for one in script.find_misplaced(script.parse_script(text), place)] == expected
+    assert [one.rule for one in script.find_misplaced(script.parse_script(text, {}), place)] == expected
 
 
 def test_a_script_is_read_as_the_shell_would() -> None:
@@ -65,7 +65,7 @@ export VLLM_WORKER_MULTIPROC_METHOD=fork OTHER="$HOME"
 HF_HUB_OFFLINE=1 exec vllm serve "/models/a b" --max-model-len "$LENGTH" \\
    --compilation-config '{GOOD["compilation-config"]}' --speculative-config {{"method":"mtp"}}
 """
-    read = script.parse_script(text)
+    read = script.parse_script(text, {})
     assert read.env == {"VLLM_WORKER_MULTIPROC_METHOD": "fork", "HF_HUB_OFFLINE": "1"}
     assert read.serves == (
         {
@@ -96,7 +96,7 @@ def test_bash_gives_an_engine_the_words_that_are_read_here(tmp_path: Path, text:
     (tmp_path / "vllm").chmod(0o755)
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path)}
     subprocess.run(["bash", "-c", text], env=env, cwd=tmp_path, check=True, timeout=30, stdout=subprocess.DEVNULL)
-    (serve,) = script.parse_script(text).serves
+    (serve,) = script.parse_script(text, {}).serves
     assert serve == first_values(said.read_text().split("\0")[1:-1])
 
 
@@ -111,5 +111,5 @@ SHELL = st.lists(
 @settings(max_examples=300, deadline=None)
 @given(SHELL)
 def test_no_script_is_too_odd(text: str) -> None:
-    for one in script.find_misplaced(script.parse_script(text), WORKER):
+    for one in script.find_misplaced(script.parse_script(text, {}), WORKER):
         assert one.reason

@@ -100,7 +100,7 @@ def _script(files: Files, plan: LaunchPlan) -> scripts.Script | None:
     if not plan.user_script:
         return None
     try:
-        return scripts.parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES)).with_inherited(dict(plan.env))
+        return scripts.parse_script(files.text(plan.user_script, SCRIPT_LIMIT_BYTES), dict(plan.env))
     except OSError as error:
         if error.errno in NO_SCRIPT:
             return None

@@ -9,7 +9,6 @@ from ipaddress import ip_address
 from itertools import pairwise
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.vllm.flag import FirstValues, first_values
 from sparkd.vllm.lint.rules import Issue
@@ -45,15 +44,12 @@ class Script(Struct, frozen=True):
     may_be_headless: bool
     """Whether it contains --headless, reads words from elsewhere, or starts Ray, whose workers start no vLLM."""
 
-    def with_inherited(self, env: Mapping[str, str]) -> Script:
-        """With the environment of the script, which may contain --headless."""
-        return replace(self, may_be_headless=self.may_be_headless or any("--headless" in one for one in env.values()))
 
-
-def parse_script(text: str) -> Script:
+def parse_script(text: str, inherited: Mapping[str, str]) -> Script:
+    """`inherited` is the environment of the script, which may contain --headless."""
     serves: list[FirstValues] = []
     env: dict[str, str] = {}
-    passes_on = may_be_headless = False
+    passes_on, may_be_headless = False, any("--headless" in one for one in inherited.values())
     for words in _commands(text):
         passes_on |= any(_PASSED_ON.search(word) for word in words)
         may_be_headless |= words[:1] in (["."], ["source"]) or not _READERS.isdisjoint(words)

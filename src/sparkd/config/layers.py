@@ -84,7 +84,7 @@ class Layers(Struct, Generic[Model]):
         return {".".join(key): entry.at() for key, entry in self.entries.items()}
 
     def validate(self, otherwise: Place) -> Model | None:
-        """The merged values; None if there are `problems`. `otherwise` is the place of a key that no document sets."""
+        """None if the merged values have `problems`. `otherwise` is the place of a key that no document sets."""
         values: dict[str, Any] = {}
         for (*sections, name), entry in self.entries.items():
             inner = values

@@ -1,4 +1,4 @@
-"""Settings of a node: types, sources with their origins, reference texts; and the generated unit files.
+"""Settings of a node: types, sources merged with their origins, reference texts; and the generated unit files.
 
 Read settings.py first. Every other package gets a `Settings` value and never reads a file or variable itself.
 """

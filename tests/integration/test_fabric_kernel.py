@@ -9,7 +9,7 @@ from tests.integration import world
 
 COMMON = """
     import json, os, subprocess, sys, time
-    from sparkd.host import Host, path_mtu, resolver
+    from sparkd.host import Host, datagrams
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
@@ -70,7 +70,7 @@ COMMON = """
 
     def probed(*addresses, mtu=9000):
         began = time.monotonic()
-        found = path_mtu.probe_network(addresses, 29510, mtu)
+        found = datagrams.probe_network(addresses, 29510, mtu)
         return [path.fits for path in found], time.monotonic() - began
 
     def there(space, program):

@@ -18,7 +18,7 @@ from tests.unit.nodes import until
 from sparkd.actions import page_cache
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
-from sparkd.host import Host, shards
+from sparkd.host import Host, weights
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
@@ -89,7 +89,7 @@ def model(tmp_path: Path) -> Path:
     hole = folder / "m-3.safetensors"
     hole.touch()
     os.truncate(hole, LEAST_BYTES)
-    for one in shards.list_shards(Host().files, str(folder)):
+    for one in weights.list_shards(Host().files, str(folder)):
         page_cache.drop_file_cache(Host(), one, lambda: True)
     return folder
 
@@ -162,7 +162,7 @@ def test_what_is_mapped_the_kernel_keeps_even_on_request(model: Path, loader: Lo
     """What the guard rests on where it looked a moment too early."""
     path = model / "m-0.safetensors"
     loader.send("map", path)
-    shard = shards.list_shards(Host().files, str(model))[0]
+    shard = weights.list_shards(Host().files, str(model))[0]
     assert page_cache.drop_file_cache(Host(), shard, lambda: True) == 0
     assert cached(path) == SHARD_BYTES
 
@@ -183,7 +183,7 @@ def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) 
         file.seek(page_cache.PIECE_BYTES)
         file.write(b"x" * SHARD_BYTES)
         os.fsync(file.fileno())
-    shard = shards.list_shards(Host().files, str(tmp_path))[0]
+    shard = weights.list_shards(Host().files, str(tmp_path))[0]
     calls: list[bool] = []
 
     def once() -> bool:
@@ -197,7 +197,7 @@ def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) 
 WITHOUT_CACHESTAT = """
 import ctypes, struct, sys
 from sparkd.actions import page_cache
-from sparkd.host import Host, shards
+from sparkd.host import Host, weights
 program = b"".join(struct.pack("HBBI", *one) for one in (
     (0x20, 0, 0, 0),  # load the system call's number
     (0x15, 0, 1, 451),  # cachestat?
@@ -209,7 +209,7 @@ filter = struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(text))
 libc = ctypes.CDLL(None)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, ctypes.create_string_buffer(filter, len(filter)), 0, 0) == 0  # PR_SET_SECCOMP
-shard = shards.list_shards(Host().files, sys.argv[1])[0]
+shard = weights.list_shards(Host().files, sys.argv[1])[0]
 with open(shard.path, "rb") as file:
     while file.read(1 << 20): pass
     assert page_cache.cached_bytes(file.fileno()) is None

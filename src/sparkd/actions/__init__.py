@@ -30,7 +30,7 @@ from sparkd.state.file import FOLDER
 if TYPE_CHECKING:
     from sparkd.actions.container import Containers
     from sparkd.host import Host
-    from sparkd.host.shards import Shard
+    from sparkd.host.shm import File
     from sparkd.lib.main_loop import MainLoop
     from sparkd.plan.model import LaunchPlan
 
@@ -156,7 +156,7 @@ class Actions:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
         return caches.prune(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
 
-    def drop_file_cache(self, shard: Shard, still: Callable[[], bool]) -> int:
+    def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, still)
 

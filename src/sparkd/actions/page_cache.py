@@ -19,7 +19,7 @@ from msgspec.json import decode, encode
 
 from sparkd.actions import files
 from sparkd.host import Host
-from sparkd.host.shards import Shard
+from sparkd.host.shm import File
 from sparkd.preflight.fixes import Applied
 
 DROP_CACHES = "/proc/sys/vm/drop_caches"
@@ -42,7 +42,7 @@ def drop_page_cache(host: Host) -> Applied:
     return Applied("applied", f"{max(0, gained) / (1 << 30):.1f} GiB freed")
 
 
-def drop_file_cache(host: Host, shard: Shard, still: Callable[[], bool]) -> int:
+def drop_file_cache(host: Host, shard: File, still: Callable[[], bool]) -> int:
     """Drop the clean, unmapped pages of this one file while `still` holds. Raises OSError.
 
     Returns the bytes that came back; 0 where the path is now another file. Without cachestat(2) they are measured on

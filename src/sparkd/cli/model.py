@@ -114,10 +114,10 @@ def _check_files(folder: str, host: Host) -> None:
 
 def _warn_if_loading(folder: str, host: Host) -> None:
     """Print a warning where a program, such as a loading engine, has the model's files open."""
-    from sparkd.host import shards, shm
+    from sparkd.host import shm, weights
 
     with suppress(OSError):
-        if shm.find_uses(host.files, host.processes(), shards.list_shards(host.files, folder)).used:
+        if shm.find_uses(host.files, host.processes(), weights.list_shards(host.files, folder)).used:
             print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from sparkd.engine.log_lines import LoadProgress
-from sparkd.host import Host, shards, shm
-from sparkd.host.shards import Shard
+from sparkd.host import Host, shm
+from sparkd.host.shm import File
+from sparkd.host.weights import list_shards
 from sparkd.lib.log import Events
 
 PACE_SECONDS = 1.0
@@ -56,13 +57,13 @@ class PageCacheRelease(Struct):
     pidfd: int
     progress: Callable[[], LoadProgress]
     over: Callable[[], bool]
-    drop: Callable[[Shard, Callable[[], bool]], int] | None
+    drop: Callable[[File, Callable[[], bool]], int] | None
     """drop(shard, whether to continue) -> bytes dropped. None: drop nothing."""
     loaded: Callable[[], None]
     events: Events
     pace_seconds: float = PACE_SECONDS
     _use: ShardUse = ShardUse()
-    _shards: tuple[Shard, ...] = ()
+    _shards: tuple[File, ...] = ()
     _dropped_shards: int = 0
     _dropped_bytes: int = 0
 
@@ -73,7 +74,7 @@ class PageCacheRelease(Struct):
         loading = False
         try:
             if self.drop is not None:
-                found = shards.list_shards(self.host.files, self.model_path)
+                found = list_shards(self.host.files, self.model_path)
                 self._shards = found if sum(one.size_bytes for one in found) >= LEAST_BYTES else ()
             while not self.over() and not rank.poll(self.pace_seconds * 1000):
                 before, loading = loading, self._loading()

@@ -1,7 +1,4 @@
-"""Free space of the disks below given paths, and mounts.
-
-A tree of files has it in `/.sparkd/disks.json`: {PATH: {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}}.
-"""
+"""Free space of the disks below given paths, and mounts."""
 
 from __future__ import annotations
 
@@ -13,9 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
-from msgspec.json import decode
-
-from sparkd.host.files import FIXTURE
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -69,7 +63,7 @@ class _Counts(Struct, frozen=True):
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     """In the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
     read_only = _read_only(host.files)
-    record = None if host.live else _record(host.files)
+    record = None if host.live else host.files.recorded("disks", dict[str, _Counts]) or {}
     found = []
     for path in paths:
         counts = _count(path) if record is None else record.get(_nearest(record, path))
@@ -115,15 +109,6 @@ def _count(path: str) -> _Counts:
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
         return _Counts(total, free, found.f_ffree if found.f_files else None)
-
-
-def _record(files: Files) -> dict[str, _Counts]:
-    try:
-        return decode(files.text(f"{FIXTURE}/disks.json"), type=dict[str, _Counts])
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise ValueError(f"{FIXTURE}/disks.json: {error}") from None
 
 
 def _read_only(files: Files) -> dict[str, bool]:

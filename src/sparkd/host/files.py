@@ -1,8 +1,10 @@
-"""Reads below one root folder, which no symlink leads out of.
+"""Reads below one root folder, which no symlink leads out of; and where symlinks lead inside a container.
 
 A tree of files holds under `FIXTURE` what a machine has beside its files: `docker/PATH.json` is the body of docker's
-answer to GET PATH without its query, PATH.500.json one with which docker failed; `nvml.json` is the answer of the GPU's
-driver; `path_mtu.json` and `resolver.json` hold the network's answers by address.
+answer to GET PATH without its query, PATH.500.json one with which docker failed. The files that `Files.recorded` reads:
+`nvml.json` is the answer of the GPU's driver; `path_mtu.json` has whether large datagrams arrive, or null, by address;
+`resolver.json` whether a DNS server answered, by address; `disks.json` the space by path:
+{"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}.
 """
 
 # ruff: noqa: PTH115, PTH116, PTH208
@@ -13,11 +15,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from enum import Enum
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
+from msgspec.json import decode
 
 FIXTURE = "/.sparkd"
 LIMIT_BYTES = 4 << 20
@@ -27,6 +31,8 @@ MAX_LINKS = 40
 
 # O_NONBLOCK: a FIFO where a file is expected must not hang the agent.
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+
+T = TypeVar("T")
 
 
 class Kind(Enum):
@@ -90,11 +96,8 @@ class Files(Struct, frozen=True):
             os.close(fd)
 
     def head(self, path: str, limit: int) -> bytes:
-        fd = os.open(self.real(path), _READ)  # not by `opened`: this reads the arguments of thousands of processes
-        try:
+        with self.opened(path) as fd:
             return os.read(fd, limit)
-        finally:
-            os.close(fd)
 
     def itself(self, path: str, limit: int) -> Opened:
         """The file that `path` names. A symlink there is not followed: ELOOP."""
@@ -111,15 +114,27 @@ class Files(Struct, frozen=True):
 
     def bytes(self, path: str, limit: int = LIMIT_BYTES) -> bytes:
         """The content, whole. More than `limit` bytes is EFBIG: half a table is worse than none."""
-        fd = os.open(self.real(path), _READ)
-        try:
+        with self.opened(path) as fd:
             return _whole(fd, path, limit)
-        finally:
-            os.close(fd)
 
     def text(self, path: str, limit: int = LIMIT_BYTES) -> str:
         """As `bytes`; bytes that are not UTF-8 become `\\xNN`."""
         return self.bytes(path, limit).decode("utf-8", "backslashreplace")
+
+    def text_if_any(self, path: str, limit: int = LIMIT_BYTES) -> str | None:
+        """The same; None where there is no such file."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return self.text(path, limit)
+        return None
+
+    def recorded(self, name: str, kind: type[T]) -> T | None:
+        """What a tree of files holds in `FIXTURE`/NAME.json; None where it has none. Raises ValueError."""
+        path = f"{FIXTURE}/{name}.json"
+        try:
+            text = self.text_if_any(path)
+            return None if text is None else decode(text, type=kind)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
     def value(self, path: str) -> str:
         """The line of a small file, such as a setting of the kernel, stripped."""
@@ -141,10 +156,9 @@ class Files(Struct, frozen=True):
 
     def names_if_any(self, path: str) -> tuple[str, ...]:
         """The same; empty where there is no such folder."""
-        try:
+        with suppress(FileNotFoundError, NotADirectoryError):
             return self.names(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return ()
+        return ()
 
     def link(self, path: str) -> str:
         """The target of a symlink, unresolved: `socket:[123]` or a path."""
@@ -165,7 +179,9 @@ class Files(Struct, frozen=True):
 
     def real(self, path: str) -> str:
         """The path to give to the kernel."""
-        return path if self.root == "/" else _below(self.root, path)
+        if self.root == "/":
+            return path
+        return self.root + _follow(path, lambda here, _: os.readlink(self.root + here))
 
     def _name(self, path: str) -> str:
         """The same for `path` itself: a symlink there is not followed."""
@@ -184,7 +200,47 @@ def _whole(fd: int, path: str, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def _below(root: str, path: str) -> str:
+class Bind(NamedTuple):
+    """A folder or file of the node, and its path in a container."""
+
+    source: str
+    target: str
+
+
+class _OutsideError(Exception):
+    """A path that no mount of a container holds."""
+
+
+def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
+    """The first path outside of all mounts that the links of a container's path lead to; empty where there is none.
+
+    Such a link may be valid on the node, and lead to nothing in the container.
+    """
+
+    def read_link(here: str, rest: list[str]) -> str:
+        bind = max((one for one in binds if _within(here, one.target)), key=lambda one: len(one.target), default=None)
+        if bind is None and not any(_within(one.target, here) for one in binds):
+            raise _OutsideError("/".join([here, *rest[::-1]]))
+        if bind is None or here == bind.target:
+            raise FileNotFoundError
+        return files.link(bind.source + here[len(bind.target) :])
+
+    try:
+        _follow(path, read_link)
+    except (_OutsideError, OSError) as error:
+        return error.filename if isinstance(error, OSError) else str(error)
+    return ""
+
+
+def _within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(f"{folder}/")
+
+
+def _follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
+    """The path without symlinks and `..`; empty for the root. Raises OSError for too many links.
+
+    `read_link(path, rest)` raises OSError where there is no symlink. `rest` are the parts behind it, last part first.
+    """
     todo = path.split("/")[::-1]
     done: list[str] = []
     links = 0
@@ -197,7 +253,7 @@ def _below(root: str, path: str) -> str:
             continue
         done.append(part)
         try:
-            target = os.readlink("/".join([root, *done]))
+            target = read_link("/" + "/".join(done), todo)
         except OSError:  # no symlink, or nothing there: the caller's own call fails or not
             continue
         links += 1
@@ -205,7 +261,7 @@ def _below(root: str, path: str) -> str:
             raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
         done = [] if target.startswith("/") else done[:-1]
         todo.extend(target.split("/")[::-1])
-    return "/".join([root, *done])
+    return "".join(f"/{part}" for part in done)
 
 
 def _facts(found: os.stat_result) -> FileFacts:

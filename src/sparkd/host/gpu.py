@@ -12,10 +12,9 @@ from enum import Enum
 from typing import TypeVar
 
 from msgspec import Struct
-from msgspec.json import decode
 from msgspec.structs import replace
 
-from sparkd.host.files import FIXTURE, Files
+from sparkd.host.files import Files
 from sparkd.host.processes import OpenFiles, Process, open_files
 from sparkd.lib.text import sanitize
 
@@ -23,7 +22,6 @@ T = TypeVar("T")
 
 DEADLINE_SECONDS = 10.0
 """Without persistence mode the first call initialises the GPU, which takes one to two seconds."""
-RECORDED = f"{FIXTURE}/nvml.json"
 AWAITED = "the GPU's driver"
 """Named as awaited by checks that got no answer of it."""
 
@@ -120,16 +118,10 @@ def read_fixture(files: Files) -> GpuFacts:
 
     Raises OSError, ValueError.
     """
-    try:
-        text = files.text(RECORDED, limit=1 << 20)
-    except (FileNotFoundError, NotADirectoryError):
+    if files.recorded("nvml", object) == {"hangs": True}:
+        return HUNG
+    if (facts := files.recorded("nvml", GpuFacts)) is None:
         return _read_names(files)
-    try:
-        if decode(text) == {"hangs": True}:
-            return HUNG
-        facts = decode(text, type=GpuFacts)
-    except ValueError as error:
-        raise ValueError(f"{RECORDED} is no answer of the driver: {error}") from None
     names = tuple(sanitize(name) for name in facts.names)
     return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
 

@@ -63,9 +63,8 @@ def read_sysctl(files: Files, name: str) -> str | None:
     vm.compact_memory. Raises OSError.
     """
     try:
-        return " ".join(files.text(sysctl_path(name), limit=65536).split())
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        text = files.text_if_any(sysctl_path(name), limit=65536)
+        return None if text is None else " ".join(text.split())
     except PermissionError:
         if files.stat(sysctl_path(name)).permissions & 0o444:
             raise
@@ -73,11 +72,9 @@ def read_sysctl(files: Files, name: str) -> str | None:
 
 
 def nvidia_module(files: Files) -> NvidiaModule | None:
-    try:
-        found = _MODULE.match(files.text("/proc/driver/nvidia/version", limit=4096))
-    except (FileNotFoundError, NotADirectoryError):
+    if (text := files.text_if_any("/proc/driver/nvidia/version", limit=4096)) is None:
         return None
-    if found is None:  # whether the GPU works is judged by queries of its driver
+    if (found := _MODULE.match(text)) is None:  # whether the GPU works is judged by queries of its driver
         return NvidiaModule("of an unknown version", open=True)
     return NvidiaModule(found[2], bool(found[1]))
 

@@ -13,8 +13,19 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.host.files import Files, Kind
-from sparkd.host.shards import LFS_POINTER, POINTER, find_flaw
-from sparkd.host.weights import DECIDING, DOWNLOADS, INDEX, SNAPSHOT, WEIGHTS, Index, leaves, read_index
+from sparkd.host.weights import (
+    DECIDING,
+    DOWNLOADS,
+    INDEX,
+    LFS_POINTER,
+    POINTER,
+    SNAPSHOT,
+    WEIGHTS,
+    Index,
+    find_flaw,
+    leaves,
+    read_index,
+)  # fmt: skip
 from sparkd.lib.text import sanitize
 
 SAFETENSORS = ".safetensors"

@@ -89,7 +89,7 @@ def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
     """In the order of their file names. Of equal names the first folder wins; a mask removes its name."""
     chosen: dict[str, str] = {}
     for folder in folders:
-        for name in _names(files, folder):
+        for name in files.names_if_any(folder):
             if name.endswith(".conf"):
                 chosen.setdefault(name, f"{folder}/{name}")
     return tuple(path for _, path in sorted(chosen.items()) if _is_mask(files, path) is False)
@@ -99,10 +99,10 @@ def enabled_services(files: Files) -> dict[str, str]:
     """Services that another unit wants or requires; by name, with that unit, such as multi-user."""
     found: dict[str, str] = {}
     for folder in ENABLING_FOLDERS:
-        for name in _names(files, folder):
+        for name in files.names_if_any(folder):
             by, dot, kind = name.rpartition(".")
             if dot and kind in ("wants", "requires", "upholds"):
-                for wanted in _names(files, f"{folder}/{name}"):
+                for wanted in files.names_if_any(f"{folder}/{name}"):
                     if wanted.endswith(".service"):
                         found.setdefault(wanted, by)
     return found
@@ -114,13 +114,6 @@ def _is_mask(files: Files, path: str) -> bool | None:
         if files.link(path) == "/dev/null":
             return True
     return files.stat(path).size_bytes == 0 if files.exists(path) else None
-
-
-def _names(files: Files, folder: str) -> tuple[str, ...]:
-    try:
-        return files.names(folder)
-    except (FileNotFoundError, NotADirectoryError):
-        return ()
 
 
 def _drop_in_folders(name: str) -> list[str]:

@@ -21,8 +21,9 @@ from sparkd.config.settings import Memory
 from sparkd.engine import page_cache_release
 from sparkd.engine.log_lines import LoadProgress, advance_progress
 from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
-from sparkd.host import Host, shards
-from sparkd.host.shards import Shard
+from sparkd.host import Host
+from sparkd.host.shm import File
+from sparkd.host.weights import list_shards
 
 BUILDING = "(Worker pid=9) INFO 01-01 00:00:00 [p.py:1] rank 1 in world size 2 is assigned as DP rank 0, PP rank 0"
 LOADING = "(Worker pid=9) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/m..."
@@ -86,12 +87,12 @@ def test_shards_are_in_the_order_they_are_loaded_in_and_links_are_one_file(tree:
     tree.link("/models/m/again.safetensors", f"{tree.root}/models/m/m-9.safetensors")
     tree.link("/models/m/gone.safetensors", "missing")
     tree.folder("/models/m/folder.safetensors")
-    found = shards.list_shards(Host().files, f"{tree.root}/models/m")
+    found = list_shards(Host().files, f"{tree.root}/models/m")
     assert [one.name for one in found] == ["m-9.safetensors", "m-10.safetensors"]
     assert {one.size_bytes for one in found} == {1 << 30}
 
 
-def mapped(shard: Shard) -> str:
+def mapped(shard: File) -> str:
     device = f"{os.major(shard.device):02x}:{os.minor(shard.device):02x}"
     return f"7f0000000000-7f0040000000 r--s 00000000 {device} {shard.inode} {shard.path}\n"
 
@@ -112,7 +113,7 @@ class Load:
         self.events = EventLines()
         self.pidfd, self._end = os.pipe()
         self.host = Host(tree.root)
-        self.shards = shards.list_shards(self.host.files, "/models/m")
+        self.shards = list_shards(self.host.files, "/models/m")
 
     def maps(self, *numbers: int, pid: int = 101, parent: int = 100) -> None:
         folder = self.tree.root / f"proc/{pid}"
@@ -122,7 +123,7 @@ class Load:
             self.tree.process(pid, "VLLM::Worker", parent=parent)
             self.maps(*numbers, pid=pid)
 
-    def drop(self, shard: Shard, still: Callable[[], bool]) -> int:
+    def drop(self, shard: File, still: Callable[[], bool]) -> int:
         assert still()
         self.dropped.append(shard.name)
         return self.size_bytes
@@ -240,7 +241,7 @@ def test_a_model_that_cannot_be_read_is_logged_and_ends_no_load(load: Load) -> N
 def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
     path = tmp_path / "shard"
     path.write_bytes(b"x" * 4096)
-    assert page_cache.drop_file_cache(Host(), Shard(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
+    assert page_cache.drop_file_cache(Host(), File(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
 
 
 def settings(load_readahead_kib: int = 0) -> Settings:

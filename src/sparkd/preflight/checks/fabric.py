@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from sparkd.host import Host, infiniband, network, path_mtu
+from sparkd.host import Host, datagrams, infiniband, network
+from sparkd.host.datagrams import Path
 from sparkd.host.network import Link
-from sparkd.host.path_mtu import Path
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 
 
@@ -145,7 +145,7 @@ or its firewall drops), the path is not judged."""
             return FabricLinkFacts((), ())
         found = network.read_links(host.files, self.interface)
         wide = bool(found) and found[0].carrier is not False and found[0].mtu >= self.mtu
-        return FabricLinkFacts(found, path_mtu.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
+        return FabricLinkFacts(found, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
         if not self.peers:

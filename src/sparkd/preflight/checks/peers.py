@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host import Host, resolver
+from sparkd.host import Host, datagrams
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.status.model import Contact, agent_running, parse, read_report
 
@@ -37,8 +37,8 @@ network does not. The check sends a query for another node's name to every serve
     def probe(self, host: Host) -> ResolverFacts:
         if not self.peers:
             return ResolverFacts(())
-        found = resolver.read_servers(host.files)
-        answers = resolver.query_servers(host, found, self.peers[0]) if found else {}
+        found = datagrams.read_servers(host.files)
+        answers = datagrams.query_servers(host, found, self.peers[0]) if found else {}
         return ResolverFacts(tuple(NameServer(one, answers.get(one)) for one in found))
 
     def judge(self, facts: ResolverFacts) -> Verdict:

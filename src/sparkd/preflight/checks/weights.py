@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from sparkd.host import Host, container_paths, docker_image, model_folder
-from sparkd.host.container_paths import Bind
+from sparkd.host import Host, docker_image, model_folder
+from sparkd.host.files import Bind, find_outside
 from sparkd.host.model_folder import Flaw, ModelFolder
 from sparkd.lib.text import size
 from sparkd.plan.model import LaunchPlan
@@ -110,7 +110,7 @@ missing or empty is the concern of script-paths.
         if not found.there or not self.seen_as:
             return ""
         inside = (self.seen_as, *(f"{self.seen_as}/{name}" for name in found.opened))
-        outside = (container_paths.find_outside(host.files, self.binds, path) for path in inside)
+        outside = (find_outside(host.files, self.binds, path) for path in inside)
         return next((path for path in outside if path), "")
 
     def judge(self, facts: WeightsFacts) -> Verdict:

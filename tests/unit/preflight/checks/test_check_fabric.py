@@ -8,10 +8,10 @@ from tests.machines.areas import fabric as machine
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host, network, path_mtu
+from sparkd.host import Host, datagrams, network
+from sparkd.host.datagrams import Path
 from sparkd.host.files import Files
 from sparkd.host.network import Link
-from sparkd.host.path_mtu import Path
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
 
@@ -146,12 +146,12 @@ def test_what_is_no_interface_of_linux_is_an_error_of_reading(tree: Tree, key: s
 @pytest.mark.parametrize("text", ["[]", "{", '"x"'])
 def test_a_record_of_paths_that_is_none_is_an_error_of_reading(tree: Tree, text: str) -> None:
     tree.file("/.sparkd/path_mtu.json", text)
-    with pytest.raises(ValueError, match=r"no object|Expecting"):
-        path_mtu.probe_paths(Host(tree.root), ["10.0.0.2"], 29510, 9000)
+    with pytest.raises(ValueError, match=r"path_mtu\.json"):
+        datagrams.probe_paths(Host(tree.root), ["10.0.0.2"], 29510, 9000)
 
 
 def test_a_tree_returns_recorded_paths(tree: Tree) -> None:
     machine.path_mtu(tree, {"10.0.0.2": False, "10.0.0.3": None})
     wanted = ("10.0.0.2", "10.0.0.3", "10.0.0.4")
-    found = path_mtu.probe_paths(Host(tree.root), wanted, 29510, 9000)
+    found = datagrams.probe_paths(Host(tree.root), wanted, 29510, 9000)
     assert [path.fits for path in found] == [False, None, None]

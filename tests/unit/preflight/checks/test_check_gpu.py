@@ -73,7 +73,7 @@ def test_a_recorded_answer_carries_memory_and_processes(tree: Tree) -> None:
 )
 def test_a_recorded_answer_that_is_none_is_unknown(tree: Tree, answer: object) -> None:
     host = recorded(tree, answer)
-    with pytest.raises(ValueError, match=r"nvml\.json|valid Trouble"):
+    with pytest.raises(ValueError, match=r"nvml\.json"):
         read_fixture(host.files)
     assert examine([Gpu()], host)[0].verdict.level is Level.UNKNOWN
 

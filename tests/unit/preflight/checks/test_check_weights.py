@@ -18,9 +18,8 @@ from tests.unit.verdicts import expect
 
 from sparkd.cluster.membership import node_of_rank
 from sparkd.config import Settings
-from sparkd.host import Host, container_paths, shards
-from sparkd.host.container_paths import Bind
-from sparkd.host.files import Files
+from sparkd.host import Host, weights
+from sparkd.host.files import Bind, Files, find_outside
 from sparkd.host.model_folder import Flaw
 from sparkd.plan.build import make_plan
 from sparkd.preflight.check import Level, Verdict
@@ -259,7 +258,7 @@ def test_a_snapshot_that_is_mounted_alone_has_no_blobs_in_the_container(tree: Tr
 def test_links_are_followed_as_the_container_follows_them(tree: Tree, target: str, outside: str) -> None:
     tree.folder("/srv/models/real")
     tree.link(FOLDER, target)
-    assert container_paths.find_outside(Files(str(tree.root)), BINDS, "/models/m") == outside
+    assert find_outside(Files(str(tree.root)), BINDS, "/models/m") == outside
 
 
 def test_a_mounts_own_source_may_be_a_link(tree: Tree) -> None:
@@ -330,16 +329,16 @@ def test_the_order_of_tensors_in_a_header_does_not_matter(tree: Tree) -> None:
     header = json.dumps(dict(reversed(tensors.items())), indent=1).encode() + b"   "
     real = tree.file("/x.safetensors")
     real.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4500))
-    assert shards.find_flaw(Files(str(tree.root)), "/x.safetensors")[1] == ""
+    assert weights.find_flaw(Files(str(tree.root)), "/x.safetensors")[1] == ""
     os.truncate(real, real.stat().st_size - 1)
-    assert "cut off" in shards.find_flaw(Files(str(tree.root)), "/x.safetensors")[1]
+    assert "cut off" in weights.find_flaw(Files(str(tree.root)), "/x.safetensors")[1]
 
 
 @given(st.binary(max_size=64) | st.integers(0, 70).map(lambda size: size.to_bytes(8, "little") + b'{"a":1}'))
 def test_whatever_a_file_holds_it_is_whole_or_something_is_wrong(content: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "x").write_bytes(content)
-        wrong = shards.find_flaw(Files(folder), "/x")[1]
+        wrong = weights.find_flaw(Files(folder), "/x")[1]
     assert wrong or json.loads(content[8:]) == {"a": 1}
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
 
-from sparkd.actions.sysctl import HEADER
+from sparkd.actions.system_config import HEADER
 
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
 

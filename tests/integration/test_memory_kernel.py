@@ -8,7 +8,7 @@ from tests.integration import world
 
 COMMON = """
     import json, mmap, os, resource, subprocess, time
-    from sparkd.host import Host, meminfo, memory_consumers, processes
+    from sparkd.host import Host, meminfo, processes
     from sparkd.preflight.checks.shared_memory import ShmSize
 
     def near(ones, others):
@@ -77,7 +77,7 @@ def test_what_a_process_holds_is_its_own_memory_and_what_it_shares() -> None:
             chosen = [process for process in host.processes() if process.pid in readers]
             held = {}
             for one in chosen:
-                held |= {one.pid: found.bytes >> 20 for found in memory_consumers.read_consumers(host.files, [one], {})}
+                held |= {one.pid: found.bytes >> 20 for found in meminfo.read_consumers(host.files, [one], {})}
             if (len(held) == 2 and min(held.values()) >= 112) or time.monotonic() > deadline:
                 break
             time.sleep(0.05)

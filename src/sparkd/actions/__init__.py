@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, assert_never
 
 from msgspec.json import decode, encode
 
-from sparkd.actions import caches, files, page_cache
-from sparkd.actions.caches import Pruned
+from sparkd.actions import files, page_cache
+from sparkd.actions.files import Pruned
 from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
 from sparkd.host import disks, docker, docker_config
@@ -28,7 +28,7 @@ from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, Remo
 from sparkd.state.file import FOLDER
 
 if TYPE_CHECKING:
-    from sparkd.actions.container import Containers
+    from sparkd.actions.dockerd import Containers
     from sparkd.host import Host
     from sparkd.host.shm import File
     from sparkd.lib.main_loop import MainLoop
@@ -93,7 +93,7 @@ class Actions:
     @cached_property
     def containers(self) -> Containers:
         """Docker's engine. Use it only while dockerd runs: a call on its socket starts it."""
-        from sparkd.actions.container import Containers
+        from sparkd.actions.dockerd import Containers
 
         return Containers(self._host.files.real(SOCKET))
 
@@ -154,7 +154,7 @@ class Actions:
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
-        return caches.prune(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
+        return files.prune_caches(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
 
     def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""

@@ -1,14 +1,23 @@
-"""Write and remove files: whole or not at all, also over a power cut."""
+"""Write and remove files: whole or not at all, also over a power cut. Compile caches: one set of folders per image."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from msgspec import Struct
+
+from sparkd.host import caches
 from sparkd.lib.errors import UsageError
+
+KEPT = 3
+"""Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
+DOOMED = ".removed-"
+"""Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
 
 
 def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True) -> None:
@@ -63,3 +72,48 @@ def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{reason}: {error.strerror or error}", hint) from None
+
+
+class Pruned(Struct, frozen=True):
+    path: str
+    error: str = ""
+    """Why it could not be removed; empty where it was."""
+
+
+def make_cache_folder(image_id: str, name: str) -> Path:
+    """The folder, made on first use; marks the image as used now."""
+    found = Path(caches.path(image_id, name))
+    found.mkdir(mode=0o755, parents=True, exist_ok=True)
+    os.utime(found.parent)
+    return found
+
+
+def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(caches.ROOT)) -> Iterator[Pruned]:
+    """Remove the caches of images not used for longest, except the last few, one by one. Raises OSError.
+
+    `mounted`: this machine's mount points. A folder with one below it is left alone.
+    """
+    if not root.is_dir():
+        return
+    own, targets = keep_image_id.removeprefix("sha256:"), tuple(mounted)
+    root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
+    folders = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]
+    begun = [one for one in folders if one.name.startswith(DOOMED)]
+    whole = sorted((one for one in folders if caches.IMAGE.fullmatch(one.name)), key=lambda one: _age(one, own))
+    for one in (*begun, *whole[KEPT:]):
+        if any(target == str(one) or target.startswith(f"{one}/") for target in targets):
+            yield Pruned(str(one), "something is mounted in it")
+            continue
+        try:
+            # Renamed first: half removed, and with the time of its removal, it would pass for one in use.
+            doomed = one if one in begun else one.rename(one.with_name(f"{DOOMED}{one.name}"))
+            shutil.rmtree(doomed)
+        except OSError as error:
+            yield Pruned(str(one), error.strerror or type(error).__name__)
+        else:
+            yield Pruned(str(one))
+
+
+def _age(folder: Path, own: str) -> tuple[bool, float]:
+    """The one in use is the youngest of all."""
+    return folder.name != own, -folder.stat().st_mtime

@@ -18,7 +18,7 @@ from sparkd.preflight.checks.shared_memory import NAMES
 from sparkd.preflight.fixes import Applied, EndProcess, UnlinkSegment
 
 if TYPE_CHECKING:
-    from sparkd.actions.container import Containers
+    from sparkd.actions.dockerd import Containers
     from sparkd.host import Host
     from sparkd.host.docker import ContainerFacts
     from sparkd.host.shm import Segment

@@ -5,6 +5,7 @@ It deletes nothing there except sparkd's own file, and no program waits for inpu
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -17,6 +18,7 @@ from typing import IO, NamedTuple
 
 from msgspec import Struct
 
+from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import BlockedError
 from sparkd.lib.text import sanitize
 
@@ -33,6 +35,7 @@ _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d
 _LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+\S+\s+(/.*)$")
 _TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILINE)
+_NO_IMAGE = ("no such image", "no such object")
 
 _KNOWN = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
@@ -97,6 +100,22 @@ class SshHost(Struct, frozen=True):
         """Of a file there; 0 where there is none."""
         answer = self.run_checked("sh", "-c", _LENGTH, "sh", path).strip()
         return int(answer) if answer.isdecimal() else 0
+
+    def inspect_image(self, ref: str) -> object:
+        """docker's description of an image there; None where it has none.
+
+        Raises BlockedError, and DockerError where the answer is not JSON.
+        """
+        ended = self.run("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
+        if ended.code == 0:
+            try:
+                found: object = json.loads(ended.answer)
+            except ValueError:
+                raise DockerError(f"GET /images/{ref}/json: not JSON") from None
+            return found
+        if any(words in ended.trouble.lower() for words in _NO_IMAGE):
+            return None
+        raise self.failed(ended)
 
     def count_to_send(self, source: str, target: str, *options: str) -> int:
         """Bytes of the files that `send` would send, each in its full size."""

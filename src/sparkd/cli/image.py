@@ -42,7 +42,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from sparkd.actions.images import lock_scratch, remove
+    from sparkd.actions.dockerd import lock_scratch
+    from sparkd.actions.files import remove
     from sparkd.config import load_settings
 
     host = Host()
@@ -104,7 +105,7 @@ def _inspect(ref: str, host: Host) -> _Image:
 
 
 def _copy(image: _Image, host: Host, peer: SshHost) -> None:
-    from sparkd.actions.images import remove
+    from sparkd.actions.files import remove
 
     there = f"{SCRATCH}/{image.name}"
     before = _identity(image, peer)
@@ -131,10 +132,8 @@ def _copy(image: _Image, host: Host, peer: SshHost) -> None:
 
 
 def _identity(image: _Image, peer: SshHost) -> str | None:
-    from sparkd.actions.images import inspect_on_peer
-
     try:
-        return docker_image.identity_of(inspect_on_peer(peer, image.ref), image.ref)
+        return docker_image.identity_of(peer.inspect_image(image.ref), image.ref)
     except DockerError as error:
         raise BlockedError(f"{peer.address}: its docker can't look up {image.ref}: {error}") from None
 
@@ -154,7 +153,7 @@ def _check_room(image: _Image, peer: SshHost, there: str) -> None:
 
 
 def _save(image: _Image, host: Host) -> None:
-    from sparkd.actions import images
+    from sparkd.actions import dockerd
     from sparkd.cli.console import Progress
 
     (room,) = read_rooms(host, (str(image.file.parent),))
@@ -167,4 +166,4 @@ def _save(image: _Image, host: Host) -> None:
     print(f"docker writes {image.ref} to {image.file}", flush=True)
     with Progress(1, image.size_bytes) as progress:
         progress.next(image.ref)
-        images.save(image.ref, image.file, progress.done)
+        dockerd.save(image.ref, image.file, progress.done)

@@ -59,7 +59,7 @@ def find_orphans(
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...]) -> int:
-    from sparkd.actions.container import Containers
+    from sparkd.actions.dockerd import Containers
     from sparkd.actions.processes import end_orphan
 
     containers = Containers()

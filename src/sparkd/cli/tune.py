@@ -11,7 +11,7 @@ from sparkd.lib.errors import ExitCode, UsageError
 from sparkd.lib.text import Table
 
 if TYPE_CHECKING:
-    from sparkd.actions.sysctl import SysctlManager
+    from sparkd.actions.system_config import SysctlManager
     from sparkd.recipes.schema import Recipe
 
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
-    from sparkd.actions.sysctl import SysctlManager
+    from sparkd.actions.system_config import SysctlManager
     from sparkd.config import load_settings
     from sparkd.recipes.loader import load_recipe, recipe_folders
 
@@ -52,7 +52,7 @@ def show(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
 
 
 def apply(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
-    from sparkd.actions.sysctl import PATH
+    from sparkd.actions.system_config import PATH
 
     if not recipe.host.sysctls:
         yield _source(recipe)
@@ -68,7 +68,7 @@ def revert(manager: SysctlManager) -> Iterator[str]:
 
 def render(recipe: Recipe) -> str:
     """The file of sysctl.d."""
-    from sparkd.actions.sysctl import HEADER
+    from sparkd.actions.system_config import HEADER
 
     lines = [f"{name} = {value}" for name, value in sorted(recipe.host.sysctls.items())]
     head = f"{HEADER}; `sparkd tune revert` removes it and gives back what was set before."

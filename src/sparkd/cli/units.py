@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from sparkd.actions.systemd import UnitFiles
+    from sparkd.actions.system_config import UnitFiles
     from sparkd.config import load_settings
     from sparkd.host.files import Files
 

@@ -1,4 +1,4 @@
-"""The machine's memory in bytes, its use, swap areas, and the number of OOM kills.
+"""The machine's memory in bytes: its use, swap areas, OOM kills, and which containers and units have most of it.
 
 psutil reads /proc/meminfo; the lines that it leaves out are read here.
 """
@@ -6,11 +6,13 @@ psutil reads /proc/meminfo; the lines that it leaves out are read here.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
 from sparkd.host.disks import unescape
 from sparkd.host.files import Files
+from sparkd.host.processes import GONE, Process, Status, container_id, read_status, user_name
 from sparkd.lib.text import sanitize
 
 _KERNEL = (
@@ -18,6 +20,11 @@ _KERNEL = (
     *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
+_UNIT = re.compile(r".+\.(?:service|scope)")
+_USER_MANAGER = re.compile(r"user@\d+\.service")
+
+SMALLEST_BYTES = 16 << 20
+"""Of a consumer's process; smaller ones are left out."""
 
 
 class MemInfo(Struct, frozen=True):
@@ -60,6 +67,21 @@ class Swap(Struct, frozen=True):
     def in_memory(self) -> bool:
         """zram: compressed, in the same memory."""
         return self.path.startswith("/dev/zram")
+
+
+class Consumer(Struct, frozen=True):
+    """A container, a unit, or a process that is in neither."""
+
+    name: str
+    """Full id of the container, name of the unit, or the process's own."""
+    kind: str
+    """"container", "unit", "user-unit" or "process"."""
+    user: str
+    pid: int
+    """Its largest process."""
+    processes: int
+    bytes: int
+    """Freed when it ends: anonymous memory, shared memory once, and memory that the GPU holds for it."""
 
 
 def read_meminfo(files: Files) -> MemInfo:
@@ -126,3 +148,45 @@ def oom_kills(files: Files) -> int | None:
     except OSError:
         return None
     return int(kills[1]) if kills else None
+
+
+def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
+    """Largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
+    groups: dict[tuple[str, str], list[tuple[int, int, Status]]] = {}
+    for process in among:
+        if process.kernel or process.dead:
+            continue
+        try:
+            status = read_status(files, process.pid)
+            size = status.private_bytes + gpu_bytes.get(process.pid, 0)
+            if size >= SMALLEST_BYTES:
+                group = _group(files.text(f"/proc/{process.pid}/cgroup", limit=65536), process)
+                groups.setdefault(group, []).append((size, process.pid, status))
+        except (*GONE, PermissionError, ValueError):
+            continue
+    found = [_sum_members(files, kind, name, members) for (kind, name), members in groups.items()]
+    return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
+
+
+def _group(cgroup: str, process: Process) -> tuple[str, str]:
+    if container := container_id(cgroup):
+        return "container", container
+    for line in cgroup.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number != "0" and controllers != "name=systemd":
+            continue
+        parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
+        if parts:
+            # Groups below a unit belong to it, except below a user's manager, which has units of its own.
+            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
+            return "user-unit" if of_user else "unit", sanitize(parts[of_user], 120)
+    return "process", f"pid {process.pid} ({process.comm})"
+
+
+def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Status]]) -> Consumer:
+    _, pid, largest = max(members, key=lambda member: member[0])
+    # Several of them map the same shared memory: the largest share counts for all.
+    shared = max(status.shared_bytes for _, _, status in members)
+    total = shared + sum(size - status.shared_bytes for size, _, status in members)
+    return Consumer(name, kind, user_name(files, largest.uid), pid, len(members), total)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.actions.caches import DOOMED, Pruned, prune
+from sparkd.actions.files import DOOMED, Pruned, prune_caches
 
 IMAGES = tuple(f"{number:064x}" for number in range(6))
 
@@ -28,7 +28,7 @@ def left(root: Path) -> list[str]:
 
 
 def removed(root: Path, keep: str = IMAGES[0], *mounted: str) -> list[Pruned]:
-    return list(prune(f"sha256:{keep}", mounted, root))
+    return list(prune_caches(f"sha256:{keep}", mounted, root))
 
 
 def test_the_three_that_were_used_last_stay(root: Path) -> None:
@@ -43,7 +43,7 @@ def test_the_one_in_use_stays_however_old(root: Path) -> None:
 
 def test_an_interrupted_removal_is_completed_and_is_not_counted_as_kept(root: Path) -> None:
     """A removal inside a folder makes it look young: it must be neither kept for that nor used again."""
-    walk = prune(IMAGES[0], (), root)
+    walk = prune_caches(IMAGES[0], (), root)
     next(walk)
     (root / IMAGES[4]).rename(root / f"{DOOMED}{IMAGES[4]}")  # interrupted here
     assert removed(root) == [Pruned(str(root / f"{DOOMED}{IMAGES[4]}")), Pruned(str(root / IMAGES[5]))]
@@ -60,7 +60,7 @@ def test_a_mount_inside_a_cache_is_left_alone(root: Path) -> None:
 
 def test_mounts_are_compared_with_links_resolved(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root, target_is_directory=True)
-    list(prune(IMAGES[0], [str(root / IMAGES[4])], tmp_path / "link"))
+    list(prune_caches(IMAGES[0], [str(root / IMAGES[4])], tmp_path / "link"))
     assert left(root) == [*IMAGES[:3], IMAGES[4]]
 
 
@@ -85,4 +85,4 @@ def test_nothing_else_is_touched(root: Path, tmp_path: Path) -> None:
 
 
 def test_no_cache_is_nothing_to_do(tmp_path: Path) -> None:
-    assert list(prune(IMAGES[0], (), tmp_path / "none")) == []
+    assert list(prune_caches(IMAGES[0], (), tmp_path / "none")) == []

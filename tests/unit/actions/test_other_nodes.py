@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.images import inspect_on_peer, lock_scratch
+from sparkd.actions.dockerd import lock_scratch
 from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
 from sparkd.cli import image, main, remote
 from sparkd.cli.image import SCRATCH
@@ -179,7 +179,7 @@ def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
         def run(self, *words: str, seconds: float = COMMAND_SECONDS) -> Ended:
             return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
 
-    assert identity_of(inspect_on_peer(Slow("a"), "name:tag"), "name:tag")
+    assert identity_of(Slow("a").inspect_image("name:tag"), "name:tag")
 
 
 def test_two_copies_of_images_at_once_are_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.sysctl import HEADER, PATH, STATE, SysctlManager
+from sparkd.actions.system_config import HEADER, PATH, STATE, SysctlManager
 from sparkd.cli import main, tune
 from sparkd.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.recipes.schema import Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.systemd import UnitFiles
+from sparkd.actions.system_config import UnitFiles
 from sparkd.config import Engine, Settings, units
 from sparkd.config.units import DropIn, State
 from sparkd.host.files import Files

@@ -15,8 +15,7 @@ from tests.tree import Tree
 from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, json_response, listening, plain
 from tests.unit.wire import http, serving
 
-from sparkd.actions.container import Containers
-from sparkd.actions.images import read_archive
+from sparkd.actions.dockerd import Containers, read_archive
 from sparkd.actions.processes import Rank
 from sparkd.config import Settings
 from sparkd.host import Host

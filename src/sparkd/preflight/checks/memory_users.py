@@ -5,9 +5,9 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, meminfo, memory_consumers
+from sparkd.host import Host, meminfo
 from sparkd.host.gpu import NO_GPU
-from sparkd.host.memory_consumers import Consumer
+from sparkd.host.meminfo import Consumer
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, ok, warn
 from sparkd.preflight.checks.memory import GpuUser, MemoryNeed, find_gpu_users
@@ -59,7 +59,7 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
         shares = gpu.total_bytes is None
         driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
-        consumers = memory_consumers.read_consumers(host.files, host.processes(), driver_bytes)
+        consumers = meminfo.read_consumers(host.files, host.processes(), driver_bytes)
         found = [one for one in consumers if one.bytes > LEAST_BYTES]
         shown = found[:SHOWN]
         inside = any(one.kind == "container" for one in shown)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
-from sparkd.host import Host, memory_consumers
+from sparkd.host import Host, meminfo
 from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.host.gpu import GpuFacts, GpuProcess
 from sparkd.lib.text import GIB
@@ -46,7 +46,7 @@ def test_what_a_gpu_has_of_its_own_is_none_of_the_machines() -> None:
 
 def read(tree: Tree, gpu_bytes: dict[int, int] | None = None) -> list[tuple[str, str, int, int]]:
     host = Host(tree.root)
-    found = memory_consumers.read_consumers(host.files, host.processes(), gpu_bytes or {})
+    found = meminfo.read_consumers(host.files, host.processes(), gpu_bytes or {})
     return [(one.kind, one.name, one.processes, one.bytes >> 20) for one in found]
 
 

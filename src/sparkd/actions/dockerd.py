@@ -1,20 +1,21 @@
-"""Create, start, stop and remove the rank's container. Reading is in `host.docker`."""
+"""What is changed through dockerd: the rank's container; and an image, saved to a file. Reading is in `host.docker`."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.actions import caches
+from sparkd.actions.files import make_cache_folder, sync_folder
 from sparkd.actions.processes import Rank
 from sparkd.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.host.docker_image import pull_hint
-from sparkd.lib.dockerd.client import SdkClient
+from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
-from sparkd.lib.errors import LaunchError
+from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.lib.text import sanitize
 from sparkd.plan.script import RAY_TOKEN_FILE, RAY_TOKEN_TARGET, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 TIMEOUT_SECONDS = 120.0
 """For dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""
+STREAM_SECONDS = 300.0
+"""For the beginning of an archive: dockerd gathers the layers of a large image first."""
+CHUNK_BYTES = 4 << 20
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 LAST_LINES = 200
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
@@ -153,10 +157,59 @@ def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str
     for mount in plan.container.volumes:
         yield mount.source, mount.target, mount.read_only
     for cache in plan.caches:
-        yield str(caches.make_folder(image_id, cache.name)), cache.target, False
+        yield str(make_cache_folder(image_id, cache.name)), cache.target, False
     for secret in plan.secrets:
         yield secret.file, f"{SECRETS_TARGET}/{secret.name}", True
     if plan.on_ray:
         yield str(script.with_name(RAY_TOKEN_FILE)), RAY_TOKEN_TARGET, True
     if plan.user_script:
         yield plan.user_script, USER_SCRIPT_TARGET, True
+
+
+@contextmanager
+def lock_scratch(folder: Path) -> Iterator[None]:
+    """Allow one copy at a time: two would write and remove the same file. Raises BlockedError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise BlockedError(f"{folder}: {error.strerror}", f"ls -ld {folder}") from None
+    try:
+        # The folder itself: a file would be left behind. NFS locks no folder.
+        with suppress(OSError):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BlockedError("another `sparkd image sync` is under way here", "let it end first") from None
+        yield
+    finally:
+        os.close(fd)
+
+
+def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
+    """Write what `docker load` reads, whole or not at all; `received` gets each piece's size. Raises BlockedError."""
+    part = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as written:
+            for piece in read_archive(ref):
+                written.write(piece)
+                received(len(piece))
+            written.flush()
+            os.fsync(written.fileno())
+        part.replace(file)
+        sync_folder(file.parent)
+    except (DockerError, OSError) as error:
+        raise BlockedError(
+            f"{ref} can't be written to {file}: {sanitize(str(error))}", f"df -h {file.parent}"
+        ) from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_archive(ref: str, socket_path: str = SOCKET) -> Iterator[bytes]:
+    """What `docker load` reads, in pieces. Raises DockerError."""
+    client = SdkClient(socket_path, STREAM_SECONDS)
+    client.call(lambda api: api.inspect_image(ref))  # finds the API version, which a stream can't, and a missing image
+    with docker_errors(STREAM_SECONDS):
+        yield from client.call(lambda api: api.get_image(ref, chunk_size=CHUNK_BYTES))

@@ -181,13 +181,13 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
     found = run("""
         from pathlib import Path
-        from sparkd.actions import LOCK_PATH, acquire_lock
-        from sparkd.host.processes import NodeOwner
+        from sparkd.actions import acquire_lock
+        from sparkd.host.processes import OWNER_LOCK, NodeOwner
 
         host = Host()
         before = host.owner()
-        fd = acquire_lock(LOCK_PATH, NodeOwner(os.getpid(), "sparkd run --role head", "f" * 32))
-        waits = subprocess.Popen(["flock", str(LOCK_PATH), "true"])
+        fd = acquire_lock(Path(OWNER_LOCK), NodeOwner(os.getpid(), "sparkd run --role head", "f" * 32))
+        waits = subprocess.Popen(["flock", OWNER_LOCK, "true"])
         time.sleep(0.3)
         held = host.owner()
         os.close(fd)

@@ -17,7 +17,7 @@ from random import SystemRandom
 from tests.tree import Tree
 from tests.unit.nodes import KEY, network
 
-from sparkd.actions import STATE, Actions
+from sparkd.actions import Actions
 from sparkd.actions.processes import Rank
 from sparkd.agent.bootstrap import assemble
 from sparkd.agent.deps import Base, Deps
@@ -37,6 +37,7 @@ from sparkd.lib.main_loop import MainLoop, StopRequested
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
+from sparkd.state.file import FOLDER
 from sparkd.status.model import NodeReport
 
 
@@ -142,7 +143,7 @@ class MemoryActions(Actions):
 
     def remove_state(self, name: str) -> bool:
         self.written[name] = ""
-        return self._host.files.exists(str(STATE / name))
+        return self._host.files.exists(f"{FOLDER}/{name}")
 
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text

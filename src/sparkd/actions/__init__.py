@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
@@ -34,9 +35,7 @@ if TYPE_CHECKING:
     from sparkd.lib.main_loop import MainLoop
     from sparkd.plan.model import LaunchPlan
 
-LOCK_PATH = Path(OWNER_LOCK)
-RUN = Path("/run/sparkd")
-STATE = Path(FOLDER)
+RUN = "/run/sparkd"
 ACT_SECONDS = 60.0
 """For docker and for sync(2). An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
@@ -54,22 +53,16 @@ def acquire_lock(path: Path, owner: NodeOwner) -> int:
     except BlockingIOError:
         text = os.pread(fd, 4096, 0)
         os.close(fd)
-        raise BlockedError(
-            f"this node is owned by {_describe_owner(text)}",
-            "stop that first: systemctl stop sparkd-head sparkd-worker",
-        ) from None
+        name = "another sparkd"
+        with suppress(ValueError):
+            other = decode(text, type=NodeOwner)
+            name = f"pid {other.pid} ({other.command})"
+        hint = "stop that first: systemctl stop sparkd-head sparkd-worker"
+        raise BlockedError(f"this node is owned by {name}", hint) from None
     # The file is never removed: a lock on an unlinked file would exclude nobody.
     os.ftruncate(fd, 0)
     os.pwrite(fd, encode(owner), 0)
     return fd
-
-
-def _describe_owner(text: bytes) -> str:
-    try:
-        owner = decode(text, type=NodeOwner)
-    except ValueError:
-        return "another sparkd"
-    return f"pid {owner.pid} ({owner.command})"
 
 
 class Actions:
@@ -78,14 +71,14 @@ class Actions:
     def __init__(self, host: Host, loop: MainLoop, owner: NodeOwner, lock_fd: int) -> None:
         self.owner = owner
         self._host = host
-        self._run, self._state = Path(host.files.real(str(RUN))), Path(host.files.real(str(STATE)))
+        self._run, self._state = Path(host.files.real(RUN)), Path(host.files.real(FOLDER))
         self._loop = loop
         self._lock_fd = lock_fd
 
     @classmethod
     def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner) -> Actions:
         """Raises BlockedError (exit 10) naming another owner."""
-        return cls(host, loop, owner, acquire_lock(Path(host.files.real(str(LOCK_PATH))), owner))
+        return cls(host, loop, owner, acquire_lock(Path(host.files.real(OWNER_LOCK)), owner))
 
     def release(self) -> None:
         os.close(self._lock_fd)

@@ -124,8 +124,11 @@ def lower_readahead(host: Host, folder: str, kib: int, memory: Path) -> Readahea
 
 def restore_readahead(host: Host, memory: Path) -> ReadaheadChange | None:
     """Undo `lower_readahead`; None where nothing is to be undone. Another program's value stays. Raises OSError."""
-    change = _remembered(memory)
-    if change is None:
+    try:
+        change = decode(memory.read_text(encoding="utf-8"), type=ReadaheadChange)
+    except (FileNotFoundError, ValueError):
+        return None
+    if not _SETTING.fullmatch(change.path):
         return None
     try:
         ours = int(host.files.value(change.path)) == change.after_kib
@@ -135,14 +138,6 @@ def restore_readahead(host: Host, memory: Path) -> ReadaheadChange | None:
         ours = False
     memory.unlink(missing_ok=True)
     return ReadaheadChange(change.path, change.after_kib, change.before_kib) if ours else None
-
-
-def _remembered(memory: Path) -> ReadaheadChange | None:
-    try:
-        change = decode(memory.read_text(encoding="utf-8"), type=ReadaheadChange)
-    except (FileNotFoundError, ValueError):
-        return None
-    return change if _SETTING.fullmatch(change.path) else None
 
 
 def _set(host: Host, path: str, kib: int) -> None:

@@ -14,7 +14,7 @@ import sys
 from signal import SIGKILL
 from tempfile import TemporaryFile
 from threading import Timer
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -40,11 +40,7 @@ _NO_IMAGE = ("no such image", "no such object")
 _KNOWN = (
     ("Host key verification failed", "its host key is not known here, or has changed", "ssh {} once by hand"),
     (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
-    (
-        r"Connection (reset|closed) by|kex_exchange",
-        "its sshd hung up",
-        "refused logins make it: wait a minute, try again",
-    ),
+    ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
     ("rsync: .*not found", "it has no rsync", "apt install rsync"),
     ("docker: .*not found", "it has no docker", "install docker there"),
     ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
@@ -109,10 +105,9 @@ class SshHost(Struct, frozen=True):
         ended = self.run("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
         if ended.code == 0:
             try:
-                found: object = json.loads(ended.answer)
+                return json.loads(ended.answer)
             except ValueError:
                 raise DockerError(f"GET /images/{ref}/json: not JSON") from None
-            return found
         if any(words in ended.trouble.lower() for words in _NO_IMAGE):
             return None
         raise self.failed(ended)
@@ -164,13 +159,8 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False) -> E
     """Run a program here. Without `seconds` it has limits of its own."""
     with TemporaryFile() as errors:
         try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=None if shown else subprocess.PIPE,
-                stderr=errors,
-                env={**os.environ, "LC_ALL": "C"},
-            )
+            out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=env)
         except FileNotFoundError:
             raise BlockedError(f"{command[0]} is not on this node", f"apt install {_PACKAGES[command[0]]}") from None
         timer = Timer(seconds or 0, process.kill)
@@ -187,9 +177,5 @@ def _run(command: list[str], seconds: float | None, *, shown: bool = False) -> E
             raise
         finally:
             timer.cancel()
-        return Ended(process.returncode, answer.decode("utf-8", "replace"), _end(errors))
-
-
-def _end(errors: IO[bytes]) -> str:
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_LIMIT_BYTES))
-    return errors.read().decode("utf-8", "replace")
+        errors.seek(max(0, errors.seek(0, os.SEEK_END) - STDERR_LIMIT_BYTES))
+        return Ended(process.returncode, answer.decode("utf-8", "replace"), errors.read().decode("utf-8", "replace"))

@@ -43,16 +43,13 @@ class UnitFiles:
                 raise ConfigError(f"{dropin.path} {state.value}", "move it to another name")
         changes = []
         for dropin, state in states:
-            path = self._root / dropin.path.lstrip("/")
             if state in (State.MISSING, State.DIFFERS):
-                with files.usage_error(f"{dropin.path} can't be written"):
-                    files.write(path, dropin.text, 0o644, durable=True)
+                _write(self._root, dropin.path, dropin.text)
                 changes.append(f"wrote {dropin.path}")
             elif state is State.LEFT_OVER:
-                with files.usage_error(f"{dropin.path} can't be removed"):
-                    path.unlink(missing_ok=True)
+                _remove(self._root, dropin.path)
                 with suppress(OSError):  # the folder, if it was the last one in it
-                    path.parent.rmdir()
+                    (self._root / dropin.path.lstrip("/")).parent.rmdir()
                 changes.append(f"removed {dropin.path}")
         if changes:
             self.daemon_reload()
@@ -134,7 +131,7 @@ class SysctlManager:
             if before != saved:
                 self._save(before)
             if content != text.encode():
-                self._write(PATH, text)
+                _write(self._root, PATH, text)
             changes = self._set({**before, **wanted})
             if before.keys() != wanted.keys():
                 self._save({name: before[name] for name in wanted})
@@ -152,7 +149,7 @@ class SysctlManager:
                 except ConfigError as error:  # vm.dirty_bytes takes every value but the 0 that it had at boot
                     stuck[name] = error.reason
             if content is not None:
-                self._remove(PATH)
+                _remove(self._root, PATH)
                 changes.append(f"removed {PATH}")
                 lost = f"{STATE} is gone, and with it what the values were: those of now stay until the next boot"
                 changes += [] if before else [lost]
@@ -161,7 +158,7 @@ class SysctlManager:
                 hint = f"all else is taken back, {PATH} too: reboot gives these back"
                 raise ConfigError("; ".join(stuck.values()), hint)
             if before:
-                self._remove(STATE)
+                _remove(self._root, STATE)
             return changes
 
     @contextmanager
@@ -200,15 +197,17 @@ class SysctlManager:
         return changes
 
     def _save(self, before: Mapping[str, str]) -> None:
-        self._write(STATE, FILE.encode(Saved(dict(sorted(before.items())))))
+        _write(self._root, STATE, FILE.encode(Saved(dict(sorted(before.items())))))
 
-    def _write(self, path: str, text: str) -> None:
-        with files.usage_error(f"{path} can't be written"):
-            files.write(self._root / path.lstrip("/"), text, 0o644, durable=True)
 
-    def _remove(self, path: str) -> None:
-        with files.usage_error(f"{path} can't be removed"):
-            files.remove(self._root / path.lstrip("/"))
+def _write(root: Path, path: str, text: str) -> None:
+    with files.usage_error(f"{path} can't be written"):
+        files.write(root / path.lstrip("/"), text, 0o644, durable=True)
+
+
+def _remove(root: Path, path: str) -> None:
+    with files.usage_error(f"{path} can't be removed"):
+        files.remove(root / path.lstrip("/"))
 
 
 def _refuse(reason: str) -> NoReturn:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from sparkd.host import gpu, meminfo, network, processes, shm, sockets, units
-from sparkd.host.docker import DockerFacts, open_reader, read_containers
-from sparkd.host.files import Files
+from sparkd.host.docker import DockerFacts, read_containers
+from sparkd.host.files import FIXTURE, Files
 from sparkd.host.gpu import GpuFacts
 from sparkd.host.meminfo import MemInfo
 from sparkd.host.processes import Details, NodeOwner, OpenFiles, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
 from sparkd.host.units import Unit
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
 from sparkd.lib.text import sanitize
 
 
@@ -111,7 +111,7 @@ class Host:
 
     def docker_reader(self) -> DockerReader:
         """For one thread. Use it only while dockerd is `docker.running`, and close it."""
-        return open_reader(self)
+        return connect(fixture=None if self.live else lambda name: self.files.bytes(f"{FIXTURE}/docker{name}"))
 
     def gpu_present(self) -> bool:
         return gpu.gpu_present(self.files)
@@ -133,21 +133,14 @@ class CachedHost(Host):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.files.root, host.docker_fixture, functools.cache(host.gpu))
+        self._docker, self._processes = functools.cache(super().docker), functools.cache(super().processes)
         self._docker_reader = functools.cache(host.docker_reader)
 
-    @functools.cached_property
-    def _containers(self) -> DockerFacts:
-        return super().docker()
-
-    @functools.cached_property
-    def _table(self) -> ProcessTable:
-        return super().processes()
-
     def docker(self) -> DockerFacts:
-        return self._containers
+        return self._docker()
 
     def processes(self) -> ProcessTable:
-        return self._table
+        return self._processes()
 
     def docker_reader(self) -> DockerReader:
         return self._docker_reader()

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from sparkd.host.files import FIXTURE
 from sparkd.lib.dockerd import reader as dockerd
 from sparkd.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
@@ -76,11 +75,6 @@ class DockerFacts(Struct, frozen=True):
 
 
 AWAY = DockerFacts(running=False, containers=())
-
-
-def open_reader(host: Host) -> DockerReader:
-    """For one thread. Use it only while dockerd is `running`, and close it."""
-    return dockerd.connect(fixture=None if host.live else lambda name: host.files.bytes(f"{FIXTURE}/docker{name}"))
 
 
 def running(host: Host) -> bool:

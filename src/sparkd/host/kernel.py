@@ -102,7 +102,10 @@ def parse_record(line: bytes) -> Record | None:
 def _chunks(files: Files) -> Iterator[bytes]:
     """Of the log: one record per read of the device."""
     with files.opened(LOG) as fd:
-        if not _is_log(os.fstat(fd), live=files.root == "/"):
+        found = os.fstat(fd)
+        # Containers have a console or /dev/null there. A device in a tree of files is the log of this machine.
+        is_device = stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
+        if not (is_device if files.root == "/" else stat.S_ISREG(found.st_mode)):
             raise FileNotFoundError(errno.ENOENT, "no kernel log", LOG)
         left = LOG_LIMIT_BYTES
         while left > 0:
@@ -116,10 +119,3 @@ def _chunks(files: Files) -> Iterator[bytes]:
                 return
             left -= len(chunk)
             yield chunk
-
-
-def _is_log(found: os.stat_result, live: bool) -> bool:
-    """Containers have a console or /dev/null there. A device in a tree of files is the log of this machine."""
-    if live:
-        return stat.S_ISCHR(found.st_mode) and found.st_rdev == LOG_DEVICE
-    return stat.S_ISREG(found.st_mode)

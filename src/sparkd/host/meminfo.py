@@ -12,11 +12,11 @@ from msgspec import Struct
 
 from sparkd.host.disks import unescape
 from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Process, Status, container_id, read_status, user_name
+from sparkd.host.processes import GONE, Details, Process, container_id, read_status, user_name
 from sparkd.lib.text import sanitize
 
 _KERNEL = (
-    *("KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
+    *("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
     *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
@@ -40,9 +40,9 @@ class MemInfo(Struct, frozen=True):
     shared_bytes: int = 0
     """tmpfs and shared memory: counted in Cached too, but not droppable."""
     dirty_bytes: int = 0
-    slab_unreclaimable_bytes: int = 0
     kernel_bytes: int = 0
-    """Kernel stacks, page tables, vmalloc, reserved huge pages, compressed swap, and balloon memory."""
+    """Slab that is not reclaimable, kernel stacks, page tables, vmalloc, reserved huge pages, compressed swap, and
+    balloon memory."""
     huge_pages_bytes: int = 0
     """Reserved as huge pages, used or not."""
     cma_used_bytes: int = 0
@@ -54,8 +54,7 @@ class MemInfo(Struct, frozen=True):
     def unaccounted_bytes(self) -> int:
         """In no counter: on GB10, allocated by the GPU's driver."""
         used = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes
-        known = self.free_bytes + used + self.slab_unreclaimable_bytes + self.kernel_bytes
-        return max(0, self.total_bytes - known)
+        return max(0, self.total_bytes - self.free_bytes - used - self.kernel_bytes)
 
 
 class Swap(Struct, frozen=True):
@@ -108,7 +107,6 @@ def read_meminfo(files: Files) -> MemInfo:
         mapped_bytes=sum_of("Mapped"),
         shared_bytes=memory.shared,
         dirty_bytes=sum_of("Dirty", "Writeback"),
-        slab_unreclaimable_bytes=sum_of("SUnreclaim"),
         kernel_bytes=sum_of(*_KERNEL),
         huge_pages_bytes=sum_of("Hugetlb"),
         cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
@@ -118,21 +116,15 @@ def read_meminfo(files: Files) -> MemInfo:
 
 def zfs_cache_bytes(files: Files) -> int:
     """The ARC of ZFS, which /proc/meminfo does not count; 0 without ZFS."""
-    try:
-        size = re.search(r"^size\s+\d+\s+(\d+)$", files.text("/proc/spl/kstat/zfs/arcstats", limit=65536), re.MULTILINE)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
+    stats = files.text_if_any("/proc/spl/kstat/zfs/arcstats", limit=65536) or ""
+    size = re.search(r"^size\s+\d+\s+(\d+)$", stats, re.MULTILINE)
     return int(size[1]) if size else 0
 
 
 def read_swaps(files: Files) -> tuple[Swap, ...]:
     """Active swap areas; none in a kernel without swap. Raises OSError, and ValueError for another format."""
-    try:
-        lines = files.text("/proc/swaps", limit=65536).splitlines()
-    except FileNotFoundError:
-        return ()
     found = []
-    for line in lines[1:]:
+    for line in (files.text_if_any("/proc/swaps", limit=65536) or "").splitlines()[1:]:
         try:
             path, _kind, kib, used_kib, _priority = line.split()
             found.append(Swap(sanitize(unescape(path), 256), int(kib) * 1024, int(used_kib) * 1024))
@@ -152,7 +144,7 @@ def oom_kills(files: Files) -> int | None:
 
 def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[int, int]) -> tuple[Consumer, ...]:
     """Largest first. `gpu_bytes` is by pid, for a GPU that shares the machine's memory."""
-    groups: dict[tuple[str, str], list[tuple[int, int, Status]]] = {}
+    groups: dict[tuple[str, str], list[tuple[int, int, Details]]] = {}
     for process in among:
         if process.kernel or process.dead:
             continue
@@ -184,7 +176,7 @@ def _group(cgroup: str, process: Process) -> tuple[str, str]:
     return "process", f"pid {process.pid} ({process.comm})"
 
 
-def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Status]]) -> Consumer:
+def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, int, Details]]) -> Consumer:
     _, pid, largest = max(members, key=lambda member: member[0])
     # Several of them map the same shared memory: the largest share counts for all.
     shared = max(status.shared_bytes for _, _, status in members)

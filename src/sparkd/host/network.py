@@ -92,11 +92,8 @@ def link_names(files: Files) -> tuple[str, ...]:
 def read_addresses(files: Files) -> tuple[str, ...]:
     """Of all interfaces, loopback included, in canonical form; IPv4 first."""
     ipv4 = dict.fromkeys(_LOCAL.findall(files.text("/proc/net/fib_trie", limit=64 << 20)))
-    try:
-        rows = list(_if_inet6(files))
-    except FileNotFoundError:  # a kernel without IPv6
-        rows = []
-    return (*ipv4, *(str(address) for address, _, flags in rows if not flags & TENTATIVE or flags & OPTIMISTIC))
+    ipv6 = (str(one) for one, _, flags in _if_inet6(files) if not flags & TENTATIVE or flags & OPTIMISTIC)
+    return (*ipv4, *ipv6)
 
 
 def canonical(address: str) -> str:
@@ -129,8 +126,8 @@ def interfaces_of(files: Files, address: str) -> tuple[str, ...]:
 
 
 def _if_inet6(files: Files) -> Iterator[tuple[IPv6Address, str, int]]:
-    """Address, interface and flags. Nothing can listen on an address while it is tentative."""
-    for line in files.text("/proc/net/if_inet6").splitlines():
+    """Address, interface and flags; none in a kernel without IPv6. Nothing can listen on a tentative address."""
+    for line in (files.text_if_any("/proc/net/if_inet6") or "").splitlines():
         words = line.split()
         if len(words) == 6:
             yield IPv6Address(bytes.fromhex(words[0])), words[5], int(words[4], 16)

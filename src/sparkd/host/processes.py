@@ -13,6 +13,7 @@ from functools import cached_property
 
 from msgspec import Struct
 from msgspec.json import decode
+from msgspec.structs import replace
 
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
@@ -55,22 +56,19 @@ class Process(Struct, frozen=True):
         return self.state in "ZX" and self.threads <= 1
 
 
-class Status(Struct, frozen=True):
+class Details(Struct, frozen=True):
     uid: int
     """The effective one."""
     namespace_pid: int
     """Its pid in its own PID namespace: 1 for a container's first process."""
     anonymous_bytes: int
     shared_bytes: int
+    container_id: str = ""
+    """Full id; empty outside of containers."""
 
     @property
     def private_bytes(self) -> int:
         return self.anonymous_bytes + self.shared_bytes
-
-
-class Details(Status, frozen=True):
-    container_id: str
-    """Full id; empty outside of containers."""
 
 
 class OpenFile(Struct, frozen=True):
@@ -187,15 +185,15 @@ def read_details(files: Files, process: Process) -> Details | None:
     again = read_process(files, process.pid)
     if again is None or again.start_time != process.start_time:
         return None
-    return Details(status.uid, status.namespace_pid, status.anonymous_bytes, status.shared_bytes, container)
+    return replace(status, container_id=container)
 
 
-def read_status(files: Files, pid: int) -> Status:
-    """Raises one of GONE, OSError, and ValueError for another format."""
+def read_status(files: Files, pid: int) -> Details:
+    """Without its container. Raises one of GONE, OSError, and ValueError for another format."""
     text = files.text(f"/proc/{pid}/status", limit=STATUS_BYTES)
     found = {match[1]: match[2].split() for match in _STATUS.finditer(text)}
     try:
-        return Status(
+        return Details(
             uid=int(found["Uid"][1]),
             namespace_pid=int(found["NSpid"][-1]) if "NSpid" in found else pid,  # one in each of its namespaces
             anonymous_bytes=int(found["RssAnon"][0]) * 1024 if "RssAnon" in found else 0,  # missing for a kernel thread
@@ -249,21 +247,14 @@ def read_owner(files: Files) -> NodeOwner | None:
         lock = files.stat(OWNER_LOCK)
     except FileNotFoundError:
         return None
-    pid = _lock_holder(files.text("/proc/locks", limit=16 << 20), lock.device, lock.inode)
-    return None if pid is None else _describe_owner(files, pid)
-
-
-def _lock_holder(locks: str, device: int, inode: int) -> int | None:
-    """`1: FLOCK  ADVISORY  WRITE 5069 fe:00:2146417 0 EOF`; a waiting process has `->` behind the number."""
-    wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
-    found = re.search(rf"^\d+: FLOCK +\S+ +\S+ +(-?\d+) {wanted} ", locks, re.MULTILINE)
-    return int(found[1]) if found else None
-
-
-def _describe_owner(files: Files, pid: int) -> NodeOwner:
-    """The lock's text outlives its writer: it counts only if it has the holder's pid."""
+    # `1: FLOCK  ADVISORY  WRITE 5069 fe:00:2146417 0 EOF`; a waiting process has `->` behind the number.
+    file = f"{os.major(lock.device):02x}:{os.minor(lock.device):02x}:{lock.inode}"
+    pattern = re.compile(rf"^\d+: FLOCK +\S+ +\S+ +(-?\d+) {file} ", re.MULTILINE)
+    if not (found := pattern.search(files.text("/proc/locks", limit=16 << 20))):
+        return None
+    pid = int(found[1])
     with suppress(OSError, ValueError):
         written = decode(files.text(OWNER_LOCK, limit=65536), type=NodeOwner)
-        if written.pid == pid:
+        if written.pid == pid:  # the text outlives its writer
             return NodeOwner(pid, sanitize(written.command), sanitize(written.invocation))
     return NodeOwner(pid, "", "")

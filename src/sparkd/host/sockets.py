@@ -6,7 +6,6 @@ import re
 import socket
 import struct
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
 from msgspec import Struct
@@ -44,9 +43,8 @@ class Holder(Struct, frozen=True):
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
     """Of every address. /proc does not show a socket that is bound but does not listen yet."""
-    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=64 << 20))
-    with suppress(FileNotFoundError):  # a kernel without IPv6
-        found += _LISTENING.findall(files.text("/proc/net/tcp6", limit=64 << 20))
+    ipv6 = files.text_if_any("/proc/net/tcp6", limit=64 << 20) or ""  # none in a kernel without it
+    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=64 << 20)) + _LISTENING.findall(ipv6)
     return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in found)
 
 

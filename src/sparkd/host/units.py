@@ -12,27 +12,15 @@ from msgspec import Struct
 from sparkd.host.files import Files
 
 SEARCH_PATH = (
-    "/etc/systemd/system.control",
-    "/run/systemd/system.control",
-    "/run/systemd/transient",
-    "/run/systemd/generator.early",
-    "/etc/systemd/system",
-    "/etc/systemd/system.attached",
-    "/run/systemd/system",
-    "/run/systemd/system.attached",
-    "/run/systemd/generator",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-    "/lib/systemd/system",
-    "/run/systemd/generator.late",
-)
+    "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient",
+    "/run/systemd/generator.early", "/etc/systemd/system", "/etc/systemd/system.attached", "/run/systemd/system",
+    "/run/systemd/system.attached", "/run/systemd/generator", "/usr/local/lib/systemd/system",
+    "/usr/lib/systemd/system", "/lib/systemd/system", "/run/systemd/generator.late",
+)  # fmt: skip
 """Of the system manager; the first one wins: systemd.unit(5)."""
 ENABLING_FOLDERS = (
-    "/etc/systemd/system",
-    "/run/systemd/system",
-    "/usr/local/lib/systemd/system",
-    "/usr/lib/systemd/system",
-)
+    "/etc/systemd/system", "/run/systemd/system", "/usr/local/lib/systemd/system", "/usr/lib/systemd/system",
+)  # fmt: skip
 """Where links enable a unit. Units of generators are left out: mounts and old init scripts."""
 EXEC_KEYS = (
     "ExecCondition", "ExecStartPre", "ExecStart", "ExecStartPost", "ExecReload", "ExecReloadPost", "ExecStop",
@@ -43,7 +31,11 @@ _ESCAPES = {
     "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ",
     "\\": "\\", '"': '"', "'": "'",
 }  # fmt: skip
-_CODE = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})")
+_PIECE = re.compile(
+    r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))|.",
+    re.DOTALL,
+)
+"""One letter of a word, perhaps escaped: in hexadecimal, octal, or by another letter."""
 _PREFIXES = "@-:+!|"
 
 
@@ -194,33 +186,23 @@ def _command(words: list[str]) -> CommandLine:
 def _words(value: str) -> list[tuple[str, bool]]:
     """Words, unquoted and unescaped, each with whether any of it was quoted. A bare `\\;` is kept."""
     found: list[tuple[str, bool]] = []
-    at = 0
-    while at < len(value):
-        if value[at].isspace():
-            at += 1
-            continue
-        word, quote, quoted = "", "", False
-        while at < len(value) and (quote or not value[at].isspace()):
-            letter = value[at]
-            if letter == "\\" and at + 1 < len(value):
-                piece, at = _escaped(value, at + 1)
-                word += piece
-                continue
-            at += 1
-            if letter in "\"'" and quote in ("", letter):
-                quote, quoted = ("", True) if quote else (letter, True)
-            else:
-                word += letter
-        if quote:
-            raise ValueError(f"a {quote} is left open in: {value}")
-        found.append((word, quoted))
-    return found
+    word, quote, quoted = "", "", False
+    for piece in _PIECE.finditer(value):
+        letter = piece[0]
+        if letter.isspace() and not quote:
+            found += [(word, quoted)] if word or quoted else []
+            word, quoted = "", False
+        elif letter in ("'", '"') and quote in ("", letter):
+            quote, quoted = "" if quote else letter, True
+        else:
+            word += _unescape(piece)
+    if quote:
+        raise ValueError(f"a {quote} is left open in: {value}")
+    return [*found, (word, quoted)] if word or quoted else found
 
 
-def _escaped(value: str, at: int) -> tuple[str, int]:
-    """Value and end of the escape at `at`, behind its backslash. Unknown ones are kept."""
-    code = _CODE.match(value, at)
-    if code:
-        digits, base = (code[4], 8) if code[4] else (code[1] or code[2] or code[3], 16)
-        return chr(min(int(digits, base), 0x10FFFF)), code.end()
-    return _ESCAPES.get(value[at], f"\\{value[at]}"), at + 1
+def _unescape(piece: re.Match[str]) -> str:
+    """An unknown escape is kept."""
+    if code := piece[1] or piece[2] or piece[3]:
+        return chr(min(int(code, 16), 0x10FFFF))
+    return chr(int(piece[4], 8)) if piece[4] else _ESCAPES.get(piece[5], piece[0])

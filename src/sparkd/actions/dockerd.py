@@ -200,9 +200,8 @@ def save(ref: str, file: Path, received: Callable[[int], None]) -> None:
         part.replace(file)
         sync_folder(file.parent)
     except (DockerError, OSError) as error:
-        raise BlockedError(
-            f"{ref} can't be written to {file}: {sanitize(str(error))}", f"df -h {file.parent}"
-        ) from None
+        reason = f"{ref} can't be written to {file}: {sanitize(str(error))}"
+        raise BlockedError(reason, f"df -h {file.parent}") from None
     finally:
         part.unlink(missing_ok=True)
 

@@ -32,6 +32,7 @@ MAX_VAIN_TRIES = 3
 WORKERS = 8
 """Files at a time, as many as the client's own default."""
 AGAIN = "run it again: it resumes"
+SHA256_DIGITS = 64
 
 
 class Repo(NamedTuple):
@@ -79,16 +80,13 @@ def download(repo: Repo, folder: Path, token: str | None, received: Callable[[in
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(WORKERS) as pool:
-            for _ in pool.map(lambda file: _fetch(repo, file[0], folder, token, received), repo.sizes):
-                pass
+            list(pool.map(lambda file: _fetch(repo, file[0], folder, token, received), repo.sizes))
 
     with _client(repo.name):
         _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
     if missing := repo.missing(folder):
-        raise BlockedError(
-            f"{folder}: {sanitize(missing[0])} is not as large as the hub has it",
-            "run it again; where that does not help, move the file away before",
-        )
+        hint = "run it again; where that does not help, move the file away before"
+        raise BlockedError(f"{folder}: {sanitize(missing[0])} is not as large as the hub has it", hint)
 
 
 def _fetch(repo: Repo, path: str, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
@@ -126,10 +124,8 @@ def _fetch(repo: Repo, path: str, folder: Path, token: str | None, received: Cal
 
 def _has(path: Path, record: LocalDownloadFileMetadata | None, etag: str) -> bool:
     """Whether a file has the content of an ETag: by its record, or by its SHA-256 where no record is valid."""
-    if record:
-        return record.etag == etag
-    if len(etag) != len(hashlib.sha256().hexdigest()) or not path.is_file():
-        return False
+    if record or len(etag) != SHA256_DIGITS or not path.is_file():
+        return record is not None and record.etag == etag
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() == etag
 
@@ -187,9 +183,8 @@ def _blocked(error: Exception, name: str) -> BlockedError:
     token = "give a token that may read it: --token-file FILE"  # noqa: S105
     match error:
         case errors.GatedRepoError():
-            return BlockedError(
-                f"{name} is for those who have accepted its terms", f"accept them at {ENDPOINT}/{name}, and {token}"
-            )
+            hint = f"accept them at {ENDPOINT}/{name}, and {token}"
+            return BlockedError(f"{name} is for those who have accepted its terms", hint)
         case errors.RevisionNotFoundError():
             return BlockedError(f"{name} has no such revision", "--revision takes a branch, a tag or a commit")
         case errors.RepositoryNotFoundError():
@@ -203,10 +198,8 @@ def _blocked(error: Exception, name: str) -> BlockedError:
         case ValueError() | RuntimeError() | ImportError():
             return BlockedError(f"the hub's client can't download {name}: {sanitize(str(error))}")
         case _:
-            return BlockedError(
-                f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}",
-                f"is this node online? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror. Then {AGAIN}",
-            )
+            hint = f"is this node online? HTTPS_PROXY names a proxy, HF_ENDPOINT a mirror. Then {AGAIN}"
+            return BlockedError(f"{ENDPOINT} can't be reached, or broke off: {type(error).__name__}", hint)
 
 
 def _size(path: Path) -> int | None:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from enum import Enum
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from sparkd.host import Host
     from sparkd.host.files import Files
+
+T = TypeVar("T")
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 DATA_ROOT = "/var/lib/docker"
@@ -55,17 +57,17 @@ def read_data_root(host: Host) -> str:
     flags = _flags(host)
     path: object = None
     with suppress(OSError, ValueError):
-        path = _read_table(host.files, _config_path(flags)).get("data-root")
-    path = next(iter(_values(flags, "--data-root")), path)
+        path = _read_table(host.files, _value(flags, "--config-file", DAEMON_JSON)).get("data-root")
+    path = _value(flags, "--data-root", path)
     return path if isinstance(path, str) and path.startswith("/") else DATA_ROOT
 
 
 def read_defaults(host: Host) -> DockerDefaults:
     """Raises OSError, and ValueError for values that dockerd refuses. It refuses a flag beside the file's key too."""
     flags = _flags(host)
-    path = _config_path(flags)
+    path = _value(flags, "--config-file", DAEMON_JSON)
     table = _read_table(host.files, path)
-    shm = next(iter(_values(flags, "--default-shm-size")), table.get("default-shm-size"))
+    shm = _value(flags, "--default-shm-size", table.get("default-shm-size"))
     limits = (_MEMLOCK.fullmatch(value) for value in _values(flags, "--default-ulimit"))
     memlock = next((int(limit[1]) for limit in limits if limit), None)
     match table.get("default-ulimits"):
@@ -88,8 +90,8 @@ def _values(flags: tuple[str, ...], flag: str) -> list[str]:
     return joined + [following for word, following in pairwise(flags) if word == flag]
 
 
-def _config_path(flags: tuple[str, ...]) -> str:
-    return next(iter(_values(flags, "--config-file")), DAEMON_JSON)
+def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
+    return next(iter(_values(flags, flag)), default)
 
 
 def _read_table(files: Files, path: str) -> Mapping[str, object]:

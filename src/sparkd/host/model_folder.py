@@ -80,12 +80,12 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
 
     Without `shards` only the names of weights are checked: the loader reads them in another way.
     """
+    names: tuple[str, ...] = ()
     try:
         names = files.names(folder)
     except OSError as error:
-        if error.errno in _GONE:
-            return ModelFolder(there=False)
-        raise
+        if error.errno not in _GONE:
+            raise
     if not names:
         return ModelFolder(there=False)
     seen = _Folder(files, folder, names)
@@ -137,12 +137,12 @@ class _Folder:
             return "" if name in _SPARE and "tokenizer.json" in self._names else "is empty"
         if self._files.head(path, len(LFS_POINTER)) == LFS_POINTER:
             return POINTER
-        return "" if name not in CONFIGS or self._is_table(path) else "is no JSON object"
-
-    def _is_table(self, path: str) -> bool:
+        if name not in CONFIGS:
+            return ""
         with suppress(ValueError, RecursionError):
-            return isinstance(json.loads(self._files.bytes(path)), dict)
-        return False
+            if isinstance(json.loads(self._files.bytes(path)), dict):
+                return ""
+        return "is no JSON object"
 
     def weights(self, found: ModelFolder) -> ModelFolder:
         """The first set of shards without a flaw; else the first with its flaws."""

@@ -64,10 +64,6 @@ def _devices() -> Iterator[list[object]]:
         pynvml.nvmlShutdown()
 
 
-def _name(device: object) -> str:
-    return sanitize(pynvml.nvmlDeviceGetName(device))
-
-
 def _facts(devices: list[object]) -> GpuFacts:
     used: dict[int, int | None] = {}
     for device in devices:
@@ -75,20 +71,16 @@ def _facts(devices: list[object]) -> GpuFacts:
         for process in compute + _listed(pynvml.nvmlDeviceGetGraphicsRunningProcesses_v3, device):
             size, before = process.usedGpuMemory, used.get(process.pid, 0)
             used[process.pid] = None if size is None or before is None else before + size
-    totals = [_total_bytes(device) for device in devices]
+    totals: list[int] = []
+    for device in devices:
+        with suppress(pynvml.NVMLError_NotSupported):  # GB10: the memory is the machine's
+            totals.append(int(pynvml.nvmlDeviceGetMemoryInfo(device).total))
     return GpuFacts(
-        tuple(_name(device) for device in devices),
-        sum(filter(None, totals)) if totals and None not in totals else None,
+        tuple(sanitize(pynvml.nvmlDeviceGetName(device)) for device in devices),
+        sum(totals) if devices and len(totals) == len(devices) else None,
         tuple(GpuProcess(pid, size) for pid, size in sorted(used.items())),
         driver=sanitize(pynvml.nvmlSystemGetDriverVersion()),
     )
-
-
-def _total_bytes(device: object) -> int | None:
-    try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(device).total)
-    except pynvml.NVMLError_NotSupported:  # GB10: the memory is the machine's
-        return None
 
 
 def _listed(function: Callable[[object], list[Any]], device: object) -> list[Any]:
@@ -110,7 +102,7 @@ def _clocks(device: object) -> GpuClocks:
     if reasons is None:
         reasons = _unless_refused(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, device)
     return GpuClocks(
-        name=_name(device),
+        name=sanitize(pynvml.nvmlDeviceGetName(device)),
         sm_mhz=_unless_refused(pynvml.nvmlDeviceGetClockInfo, device, pynvml.NVML_CLOCK_SM),
         power_watts=None if milliwatts is None else milliwatts / 1000,
         utilization_percent=None if busy is None else busy.gpu,

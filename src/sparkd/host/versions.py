@@ -23,12 +23,17 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)+")
 
 def read_versions(host: Host) -> Mapping[str, str]:
     """By name; unknown ones are left out. It may wait for docker, at most ten seconds."""
-    return {**read_local_versions(host), **_known({"docker": _docker(host)})}
+    found = dict(read_local_versions(host))
+    with suppress(DockerError):
+        if host.live and (version := (docker.query(host, docker.read_version) or "").strip()):
+            found["docker"] = sanitize(version, LIMIT)
+    return found
 
 
 def read_local_versions(host: Host) -> Mapping[str, str]:
     """The same, without docker's."""
-    return _known({"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)})
+    found = {"sparkd": __version__, "driver": _driver(host), "kernel": kernel.read_release(host.files)}
+    return {name: sanitize(text, LIMIT) for name, text in found.items() if text}
 
 
 def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
@@ -48,22 +53,12 @@ def read_boot(host: Host, sysctls: Iterable[str]) -> Mapping[str, str]:
     return {name: sanitize(text, BOOT_LIMIT) for name, text in found.items()}
 
 
-def _known(found: Mapping[str, str]) -> dict[str, str]:
-    return {name: sanitize(text, LIMIT) for name, text in found.items() if text}
-
-
 def _driver(host: Host) -> str:
     for path in DRIVER:
         with suppress(OSError):
             line = host.files.text(path, limit=4096).partition("\n")[0]
             if number := _NUMBER.search(line):
                 return number[0]
-    return ""
-
-
-def _docker(host: Host) -> str:
-    with suppress(DockerError):
-        return (docker.query(host, docker.read_version) or "").strip() if host.live else ""
     return ""
 
 

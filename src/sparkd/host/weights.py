@@ -37,7 +37,6 @@ DECIDING = frozenset(
 HASHED_LIMIT_BYTES = 64 << 20
 """Of a file that is hashed; tokenizers have up to 40 MB. A larger one counts by its size."""
 MOST_FILES = 10_000
-MISSING = "missing"
 SNAPSHOT = re.compile(r"(.+)/snapshots/[^/]+")
 """A model in Hugging Face's cache: symlinks into the folder `blobs` beside `snapshots`."""
 DOWNLOADS = ".cache/huggingface/download"
@@ -80,14 +79,12 @@ def manifest(files: Files, folder: str) -> Weights:
     """Of a model's folder, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
     found: dict[str, str] = {}
     for name in files.names(folder):
-        path = f"{folder}/{name}"
-        if name.endswith(WEIGHTS):
-            found[name] = _described(files, path, hashed=False)
-        elif name in DECIDING or name.endswith(DECIDING_ENDS):
-            found[name] = _described(files, path, hashed=True)
+        small = name in DECIDING or name.endswith(DECIDING_ENDS)
+        if small or name.endswith(WEIGHTS):
+            found[name] = _describe(files, folder, name, hashed=small)
         if name.endswith(INDEX) and found[name].startswith("sha256"):
-            shards = read_index(files, path).shards - found.keys()
-            found |= {shard: _shard(files, folder, shard) for shard in shards}
+            shards = read_index(files, f"{folder}/{name}").shards - found.keys()
+            found |= {shard: _describe(files, folder, shard, hashed=False) for shard in shards}
         if len(found) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", folder)
     named = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in found.items())
@@ -155,15 +152,14 @@ def compute_hash(files: Files, path: str, report: Callable[[int], None]) -> str:
     return digest.hexdigest()
 
 
-def _shard(files: Files, folder: str, shard: str) -> str:
-    return "outside of the model's folder" if leaves(shard) else _described(files, f"{folder}/{shard}", hashed=False)
-
-
-def _described(files: Files, path: str, *, hashed: bool) -> str:
+def _describe(files: Files, folder: str, name: str, *, hashed: bool) -> str:
+    if leaves(name):
+        return "outside of the model's folder"
+    path = f"{folder}/{name}"
     try:
         facts = files.stat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return MISSING
+        return "missing"
     if facts.kind is not Kind.FILE:
         return f"a {facts.kind.value}, no file"
     if not hashed or facts.size_bytes > HASHED_LIMIT_BYTES:

@@ -10,7 +10,7 @@ import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
@@ -127,17 +127,17 @@ class Actions:
         files.write(script, plan.script, 0o644, durable=False)
         if plan.on_ray:
             files.write(self._run / RAY_TOKEN_FILE, ray_token, 0o600, durable=False)
-        return self._loop.run_with_timeout(
-            lambda: containers.start(plan, script, labels, self._gpu_request(plan)), LAUNCH_SECONDS, "docker"
-        )
 
-    def _gpu_request(self, plan: LaunchPlan) -> docker_config.GpuAccess | None:
-        if plan.container.gpus != "all":
-            return None
-        try:
-            return docker_config.read_gpu_access(self._host)
-        except DockerError as error:
-            raise LaunchError(f"docker does not report its GPU support: {error}") from None
+        def start() -> Rank:
+            gpu: docker_config.GpuAccess | None = None
+            try:
+                if plan.container.gpus == "all":
+                    gpu = docker_config.read_gpu_access(self._host)
+            except DockerError as error:
+                raise LaunchError(f"docker does not report its GPU support: {error}") from None
+            return containers.start(plan, script, labels, gpu)
+
+        return self._loop.run_with_timeout(start, LAUNCH_SECONDS, "docker")
 
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
@@ -164,9 +164,8 @@ class Actions:
     def write_state(self, name: str, text: str, mode: int) -> None:
         """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""
         # Beside the main loop: fsync waits for other programs' writes too.
-        self._loop.run_with_timeout(
-            lambda: files.write(self._state / name, text, mode, durable=True), WRITE_SECONDS, f"writing {name}"
-        )
+        write = partial(files.write, self._state / name, text, mode, durable=True)
+        self._loop.run_with_timeout(write, WRITE_SECONDS, f"writing {name}")
 
     def remove_state(self, name: str) -> bool:
         """Whether there was one; it stays away also after a power cut. Raises OSError."""

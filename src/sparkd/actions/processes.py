@@ -117,9 +117,8 @@ def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
     if not found:
         return ()
     mapped = host.segment_uses(host.processes().descendants(pid), found).identities
-    return tuple(
-        UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in found if one.identity in mapped
-    )
+    used = (one for one in found if one.identity in mapped)
+    return tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in used)
 
 
 def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:

@@ -45,10 +45,8 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
     """Raises OSError where it can't be read."""
     try:
         facts = files.stat(path)
-    except FileNotFoundError:
-        return Folder(path, "missing")
-    except NotADirectoryError:
-        return Folder(path, "something else")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        return Folder(path, "missing" if isinstance(error, FileNotFoundError) else "something else")
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
     count, size, whole = _walked(files.real(path), most)

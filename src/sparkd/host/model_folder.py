@@ -12,26 +12,14 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.host import weights
 from sparkd.host.files import Files, Kind
-from sparkd.host.weights import (
-    DECIDING,
-    DOWNLOADS,
-    INDEX,
-    LFS_POINTER,
-    POINTER,
-    SNAPSHOT,
-    WEIGHTS,
-    Index,
-    find_flaw,
-    leaves,
-    read_index,
-)  # fmt: skip
 from sparkd.lib.text import sanitize
 
 SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
 """Hugging Face's and Mistral's."""
-INDICES = (f"model{SAFETENSORS}{INDEX}", f"consolidated{SAFETENSORS}{INDEX}")
+INDICES = (f"model{SAFETENSORS}{weights.INDEX}", f"consolidated{SAFETENSORS}{weights.INDEX}")
 """The same. vLLM ignores an index of another name; without one it loads every file."""
 
 _TOKENIZERS = frozenset(("tokenizer.json", "tekken.json", "vocab.json", "vocab.txt"))
@@ -89,7 +77,8 @@ def examine(files: Files, folder: str, *, shards: bool = True) -> ModelFolder:
     if not names:
         return ModelFolder(there=False)
     seen = _Folder(files, folder, names)
-    small = [seen.problem(name, seen.small) for name in names if name in DECIDING or name.endswith(_TOKENIZER_ENDS)]
+    small_names = (name for name in names if name in weights.DECIDING or name.endswith(_TOKENIZER_ENDS))
+    small = [seen.problem(name, seen.small) for name in small_names]
     found = ModelFolder(
         there=True,
         download_cache=seen.download_cache(),
@@ -135,8 +124,8 @@ class _Folder:
             return f"is a {facts.kind.value}, not a file"
         if not facts.size_bytes:
             return "" if name in _SPARE and "tokenizer.json" in self._names else "is empty"
-        if self._files.head(path, len(LFS_POINTER)) == LFS_POINTER:
-            return POINTER
+        if self._files.head(path, len(weights.LFS_POINTER)) == weights.LFS_POINTER:
+            return weights.POINTER
         if name not in CONFIGS:
             return ""
         with suppress(ValueError, RecursionError):
@@ -160,18 +149,18 @@ class _Folder:
         return tried[0] if tried else self.present(found)
 
     def present(self, found: ModelFolder) -> ModelFolder:
-        names = tuple(name for name in self._names if name.endswith(WEIGHTS))
+        names = tuple(name for name in self._names if name.endswith(weights.WEIGHTS))
         suffix = "." + names[0].rpartition(".")[2] if names else ""
         return replace(found, format=suffix, shards=len(names), opened=names)
 
     def _indexed(self, found: ModelFolder, index: str) -> ModelFolder:
-        read = Index(frozenset(), None, whole=False)
+        read = weights.Index(frozenset(), None, whole=False)
 
         def whole(name: str) -> str:
             nonlocal read
             if wrong := self.small(name):
                 return wrong
-            read = read_index(self._files, f"{self._folder}/{name}")
+            read = weights.read_index(self._files, f"{self._folder}/{name}")
             return "is cut off" if not read.whole else "" if read.shards else "names no shards"
 
         if flaw := self.problem(index, whole):
@@ -183,9 +172,9 @@ class _Folder:
         sizes: list[int] = []
 
         def whole(name: str) -> str:
-            if leaves(name):
+            if weights.leaves(name):
                 return "is outside of the model's folder"
-            size, wrong = find_flaw(self._files, f"{self._folder}/{name}")
+            size, wrong = weights.find_flaw(self._files, f"{self._folder}/{name}")
             sizes.append(size)
             return wrong
 
@@ -196,13 +185,13 @@ class _Folder:
             shards=len(names),
             size_bytes=sum(sizes),
             flaws=tuple(flaws),
-            opened=tuple(name for name in names if not leaves(name)),
+            opened=tuple(name for name in names if not weights.leaves(name)),
         )
 
     def partial(self) -> tuple[str, ...]:
         names = [name for name in self._names if _PARTIAL.fullmatch(name)]
-        cached = SNAPSHOT.fullmatch(self._folder)
-        for folder in (f"{self._folder}/{DOWNLOADS}", *([f"{cached[1]}/blobs"] if cached else ())):
+        cached = weights.SNAPSHOT.fullmatch(self._folder)
+        for folder in (f"{self._folder}/{weights.DOWNLOADS}", *([f"{cached[1]}/blobs"] if cached else ())):
             with suppress(OSError):
                 names += [name for name in self._files.names(folder) if name.endswith(".incomplete")]
         return tuple(_shown(name) for name in names)

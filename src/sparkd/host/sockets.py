@@ -59,9 +59,8 @@ def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Liste
     """Processes that have these sockets open, of those that are readable."""
     by_inode = {str(listener.inode): listener for listener in wanted}
     opened = ((_SOCKET.match(file.target), file.pid) for file in open_files(files, processes).found)
-    return tuple(
-        dict.fromkeys(Holder(by_inode[match[1]], pid) for match, pid in opened if match and match[1] in by_inode)
-    )
+    found = (Holder(by_inode[match[1]], pid) for match, pid in opened if match and match[1] in by_inode)
+    return tuple(dict.fromkeys(found))
 
 
 def only_ipv6() -> frozenset[int]:

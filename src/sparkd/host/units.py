@@ -31,10 +31,7 @@ _ESCAPES = {
     "a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v", "s": " ",
     "\\": "\\", '"': '"', "'": "'",
 }  # fmt: skip
-_PIECE = re.compile(
-    r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))|.",
-    re.DOTALL,
-)
+_PIECE = re.compile(r"\\(?:x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|([0-7]{3})|(.))|.", re.DOTALL)
 """One letter of a word, perhaps escaped: in hexadecimal, octal, or by another letter."""
 _PREFIXES = "@-:+!|"
 

@@ -180,13 +180,13 @@ def _toolkit_mode(files: Files) -> str:
 
 def _specifications(files: Files, folders: tuple[str, ...]) -> list[str]:
     """CDI files of the GPU. What is unreadable (a link to nothing, a file that is being replaced) is left out."""
-    found = []
+    paths: list[str] = []
     for folder in folders:
-        names: tuple[str, ...] = ()
         with suppress(OSError):
-            names = files.names(folder)
-        for path in (f"{folder}/{name}" for name in names if name.endswith((".json", ".yaml", ".yml"))):
-            with suppress(OSError):
-                if _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)):
-                    found.append(path)
+            paths += [f"{folder}/{name}" for name in files.names(folder)]
+    found = []
+    for path in (one for one in paths if one.endswith((".json", ".yaml", ".yml"))):
+        with suppress(OSError):
+            if _OF_THE_GPU.search(files.head(path, SPEC_LIMIT_BYTES)):
+                found.append(path)
     return found

@@ -120,13 +120,9 @@ def read_fixture(files: Files) -> GpuFacts:
     """
     if files.recorded("nvml", object) == {"hangs": True}:
         return HUNG
-    if (facts := files.recorded("nvml", GpuFacts)) is None:
-        return _read_names(files)
-    names = tuple(sanitize(name) for name in facts.names)
-    return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
-
-
-def _read_names(files: Files) -> GpuFacts:
+    if facts := files.recorded("nvml", GpuFacts):
+        names = tuple(sanitize(name) for name in facts.names)
+        return replace(facts, names=names, error=sanitize(facts.error), driver=sanitize(facts.driver))
     folder = "/proc/driver/nvidia/gpus"
     texts = (files.text(f"{folder}/{name}/information", limit=65536) for name in files.names_if_any(folder))
     lines = (line.partition(":") for text in texts for line in text.splitlines())

@@ -133,14 +133,11 @@ def _read_hca(files: Files, name: str) -> Hca:
         pci = files.link(f"{FOLDER}/{name}/device").rpartition("/")[2]
     except OSError:
         pci = ""
-    numbers = _numbers(files.names_if_any(f"{FOLDER}/{name}/ports"))[:MAX_PORTS]
-    return Hca(name, interfaces(files, name), pci, tuple(_read_port(files, name, number) for number in numbers))
-
-
-def _read_port(files: Files, hca: str, number: int) -> Port:
-    folder = f"{FOLDER}/{hca}/ports/{number}"
-    state = files.value(f"{folder}/state").rpartition(" ")[2]
-    return Port(number, sanitize(state, 32), files.value(f"{folder}/link_layer") == "Ethernet")
+    folder, ports = f"{FOLDER}/{name}/ports", []
+    for number in _numbers(files.names_if_any(folder))[:MAX_PORTS]:
+        state = files.value(f"{folder}/{number}/state").rpartition(" ")[2]
+        ports.append(Port(number, sanitize(state, 32), files.value(f"{folder}/{number}/link_layer") == "Ethernet"))
+    return Hca(name, interfaces(files, name), pci, tuple(ports))
 
 
 def _numbers(names: Iterable[str]) -> list[int]:

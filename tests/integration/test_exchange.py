@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import addresses, context, free_port, joined, machine, settings
+from tests.unit.cluster_nodes import addresses, context, joined, machine, settings
 from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, resident_bytes, until
 from tests.unit.wire import http, message, passed_on
 
@@ -63,8 +63,7 @@ def _message(reader: PeerReader) -> str:
 
 
 @pytest.fixture
-def target(tree: Tree) -> Iterator[Target]:
-    port = free_port()
+def target(tree: Tree, port: int) -> Iterator[Target]:
     host = machine(tree, 1)
     node = context(settings(addresses(3), port, peer_timeout_seconds=10), host)
     with (
@@ -265,8 +264,7 @@ def test_unsigned_requests_without_end_crowd_out_nobody(target: Target, source: 
     assert len(answered) > 100
 
 
-def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tree) -> None:
-    port = free_port()
+def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tree, port: int) -> None:
     host = machine(tree, 0)
     node = context(settings(addresses(2), port), host)
     with (
@@ -278,8 +276,7 @@ def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tre
     assert caught.value.hint == f"who has it? ss -ltnp sport = :{port}"
 
 
-def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree) -> None:
-    port = free_port()
+def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree, port: int) -> None:
     host = machine(tree, 0)
     node = context(settings(("127.0.0.1", "::FFFF:127.0.0.2"), port), host)
     with (

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from random import SystemRandom
 
 from tests.tree import Tree
 from tests.unit.nodes import KEY, network
@@ -76,15 +74,6 @@ def addresses(count: int) -> tuple[str, ...]:
     return tuple(f"127.0.0.{number + 1}" for number in range(count))
 
 
-def free_port() -> int:
-    """Free on all addresses of loopback, and below the ports that the kernel gives to others meanwhile."""
-    while True:
-        port = SystemRandom().randrange(10_000, 32_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("0.0.0.0", port))
-            return port
-
-
 def settings(
     nodes: Sequence[str], port: int, *, peer_timeout_seconds: int = 20, recipe: str = "tiny-cpu-pair"
 ) -> Settings:
@@ -98,8 +87,8 @@ def settings(
 
 
 def alone() -> Settings:
-    """Of a single node: its agent ends without a wait for readers."""
-    return settings((), free_port(), recipe="tiny-cpu")
+    """Of a single node: its agent opens no port, and ends without a wait for readers."""
+    return settings((), 1, recipe="tiny-cpu")
 
 
 def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.wire import reserved_port
 
 
 @pytest.fixture
@@ -20,6 +21,13 @@ def tree(tmp_path: Path) -> Tree:
     made.folder("/proc")
     made.folder("/dev/shm")
     return made
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where nobody listens but the test's own nodes."""
+    with reserved_port() as number:
+        yield number
 
 
 Said = Callable[[], list[str]]

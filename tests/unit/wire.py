@@ -46,6 +46,18 @@ def dripped(data: bytes, seconds: float) -> Iterator[bytes]:
 
 
 @contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port of all IPv4 addresses that refuses connections, and that no other program gets.
+
+    The test may listen on it, on one address: with SO_REUSEADDR the kernel lets that share the port.
+    """
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        yield taken.getsockname()[1]
+
+
+@contextmanager
 def answering(address: str, answer: Callable[[bytes], Iterable[bytes]]) -> Iterator[int]:
     """Serve; the port. An answer without a byte closes the connection."""
     listener = socket.create_server((address, 0))

@@ -18,7 +18,6 @@ from tests.unit.cluster_nodes import (
     MemoryActions,
     addresses,
     agent_under_test,
-    free_port,
     running,
     settings,
 )
@@ -32,11 +31,6 @@ from sparkd.status.model import Phase
 
 LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from tests.unit.cluster_nodes import (
     MemoryActions,
     addresses,
     agent_under_test,
-    free_port,
     running,
     settings,
 )
@@ -32,8 +31,8 @@ from sparkd.status.model import Phase
 
 
 @pytest.fixture
-def worker(tree: Tree) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 1, settings(addresses(2), free_port())) as made:
+def worker(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as made:
         yield made
 
 
@@ -121,9 +120,9 @@ def test_a_plan_that_is_given_up_after_memory_ran_out_names_the_settings_in_its_
     assert ("the last: the engine ended: boom" in raised.value.reason) is bool(codes)
 
 
-def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree) -> None:
+def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_end_does(tree: Tree, port: int) -> None:
     floor = Memory.model_construct(floor_mib=1 << 30)  # that no machine is above
-    configured = settings(addresses(2), free_port()).model_copy(update={"memory": floor})
+    configured = settings(addresses(2), port).model_copy(update={"memory": floor})
 
     def other_node() -> None:
         raise PeerLostError("rank 0 has ended", "")
@@ -146,7 +145,7 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         os.close(dying.pidfd)
 
 
-def test_a_floor_of_0_turns_the_guard_off(tree: Tree) -> None:
-    configured = settings(addresses(2), free_port()).model_copy(update={"memory": Memory(floor_mib=0)})
+def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:
+    configured = settings(addresses(2), port).model_copy(update={"memory": Memory(floor_mib=0)})
     with agent_under_test(tree, 1, configured) as made, running(made.agent) as (rank, _):
         assert guard_memory(made.agent, rank.rank) is None

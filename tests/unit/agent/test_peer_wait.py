@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_steps import SHOWN_SECONDS, StepsThread, running_steps, wait_and_join
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, free_port, settings
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
@@ -29,11 +29,6 @@ from sparkd.status.model import Contact, NodeReport, Phase
 
 def await_message(agent: AgentUnderTest, text: str) -> None:
     until(lambda: text in agent.report.message)
-
-
-@pytest.fixture
-def port() -> int:
-    return free_port()
 
 
 @pytest.fixture

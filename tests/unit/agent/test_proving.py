@@ -14,7 +14,6 @@ from tests.unit.cluster_nodes import (
     addresses,
     agent_under_test,
     alone,
-    free_port,
     settings,
 )
 
@@ -88,8 +87,8 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert agent.state.proven
 
 
-def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree) -> None:
-    with agent_under_test(tree, 0, settings(addresses(2), free_port())) as made:
+def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:
+    with agent_under_test(tree, 0, settings(addresses(2), port)) as made:
         ProvingPeriod(made.agent).tick()
         assert (kept(made), made.agent.state.proven) == ((), False)
 

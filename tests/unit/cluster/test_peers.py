@@ -42,9 +42,9 @@ PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
 
 
 @pytest.fixture
-def one() -> Iterator[Node]:
-    """A node with a report."""
-    with node("127.0.0.2") as made:
+def one(port: int) -> Iterator[Node]:
+    """A node with a report, whose port stays its own when it ends."""
+    with node("127.0.0.2", port=port) as made:
         made.publish(report())
         yield made
 
@@ -237,7 +237,7 @@ def values(reader: PeerReader) -> bytes:
     return asyncio.run(reader.plan_values())
 
 
-def test_the_values_of_a_plan_are_verified_as_a_report_is() -> None:
+def test_the_values_of_a_plan_are_verified_as_a_report_is(port: int) -> None:
     with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
         with pytest.raises(HttpError, match="HTTP 404"):
             values(reader)
@@ -251,7 +251,7 @@ def test_the_values_of_a_plan_are_verified_as_a_report_is() -> None:
         pytest.raises(UnsignedError),
     ):
         values(reader)
-    with reading("127.0.0.2", other.port) as reader, pytest.raises(HttpError):
+    with reading("127.0.0.2", port) as reader, pytest.raises(HttpError):
         values(reader)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import EventLines, addresses, agent_under_test, free_port, running
+from tests.unit.cluster_nodes import EventLines, addresses, agent_under_test, running
 from tests.unit.cluster_nodes import settings as cluster_settings
 from tests.unit.nodes import until
 
@@ -244,14 +244,14 @@ def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
     assert page_cache.drop_file_cache(Host(), File(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
 
 
-def settings(load_readahead_kib: int = 0) -> Settings:
-    base = cluster_settings(addresses(2), free_port())
+def settings(port: int, load_readahead_kib: int = 0) -> Settings:
+    base = cluster_settings(addresses(2), port)
     return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_the_release_runs_where_the_setting_is_on(tree: Tree, guarded: bool) -> None:
-    configured = settings().model_copy(update={"memory": Memory(load_guard=guarded)})
+def test_the_release_runs_where_the_setting_is_on(tree: Tree, port: int, guarded: bool) -> None:
+    configured = settings(port).model_copy(update={"memory": Memory(load_guard=guarded)})
     with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
         release_page_cache(made.agent, rank)
         if guarded:
@@ -267,8 +267,8 @@ def blocking_calls() -> int:
     return sum(thread.name == "blocking-call" for thread in threading.enumerate())
 
 
-def test_the_release_ends_when_the_log_breaks_off(tree: Tree) -> None:
-    with agent_under_test(tree, 1, settings()) as made, running(made.agent, LOADING, docker_goes=True) as (rank, _):
+def test_the_release_ends_when_the_log_breaks_off(tree: Tree, port: int) -> None:
+    with agent_under_test(tree, 1, settings(port)) as made, running(made.agent, LOADING, docker_goes=True) as (rank, _):
         below = Tree(Path(made.agent.host.files.root))
         below.sparse(f"{made.agent.plan.model_path}/m-0.safetensors", 1 << 30)
         until(lambda: rank.log.broken_off_at is not None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agent_under_test, free_port
+from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agent_under_test
 from tests.unit.cluster_nodes import settings as cluster_settings
 
 from sparkd.actions import page_cache
@@ -104,20 +104,20 @@ def test_an_invalid_state_file_changes_nothing(disk: Tree, tmp_path: Path, text:
     assert read_ahead(disk) == "128"
 
 
-def settings(load_readahead_kib: int = 0) -> Settings:
-    base = cluster_settings(addresses(2), free_port())
+def settings(port: int, load_readahead_kib: int = 0) -> Settings:
+    base = cluster_settings(addresses(2), port)
     return base.model_copy(update={"engine": Engine(recipe="tiny-cpu-pair", load_readahead_kib=load_readahead_kib)})
 
 
 @pytest.fixture
-def lowering(tree: Tree) -> Iterator[AgentUnderTest]:
-    with agent_under_test(tree, 1, settings(8)) as made:
+def lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 1, settings(port, 8)) as made:
         yield made
 
 
 @pytest.fixture
-def agent(tree: Tree) -> Iterator[Deps]:
-    with agent_under_test(tree, 1, settings()) as made:
+def agent(tree: Tree, port: int) -> Iterator[Deps]:
+    with agent_under_test(tree, 1, settings(port)) as made:
         yield made.agent
 
 

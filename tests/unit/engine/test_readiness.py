@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,14 +20,6 @@ from sparkd.vllm.api import Endpoint, parse_counters
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 
 
-@pytest.fixture
-def closed_port() -> Iterator[int]:
-    """A port that is taken, and that nobody listens on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield taken.getsockname()[1]
-
-
 def serving(request: str, _: str) -> Reply:
     return {"GET /v1/models": models("tiny"), "POST /v1/completions": token()}[request]
 
@@ -37,8 +28,8 @@ def tried(port: int, completion_seconds: float, api_key: str | None = None) -> P
     return asyncio.run(probe(Endpoint("127.0.0.1", port, "tiny", api_key), completion_seconds))
 
 
-def test_a_refused_connection_fails_the_first_stage(closed_port: int) -> None:
-    assert tried(closed_port, 1).failed is ReadinessStage.HTTP
+def test_a_refused_connection_fails_the_first_stage(port: int) -> None:
+    assert tried(port, 1).failed is ReadinessStage.HTTP
 
 
 def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
@@ -106,16 +97,16 @@ def test_ready_follows_the_first_possible_completion_within_half_a_second(alive:
         assert time.monotonic() - opens_at < 0.5
 
 
-def test_an_ended_container_ends_the_wait(closed_port: int) -> None:
+def test_an_ended_container_ends_the_wait(port: int) -> None:
     reading, writing = os.pipe()
     os.close(writing)  # readable, as a pidfd is once its process has ended
-    assert wait_for(closed_port, 30, reading) is False
+    assert wait_for(port, 30, reading) is False
     os.close(reading)
 
 
-def test_a_timeout_names_the_stage_and_the_engines_step(alive: int, closed_port: int) -> None:
+def test_a_timeout_names_the_stage_and_the_engines_step(alive: int, port: int) -> None:
     with pytest.raises(NotReadyError, match=r"not ready within 0.5 s: waited for HTTP .* engine was loading weights"):
-        wait_for(closed_port, 0.5, alive)
+        wait_for(port, 0.5, alive)
 
 
 def test_an_endpoint_of_another_model_is_not_waited_for(alive: int) -> None:

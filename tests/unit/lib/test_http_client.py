@@ -144,9 +144,7 @@ def test_a_body_is_posted_as_json(loop: EventLoop) -> None:
     assert b"content-type: application/json" in requests[0].lower()
 
 
-def test_a_port_where_nobody_listens_refuses(loop: EventLoop) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+def test_a_port_where_nobody_listens_refuses(loop: EventLoop, port: int) -> None:
     with pytest.raises(ConnectRefused, match=r"^\[Errno 111\] Connection refused$"):
         get(loop, port)
 

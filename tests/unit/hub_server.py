@@ -39,6 +39,12 @@ class Hub:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    def reset(self, files: dict[str, bytes]) -> None:
+        """As a new one at the same place."""
+        self.freed.set()
+        for name, value in vars(Hub(files, self.port)).items():
+            setattr(self, name, value)
+
     def info(self) -> bytes:
         siblings = [self.described(path, len(content)) for path, content in self.files.items()]
         return json.dumps({"_id": "1", "id": REPO, "sha": COMMIT, "siblings": siblings}).encode()

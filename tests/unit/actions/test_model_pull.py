@@ -13,8 +13,13 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.commands import Done, sparkd
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
+from tests.unit.nodes import until
 
+from sparkd.cli.model import SPARE_BYTES
+from sparkd.host import Host
+from sparkd.host.disks import read_rooms
 from sparkd.lib.text import size
 
 SHARD = "model.safetensors"
@@ -23,12 +28,36 @@ CUT_AT = 12_000_000
 """The client writes pieces of 10 MB."""
 
 
-@pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
-    shard = Tree(tmp_path / "source").safetensors(f"/{SHARD}", DATA_BYTES).read_bytes()
-    files = {"config.json": b"{}", "tokenizer.json": b"{}", SHARD: shard, "original/[1].pth": b"old", "README.md": b"x"}
-    with serving(Hub(files)) as one:
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
+    """One for all tests of this process: the client reads its environment once, when it is imported."""
+    with serving(Hub({})) as one:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HF_ENDPOINT", one.endpoint)
+            patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hub") / "none"))
+            import huggingface_hub.constants
+
+            assert one.endpoint == huggingface_hub.constants.ENDPOINT
         yield one
+
+
+def content(folder: Path, data_bytes: int) -> dict[str, bytes]:
+    shard = Tree(folder).safetensors(f"/{SHARD}", data_bytes).read_bytes()
+    return {"config.json": b"{}", "tokenizer.json": b"{}", SHARD: shard, "original/[1].pth": b"old", "README.md": b"x"}
+
+
+@pytest.fixture
+def hub(server: Hub, tmp_path: Path) -> Hub:
+    server.reset(content(tmp_path / "source", 1000))
+    return server
+
+
+@pytest.fixture
+def cut(hub: Hub, tmp_path: Path) -> Hub:
+    """Its shard takes two pieces, and is cut in the second."""
+    hub.files = content(tmp_path / "source", DATA_BYTES)
+    hub.cut_at = CUT_AT
+    return hub
 
 
 class Machine:
@@ -36,20 +65,29 @@ class Machine:
 
     def __init__(self, root: Path, hub: Hub) -> None:
         self.models, self.home = root / "models", root / "home"
-        self.home.mkdir()
+        self.home.mkdir(parents=True)
         self.folder = self.models / "name"
+        (root / "none.toml").write_text("")
         self.env = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": "src",
             "HOME": str(self.home),
             "SPARKD_CONFIG": str(root / "none.toml"),
             "SPARKD_ENGINE__MODELS_DIR": str(self.models),
             "HF_ENDPOINT": hub.endpoint,
         }
-        (root / "none.toml").write_text("")
 
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "sparkd.cli.main", "model", "pull", *words]
+    def pull(self, *words: str, **env: str) -> Done:
+        """In this process, by the client as it was imported."""
+        return sparkd("model", "pull", *words, **{"config": self.env["SPARKD_CONFIG"], **self.env, **env})
+
+    def start(self, *words: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
+        """In a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "sparkd.cli.main", "model", "pull", *words],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": "src", **self.env, **env},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+        )
 
     def begun(self) -> list[int]:
         """What has come of a shard under way; small files come and go beside it."""
@@ -59,19 +97,17 @@ class Machine:
                 sizes.append(one.stat().st_size)
         return [one for one in sizes if one > CUT_AT // 2]
 
-    def interrupt(self, stderr: int | None = None, **env: str) -> None:
+    def interrupt(self, stderr: int = subprocess.DEVNULL, **env: str) -> None:
         """Begin the download of the shard, and end it by SIGINT."""
-        command, env = self.command(REPO), {**self.env, **env}
-        with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=stderr) as process:
-            while not self.begun():
-                assert process.poll() is None
+        with self.start(REPO, stderr=stderr, **env) as process:
+            until(lambda: self.begun() or process.poll() is not None, 60)
             process.send_signal(signal.SIGINT)
             assert process.wait(10) == -signal.SIGINT, "no waiting for files under way"
 
-    def pull(self, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.command(*words), env={**self.env, **env}, capture_output=True, text=True, timeout=120, check=False
-        )
+
+def ended(process: subprocess.Popen[str]) -> Done:
+    out, err = process.communicate(timeout=120)
+    return Done(process.returncode, out, err)
 
 
 @pytest.fixture
@@ -80,7 +116,7 @@ def machine(tmp_path: Path, hub: Hub) -> Machine:
 
 
 def test_a_model_is_downloaded_and_looked_at(machine: Machine, hub: Hub) -> None:
-    done = machine.pull(REPO)
+    done = ended(machine.start(REPO))
     assert (done.returncode, done.stderr) == (0, ""), "progress is for terminals"
     assert {path: (machine.folder / path).read_bytes() for path in hub.files} == hub.files
     lines = done.stdout.splitlines()
@@ -89,51 +125,53 @@ def test_a_model_is_downloaded_and_looked_at(machine: Machine, hub: Hub) -> None
     assert list(machine.home.rglob("*")) == [], "nothing lies outside of the model's folder"
 
 
-def test_a_broken_connection_is_resumed(machine: Machine, hub: Hub) -> None:
-    hub.cut_at = CUT_AT
+def test_a_broken_connection_is_resumed(machine: Machine, cut: Hub) -> None:
     done = machine.pull(REPO)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
-    assert len([one for one in hub.requests if "bytes=" in one]) == 1, hub.requests
+    assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
+    assert len([one for one in cut.requests if "bytes=" in one]) == 1, cut.requests
 
 
-def test_an_expired_address_is_resolved_again(machine: Machine, hub: Hub) -> None:
-    hub.cut_at, hub.stalls, hub.expired = CUT_AT, True, True
-    done = machine.pull(REPO, HF_HUB_DOWNLOAD_TIMEOUT="1")
-    assert (done.returncode, done.stderr, hub.expired) == (0, "", False)
-    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+def test_an_expired_address_is_resolved_again(machine: Machine, cut: Hub) -> None:
+    cut.stalls = cut.expired = True
+    done = ended(machine.start(REPO, HF_HUB_DOWNLOAD_TIMEOUT="1"))
+    assert (done.returncode, done.stderr, cut.expired) == (0, "", False)
+    assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
 
 
-@pytest.mark.parametrize("begun", [False, True])
-def test_a_hub_that_goes_away_is_one_line(machine: Machine, hub: Hub, *, begun: bool) -> None:
-    if begun:
-        machine.folder.mkdir(parents=True)
-        (machine.folder / "config.json").write_bytes(hub.files["config.json"])
-    hub.answers = 1
-    done = machine.pull(REPO)
-    assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
-    assert f"{hub.endpoint} can't be reached, or broke off" in done.stderr
+def test_a_hub_that_goes_away_is_one_line(machine: Machine, hub: Hub, tmp_path: Path) -> None:
+    """Two at once, as each waits between its tries: one has nothing yet, the other has a file."""
+    with serving(Hub(hub.files)) as other_hub:
+        other = Machine(tmp_path / "other", other_hub)
+        other.folder.mkdir(parents=True)
+        (other.folder / "config.json").write_bytes(hub.files["config.json"])
+        hub.answers = other_hub.answers = 1
+        with machine.start(REPO) as one, other.start(REPO) as another:
+            for its, process in ((hub, one), (other_hub, another)):
+                done = ended(process)
+                assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
+                assert f"{its.endpoint} can't be reached, or broke off" in done.stderr
 
 
-def test_an_interrupted_download_is_resumed(machine: Machine, hub: Hub) -> None:
-    hub.cut_at, hub.stalls = CUT_AT, True
+def test_an_interrupted_download_is_resumed(machine: Machine, cut: Hub) -> None:
+    cut.stalls = True
     machine.interrupt()
     (begun,) = machine.begun()
     assert not (machine.folder / SHARD).exists()
     older = machine.folder / f".cache/huggingface/download/a=.{64 * 'e'}.incomplete"
     older.write_bytes(bytes(DATA_BYTES))
-    hub.requests.clear()
-    hub.cut_at = None
+    cut.requests.clear()
+    cut.cut_at = None
     done = machine.pull(REPO)
     assert done.returncode == 0
-    left = f"\n{size(len(hub.files[SHARD]) - begun)} to download"
+    left = f"\n{size(len(cut.files[SHARD]) - begun)} to download"
     assert left in done.stdout, "another revision's partial file does not count"
-    assert [one for one in hub.requests if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
-    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+    assert [one for one in cut.requests if "bytes=" in one] == [f"GET /{REPO}/resolve/{COMMIT}/{SHARD} bytes={begun}-"]
+    assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
 
 
-def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, hub: Hub) -> None:
-    hub.cut_at, hub.stalls = CUT_AT, True
+def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, cut: Hub) -> None:
+    cut.stalls = True
     ours, theirs = pty.openpty()
     machine.interrupt(theirs, TERM="xterm", COLUMNS="80")
     shown = os.read(ours, 65536).decode()
@@ -169,14 +207,14 @@ def test_a_file_without_a_record_is_compared_and_not_downloaded(machine: Machine
     assert [one for one in hub.requests if one.endswith(SHARD)] == [f"HEAD /{REPO}/resolve/{COMMIT}/{SHARD}"]
 
 
-def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, hub: Hub) -> None:
-    hub.cut_at, hub.stalls = CUT_AT, True
+def test_a_partial_file_that_is_too_long_begins_again(machine: Machine, cut: Hub) -> None:
+    cut.stalls = True
     machine.interrupt()
     partial = max(machine.folder.rglob("*.incomplete"), key=lambda path: path.stat().st_size)  # others may be begun
-    os.truncate(partial, len(hub.files[SHARD]) + 1)
-    hub.cut_at = None
+    os.truncate(partial, len(cut.files[SHARD]) + 1)
+    cut.cut_at = None
     assert machine.pull(REPO).returncode == 0
-    assert (machine.folder / SHARD).read_bytes() == hub.files[SHARD]
+    assert (machine.folder / SHARD).read_bytes() == cut.files[SHARD]
 
 
 def test_files_may_be_left_out(machine: Machine) -> None:
@@ -193,15 +231,20 @@ def test_a_file_outside_of_the_folder_is_refused(machine: Machine, hub: Hub) -> 
     assert not machine.models.exists()
 
 
-def test_what_the_disk_has_no_room_for_is_not_begun(machine: Machine, hub: Hub) -> None:
+@pytest.mark.parametrize("fits", [False, True])
+def test_what_the_disk_has_no_room_for_beside_a_spare_gib_is_not_begun(machine: Machine, hub: Hub, fits: bool) -> None:
+    (room,) = read_rooms(Host(), (str(machine.home),))
+    data_bytes = room.free_bytes - SPARE_BYTES // 2 if fits else 1 << 50
+
     class Huge(bytes):
         def __len__(self) -> int:
-            return 1 << 50
+            return data_bytes
 
     hub.files["huge.safetensors"] = Huge()
     done = machine.pull(REPO)
     assert done.returncode == 10
-    assert "1048577.0 GiB needed" in done.stderr
+    assert "GiB needed for org/name" in done.stderr
+    assert fits or "1048577.0 GiB needed" in done.stderr
     assert not machine.models.exists()
 
 
@@ -222,11 +265,24 @@ def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("HF_HUB_OFFLINE", "1", "HF_HUB_OFFLINE says to stay offline"),
+        ("HF_ENDPOINT", "http://127.0.0.1:{port}", "http://127.0.0.1:{port} can't be reached"),
+    ],
+)
+def test_a_hub_that_cannot_be_reached_is_one_line(machine: Machine, port: int, name: str, value: str, text: str) -> None:
+    machine.env[name] = value.format(port=port)
+    done = ended(machine.start(REPO))
+    assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr
+    assert text.format(port=port) in done.stderr
+    assert not machine.models.exists()
+
+
+@pytest.mark.parametrize(
     ("words", "env", "code", "text"),
     [
         (["org/other"], {}, 10, "has no model org/other"),
-        ([REPO], {"HF_HUB_OFFLINE": "1"}, 10, "HF_HUB_OFFLINE says to stay offline"),
-        ([REPO], {"HF_ENDPOINT": "http://127.0.0.1:9"}, 10, "http://127.0.0.1:9 can't be reached"),
         (["name"], {}, 2, "name is no name of a model on the hub"),
         (["other/DeepSeek-V4-Flash"], {}, 2, "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/"),
         ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),

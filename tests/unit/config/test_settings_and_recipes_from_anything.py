@@ -30,7 +30,7 @@ VARIABLE = st.sampled_from(["SPARKD_" + "__".join(key).upper() for key in keys()
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(VARIABLE, ANYTHING.map(json.dumps) | st.just("9" * 5000) | SCRAP, max_size=3))
 def test_any_variables_are_settings_or_a_fault(env: dict[str, str]) -> None:
     try:
@@ -57,7 +57,7 @@ INNER = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, ANYTHING | st.dictionaries(INNER, ANYTHING, max_size=3), max_size=5))
 def test_any_recipe_gives_a_plan_or_a_fault(document: dict[str, object]) -> None:
     whole = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}, **document}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 from tests.unit.audited import ACTING_MODULES
+from tests.unit.commands import sparkd
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -115,19 +116,19 @@ def test_the_audit_names_modules_that_exist() -> None:
     assert all(find_spec(module) for module in ACTING_MODULES)
 
 
-def test_the_root_may_be_named_relative_to_here_and_is_never_left(tree: Tree, tmp_path: Path) -> None:
+def test_the_root_may_be_named_relative_to_here_and_is_never_left(tree: Tree) -> None:
     healthy(tree)
     tree.link("/srv/other", str(REPOSITORY))
     tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "tiny-cpu"\nmodels_dir = "/srv/other"\n')
-    done = audited(tmp_path, "preflight", "--root", os.path.relpath(tree.root, REPOSITORY))
-    assert done.code == 10
-    assert "/srv/other/tiny does not exist" in done.out
+    done = sparkd("preflight", "--root", os.path.relpath(tree.root))
+    assert done.returncode == 10
+    assert "/srv/other/tiny does not exist" in done.stdout
 
 
-def test_settings_of_this_process_are_not_the_trees(tree: Tree, tmp_path: Path) -> None:
+def test_settings_of_this_process_are_not_the_trees(tree: Tree) -> None:
     healthy(tree)
-    done = audited(tmp_path, "preflight", "--root", str(tree.root), SPARKD_ENGINE__RECIPE="no-such-recipe")
-    assert (done.code, done.err) == (0, "")
+    done = sparkd("preflight", "--root", str(tree.root), SPARKD_ENGINE__RECIPE="no-such-recipe")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -138,32 +139,32 @@ def test_settings_of_this_process_are_not_the_trees(tree: Tree, tmp_path: Path) 
         ('[engine]\nrecipe = "tiny-cpu"\n[preflight]\nskip = ["page-cash"]\n', "did you mean page-cache"),
     ],
 )
-def test_wrong_configuration_is_78(tree: Tree, tmp_path: Path, toml: str, words: str) -> None:
+def test_wrong_configuration_is_78(tree: Tree, toml: str, words: str) -> None:
     healthy(tree)
     tree.file("/etc/sparkd/sparkd.toml", toml)
-    done = audited(tmp_path, "preflight", "--root", str(tree.root))
-    assert done.code == 78
-    assert words in done.err
+    done = sparkd("preflight", "--root", str(tree.root))
+    assert done.returncode == 78
+    assert words in done.stderr
 
 
-def test_the_wrong_role_is_78(tree: Tree, tmp_path: Path) -> None:
+def test_the_wrong_role_is_78(tree: Tree) -> None:
     healthy(tree)
-    assert audited(tmp_path, "preflight", "--root", str(tree.root), "--role", "worker").code == 78
+    assert sparkd("preflight", "--root", str(tree.root), "--role", "worker").returncode == 78
 
 
-def test_a_check_explains_itself_without_any_configuration(tmp_path: Path) -> None:
-    done = audited(tmp_path, "preflight", "--explain", "shared-memory")
-    assert done.code == 0
-    assert done.out.startswith("shared-memory\n\nvLLM's processes talk through segments")
-    done = audited(tmp_path, "preflight", "--explain", "shard-memory")
-    assert done.code == 2
-    assert "did you mean shared-memory" in done.err
+def test_a_check_explains_itself_without_any_configuration() -> None:
+    done = sparkd("preflight", "--explain", "shared-memory")
+    assert done.returncode == 0
+    assert done.stdout.startswith("shared-memory\n\nvLLM's processes talk through segments")
+    done = sparkd("preflight", "--explain", "shard-memory")
+    assert done.returncode == 2
+    assert "did you mean shared-memory" in done.stderr
 
 
-def test_a_name_from_outside_cannot_break_the_terminal_or_the_json(tree: Tree, tmp_path: Path) -> None:
+def test_a_name_from_outside_cannot_break_the_terminal_or_the_json(tree: Tree) -> None:
     healthy(tree)
     tree.process(50, "a\x1b[2J", opened=("socket:[5]",))
     tree.listening((8000, 5))
-    done = audited(tmp_path, "preflight", "--root", str(tree.root))
-    assert "\x1b" not in done.out
-    assert "pid 50 (a\\x1b[2J)" in done.out
+    done = sparkd("preflight", "--root", str(tree.root))
+    assert "\x1b" not in done.stdout
+    assert "pid 50 (a\\x1b[2J)" in done.stdout

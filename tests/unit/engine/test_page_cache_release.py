@@ -240,7 +240,9 @@ def test_a_model_that_cannot_be_read_is_logged_and_ends_no_load(load: Load) -> N
 
 def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
     path = tmp_path / "shard"
-    path.write_bytes(b"x" * 4096)
+    with path.open("wb") as file:
+        file.write(b"x" * (1 << 20))
+        os.fsync(file.fileno())  # clean pages are those that could be dropped
     assert page_cache.drop_file_cache(Host(), File(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
 
 

@@ -10,12 +10,13 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import machine
+from tests.unit.cluster_nodes import agent_under_test, alone, machine, running
 from tests.unit.conftest import Said
 from tests.unit.docker_server import STREAM, chunk, dockerd, frame, json_response, plain
 from tests.unit.engine_server import Reply, engine, models, token
@@ -24,9 +25,11 @@ from tests.unit.nodes import until
 from sparkd.actions import acquire_lock
 from sparkd.agent.bootstrap import build_agent
 from sparkd.agent.run import run
+from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, shutdown_on_error
+from sparkd.config.settings import Engine
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
-from sparkd.lib.errors import BlockedError, ConfigError, ExitCode
+from sparkd.lib.errors import BlockedError, ConfigError, EngineEndedError, ExitCode
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.systemd import Journal
 from sparkd.preflight.registry import IDS
@@ -200,3 +203,17 @@ def test_a_node_that_another_agent_owns_is_left_alone(world: World) -> None:
     os.close(fd)
     assert not (world.tree.root / "var/lib/sparkd").exists()
     assert world.requests == []
+
+
+def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an_error(
+    tree: Tree, tmp_path: Path
+) -> None:
+    configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", stop_grace_seconds=1)})
+    deaf = ("sh", "-c", f"trap '' TERM; touch {tmp_path}/deaf; while :; do sleep 0.1; done")
+    with agent_under_test(tree, 0, configured) as made, running(made.agent, command=deaf) as (rank, process):
+        until((tmp_path / "deaf").exists)
+        began = time.monotonic()
+        shutdown_on_error(made.agent, rank, EngineEndedError("it makes no tokens"))
+        took = time.monotonic() - began
+        assert process.wait() == -signal.SIGKILL
+    assert 1 <= took < (1 + FAILED_GRACE_SECONDS) / 2

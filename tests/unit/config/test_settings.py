@@ -206,6 +206,11 @@ def test_what_is_no_text_file_is_refused(tmp_path: Path) -> None:
     assert faults(tmp_path, {"SPARKD_CONFIG": "/dev/zero"}) == ["/dev/zero: is no regular file"]
 
 
+def test_preflight_may_wait_for_just_as_long_as_memory_settles() -> None:
+    settled = Settings.model_validate({"memory": {"settle_seconds": 90}, "preflight": {"wait_seconds": 90}})
+    assert settled.memory.settle_seconds == settled.preflight.wait_seconds
+
+
 @pytest.mark.parametrize(
     ("raw", "address"), [("127.0.0.1:29511", ("127.0.0.1", 29511)), ("[::1]:9", ("::1", 9)), ("", None)]
 )

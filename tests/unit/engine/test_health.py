@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import count
@@ -9,6 +12,8 @@ from itertools import count
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
+from tests.unit.engine_server import Reply, engine
+from tests.unit.nodes import network, until
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.serving import with_gpu
@@ -20,16 +25,20 @@ from sparkd.engine.health import (
     Continue,
     Failure,
     GpuThrottleMonitor,
+    HealthMonitor,
     HealthState,
     Observation,
     ThrottleState,
     decide,
     decide_throttle,
 )
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.host.gpu import GpuClocks
 from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
 from sparkd.status.model import FindingReport, Phase
-from sparkd.vllm.api import Completion, Counters
+from sparkd.vllm.api import Completion, Counters, Endpoint
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 START = HealthState(answered_at=0, moved_at=0, proven_at=0)
@@ -230,3 +239,32 @@ def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phas
     )
     assert list(agent.reporter.report.findings) == [preflight]
     assert agent.reporter.report.phase is Phase.SERVING
+
+
+def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_that_fails() -> None:
+    requests: list[str] = []
+    problems: list[str] = []
+
+    def reply(request: str, _: str) -> Reply:
+        requests.append(request)
+        canary = "POST /v1/completions"
+        dead = canary in requests and requests[requests.index(canary) :].count("GET /health") > 4
+        return {"GET /health": (503 if dead else 200, b""), "GET /metrics": (404, b"")}.get(request, (500, b"no"))
+
+    progress = LoadProgress(failing_since=time.monotonic())
+    ended: list[object] = []
+    reading, writing = os.pipe()  # as the pidfd of a running process
+    with engine(reply) as port, network() as loop:
+        main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
+        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, problems.append)
+        thread = threading.Thread(target=lambda: ended.append(monitor.run(reading)))
+        thread.start()
+        until(lambda: ended)
+        thread.join()
+    os.close(reading)
+    os.close(writing)
+    (error,) = ended
+    assert isinstance(error, EngineEndedError)
+    assert error.reason == "the engine is dead: /health answers 503"
+    assert "a canary completion failed: HTTP 500 no" in problems
+    assert requests.count("POST /v1/completions") == 1

@@ -59,6 +59,10 @@ def test_the_balanced_recipe_gives_the_sources_command_to_both_ranks() -> None:
     assert head.gpu_memory_utilization == 0.9
 
 
+def test_the_whole_memory_is_a_share_of_it() -> None:
+    assert plan(args={"gpu-memory-utilization": 1}).gpu_memory_utilization == 1.0
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [

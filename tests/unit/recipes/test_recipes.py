@@ -322,6 +322,11 @@ def test_the_json_schema_is_one_of_its_draft_and_knows_every_key() -> None:
     assert "assert" in PUBLISHED["$defs"]["Image"]["properties"]
 
 
+def test_what_is_nested_too_deep_is_a_fault() -> None:
+    with pytest.raises(YamlError, match="is nested too deep"):
+        parse_yaml(f"args: {'[' * 60}{']' * 60}\n", lambda _: False)
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.text(st.sampled_from("ab: -[]{}&*!|>'\"%@`\n\t#,?0.<=~\0\x85\ufeff\ud7ff1e_x/"), max_size=60)

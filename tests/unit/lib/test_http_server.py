@@ -307,7 +307,7 @@ def test_an_address_that_cannot_be_bound_is_an_oserror() -> None:
 
 def test_ipv6_is_served_too() -> None:
     if not socket.has_ipv6 or not os.path.exists("/proc/net/if_inet6"):
-        return
+        pytest.skip("this machine has no IPv6")
     seen = []
 
     async def handle(request: Request) -> Response:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -52,5 +53,7 @@ def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
     os.close(reading)
     journal = Journal(writing)
     journal.put(6, "nobody reads")
+    began = time.monotonic()
     journal.close(10)
+    assert time.monotonic() - began < 5
     os.close(writing)

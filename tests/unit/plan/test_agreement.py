@@ -61,8 +61,14 @@ def test_values_of_a_plan_always_fit_the_wire(values: dict[str, str]) -> None:
     assert agreement.parse_values(agreement.dump_values(flat)) == flat
 
 
+@given(document=st.dictionaries(TEXTS, TEXTS | st.integers() | st.none() | st.lists(TEXTS, max_size=1), max_size=3))
+def test_other_values_than_texts_are_refused(document: dict[str, object]) -> None:
+    texts = all(isinstance(value, str) for value in document.values())
+    assert agreement.parse_values(json.dumps(document).encode()) == (document if texts else None)
+
+
 @given(data=st.binary(max_size=200))
-def test_other_data_than_texts_by_name_is_refused(data: bytes) -> None:
+def test_any_bytes_are_values_or_none(data: bytes) -> None:
     found = agreement.parse_values(data)
     assert found is None or found == json.loads(data)
 

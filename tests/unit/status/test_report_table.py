@@ -122,6 +122,7 @@ def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
     assert len(shown.splitlines()) == 6
     assert all(character == "\n" or character.isprintable() for character in shown)
     alone = plain(render(replace(report, peers=()), VIEW))
+    assert "spark9" in alone
     assert all(character == "\n" or character.isprintable() for character in alone)
 
 

@@ -10,8 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from tests.tree import Tree
 from tests.unit.wire import reserved_port
+
+settings.register_profile("sparkd", deadline=None)  # a busy machine makes no example wrong
+settings.load_profile("sparkd")
 
 
 @pytest.fixture

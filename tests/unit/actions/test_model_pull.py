@@ -271,9 +271,7 @@ def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp
         ("HF_ENDPOINT", "http://127.0.0.1:{port}", "http://127.0.0.1:{port} can't be reached"),
     ],
 )
-def test_a_hub_that_cannot_be_reached_is_one_line(
-    machine: Machine, port: int, name: str, value: str, text: str
-) -> None:
+def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, value: str, text: str) -> None:
     machine.env[name] = value.format(port=port)
     done = ended(machine.start(REPO))
     assert (done.returncode, done.stderr.count("\n")) == (10, 1), done.stderr

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from msgspec import Struct, convert, field, to_builtins
 from msgspec.structs import replace
 
-if TYPE_CHECKING:
-    from sparkd.host.files import Files
+from sparkd.host.files import Files
+from sparkd.host.processes import read_process
 
 PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
 REPORT_SCHEMA = 1
@@ -206,8 +205,6 @@ def read_report(files: Files) -> str:
 
 def agent_running(files: Files, report: NodeReport) -> bool:
     """Whether the agent that wrote the report still runs."""
-    from sparkd.host.processes import read_process
-
     try:
         process = read_process(files, report.pid)
     except OSError:

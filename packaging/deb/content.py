@@ -55,7 +55,7 @@ def _system(tree: Tree, source: Source) -> None:
     rtupdate = source.text("packaging/debian/rtupdate").encode()
     tree.add("usr/share/python3/runtime.d/sparkd.rtupdate", rtupdate, 0o755)
     completion = Template(source.text("packaging/debian/completion.in"))
-    words = " ".join(name for name, _ in COMMANDS)
+    words = " ".join(name for name, *_ in COMMANDS)
     tree.add("usr/share/bash-completion/completions/sparkd", completion.substitute(commands=words).encode())
 
 

@@ -29,8 +29,8 @@ from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
 from sparkd.plan.model import LaunchPlan
-from sparkd.state import launch_history, rollback
-from sparkd.state.file import ignore_report
+from sparkd.state import launch_history
+from sparkd.state.known_good import ROLLBACK_FILE, ROLLBACK_HINT
 from sparkd.status.model import NodeReport, PeerStatus, Phase, dump, redacted, utc_now
 from sparkd.status.publisher import Reporter, Sink, status_line
 
@@ -78,16 +78,16 @@ def settle_rollback(agent: Deps) -> None:
     """Log that a rollback is in force; remove one that is over."""
     back = agent.context.rollback
     if back is not None:
-        agent.events.warning("rollback.plan.applied", plan=back.plan[:12], recipe=back.recipe.name, hint=rollback.HINT)
+        agent.events.warning("rollback.plan.applied", plan=back.plan[:12], recipe=back.recipe.name, hint=ROLLBACK_HINT)
         return
-    back = rollback.FILE.read(agent.host.files, ignore_report)
+    back = ROLLBACK_FILE.read(agent.host.files)
     if back is not None and back.replaces == membership.fingerprint_config(agent.context.configured, agent.host):
         return  # chosen after this process made its plan: for the next process
-    if agent.remove_state(rollback.FILE.name):
+    if agent.remove_state(ROLLBACK_FILE.name):
         if back is not None:
             agent.events.info("rollback.plan.removed", reason=f"the configuration has changed: {HOLDS}", hint="")
         else:
-            reason = f"{rollback.FILE.path} can't be read: {HOLDS}"
+            reason = f"{ROLLBACK_FILE.path} can't be read: {HOLDS}"
             agent.events.warning("rollback.plan.removed", reason=reason, hint="sparkd rollback --list")
 
 
@@ -99,7 +99,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     redact = Redactor(tuple(secrets.values()))
     events = base.log.events(redact)
     cluster = join_cluster(node, host, loop.wake, base.network, redact, events, owner_uid)
-    last_cause = launch_history.read_history(host.files, ignore_report).last_cause
+    last_cause = launch_history.read_history(host.files).last_cause
     first = initial_status(node, host, actions.owner.invocation, last_cause)
     reporter = Reporter(first, (*_sinks(actions, base.notifier, redact), *cluster.sinks))
     monitor = PeerMonitor(

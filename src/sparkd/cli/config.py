@@ -1,48 +1,59 @@
-"""`sparkd config`: show the settings and their sources, or check them."""
+"""`sparkd config` and `sparkd plan`: the settings and their sources, and their plan. No secret is printed."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
-from sparkd.lib.errors import ConfigError, ExitCode
+from msgspec import to_builtins
+
+from sparkd.cluster import auth, membership
+from sparkd.config import Settings, load_settings, load_with_origins, reference
+from sparkd.host import Host
+from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.recipes.loader import load_recipe, recipe_folders
+
+if TYPE_CHECKING:
+    from sparkd.plan.model import LaunchPlan
+    from sparkd.recipes.schema import Container, Lines
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_config(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="print what holds, and the file or variable that set it")
+    show.set_defaults(run=show_settings)
     form = show.add_mutually_exclusive_group()
     form.add_argument("--default", action="store_true", help="print the commented default file instead")
     form.add_argument("--json", action="store_true", help="print one JSON object")
-    actions.add_parser(
+    check = actions.add_parser(
         "check", help="say what is wrong with the settings, their recipe and its plan, or that they are good"
     )
+    check.set_defaults(run=check_settings)
 
 
-def run(args: argparse.Namespace) -> int:
-    if args.action == "check":
-        print(_check())
-    elif args.default:
-        from sparkd.config import reference
+def add_plan(parser: argparse.ArgumentParser) -> None:
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--script", action="store_true", help="print the launch script alone")
+    parser.add_argument("--rank", type=int, help="plan for this rank of cluster.nodes, as configured")
+    parser.set_defaults(run=show_plan)
 
+
+def show_settings(args: argparse.Namespace) -> None:
+    if args.default:
         print(reference.default_file(), end="")
     else:
-        from sparkd.config import load_with_origins, reference
-
         loaded = load_with_origins(os.environ)
         print(reference.show_json(loaded) if args.json else reference.show(loaded))
-    return ExitCode.GOOD
 
 
-def _check() -> str:
+def check_settings(_args: argparse.Namespace) -> None:
     """Check all that would end a start with 78, except what depends on the node's state. Raises ConfigError."""
-    from sparkd.cluster import auth, membership
-    from sparkd.config import load_with_origins
-    from sparkd.host import Host
     from sparkd.preflight.runner import chosen, downgraded
-    from sparkd.recipes.loader import load_recipe, recipe_folders
 
     loaded = load_with_origins(os.environ)
     wanted, host = loaded.settings.preflight, Host()
@@ -57,10 +68,11 @@ def _check() -> str:
         partial(membership.configured_context, loaded.settings, host),
         *key,
     )
-    settings_from = ", ".join(str(path) for path in loaded.files) or "no file"
     found = recipe()
-    unread = f"\n{path} was not looked at: only root can read it" if several and not key else ""
-    return f"settings are good ({settings_from})\nrecipe {found.recipe.name} is good ({found.files[0]}){unread}"
+    print(f"settings are good ({', '.join(str(path) for path in loaded.files) or 'no file'})")
+    print(f"recipe {found.recipe.name} is good ({found.files[0]})")
+    if several and not key:
+        print(f"{path} was not looked at: only root can read it")
 
 
 def _raise_all(*steps: Callable[[], object]) -> None:
@@ -75,3 +87,73 @@ def _raise_all(*steps: Callable[[], object]) -> None:
                 hints[error.hint] = None
     if reasons:
         raise ConfigError("\n".join(reasons), "; ".join(hints))
+
+
+def show_plan(args: argparse.Namespace) -> None:
+    """From the configuration alone."""
+    configured = load_settings(os.environ)
+    node = membership.resolve_context(configured, None, Host()) if args.rank is None else None
+    plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
+    if args.json:
+        print(_as_json(plan))
+    elif args.script:
+        print(plan.script, end="")
+    else:
+        if node and node.rollback:
+            print(_rows(("rollback", node.rollback.finding.reason), ("", node.rollback.finding.hint)))
+        print(f"{_described(plan)}\n\n{plan.script}".rstrip("\n"))
+
+
+def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
+    from sparkd.plan.build import make_plan
+
+    if not 0 <= rank < max(1, len(settings.cluster.nodes)):
+        raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
+    recipe = load_recipe(settings.engine.recipe, recipe_folders()).recipe
+    return make_plan(recipe, settings, membership.node_of_rank(settings, rank))
+
+
+def _as_json(plan: LaunchPlan) -> str:
+    values = to_builtins(plan, enc_hook=_dump_model)
+    return json.dumps({**values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+
+
+def _dump_model(value: Container | Lines) -> dict[str, object]:
+    fields = value.model_dump()
+    if "volumes" in fields:
+        fields["ulimits"] = [{"name": name, **limit} for name, limit in fields["ulimits"].items()]
+        fields["mounts"] = fields.pop("volumes")
+    return fields
+
+
+def _described(plan: LaunchPlan) -> str:
+    spec, node = plan.container, plan.node
+    privileged = "yes" if spec.privileged else "no"
+    return _rows(
+        ("recipe", plan.recipe),
+        ("digest", plan.digest),
+        ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
+        ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
+        ("model", f"{plan.model_path}, served as {plan.served_name}"),
+        ("endpoint", f"{plan.api_host} port {plan.api_port}"),
+        ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
+        *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.volumes),
+        *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
+        *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
+        ("memory", _memory(plan)),
+    )
+
+
+def _rows(*rows: tuple[str, str]) -> str:
+    return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _memory(plan: LaunchPlan) -> str:
+    share, limit = plan.gpu_memory_utilization, plan.container.memory_limit_bytes
+    if plan.memory_bytes is not None:
+        text = f"{plan.memory_bytes / 2**30:.1f} GiB"
+    else:
+        text = "vLLM's default share of the GPU's memory" if share is None else f"{share:g} of the GPU's memory"
+    if limit is not None:
+        text += f"; the container's limit of {limit / 2**30:.1f} GiB does not bound the GPU's share"
+    return text

@@ -1,4 +1,4 @@
-"""Commands. Each is a module of this package, imported when used; errors become exit codes here."""
+"""The commands, each with the module that is imported when it is used; errors become exit codes here."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from sparkd.lib.errors import ExitCode, SparkdError
 if TYPE_CHECKING:
     import argparse
 
-COMMANDS: tuple[tuple[str, str], ...] = (
-    ("preflight", "examine this node, apply the allowed fixes, report what blocks"),
-    ("run", "run the node agent (started by systemd)"),
-    ("plan", "show how this node's rank would be launched"),
-    ("diff", "show what differs from the last start that is known good"),
-    ("rollback", "go back to the last plan that is known good, until the configuration changes"),
-    ("status", "show what the nodes are doing, from any of them"),
-    ("sweep", "stop the container of an agent that is gone"),
-    ("units", "render, install, check or remove what systemd runs"),
-    ("recipe", "list, show and check recipes"),
-    ("model", "check, download or copy the files of a model"),
-    ("image", "copy an image of the engine to the other nodes"),
-    ("config", "show or check the configuration"),
-    ("tune", "show, apply or take back settings of the kernel"),
-    ("init", "make the key that the nodes of a cluster sign with"),
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("preflight", "preflight", "examine this node, apply the allowed fixes, report what blocks"),
+    ("run", "run", "run the node agent (started by systemd)"),
+    ("plan", "config", "show how this node's rank would be launched"),
+    ("diff", "known_good", "show what differs from the last start that is known good"),
+    ("rollback", "known_good", "go back to the last plan that is known good, until the configuration changes"),
+    ("status", "status", "show what the nodes are doing, from any of them"),
+    ("sweep", "run", "stop the container of an agent that is gone"),
+    ("units", "setup", "render, install, check or remove what systemd runs"),
+    ("recipe", "recipe", "list, show and check recipes"),
+    ("model", "model", "check, download or copy the files of a model"),
+    ("image", "sync", "copy an image of the engine to the other nodes"),
+    ("config", "config", "show or check the configuration"),
+    ("tune", "setup", "show, apply or take back settings of the kernel"),
+    ("init", "setup", "make the key that the nodes of a cluster sign with"),
 )
+"""Name, module and summary; the module's `add_NAME` declares the options and the function that runs."""
 
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,
 13 engine ended, 14 peer lost, 15 engine stalled, 16 memory guard, 17 the node needs a person, 78 wrong configuration"""
@@ -45,10 +46,10 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"sparkd {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS:
+    for name, module, summary in COMMANDS:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name == command:
-            import_module(f"sparkd.cli.{name}").arguments(sub)
+            getattr(import_module(f"sparkd.cli.{module}"), f"add_{name}")(sub)
     return parser
 
 
@@ -61,13 +62,11 @@ def main(argv: list[str] | None = None) -> int:
         return ExitCode.GOOD
     command = next((word for word in words if not word.startswith("-")), None)
     args = _parser(command).parse_args(words)
-    from importlib import import_module
-
     from sparkd.lib import log
 
     log.clean_stderr()
     try:
-        return int(import_module(f"sparkd.cli.{args.command}").run(args))
+        return int(args.run(args) or ExitCode.GOOD)
     except SparkdError as error:
         for line in str(error).splitlines():
             print(f"sparkd: {line}", file=sys.stderr)

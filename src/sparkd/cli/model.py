@@ -12,22 +12,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sparkd.cli import remote
-from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
-from sparkd.lib.text import sanitize
+from sparkd.cli import sync
+from sparkd.cli.console import Progress
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host, shm, weights
+from sparkd.host.disks import read_rooms
+from sparkd.host.files import Files
+from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.lib.text import sanitize, size
 
 if TYPE_CHECKING:
     from sparkd.actions.ssh import SshHost
-    from sparkd.cli.console import Progress
-    from sparkd.config import Settings
-    from sparkd.host import Host
-    from sparkd.host.files import Files
     from sparkd.recipes.schema import Model
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
-SPARE_BYTES = 1 << 30
-"""Left on the disk beside the model."""
 CHECK_SECONDS = 4 * 3600.0
 """To read a model whole, from a slow disk too."""
 NOT_FOUND = 127
@@ -37,7 +36,7 @@ RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--e
 _MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     check = actions.add_parser(
         "check",
@@ -45,6 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         description="Say whether a model's files are whole and, where Hugging Face's client has kept their hashes, "
         "whether they still have them. That reads them all: 149 GB take minutes.",
     )
+    check.set_defaults(run=check_model)
     check.add_argument("model", nargs="?", help=_MODEL)
     check.add_argument("--quick", action="store_true", help="names and sizes alone, as preflight does")
     pull = actions.add_parser(
@@ -53,6 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         description="Download a model by Hugging Face's client, or resume an interrupted download; then "
         "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy.",
     )
+    pull.set_defaults(run=pull_model)
     pull.add_argument("name", nargs="?", help="such as deepseek-ai/DeepSeek-V4-Flash; the recipe's where none is named")
     pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the newest files")
     pull.add_argument("--to", metavar="FOLDER", help="folder of the model, instead of its own below engine.models_dir")
@@ -62,35 +63,29 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pull.add_argument(
         "--token-file", metavar="FILE", help=f"file of a token; else that of {TOKEN} under engine.secrets, if any"
     )
-    sync = actions.add_parser(
+    copy = actions.add_parser(
         "sync",
         help="copy a model's folder to the other nodes, or resume that",
         description="Copy a model's folder to the same place on the other nodes by rsync over ssh, or resume an "
         "interrupted copy; then look at it there as `check` does. Nothing is deleted there.",
     )
-    sync.add_argument("model", nargs="?", help=_MODEL)
-    sync.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
-    remote.arguments(sync)
+    copy.set_defaults(run=sync_model)
+    copy.add_argument("model", nargs="?", help=_MODEL)
+    copy.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
+    sync.add_targets(copy)
 
 
-def run(args: argparse.Namespace) -> int:
-    from sparkd.host import Host
-
-    return {"check": _check, "pull": _pull, "sync": _sync}[args.action](args, Host())
-
-
-def _check(args: argparse.Namespace, host: Host) -> int:
+def check_model(args: argparse.Namespace) -> None:
+    host = Host()
     folder = _folder_of(args.model, host)
     _check_files(folder, host)
     if not args.quick:
         _check_hashes(folder, host.files)
-    return ExitCode.GOOD
 
 
 def _folder_of(word: str | None, host: Host) -> str:
     """Of a model by name, or the plan's."""
     from sparkd.cluster.membership import resolve_context
-    from sparkd.config import load_settings
 
     if word and word.startswith("/"):
         return word.rstrip("/")
@@ -114,8 +109,6 @@ def _check_files(folder: str, host: Host) -> None:
 
 def _warn_if_loading(folder: str, host: Host) -> None:
     """Print a warning where a program, such as a loading engine, has the model's files open."""
-    from sparkd.host import shm, weights
-
     with suppress(OSError):
         if shm.find_uses(host.files, host.processes(), weights.list_shards(host.files, folder)).used:
             print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
@@ -123,9 +116,6 @@ def _warn_if_loading(folder: str, host: Host) -> None:
 
 def _check_hashes(folder: str, files: Files) -> None:
     """Raises BlockedError (10) where a file is another than was downloaded."""
-    from sparkd.cli.console import Progress
-    from sparkd.host import weights
-
     wanted = weights.recorded_hashes(files, folder, files.names(folder))
     if not wanted:
         print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
@@ -143,25 +133,18 @@ def _check_hashes(folder: str, files: Files) -> None:
     print(f"as they were downloaded, by SHA-256: {len(wanted)} of its files")
 
 
-def _pull(args: argparse.Namespace, host: Host) -> int:
+def pull_model(args: argparse.Namespace) -> None:
     from sparkd.actions import hub
-    from sparkd.cli.console import Progress
-    from sparkd.config import load_settings
-    from sparkd.host.disks import read_rooms
-    from sparkd.lib.text import size
 
-    configured = load_settings(os.environ)
+    host, configured = Host(), load_settings(os.environ)
     name, folder = _choose_repo(args.name, args.to, configured)
     token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
     repo = hub.find_repo(name, args.revision, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
-    if _lacks_room(need_bytes, room.free_bytes):
-        raise BlockedError(
-            f"{size(room.free_bytes)} free on {room.mount}, {size(need_bytes + SPARE_BYTES)} needed for {repo.name}",
-            f"make room: df -h {room.mount}; or name a folder elsewhere by --to",
-        )
+    if need_bytes > 0:
+        sync.require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     _warn_if_loading(folder, host)
     with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
@@ -169,11 +152,6 @@ def _pull(args: argparse.Namespace, host: Host) -> int:
         hub.download(repo, Path(folder), token, progress.done)
     _check_files(folder, host)
     _check_hashes(folder, host.files)
-    return ExitCode.GOOD
-
-
-def _lacks_room(need_bytes: int, free_bytes: int) -> bool:
-    return need_bytes > 0 and free_bytes < need_bytes + SPARE_BYTES
 
 
 @contextmanager
@@ -242,26 +220,20 @@ def _read_token(path: str | None, files: Files) -> str | None:
     return token.decode()
 
 
-def _sync(args: argparse.Namespace, host: Host) -> int:
-    from sparkd.config import load_settings
-
-    peers = remote.choose_peers(args, load_settings(os.environ), host)
+def sync_model(args: argparse.Namespace) -> int:
+    host = Host()
+    peers = sync.choose_peers(args, load_settings(os.environ), host)
     folder = _folder_of(args.model, host)
     _check_files(folder, host)
     _warn_if_loading(folder, host)
-    return remote.run_on_each(peers, partial(_copy, folder, quick=args.quick))
+    return sync.run_on_each(peers, partial(_copy, folder, quick=args.quick))
 
 
 def _copy(folder: str, peer: SshHost, *, quick: bool) -> None:
-    from sparkd.lib.text import size
-
     source, where = f"{folder}/", f"{peer.address}: "
     need_bytes, room = peer.count_to_send(source, folder, *RSYNC_OPTIONS), peer.read_room(folder)
-    if _lacks_room(need_bytes, room.free_bytes):
-        raise BlockedError(
-            f"{where}{size(room.free_bytes)} free on {room.mount}, {size(need_bytes + SPARE_BYTES)} needed",
-            f"make room there: df -h {room.mount}",
-        )
+    if need_bytes:
+        sync.require_room(room, need_bytes, "", "", peer)
     print(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"), flush=True)
     peer.send(source, folder, *RSYNC_OPTIONS)
     ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)

@@ -7,20 +7,22 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sparkd.cli import console
+from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host
 from sparkd.lib.errors import ExitCode, UsageError
+from sparkd.lib.text import did_you_mean
+from sparkd.preflight import render
+from sparkd.preflight.check import Finding
+from sparkd.preflight.hooks import list_hooks
+from sparkd.preflight.registry import CHECKS, IDS, build_checks
+from sparkd.preflight.render import Shown
+from sparkd.preflight.runner import blocking, chosen, downgraded, examine
 
-if TYPE_CHECKING:
-    from sparkd.cluster.membership import NodeContext
-    from sparkd.config import Settings
-    from sparkd.host import Host
-    from sparkd.preflight.check import Finding
-    from sparkd.preflight.render import Shown
 
-
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only look: change nothing, say what would be changed")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--role", choices=("head", "worker"), help="exit 78 where this node is not of this role")
@@ -28,18 +30,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--root", metavar="TREE", help="look at the machine whose files lie below TREE; implies --dry-run"
     )
     parser.add_argument("--explain", metavar="ID", help="say what a check looks at, and why")
+    parser.set_defaults(run=preflight)
 
 
-def run(args: argparse.Namespace) -> int:
+def preflight(args: argparse.Namespace) -> int:
     if args.explain:
         print(_page(args.explain))
         return ExitCode.GOOD
-    from sparkd.cluster.membership import resolve_context
-    from sparkd.config import load_settings
-    from sparkd.host import Host
-    from sparkd.preflight import render
-    from sparkd.preflight.runner import blocking
-
     host = Host(args.root or "/")
     config = load_settings(os.environ if host.live else {}, Path(host.files.root))
     node = resolve_context(config, args.role, host)
@@ -57,9 +54,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _page(check_id: str) -> str:
-    from sparkd.lib.text import did_you_mean
-    from sparkd.preflight.registry import CHECKS, IDS
-
     pages = {check.id: check.page for check in CHECKS}
     if check_id in pages:
         return f"{check_id}\n\n{pages[check_id]}"
@@ -68,12 +62,6 @@ def _page(check_id: str) -> str:
 
 def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """Neither `Actions` nor anything that could start a program is imported here."""
-    from sparkd.cluster.membership import check_inputs
-    from sparkd.preflight.hooks import list_hooks
-    from sparkd.preflight.registry import build_checks
-    from sparkd.preflight.render import Shown, intended
-    from sparkd.preflight.runner import chosen, downgraded, examine
-
     wanted = config.preflight
     checks = chosen(build_checks(check_inputs(node)), wanted.skip)
     programs = list_hooks(host.files)
@@ -84,7 +72,7 @@ def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
         role=node.role,
         changes_nothing=True,
         findings=findings,
-        fixes=intended(findings, wanted.allow_fixes),
+        fixes=render.intended(findings, wanted.allow_fixes),
         hooks=tuple(hook.path for hook in programs if not hook.problem),
     )
 
@@ -99,16 +87,12 @@ def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
 
     from sparkd.actions import Actions
     from sparkd.agent import hooks
-    from sparkd.cluster.membership import check_inputs
     from sparkd.host.processes import NodeOwner
     from sparkd.lib.log import events
     from sparkd.lib.main_loop import MainLoop
     from sparkd.lib.systemd import Notifier
     from sparkd.lib.text import Redactor
     from sparkd.preflight.gate import Gate, GateIO
-    from sparkd.preflight.hooks import list_hooks
-    from sparkd.preflight.registry import build_checks
-    from sparkd.preflight.render import Shown
 
     loop = MainLoop(Notifier(), {})
 

@@ -8,70 +8,64 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkd import config
 from sparkd.cli import console
-from sparkd.lib.errors import ConfigError, ExitCode
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import Table
-
-if TYPE_CHECKING:
-    from sparkd import config
-    from sparkd.recipes.loader import Loaded
-    from sparkd.recipes.schema import Recipe
-    from sparkd.vllm.lint.predicates import Launch
+from sparkd.recipes.loader import (
+    SUFFIX,
+    Loaded,
+    compare_recipes,
+    explain,
+    find_recipes,
+    load_recipe,
+    recipe_folders,
+)
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
+from sparkd.vllm.args import command_line
+from sparkd.vllm.flag import first_values, parse_flags
+from sparkd.vllm.lint import rules
+from sparkd.vllm.lint.predicates import Launch
 
 HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "TOKENS/S", "FROM", "SOURCE")
 LONGEST_SOURCE = 70
 LONGEST_VALUE = 60
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_recipe(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    actions.add_parser("list", help="name every recipe")
+    actions.add_parser("list", help="name every recipe").set_defaults(run=list_recipes)
     show = actions.add_parser("show", help="print what would be launched, each value with who says it and where")
+    show.set_defaults(run=show_recipe)
     show.add_argument("--json", action="store_true", help="print the recipe alone, as one JSON object")
     show.add_argument("recipe", help="name or file")
     diff = actions.add_parser("diff", help="print where two recipes mean something else")
+    diff.set_defaults(run=diff_recipes)
     diff.add_argument("left", metavar="recipe", help="name or file")
     diff.add_argument("right", metavar="other", help="name or file")
     check = actions.add_parser("check", help="say what is wrong with recipes")
+    check.set_defaults(run=check_recipes)
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
     foreign = actions.add_parser("import", help="make recipes of those of eugr (version 1) and sparkrun (version 2)")
+    foreign.set_defaults(run=import_recipes)
     foreign.add_argument("path", metavar="FILE|DIR", type=Path)
     foreign.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
     )
     foreign.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there; without it, print")
     foreign.add_argument("--force", action="store_true", help="write over a recipe that is there")
-    actions.add_parser("schema", help="print the JSON Schema of recipe files")
+    schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
+    schema.set_defaults(run=lambda _args: print(json_schema()))
 
 
-def run(args: argparse.Namespace) -> int:
-    match args.action:
-        case "list":
-            console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
-        case "show" if args.json:
-            print(_load(args.recipe).recipe.model_dump_json(by_alias=True, indent=2))
-        case "show":
-            _explain(args.recipe)
-        case "diff":
-            console.show([_diff(args.left, args.right)])
-        case "check":
-            _check(args.recipes)
-        case "import":
-            _import(args)
-        case _:
-            from sparkd.recipes.schema import json_schema
-
-            print(json_schema())
-    return ExitCode.GOOD
+def list_recipes(_args: argparse.Namespace) -> None:
+    console.show([Table([HEADINGS, *_rows()], heading=True, one_line=True)])
 
 
 def _rows() -> Iterator[tuple[str, ...]]:
     """Every recipe that can be named."""
-    from sparkd.lib import recipes_dir
-    from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
-
     folders = recipe_folders()
     for name, path in find_recipes(folders).items():
         whose = "shipped" if path.parent == recipes_dir() else str(path.parent)
@@ -103,11 +97,13 @@ def _tokens_per_second(recipe: Recipe) -> str:
     return ", ".join(f"{by_requests[count]} at {count}" for count in ends) or "-"
 
 
-def _explain(word: str) -> None:
+def show_recipe(args: argparse.Namespace) -> None:
     """Print one line a value: what it is, its source, and what the recipe says instead."""
-    from sparkd.recipes.loader import explain
-
-    for one in explain(_load(word), _settings()):
+    loaded = _load(args.recipe)
+    if args.json:
+        print(loaded.recipe.model_dump_json(by_alias=True, indent=2))
+        return
+    for one in explain(loaded, _settings()):
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
         after = "" if one.instead_of is None else f", instead of {_cut(instead, LONGEST_VALUE)}"
         print(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}")
@@ -115,8 +111,6 @@ def _explain(word: str) -> None:
 
 def _settings() -> config.Loaded | None:
     """None where they are wrong; the reason is printed."""
-    from sparkd import config
-
     try:
         return config.load_with_origins(os.environ)
     except ConfigError as error:
@@ -124,31 +118,23 @@ def _settings() -> config.Loaded | None:
         return None
 
 
-def _diff(left: str, right: str) -> str | Table:
-    """What differs, under the names of both."""
-    from sparkd.recipes.loader import compare_recipes
-
-    found = compare_recipes(_load(left).recipe, _load(right).recipe)
-    if not found:
-        return f"{left} and {right} mean the same"
+def diff_recipes(args: argparse.Namespace) -> None:
+    found = compare_recipes(_load(args.left).recipe, _load(args.right).recipe)
     rows = [(one.key, one.left or "-", one.right or "-") for one in found]
-    return Table([("", left, right), *rows], heading=True, flexible=2)
+    table = Table([("", args.left, args.right), *rows], heading=True, flexible=2)
+    console.show([table if found else f"{args.left} and {args.right} mean the same"])
 
 
 def _load(word: str) -> Loaded:
     """`word` is a name, or a path where it looks like one."""
-    from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
-
     is_path = "/" in word or word.endswith(SUFFIX)
     return load_recipe(str(Path(word).absolute()) if is_path else word, recipe_folders())
 
 
-def _check(words: list[str]) -> None:
+def check_recipes(args: argparse.Namespace) -> None:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
-    from sparkd.recipes.loader import find_recipes, recipe_folders
-
     faults: list[str] = []
-    for word in words or find_recipes(recipe_folders()):
+    for word in args.recipes or find_recipes(recipe_folders()):
         try:
             loaded = _load(word)
         except ConfigError as error:
@@ -167,8 +153,6 @@ def _check(words: list[str]) -> None:
 
 def _lint(loaded: Loaded) -> tuple[list[str], list[str]]:
     """What the rules of plan-lint find in a recipe: errors and warnings, each with its file and line."""
-    from sparkd.vllm.lint import rules
-
     errors: list[str] = []
     warnings: list[str] = []
     for issue in rules.find_issues(_launch(loaded.recipe)):
@@ -180,11 +164,6 @@ def _lint(loaded: Loaded) -> tuple[list[str], list[str]]:
 
 def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
-    from sparkd.recipes.schema import KV_CACHE_TOKENS, has_placeholder
-    from sparkd.vllm.args import command_line
-    from sparkd.vllm.flag import first_values, parse_flags
-    from sparkd.vllm.lint.predicates import Launch
-
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     writable = (volume.target for volume in recipe.container.volumes if not volume.read_only)
@@ -199,7 +178,7 @@ def _launch(recipe: Recipe) -> Launch:
     )
 
 
-def _import(args: argparse.Namespace) -> None:
+def import_recipes(args: argparse.Namespace) -> None:
     """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
     from sparkd.recipes.importers import convert
     from sparkd.recipes.importers.source import parse_overrides
@@ -226,7 +205,6 @@ def _import(args: argparse.Namespace) -> None:
 
 def _write(folder: Path, name: str, text: str, force: bool) -> Path:
     from sparkd.actions import files
-    from sparkd.recipes.loader import SUFFIX
 
     path = folder / f"{name}{SUFFIX}"
     if not folder.is_dir():

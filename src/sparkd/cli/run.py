@@ -1,4 +1,8 @@
-"""`sparkd run`: run the node agent (started by systemd), until the rank ends or a stop is requested."""
+"""`sparkd run` and `sparkd sweep`: what the units start.
+
+systemd runs `sweep` after every end of the unit (ExecStopPost=) with the invocation id of the agent that has just
+ended. By hand it stops every container of sparkd's whose owner is gone.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,33 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from sparkd.lib.errors import ExitCode, SparkdError, UsageError
+from sparkd.lib.errors import ExitCode, LaunchError, SparkdError, UsageError
 
 if TYPE_CHECKING:
+    from sparkd.host import Host
+    from sparkd.host.docker import ContainerFacts
+    from sparkd.host.processes import NodeOwner
     from sparkd.lib.log import ProcessLog
 
 FLUSH_SECONDS = 5.0
+ROLES = ("head", "worker")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--role", choices=("head", "worker"), required=True, help="what this node is to be")
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", choices=ROLES, required=True, help="what this node is to be")
+    parser.set_defaults(run=run_agent)
 
 
-def run(args: argparse.Namespace) -> int:
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--role", choices=ROLES, help="only containers of this role")
+    parser.set_defaults(run=sweep)
+
+
+def run_agent(args: argparse.Namespace) -> int:
     if os.geteuid():
         raise UsageError("an agent must be root", "systemctl start sparkd-head")
     from sparkd.agent.bootstrap import build_agent
-    from sparkd.agent.run import run as run_to_end
+    from sparkd.agent.run import run
     from sparkd.lib.log import ProcessLog
     from sparkd.lib.main_loop import StopRequested
     from sparkd.lib.systemd import Journal
@@ -33,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         agent = build_agent(args.role, journal, log, os.environ)
         try:
-            return run_to_end(agent)
+            return run(agent)
         finally:
             agent.actions.release()
     except StopRequested:
@@ -54,3 +68,55 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     events = log.events(Redactor())
     for line in error.reason.splitlines():
         events.error("agent.run.refused", code=int(error.code), reason=line, hint=error.hint)
+
+
+def sweep(args: argparse.Namespace) -> int:
+    from sparkd.host import Host, docker
+    from sparkd.lib.systemd import invocation_id
+
+    host = Host()
+    if not docker.running(host):
+        # A query would start dockerd; the next preflight removes what is left.
+        print("docker is not running: nothing swept", file=sys.stderr)
+        return ExitCode.GOOD
+    facts = host.docker()
+    if facts.error:
+        raise LaunchError(f"docker can't list its containers: {facts.error}", "systemctl status docker")
+    # The owner is read after the containers: the agent of a listed container holds the lock already, or is gone.
+    orphans = find_orphans(facts.containers, host.owner(), invocation_id(os.environ), args.role)
+    return _end(host, orphans) if orphans else ExitCode.GOOD
+
+
+def find_orphans(
+    containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, invocation: str, role: str | None
+) -> tuple[ContainerFacts, ...]:
+    """Containers of sparkd's whose owner is gone: those of `invocation`; where it is empty, of all but the owner."""
+    from sparkd.host.docker import LABEL
+
+    if owner is not None and not owner.invocation:
+        # The lock's holder is unknown: each container might be theirs.
+        return ()
+    return tuple(
+        one
+        for one in containers
+        if one.ours
+        and (role is None or one.label(f"{LABEL}role") == role)
+        and (owner is None or one.invocation != owner.invocation)
+        and (not invocation or one.invocation == invocation)
+    )
+
+
+def _end(host: Host, orphans: tuple[ContainerFacts, ...]) -> int:
+    from sparkd.actions.dockerd import Containers
+    from sparkd.actions.processes import end_orphan
+
+    containers = Containers()
+    code = ExitCode.GOOD
+    for one in orphans:
+        try:
+            end_orphan(host, containers, one)
+            print(f"stopped and removed container {one.name} ({one.id[:12]}): its agent is gone")
+        except LaunchError as error:
+            print(f"sparkd: {error}", file=sys.stderr)
+            code = ExitCode.LAUNCH_FAILED
+    return code

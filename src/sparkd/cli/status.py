@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import time
+from datetime import UTC, datetime
 
 from sparkd.cli import console
+from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
-
-if TYPE_CHECKING:
-    from sparkd.host.files import Files
-    from sparkd.lib.text import Parts
-    from sparkd.status.model import NodeReport
+from sparkd.lib.text import Parts
+from sparkd.status.model import NodeReport, Phase, agent_running, parse, read_report
+from sparkd.status.table import View, render
 
 WATCH_SECONDS = 1.0
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the report as it stands")
     parser.add_argument("--watch", action="store_true", help="print it again each second until interrupted")
     parser.epilog = "exit codes, of this node: 0 serving, 20 on the way, 21 down"
+    parser.set_defaults(run=show_status)
 
 
-def run(args: argparse.Namespace) -> int:
-    import time
-
-    from sparkd.host.files import Files
-
+def show_status(args: argparse.Namespace) -> int:
     while True:
         shown, code = render_report(Files(), as_json=args.json)
         console.show(shown, clear=args.watch)
@@ -37,11 +34,6 @@ def run(args: argparse.Namespace) -> int:
 
 def render_report(files: Files, *, as_json: bool) -> tuple[Parts, ExitCode]:
     """What to print, and the exit code."""
-    from datetime import UTC, datetime
-
-    from sparkd.status.model import agent_running, parse, read_report
-    from sparkd.status.table import View, render
-
     text = read_report(files)
     report = parse(text)
     alive = report is not None and agent_running(files, report)
@@ -54,8 +46,6 @@ def render_report(files: Files, *, as_json: bool) -> tuple[Parts, ExitCode]:
 
 
 def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:
-    from sparkd.status.model import Phase
-
     if report is None or not alive or report.phase in (Phase.BLOCKED, Phase.STOPPED, Phase.FAILED):
         return ExitCode.DOWN
     return ExitCode.GOOD if report.phase in (Phase.SERVING, Phase.DEGRADED) else ExitCode.ON_THE_WAY

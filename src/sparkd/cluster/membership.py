@@ -12,14 +12,13 @@ from msgspec.structs import replace
 
 from sparkd.lib.errors import AddressAwaitedError, ConfigError, UsageError
 from sparkd.plan.model import LaunchPlan, Node
-from sparkd.state.file import ignore_report
 
 if TYPE_CHECKING:
     from sparkd.config import Settings
     from sparkd.host import Host
     from sparkd.preflight.registry import CheckInputs
     from sparkd.recipes.schema import Recipe
-    from sparkd.state.rollback import Rollback
+    from sparkd.state.known_good import Rollback
 
 HEAD, WORKER = "head", "worker"
 THIS_NODE_ALONE = "127.0.0.1"
@@ -72,20 +71,18 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 
     Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
     """
-    from sparkd.state import rollback
+    from sparkd.state import known_good
 
     node = find_place(settings, host)
     own = _role_of(node)
     if role not in (None, own):
         raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
-    back = rollback.FILE.read(host.files, ignore_report)
+    back = known_good.ROLLBACK_FILE.read(host.files)
     if back is not None and back.replaces == fingerprint_config(settings, host):
         return rolled_back_context(back, settings, host)
     try:
         return configured_context(settings, host, node)
     except ConfigError as error:
-        from sparkd.state import known_good
-
         hints = [error.hint] if error.hint else []
         with suppress(UsageError):  # users other than root may not read the file
             if known_good.read_known_good(host.files):
@@ -105,24 +102,24 @@ def configured_context(settings: Settings, host: Host, place: Node | None = None
 def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeContext:
     """This node with the engine of this rollback."""
     from sparkd.plan.build import make_plan
-    from sparkd.state.rollback import HINT
+    from sparkd.state.known_good import ROLLBACK_HINT
 
     node, in_force = find_place(settings, host), back.apply_to(settings)
     try:
         plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
     except ConfigError as error:
-        raise ConfigError(f"{error.reason}; this node is rolled back to {back.label}", HINT) from None
+        raise ConfigError(f"{error.reason}; this node is rolled back to {back.label}", ROLLBACK_HINT) from None
     return NodeContext(plan, in_force, back.recipe, settings, back)
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
     """Of the configuration that a rollback replaces."""
-    from sparkd.state import rollback
+    from sparkd.state import known_good
 
     recipe = None
     with suppress(ConfigError):
         recipe = _load_recipe(settings, host)
-    return rollback.fingerprint_engine(settings.engine, recipe)
+    return known_good.fingerprint_engine(settings.engine, recipe)
 
 
 def _load_recipe(settings: Settings, host: Host) -> Recipe:

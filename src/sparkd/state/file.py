@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
+from sparkd.host.files import Files
 from sparkd.lib.errors import UsageError
-
-if TYPE_CHECKING:
-    from sparkd.host.files import Files
 
 FOLDER = "/var/lib/sparkd"
 PRIVATE, PUBLIC = 0o600, 0o644
@@ -51,7 +49,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
             report(f"{self.path} can't be read: {error}")
             return None
 
-    def read(self, files: Files, report: Report) -> Content | None:
+    def read(self, files: Files, report: Report = ignore_report) -> Content | None:
         """As `load`, with every OSError reported. Raises UsageError for a user who may not read the file."""
         try:
             return self.load(files, report)

@@ -8,17 +8,15 @@ boot finds open ended with its machine: by a power cut, a freeze, or a kernel cr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
+from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import sanitize
 from sparkd.state.file import PUBLIC, Report, StateFile, ignore_report
-
-if TYPE_CHECKING:
-    from sparkd.host.files import Files
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""
@@ -142,7 +140,7 @@ OLD_FILES = ("launches.json", "boots.json", "last-exit.json")
 """Of earlier versions: each has some of the fields."""
 
 
-def read_history(files: Files, report: Report) -> LaunchHistory:
+def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:
     """Empty where there is no usable file."""
     return FILE.read(files, report) or _from_old_files(files, report)
 

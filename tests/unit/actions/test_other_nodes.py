@@ -12,8 +12,8 @@ from tests.tree import Tree
 
 from sparkd.actions.dockerd import lock_scratch
 from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
-from sparkd.cli import image, main, remote
-from sparkd.cli.image import SCRATCH
+from sparkd.cli import main, sync
+from sparkd.cli.sync import SCRATCH
 from sparkd.config import Settings
 from sparkd.config.settings import Cluster
 from sparkd.host import Host
@@ -33,7 +33,7 @@ def second(tmp_path: Path) -> Host:
 
 def parse_arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    remote.arguments(parser)
+    sync.add_targets(parser)
     parser.add_argument("model", nargs="*")
     return parser.parse_args(words)
 
@@ -49,7 +49,7 @@ def parse_arguments(*words: str) -> argparse.Namespace:
 def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
     second: Host, words: tuple[str, ...], expected: tuple[SshHost, ...]
 ) -> None:
-    assert remote.choose_peers(parse_arguments(*words), NODES, second) == expected
+    assert sync.choose_peers(parse_arguments(*words), NODES, second) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
 )
 def test_what_ssh_would_read_as_more_than_a_name_is_refused(second: Host, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
-        remote.choose_peers(parse_arguments(*words), NODES, second)
+        sync.choose_peers(parse_arguments(*words), NODES, second)
 
 
 def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
@@ -66,12 +66,12 @@ def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
 
 def test_nothing_is_copied_onto_itself(second: Host) -> None:
     with pytest.raises(UsageError, match=r"10\.0\.0\.2 is this node itself"):
-        remote.choose_peers(parse_arguments("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
+        sync.choose_peers(parse_arguments("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
 
 
 def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
     with pytest.raises(UsageError, match="names no other node"):
-        remote.choose_peers(parse_arguments(), Settings(), second)
+        sync.choose_peers(parse_arguments(), Settings(), second)
 
 
 def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +82,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
             raise BlockedError("a: its disk is full")
         served.append(peer.address)
 
-    assert remote.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
+    assert sync.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
     assert served == ["b"]
     assert capsys.readouterr().err == "sparkd: a: its disk is full\n"
 
@@ -169,9 +169,9 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     if there_gib:
         with (programs.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
-    looked = image._Image("name:tag", "0" * 64, 30 << 30)
+    looked = sync._Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
-        image._check_room(looked, peer, there)
+        sync._check_room(looked, peer, there)
 
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.actions.system_config import HEADER, PATH, STATE, SysctlManager
-from sparkd.cli import main, tune
+from sparkd.cli import main, setup
 from sparkd.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.recipes.schema import Recipe
 
@@ -40,7 +40,7 @@ def recipe(sysctls: dict[str, str], source: str = "a guide") -> Recipe:
 
 
 def apply(manager: SysctlManager, wanted: dict[str, str]) -> list[str]:
-    return manager.apply(wanted, tune.render(recipe(wanted)))
+    return manager.apply(wanted, setup.sysctl_file(recipe(wanted)))
 
 
 def values(manager: SysctlManager) -> dict[str, str | None]:
@@ -191,40 +191,40 @@ def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree, manager: S
 
 def test_what_is_printed(manager: SysctlManager) -> None:
     wanted, nothing = recipe(SWAPPINESS), recipe({})
-    assert list(tune.apply(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
-    assert "\n".join(tune.show(manager, wanted)).splitlines() == [
+    assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", "nothing to take back"]
+    assert "\n".join(setup.show_tuning(manager, wanted)).splitlines() == [
         "SETTING        NOW  PROPOSED  BEFORE SPARKD",
         "vm.swappiness  60   10        -",
         "",
         "from recipe x: a guide",
     ]
-    assert list(tune.apply(manager, wanted)) == [
+    assert list(setup.apply_tuning(manager, wanted)) == [
         "vm.swappiness: 60 -> 10",
         f"{PATH} sets 1 at each boot; `sparkd tune revert` takes that back",
     ]
-    assert "\n".join(tune.show(manager, nothing)).splitlines() == [
+    assert "\n".join(setup.show_tuning(manager, nothing)).splitlines() == [
         "SETTING        NOW  PROPOSED  BEFORE SPARKD",
         "vm.swappiness  10   -         60",
         "",
         "recipe x has no kernel settings",
     ]
     reverted = ["vm.swappiness: 10 -> 60", f"removed {PATH}"]
-    assert list(tune.apply(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
+    assert list(setup.apply_tuning(manager, nothing)) == ["recipe x has no kernel settings", *reverted]
     apply(manager, SWAPPINESS)
-    assert list(tune.revert(manager)) == reverted
+    assert list(setup.revert_tuning(manager)) == reverted
 
 
 def test_a_record_that_is_gone_is_said(node: Tree, manager: SysctlManager) -> None:
     apply(manager, SWAPPINESS)
     (node.root / STATE[1:]).unlink()
-    removed, lost = tune.revert(manager)
+    removed, lost = setup.revert_tuning(manager)
     assert removed == f"removed {PATH}"
     assert "until the next boot" in lost
     assert manager.current("vm.swappiness") == "10"
 
 
 def test_a_source_of_several_lines_is_one_comment() -> None:
-    text = tune.render(recipe(SWAPPINESS, "a\nvm.dirty_ratio = 1"))
+    text = setup.sysctl_file(recipe(SWAPPINESS, "a\nvm.dirty_ratio = 1"))
     assert text.splitlines()[1:] == ["# from recipe x: a vm.dirty_ratio = 1", "vm.swappiness = 10"]
 
 

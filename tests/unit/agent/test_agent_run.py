@@ -34,7 +34,6 @@ from sparkd.lib.log import ProcessLog
 from sparkd.lib.systemd import Journal
 from sparkd.preflight.registry import IDS
 from sparkd.state import launch_history
-from sparkd.state.file import ignore_report
 from sparkd.state.launch_history import STOPPED, End
 
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
@@ -92,7 +91,7 @@ class World:
 
     @property
     def last_exit(self) -> End:
-        found = launch_history.read_history(Host(self.tree.root).files, ignore_report).last_exit
+        found = launch_history.read_history(Host(self.tree.root).files).last_exit
         assert found is not None
         return found
 

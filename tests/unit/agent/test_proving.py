@@ -24,7 +24,7 @@ from sparkd.agent.startup import wait_backoff
 from sparkd.cluster import membership
 from sparkd.config.settings import Supervise
 from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
-from sparkd.state import known_good, launch_history, rollback
+from sparkd.state import known_good, launch_history
 from sparkd.state.known_good import Entry, Facts, History, node_values
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
 
@@ -81,7 +81,7 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
     assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
-    made = rollback.make_rollback(entry, "f", "")
+    made = known_good.make_rollback(entry, "f", "")
     assert made is not None
     assert (made.recipe, made.engine) == (agent.context.recipe, agent.settings.engine)
     assert agent.state.proven
@@ -144,32 +144,32 @@ def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: Age
     settle_rollback(agent)
     assert "rollback" not in " ".join(started.events.lines)
     entry = changed(started)
-    back = rollback.make_rollback(entry, "", "")
+    back = known_good.make_rollback(entry, "", "")
     assert back is not None
     agent = replace(agent, context=replace(agent.context, rollback=back))
     settle_rollback(agent)
     assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
     agent = started.agent
-    root.file(rollback.FILE.path, rollback.FILE.encode(back))
+    root.file(known_good.ROLLBACK_FILE.path, known_good.ROLLBACK_FILE.encode(back))
     settle_rollback(agent)
     assert isinstance(agent.actions, MemoryActions)
-    assert agent.actions.written[rollback.FILE.name] == ""
+    assert agent.actions.written[known_good.ROLLBACK_FILE.name] == ""
     assert started.events.lines[-1].startswith("rollback.plan.removed reason=the configuration has changed")
-    root.file(rollback.FILE.path, "rubbish")
+    root.file(known_good.ROLLBACK_FILE.path, "rubbish")
     settle_rollback(agent)
     assert "can't be read" in started.events.lines[-1]
 
 
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
-    back = rollback.make_rollback(
+    back = known_good.make_rollback(
         changed(started), membership.fingerprint_config(agent.context.configured, agent.host), ""
     )
     assert back is not None
-    Tree(Path(agent.host.files.root)).file(rollback.FILE.path, rollback.FILE.encode(back))
+    Tree(Path(agent.host.files.root)).file(known_good.ROLLBACK_FILE.path, known_good.ROLLBACK_FILE.encode(back))
     settle_rollback(agent)
     assert isinstance(agent.actions, MemoryActions)
-    assert rollback.FILE.name not in agent.actions.written
+    assert known_good.ROLLBACK_FILE.name not in agent.actions.written
     assert "rollback" not in " ".join(started.events.lines)
 
 

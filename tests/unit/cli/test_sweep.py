@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.cli.sweep import find_orphans
+from sparkd.cli.run import find_orphans
 from sparkd.host.docker import ContainerFacts
 from sparkd.host.processes import NodeOwner
 

@@ -12,8 +12,8 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import HEAD, plan
 
-from sparkd.cli import diff
-from sparkd.cli.diff import gather_facts
+from sparkd.cli import known_good as command
+from sparkd.cli.known_good import gather_facts
 from sparkd.host import Host, versions
 from sparkd.plan.agreement import Difference
 from sparkd.state import known_good
@@ -204,19 +204,19 @@ def test_the_diff_names_flag_then_and_now(tree: Tree) -> None:
         facts=Facts({**dict(plan().shared), **node_values(plan()), "weights.model.safetensors": "5 bytes"}, {}, {})
     )
     now = gather_facts(Host(tree.root), plan(args={"dtype": "half"}))
-    lines = diff.as_text(last, now).splitlines()
+    lines = command.as_text(last, now).splitlines()
     assert lines[0].startswith("since the last known good start (recipe x, plan d1d1d1d1d1d1")
     assert [line.split() for line in lines[1:3]] == [["then", "now"], ["args.dtype", "-", "half"]]
     assert lines[3] == "not compared: image.identity: docker is away"
     assert len(lines) == 4
-    said = json.loads(diff.as_json(last, now))
+    said = json.loads(command.as_json(last, now))
     assert said["differences"] == [{"name": "args.dtype", "then": None, "now": "half"}]
     assert said["known_good"]["plan"] == last.plan
-    assert json.loads(diff.as_json(None, None))["known_good"] is None
+    assert json.loads(command.as_json(None, None))["known_good"] is None
 
 
 def test_a_diff_without_differences_reports_that(tree: Tree) -> None:
     tree.file("/srv/models/m/model.safetensors", "12345")
     now = gather_facts(Host(tree.root), plan())
     last = known_good_entry(facts=replace(now, unseen={}))
-    assert diff.as_text(last, now).startswith("nothing that sparkd knows of differs from the last known good start")
+    assert command.as_text(last, now).startswith("nothing that sparkd knows of differs from the last known good start")

@@ -12,8 +12,8 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import configured, plan, recipe
 
-from sparkd.cli import rollback as command
-from sparkd.cli.rollback import choose, image_id
+from sparkd.cli import known_good as command
+from sparkd.cli.known_good import choose, image_id
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
@@ -25,8 +25,9 @@ from sparkd.preflight.checks.paths import ScriptPaths
 from sparkd.preflight.registry import build_checks
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Recipe
-from sparkd.state import known_good, rollback
-from sparkd.state.rollback import FILE, Rollback, fingerprint_engine
+from sparkd.state import known_good
+from sparkd.state.known_good import ROLLBACK_FILE as FILE
+from sparkd.state.known_good import Rollback, fingerprint_engine
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"
 IMAGE_ID = "sha256:" + "e" * 64
@@ -58,7 +59,7 @@ def good(**engine: object) -> known_good.Entry:
 
 
 def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Rollback:
-    made = rollback.make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
+    made = known_good.make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
     assert made is not None
     tree.file(FILE.path, FILE.encode(made))
     return made
@@ -168,12 +169,12 @@ def test_bad_content_is_no_rollback(tree: Tree) -> None:
 
 
 def test_an_image_that_is_no_id_is_never_requested() -> None:
-    made = rollback.make_rollback(good(), "f", IMAGE_ID)
+    made = known_good.make_rollback(good(), "f", IMAGE_ID)
     assert made is not None
     for image in ("../../containers/json?x=", "sha256:\ud800", "i:1\n"):
         with pytest.raises(ValueError, match="image_id"):
             FILE.decode(FILE.encode(replace(made, image_id=image)).encode())
-        assert rollback.make_rollback(good(), "f", image) is None
+        assert known_good.make_rollback(good(), "f", image) is None
 
 
 def test_every_shipped_recipe_comes_back_as_it_was() -> None:
@@ -181,7 +182,7 @@ def test_every_shipped_recipe_comes_back_as_it_was() -> None:
         shipped = load_recipe(name, [recipes_dir()]).recipe
         kept = json.loads(json.dumps(shipped.model_dump(mode="json", by_alias=True)))
         assert Recipe.model_validate(kept) == shipped
-        made = rollback.make_rollback(known_good_entry(recipe=kept), "f", "")
+        made = known_good.make_rollback(known_good_entry(recipe=kept), "f", "")
         assert made is not None
         assert FILE.decode(FILE.encode(made).encode()) == made
 

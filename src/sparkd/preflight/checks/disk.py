@@ -14,7 +14,6 @@ from sparkd.lib.text import GIB, MIB, sanitize, size
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.state import launch_history
-from sparkd.state.file import ignore_report
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
@@ -165,7 +164,7 @@ missing, nothing is inspected: see docker and image."""
             return CacheFacts(sanitize(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")
-        good = launch_history.read_history(host.files, ignore_report).good
+        good = launch_history.read_history(host.files).good
         same = good.get("image.identity") == identity
         others = caches.others(host.files, image.id)
         return CacheFacts(

@@ -1,35 +1,92 @@
-"""`sparkd image`: the engine's image, copied to the other nodes."""
+"""Copies to other nodes: what every `sync` shares, and `sparkd image sync`."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import re
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.cli import remote
-from sparkd.host import Host, docker, docker_image
-from sparkd.host.disks import read_rooms
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host
+from sparkd.host.disks import Room, read_rooms
+from sparkd.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
 from sparkd.lib.text import size
 
 if TYPE_CHECKING:
-    from sparkd.actions.ssh import SshHost
-    from sparkd.config import Settings
+    from sparkd.actions.ssh import PeerRoom, SshHost
 
 SCRATCH = ".cache/sparkd"
 """Below the user's home, on both sides: nobody else can put a file there."""
 LOAD_SECONDS = 3600.0
 SPARE_BYTES = 1 << 30
+"""Left on a disk beside what is written."""
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
+def add_targets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--to",
+        metavar="ADDRESS",
+        action="append",
+        help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
+        "cluster.nodes by default",
+    )
+    parser.add_argument("--user", help="user to log in as there; ssh's own choice by default")
+
+
+def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+    """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
+    from sparkd.actions.ssh import SshHost
+    from sparkd.host.network import canonical
+
+    if args.user is not None and not _USER.fullmatch(args.user):
+        raise UsageError(f"{args.user!r} is no name of a user")
+    for one in args.to or ():
+        if not _HOST.fullmatch(one):
+            raise UsageError(f"{one!r} is neither an address nor the name of a host")
+    own = host.addresses()
+    for one in args.to or ():
+        with suppress(ValueError):
+            if canonical(one) in own:
+                raise UsageError(f"{one} is this node itself")
+    addresses = args.to or [one for one in settings.cluster.nodes if canonical(one) not in own]
+    if not addresses:
+        raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
+    return tuple(SshHost(one, args.user or "") for one in dict.fromkeys(addresses))
+
+
+def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:
+    """One after the other; a failure is printed, and the next peer follows. 10 where any failed."""
+    code = ExitCode.GOOD
+    for peer in peers:
+        try:
+            act(peer)
+        except SparkdError as error:
+            print(f"sparkd: {error}", file=sys.stderr, flush=True)
+            code = ExitCode.BLOCKED
+    return code
+
+
+def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str, peer: SshHost | None) -> None:
+    """Raises BlockedError where less than `need_bytes` is free, with some to spare."""
+    if room.free_bytes < need_bytes + SPARE_BYTES:
+        where, there = (f"{peer.address}: ", " there") if peer else ("", "")
+        free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
+        hint = f"make room{there}: df -h {room.mount}{remedy}"
+        raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     sync = actions.add_parser(
         "sync",
@@ -38,20 +95,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "A node that has it already is left alone.",
     )
     sync.add_argument("ref", nargs="?", metavar="IMAGE", help="such as name:tag; the plan's where none is named")
-    remote.arguments(sync)
+    sync.set_defaults(run=sync_image)
+    add_targets(sync)
 
 
-def run(args: argparse.Namespace) -> int:
+def sync_image(args: argparse.Namespace) -> int:
     from sparkd.actions.dockerd import lock_scratch
     from sparkd.actions.files import remove
-    from sparkd.config import load_settings
 
-    host = Host()
-    configured = load_settings(os.environ)
-    peers = remote.choose_peers(args, configured, host)
+    host, configured = Host(), load_settings(os.environ)
+    peers = choose_peers(args, configured, host)
     image = _inspect(_ref(args.ref, configured, host), host)
     with lock_scratch(image.file.parent):
-        code = remote.run_on_each(peers, partial(_copy, image, host))
+        code = run_on_each(peers, partial(_copy, image, host))
         if code and image.file.exists():
             print(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
         else:
@@ -90,6 +146,9 @@ def _ref(word: str | None, settings: Settings, host: Host) -> str:
 
 
 def _inspect(ref: str, host: Host) -> _Image:
+    from sparkd.host import docker, docker_image
+    from sparkd.lib.dockerd.reader import DockerError
+
     try:
         found = docker.query(
             host, lambda one: (docker_image.image_identity(one, ref), docker_image.read_image(one, ref))
@@ -116,8 +175,7 @@ def _copy(image: _Image, host: Host, peer: SshHost) -> None:
     _check_room(image, peer, there)
     if not image.file.exists():
         _save(image, host)
-    length = size(image.file.stat().st_size)
-    print(f"{peer.address}: {length} to send", flush=True)
+    print(f"{peer.address}: {size(image.file.stat().st_size)} to send", flush=True)
     # In place: nothing reads it meanwhile, and a partial file is resumed.
     peer.send(str(image.file), f"{SCRATCH}/", "--inplace")
     print(f"{peer.address}: docker loads it", flush=True)
@@ -132,6 +190,9 @@ def _copy(image: _Image, host: Host, peer: SshHost) -> None:
 
 
 def _identity(image: _Image, peer: SshHost) -> str | None:
+    from sparkd.host import docker_image
+    from sparkd.lib.dockerd.reader import DockerError
+
     try:
         return docker_image.identity_of(peer.inspect_image(image.ref), image.ref)
     except DockerError as error:
@@ -143,13 +204,9 @@ def _check_room(image: _Image, peer: SshHost, there: str) -> None:
     root = peer.run_checked("docker", "info", "--format", "{{.DockerRootDir}}").strip()
     file_bytes = max(0, image.size_bytes - peer.read_size(there))
     wanted = ((peer.read_room(SCRATCH), file_bytes), (peer.read_room(root or "/"), image.size_bytes))
-    for (mount, free_bytes), _ in wanted:
-        need_bytes = SPARE_BYTES + sum(size_bytes for room, size_bytes in wanted if room.mount == mount)
-        if free_bytes < need_bytes:
-            raise BlockedError(
-                f"{peer.address}: {size(free_bytes)} free on {mount}, {size(need_bytes)} needed for {image.ref}",
-                f"make room there: df -h {mount}; docker system df",
-            )
+    for room, _ in wanted:
+        need_bytes = sum(size_bytes for other, size_bytes in wanted if other.mount == room.mount)
+        require_room(room, need_bytes, f" for {image.ref}", "; docker system df", peer)
 
 
 def _save(image: _Image, host: Host) -> None:
@@ -157,12 +214,7 @@ def _save(image: _Image, host: Host) -> None:
     from sparkd.cli.console import Progress
 
     (room,) = read_rooms(host, (str(image.file.parent),))
-    need_bytes = image.size_bytes + SPARE_BYTES
-    if room.free_bytes < need_bytes:
-        raise BlockedError(
-            f"{size(room.free_bytes)} free on {room.mount} here, {size(need_bytes)} needed for {image.file}",
-            f"make room: df -h {room.mount}; docker system df",
-        )
+    require_room(room, image.size_bytes, f" here for {image.file}", "; docker system df", None)
     print(f"docker writes {image.ref} to {image.file}", flush=True)
     with Progress(1, image.size_bytes) as progress:
         progress.next(image.ref)

@@ -1,0 +1,236 @@
+"""`sparkd diff` and `sparkd rollback`: what differs from the last known good start, and the way back to one.
+
+A rollback is one file of state, which the next start reads: it ends nothing, and works while an agent loops or is down.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sparkd.cluster import membership
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host, docker, docker_image, versions
+from sparkd.host.weights import Weights
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
+from sparkd.lib.text import Table, sanitize
+from sparkd.plan.agreement import format_table, make_agreement
+from sparkd.plan.fingerprint import hash_user_script, read_image_identity, read_weights
+from sparkd.plan.model import LaunchPlan
+from sparkd.state import known_good
+from sparkd.state.known_good import ROLLBACK_FILE, Entry, Facts, find_differences, format_utc, group_files, node_values
+
+HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
+DIGITS = 12
+"""Of a digest, where a person reads it."""
+LIST = "sparkd rollback --list"
+
+
+def add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.epilog = "What most likely matters comes first. The exit code is 0 whether anything differs or not."
+    parser.set_defaults(run=diff)
+
+
+def add_rollback(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("plan", nargs="?", default="", help="how the digest of a plan begins, as --list shows it")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--list", action="store_true", help="print the plans that are known good, the last one first")
+    form.add_argument("--end", action="store_true", help="let the configuration hold again from the next start on")
+    parser.set_defaults(run=rollback)
+
+
+def diff(args: argparse.Namespace) -> None:
+    host, config = Host(), load_settings(os.environ)
+    known = _read_known_good(host)
+    if not known:
+        print(as_json(None, None) if args.json else _none_yet(config))
+        return
+    now = gather_facts(host, membership.configured_context(config, host).plan)
+    if args.json:
+        print(as_json(known[0], now))
+        return
+    back = membership.resolve_context(config, None, host).rollback
+    if back is not None:
+        print(f"{back.finding.reason}; compared is what is configured")
+    print(as_text(known[0], now))
+
+
+def _read_known_good(host: Host) -> tuple[Entry, ...]:
+    return known_good.read_known_good(host.files, lambda reason: print(f"sparkd: {reason}", file=sys.stderr))
+
+
+def _none_yet(config: Settings) -> str:
+    return (
+        "no start is known good on this node yet: one that has served for "
+        f"{config.supervise.proven_seconds} s (supervise.proven_seconds) becomes that"
+    )
+
+
+def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
+    """What the plan would start with now. May wait for docker and for the model's disk."""
+    weights, identity, script = Weights(()), "", ""
+    unseen: dict[str, str] = {}
+
+    @contextmanager
+    def attempt(name: str) -> Iterator[None]:
+        try:
+            yield
+        except SparkdError as error:
+            unseen[name] = str(error)
+
+    with attempt("weights"):
+        weights = read_weights(host, plan)
+    with attempt("image.identity"):
+        if not docker.running(host):
+            raise SparkdError("docker is away")
+        identity = read_image_identity(host, plan.image_to_run)
+    with attempt("script"):
+        script = hash_user_script(host, plan)
+    values = make_agreement(plan, identity, weights, script).values
+    boot = versions.read_boot(host, (name for name, _ in plan.sysctls))
+    return Facts({**values, **node_values(plan)}, versions.read_versions(host), boot, unseen)
+
+
+def as_text(last: Entry, now: Facts) -> str:
+    plan = f"recipe {sanitize(last.name)}, plan {last.plan[:DIGITS]}, {format_utc(last.until)}"
+    rows, then = _differing(last, now), sanitize(f"the last known good start ({plan})")
+    unseen = [f"not compared: {name}: {sanitize(why, 300)}" for name, why in now.unseen.items()]
+    head = f"since {then}:" if rows else f"nothing that sparkd knows of differs from {then}"
+    return "\n".join([head, *rows, *unseen])
+
+
+def _differing(last: Entry, now: Facts) -> tuple[str, ...]:
+    return format_table(group_files(find_differences(last.facts, now)), "then", "now")
+
+
+def as_json(last: Entry | None, now: Facts | None) -> str:
+    found = find_differences(last.facts, now) if last is not None and now is not None else ()
+    keys = ("since", "until", "plan", "agreement", "recipe", "image_id")
+    document = {
+        "schema": 1,
+        "known_good": last and {key: last.name if key == "recipe" else getattr(last, key) for key in keys},
+        "differences": [{"name": one.name, "then": one.own or None, "now": one.theirs or None} for one in found],
+        "not_compared": dict(now.unseen) if now else {},
+    }
+    return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def rollback(args: argparse.Namespace) -> None:
+    if args.plan and (args.list or args.end):
+        raise UsageError("a plan is named to go back to it, without --list and --end")
+    config, host = load_settings(os.environ), Host()
+    if args.list:
+        print(listed(_read_known_good(host), config, host))
+        return
+    if os.geteuid():
+        raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
+    for line in _end(config, host) if args.end else _roll_back(args.plan, config, host):
+        print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
+
+
+def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
+    """One line a plan."""
+    if not known:
+        return _none_yet(config)
+    plan, back = _configured(config, host), None
+    with suppress(ConfigError):
+        back = membership.resolve_context(config, None, host).rollback
+    rows: list[tuple[str, ...]] = [HEADINGS]
+    for one in known:
+        image = one.image_id.removeprefix("sha256:")[:DIGITS]
+        cells = (one.plan[:DIGITS], one.name, format_utc(one.since), format_utc(one.until), image)
+        marks = ["configured"] * (plan is not None and plan.digest == one.plan)
+        if back is not None and back.plan == one.plan and back.image_id in ("", one.image_id):
+            marks.append("rolled back to")  # also once it has proven itself again, at another time
+        rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
+    return str(Table(rows))
+
+
+def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, image_id: str) -> Entry:
+    """The newest entry other than `configured` whose digest begins with `wanted`. Raises UsageError.
+
+    `configured`: None where the configuration makes no plan; `image_id`: of its image, empty where not known.
+    """
+    if not known:
+        raise UsageError("no start is known good on this node yet, so there is nothing to go back to")
+    named = [one for one in known if one.plan.startswith(wanted)]
+    if not named:
+        raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
+    digest = configured.digest if configured else None
+    others = [one for one in named if one.plan != digest or image_id not in ("", one.image_id)]
+    if not others and not wanted:
+        raise UsageError(
+            "what is configured is the last known good plan itself, and there is none before it",
+            "`sparkd diff` shows what else differs",
+        )
+    return (others or named)[0]
+
+
+def image_id(host: Host, ref: str) -> str | None:
+    """Of an image on this node: empty where there is none; None where docker does not answer."""
+    with suppress(DockerError):
+        if docker.running(host):
+            found = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
+            return found.id if found else ""
+    return None
+
+
+def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
+    from sparkd.actions import files
+
+    plan = _configured(config, host)
+    present = image_id(host, plan.image) if plan else None
+    entry = choose(_read_known_good(host), wanted, plan, present or "")
+    found = image_id(host, entry.image_id)
+    replaces = membership.fingerprint_config(config, host)
+    back = known_good.make_rollback(entry, replaces, entry.image_id if found else "")
+    if back is None:
+        raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
+    node = None
+    with suppress(AddressAwaitedError):  # this node's place is not known yet
+        node = membership.rolled_back_context(back, config, host)
+    with files.usage_error(f"{ROLLBACK_FILE.path} can't be written", "df -h /var/lib/sparkd"):
+        files.write(Path(ROLLBACK_FILE.path), ROLLBACK_FILE.encode(back), ROLLBACK_FILE.mode, durable=True)
+    yield f"{back.label} is in force from the next start on, until the configuration changes"
+    if found is None:
+        yield "docker can't look up the recorded image: the one that has its name will run"
+    elif not found:
+        yield f"the recorded image, {entry.image_id}, is not on this node any more: the one that has its name will run"
+    if node and (rows := _differing(entry, gather_facts(host, node.plan))):
+        yield "what still differs, and no rollback restores:"
+        yield from rows
+    if len(config.cluster.nodes) > 1:
+        yield f"next: on each other node: sudo sparkd rollback {entry.plan[:DIGITS]}"
+    yield f"next: systemctl restart {_unit(config, host)}"
+
+
+def _end(config: Settings, host: Host) -> Iterator[str]:
+    from sparkd.actions import files
+
+    with files.usage_error(f"{ROLLBACK_FILE.path} can't be removed", ""):
+        removed = files.remove(Path(ROLLBACK_FILE.path))
+    if removed:
+        yield "what is configured holds from the next start on"
+        yield f"next: systemctl restart {_unit(config, host)}"
+    else:
+        yield "no rollback is in force: what is configured holds"
+
+
+def _configured(config: Settings, host: Host) -> LaunchPlan | None:
+    """None where what is configured makes no plan."""
+    with suppress(ConfigError):
+        return membership.configured_context(config, host).plan
+    return None
+
+
+def _unit(config: Settings, host: Host) -> str:
+    with suppress(ConfigError):
+        return "sparkd-worker" if membership.find_place(config, host).rank else "sparkd-head"
+    return "sparkd-head, or sparkd-worker where this node is one"

@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
 
@@ -15,11 +14,11 @@ from sparkd.cluster import auth, membership
 from sparkd.config import Settings, load_settings, load_with_origins, reference
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.loader import load_recipe, recipe_folders
-
-if TYPE_CHECKING:
-    from sparkd.plan.model import LaunchPlan
-    from sparkd.recipes.schema import Container, Lines
+from sparkd.recipes.schema import Container, Lines
+from sparkd.state.known_good import Rollback
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -99,14 +98,10 @@ def show_plan(args: argparse.Namespace) -> None:
     elif args.script:
         print(plan.script, end="")
     else:
-        if node and node.rollback:
-            print(_rows(("rollback", node.rollback.finding.reason), ("", node.rollback.finding.hint)))
-        print(f"{_described(plan)}\n\n{plan.script}".rstrip("\n"))
+        print(f"{_described(plan, node.rollback if node else None)}\n\n{plan.script}".rstrip("\n"))
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
-    from sparkd.plan.build import make_plan
-
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
     recipe = load_recipe(settings.engine.recipe, recipe_folders()).recipe
@@ -126,10 +121,11 @@ def _dump_model(value: Container | Lines) -> dict[str, object]:
     return fields
 
 
-def _described(plan: LaunchPlan) -> str:
+def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:
     spec, node = plan.container, plan.node
     privileged = "yes" if spec.privileged else "no"
-    return _rows(
+    rows = [
+        *([("rollback", rollback.finding.reason), ("", rollback.finding.hint)] if rollback else []),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
@@ -141,10 +137,7 @@ def _described(plan: LaunchPlan) -> str:
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
         ("memory", _memory(plan)),
-    )
-
-
-def _rows(*rows: tuple[str, str]) -> str:
+    ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 

@@ -10,7 +10,7 @@ import sys
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
-from sparkd.lib.text import GAP, Parts, Table, plain, printable
+from sparkd.lib.text import GAP, Parts, Table, plain, printable, sanitize
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,8 +41,7 @@ def _console(file: TextIO, columns: int | None = None) -> Console:
     from rich.console import Console
 
     # On a dumb terminal rich uses a width only together with a height.
-    height = None if columns is None else 25
-    return Console(file=file, width=columns, height=height, markup=False, emoji=False, highlight=False)
+    return Console(file=file, width=columns, height=columns and 25, markup=False, emoji=False, highlight=False)
 
 
 def _show_table(table: Table) -> None:
@@ -104,8 +103,6 @@ class Progress:
     def next(self, name: str) -> None:
         self._number += 1
         if self._bar:
-            from sparkd.lib.text import sanitize
-
             room = max(8, self._bar.console.width - BAR_WIDTH - FIGURES_WIDTH)
             self._bar.update(self._task, description=sanitize(f"{self._number}/{self._files} {name}", room))
 

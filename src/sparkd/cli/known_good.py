@@ -166,10 +166,8 @@ def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, i
     digest = configured.digest if configured else None
     others = [one for one in named if one.plan != digest or image_id not in ("", one.image_id)]
     if not others and not wanted:
-        raise UsageError(
-            "what is configured is the last known good plan itself, and there is none before it",
-            "`sparkd diff` shows what else differs",
-        )
+        hint = "`sparkd diff` shows what else differs"
+        raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
     return (others or named)[0]
 
 

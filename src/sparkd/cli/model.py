@@ -23,7 +23,6 @@ from sparkd.lib.text import sanitize, size
 
 if TYPE_CHECKING:
     from sparkd.actions.ssh import SshHost
-    from sparkd.recipes.schema import Model
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
@@ -172,15 +171,16 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
 
 def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[str, str]:
     """Name of the repository, and the folder that it goes to."""
-    from sparkd.recipes.schema import REPO
+    from sparkd.recipes.loader import load_recipe, recipe_folders
+    from sparkd.recipes.schema import REPO, Model
 
-    model = _recipe_model(settings, needed=word is None)
+    model = Model()
+    with suppress(*(() if word is None else (ConfigError,))):  # a named model needs no good recipe
+        model = load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
     name = word or model.repo
     if not name:
-        raise UsageError(
-            f"recipe {settings.engine.recipe} does not say where its model is published",
-            "name it: sparkd model pull ORGANISATION/NAME",
-        )
+        hint = "name it: sparkd model pull ORGANISATION/NAME"
+        raise UsageError(f"recipe {settings.engine.recipe} does not say where its model is published", hint)
     if not REPO.fullmatch(name):
         raise UsageError(f"{name} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
     if to is not None:
@@ -191,16 +191,6 @@ def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[
     if path == model.path and model.repo and name.lower() != model.repo.lower():
         raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
     return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
-
-
-def _recipe_model(settings: Settings, *, needed: bool) -> Model:
-    """Empty where the recipe is wrong and not `needed`: a named model needs no good recipe."""
-    from sparkd.recipes.loader import load_recipe, recipe_folders
-    from sparkd.recipes.schema import Model
-
-    with suppress(*(() if needed else (ConfigError,))):
-        return load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
-    return Model()
 
 
 def _read_token(path: str | None, files: Files) -> str | None:

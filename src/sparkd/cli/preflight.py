@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import uuid
 from functools import partial
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from sparkd.cli import console
 from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
+from sparkd.host.processes import NodeOwner
 from sparkd.lib.errors import ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
@@ -80,14 +82,10 @@ def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
 def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
     """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
     if os.geteuid() != 0:
-        raise UsageError(
-            "only root may change this node", "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
-        )
-    import uuid
-
+        hint = "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
+        raise UsageError("only root may change this node", hint)
     from sparkd.actions import Actions
     from sparkd.agent import hooks
-    from sparkd.host.processes import NodeOwner
     from sparkd.lib.log import events
     from sparkd.lib.main_loop import MainLoop
     from sparkd.lib.systemd import Notifier

@@ -13,7 +13,7 @@ from sparkd import config
 from sparkd.cli import console
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import Table
+from sparkd.lib.text import Table, sanitize
 from sparkd.recipes.loader import (
     SUFFIX,
     Loaded,
@@ -83,7 +83,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
             str(recipe.args.get("max-num-seqs") or "-"),
             _tokens_per_second(recipe),
             whose,
-            _cut(recipe.source.partition(";")[0], LONGEST_SOURCE) or "-",
+            sanitize(recipe.source.partition(";")[0], LONGEST_SOURCE) or "-",
         )
 
 
@@ -105,7 +105,7 @@ def show_recipe(args: argparse.Namespace) -> None:
         return
     for one in explain(loaded, _settings()):
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
-        after = "" if one.instead_of is None else f", instead of {_cut(instead, LONGEST_VALUE)}"
+        after = "" if one.instead_of is None else f", instead of {sanitize(instead, LONGEST_VALUE)}"
         print(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}")
 
 
@@ -216,7 +216,3 @@ def _write(folder: Path, name: str, text: str, force: bool) -> Path:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     return path
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[: longest - 1].rstrip()}…"

@@ -6,16 +6,16 @@ import argparse
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkd.actions import files
+from sparkd.actions.system_config import HEADER, PATH, SysctlManager, UnitFiles
+from sparkd.cluster.auth import read_keys
 from sparkd.config import load_settings, units
 from sparkd.host.files import Files
 from sparkd.lib.errors import ConfigError, UsageError
 from sparkd.lib.text import Table
-
-if TYPE_CHECKING:
-    from sparkd.actions.system_config import SysctlManager
-    from sparkd.recipes.schema import Recipe
+from sparkd.recipes.loader import load_recipe, recipe_folders
+from sparkd.recipes.schema import Recipe
 
 NEW_KEY = "--new-cluster-key"
 KEY_BYTES = 32
@@ -45,36 +45,26 @@ def create_key(path: str) -> str:
     if os.path.lexists(path):
         hint = f"sparkd init {NEW_KEY} --rotate puts a new key above it"
         raise UsageError(f"{path} exists, and is never overwritten", hint)
-    _write_key(path, over=False)
-    return f"wrote {path}\n{_copy(path)}"
+    return f"wrote {path}\n{_write_key(path, over=False)}"
 
 
 def rotate_key(path: str) -> str:
     """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
-    from sparkd.cluster.auth import read_keys
-
     old, *older = read_keys(Files(), path, os.geteuid())
     if older:
-        raise UsageError(
-            f"{path} has {1 + len(older)} keys: the rotation before is not complete",
-            "take the old lines away first, once all nodes have the new key",
-        )
-    _write_key(path, old.hex())
+        hint = "take the old lines away first, once all nodes have the new key"
+        raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
     return (
-        f"wrote {path}: a new key, with the old one below it\n{_copy(path)}\n"
+        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, old.hex())}\n"
         "when all nodes have it, take the last line away on each of them; running agents need no restart"
     )
 
 
-def _write_key(path: str, *old_keys: str, over: bool = True) -> None:
-    from sparkd.actions import files
-
+def _write_key(path: str, *old_keys: str, over: bool = True) -> str:
+    """What to do next."""
     lines = [KEY_HEADER, os.urandom(KEY_BYTES).hex(), *old_keys, ""]
     with files.usage_error(f"{path} can't be written", f"ls -ld {Path(path).parent}"):
         files.write(Path(path), "\n".join(lines), 0o600, durable=True, over=over)
-
-
-def _copy(path: str) -> str:
     return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"
 
 
@@ -89,8 +79,6 @@ def add_units(parser: argparse.ArgumentParser) -> None:
 
 
 def manage_units(args: argparse.Namespace) -> None:
-    from sparkd.actions.system_config import UnitFiles
-
     if args.action == "remove":
         print("\n".join(UnitFiles().remove()) or "nothing to change")
         return
@@ -120,9 +108,6 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
 def tune(args: argparse.Namespace) -> None:
     if args.action != "show" and os.geteuid():
         raise UsageError("only root may set the kernel", f"sudo sparkd tune {args.action}")
-    from sparkd.actions.system_config import SysctlManager
-    from sparkd.recipes.loader import load_recipe, recipe_folders
-
     if args.action == "revert":
         lines = revert_tuning(SysctlManager())
     else:
@@ -143,8 +128,6 @@ def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
 
 
 def apply_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:
-    from sparkd.actions.system_config import PATH
-
     if not recipe.host.sysctls:
         yield _source(recipe)
         yield from revert_tuning(manager)
@@ -158,8 +141,6 @@ def revert_tuning(manager: SysctlManager) -> Iterator[str]:
 
 
 def sysctl_file(recipe: Recipe) -> str:
-    from sparkd.actions.system_config import HEADER
-
     lines = [f"{name} = {value}" for name, value in sorted(recipe.host.sysctls.items())]
     head = f"{HEADER}; `sparkd tune revert` removes it and gives back what was set before."
     return "\n".join([head, f"# {_source(recipe)}", *lines, ""])

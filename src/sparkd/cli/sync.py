@@ -51,11 +51,10 @@ def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tu
 
     if args.user is not None and not _USER.fullmatch(args.user):
         raise UsageError(f"{args.user!r} is no name of a user")
+    own = host.addresses()
     for one in args.to or ():
         if not _HOST.fullmatch(one):
             raise UsageError(f"{one!r} is neither an address nor the name of a host")
-    own = host.addresses()
-    for one in args.to or ():
         with suppress(ValueError):
             if canonical(one) in own:
                 raise UsageError(f"{one} is this node itself")
@@ -122,13 +121,9 @@ class _Image(Struct, frozen=True):
     """Of its layers, unpacked."""
 
     @property
-    def name(self) -> str:
-        """Of the file, the same on both sides: what is there of it is this image's."""
-        return f"image-{self.identity[:32]}.tar"
-
-    @property
     def file(self) -> Path:
-        return Path.home() / SCRATCH / self.name
+        """Its name is the same on both sides: what is there of it is this image's."""
+        return Path.home() / SCRATCH / f"image-{self.identity[:32]}.tar"
 
 
 def _ref(word: str | None, settings: Settings, host: Host) -> str:
@@ -138,10 +133,8 @@ def _ref(word: str | None, settings: Settings, host: Host) -> str:
     if not _REF.fullmatch(ref):
         raise UsageError(f"{ref!r} is no name of an image", "such as name:tag")
     if "@" in ref:
-        raise UsageError(
-            f"{ref} is named by its digest, which no docker load brings back",
-            "docker pull it there; or docker tag it here, and name the tag",
-        )
+        hint = "docker pull it there; or docker tag it here, and name the tag"
+        raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
     return ref
 
 
@@ -166,7 +159,7 @@ def _inspect(ref: str, host: Host) -> _Image:
 def _copy(image: _Image, host: Host, peer: SshHost) -> None:
     from sparkd.actions.files import remove
 
-    there = f"{SCRATCH}/{image.name}"
+    there = f"{SCRATCH}/{image.file.name}"
     before = _identity(image, peer)
     if before == image.identity:
         peer.run_checked("rm", "-f", "--", there)

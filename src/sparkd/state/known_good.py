@@ -18,7 +18,7 @@ from sparkd.config import Engine, Settings
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
 from sparkd.plan import agreement
-from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, Difference
+from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
 from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.loader import normalize_switches
 from sparkd.recipes.schema import Recipe
@@ -36,7 +36,6 @@ LOOKED_AT = ("image.identity", "weights", "script")
 """Values that are read from the node, not from the configuration."""
 MOST_FILES = 3
 """Differing weight files get a line each up to this number; more share one line."""
-WIDTH = 56
 KEPT = 8
 ROLLBACK_HINT = "change the recipe or the section engine, or: sparkd rollback --end"
 AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
@@ -170,7 +169,7 @@ def group_files(found: Sequence[Difference]) -> tuple[Difference, ...]:
 
 def excerpt_values(one: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
-    then, now = agreement.diff_excerpt(one, WIDTH)
+    then, now = agreement.diff_excerpt(one, VALUE_WIDTH)
     return then or "not set", now or "not set"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
@@ -18,8 +19,6 @@ PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
 
-HALF_SECOND = 0.5
-"""A date of HTTP is cut to whole seconds: on average it is half a second old."""
 UNCHANGED_SECONDS = 2.0
 """Less than this is the answer's travel time."""
 
@@ -166,10 +165,10 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
     The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
     """
     try:
-        sent = parsedate_to_datetime(date).timestamp()
+        sent = parsedate_to_datetime(date).timestamp() + 0.5  # cut to whole seconds: on average half a second old
     except (ValueError, TypeError, OverflowError):
         return known
-    found = float(round(sent + HALF_SECOND - now))
+    found = float(round(sent - now))
     return known if known is not None and abs(found - known) < UNCHANGED_SECONDS else found
 
 
@@ -186,12 +185,10 @@ def dump(report: NodeReport) -> str:
 
 def parse(text: str) -> NodeReport | None:
     """Read a report; None where it is not one (other schema, cut off, nested without end)."""
-    try:
+    with suppress(ValueError, RecursionError):  # msgspec's own ValidationError is a ValueError
         match json.loads(text):
             case {"schema": 1, **fields}:
                 return convert(fields, NodeReport)
-    except (ValueError, RecursionError):  # msgspec's own ValidationError is a ValueError
-        pass
     return None
 
 

@@ -7,15 +7,7 @@ from datetime import datetime
 from msgspec import Struct
 
 from sparkd.lib.text import Parts, Table, sanitize
-from sparkd.status.model import (
-    Contact,
-    MemoryReport,
-    NodeReport,
-    PeerStatus,
-    Phase,
-    format_duration,
-    seconds_since,
-)
+from sparkd.status.model import Contact, MemoryReport, NodeReport, PeerStatus, Phase, format_duration, seconds_since
 
 HEADINGS = ("RANK", "NODE", "PHASE", "SINCE", "MEMORY", "PROGRESS", "CAUSE")
 TEXT_LIMIT, NAME_LIMIT = 2000, 64

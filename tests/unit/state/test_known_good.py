@@ -15,7 +15,7 @@ from tests.unit.plans import HEAD, plan
 from sparkd.cli import known_good as command
 from sparkd.cli.known_good import gather_facts
 from sparkd.host import Host, versions
-from sparkd.plan.agreement import Difference
+from sparkd.plan.agreement import VALUE_WIDTH, Difference
 from sparkd.state import known_good
 from sparkd.state.known_good import (
     FILE,
@@ -100,7 +100,7 @@ def test_every_difference_is_shown_in_short_lines(then: dict[str, str], now: dic
     found = group_files(find_differences(replace(NOTHING, values=then), replace(NOTHING, values=now)))
     assert not find_differences(replace(NOTHING, values=then), replace(NOTHING, values=then))
     for one in found:
-        assert all(text.isprintable() and 0 < len(text) <= known_good.WIDTH for text in excerpt_values(one))
+        assert all(text.isprintable() and 0 < len(text) <= VALUE_WIDTH for text in excerpt_values(one))
 
 
 def grown(*entries: Entry) -> tuple[Entry, ...]:

@@ -17,7 +17,7 @@ from tests.unit.commands import Done, sparkd
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
-from sparkd.cli.model import SPARE_BYTES
+from sparkd.cli.sync import SPARE_BYTES
 from sparkd.host import Host
 from sparkd.host.disks import read_rooms
 from sparkd.lib.text import size

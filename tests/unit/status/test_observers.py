@@ -130,8 +130,8 @@ def test_the_figures_of_a_report() -> None:
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    known = "\n".join(page(replace(HEAD, engine=EngineReport(progress=0.25, kv_cache_tokens=1))))
-    unknown = "\n".join(page(replace(ALONE, memory=None, since="?")))
+    known = page(replace(HEAD, engine=EngineReport(progress=0.25, kv_cache_tokens=1)))
+    unknown = page(replace(ALONE, memory=None, since="?"))
     for name in ("memory", "engine_progress", "kv_cache", "phase_seconds", "peer"):
         assert f"sparkd_{name}" in known
         assert f"sparkd_{name}" not in unknown

@@ -56,6 +56,18 @@ def refused(spark: SparkdNode, code: int) -> str:
     return said[0]
 
 
+def blocked(spark: SparkdNode) -> str:
+    """Start; the line that names what blocks, after checking that nothing loops and the same process waits."""
+    cursor = spark.cursor()
+    spark.start_soon()
+    wait_for(lambda: spark.status_text().startswith("blocked: "), 20, "the node to be blocked")
+    pid = spark.main_pid()
+    time.sleep(3)
+    assert (spark.main_pid(), spark.show("NRestarts")) == (pid, "0")
+    (said,) = [line for line in spark.journal_since(cursor).splitlines() if line.startswith("agent.run.blocked")]
+    return said
+
+
 def configure_late(spark: SparkdNode) -> None:
     """With less time than the engine needs, on a fast machine too."""
     spark.node.write("/srv/scripts/late.sh", 'sleep 8\nexec "$@"\n')
@@ -72,11 +84,11 @@ def stays_down(spark: SparkdNode) -> None:
 
 def test_a_ghost_script_blocks_and_is_named(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + 'script = "/srv/scripts/vllm-head-090.sh"\n')
-    said = refused(spark, 10)
+    said = blocked(spark)
     assert "/srv/scripts/vllm-head-090.sh does not exist (engine.script)" in said
-    # It heals by itself once the script is there: systemd continues to try.
-    assert int(spark.show("NRestarts")) >= 0
-    assert spark.show("ActiveState") in ("activating", "failed")
+    spark.node.write("/srv/scripts/vllm-head-090.sh", 'exec "$@"\n')
+    spark.await_serving()
+    assert spark.show("NRestarts") == "0"
 
 
 def test_a_ghost_in_a_units_drop_in_is_named(spark: SparkdNode) -> None:
@@ -95,9 +107,31 @@ def test_a_ghost_in_a_units_drop_in_is_named(spark: SparkdNode) -> None:
 def test_a_missing_model_blocks_and_is_named(spark: SparkdNode) -> None:
     spark.node.run("mv", "/srv/models/tiny", "/srv/models/gone")
     try:
-        assert "/srv/models/tiny does not exist (the model of recipe tiny-cpu)" in refused(spark, 10)
+        assert "/srv/models/tiny does not exist (the model of recipe tiny-cpu)" in blocked(spark)
     finally:
         spark.node.run("mv", "/srv/models/gone", "/srv/models/tiny")
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(1200)
+def test_a_head_that_is_blocked_for_ten_minutes_costs_nothing_and_serves_once_repaired(spark: SparkdNode) -> None:
+    spark.node.sh("mv /srv/models/tiny /srv/models/gone && mkdir /srv/models/tiny")
+    cursor = spark.cursor()
+    try:
+        blocked(spark)
+        time.sleep(600)
+        lines = spark.journal_since(cursor).splitlines()
+        cpu_seconds = int(spark.show("CPUUsageNSec")) / 1e9
+    finally:
+        spark.node.sh("rmdir /srv/models/tiny && mv /srv/models/gone /srv/models/tiny")
+    repaired_at = time.monotonic()
+    spark.await_serving()
+    own_seconds = time.monotonic() - repaired_at - (spark.engine_seconds(cursor) or 0)
+    print(f"lines {len(lines)}, CPU {cpu_seconds:.1f} s, own share of the start {own_seconds:.1f} s")
+    assert spark.show("NRestarts") == "0"
+    assert len(lines) <= 60, "\n".join(lines)
+    assert cpu_seconds < 12, "2 % of a core"
+    assert own_seconds < 15
 
 
 def test_broken_toml_is_no_reason_to_loop(spark: SparkdNode) -> None:
@@ -125,7 +159,7 @@ def test_a_held_port_blocks_and_names_its_holder(spark: SparkdNode) -> None:
     wait_for(lambda: spark.node.listens(8000), 10, "the squatter")
     try:
         pid = spark.show("MainPID", "squatter")
-        said = refused(spark, 10)
+        said = blocked(spark)
         assert "8000" in said
         assert pid in said
         assert spark.show("ActiveState", "squatter") == "active", "what is not sparkd's is not touched"
@@ -136,7 +170,7 @@ def test_a_held_port_blocks_and_names_its_holder(spark: SparkdNode) -> None:
 def test_too_little_memory_blocks_before_anything_is_started(spark: SparkdNode) -> None:
     spark.node.memory(3 * GIB)
     try:
-        said = refused(spark, 10)
+        said = blocked(spark)
         assert "unified-memory" in said
         assert "available" in said
         assert "needed" in said
@@ -147,7 +181,7 @@ def test_too_little_memory_blocks_before_anything_is_started(spark: SparkdNode) 
 
 def test_an_image_that_is_not_there_blocks_and_is_named_with_how_to_get_it(spark: SparkdNode) -> None:
     spark.configure(CONFIGURATION + 'image = "nobody/nothing:1"\n')
-    assert "docker pull nobody/nothing:1" in refused(spark, 10)
+    assert "docker pull nobody/nothing:1" in blocked(spark)
 
 
 def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:

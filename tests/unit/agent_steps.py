@@ -9,12 +9,11 @@ from contextlib import contextmanager
 
 from tests.unit.cluster_nodes import AgentUnderTest
 
+from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.deps import Deps
 from sparkd.agent.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
 from sparkd.lib.errors import SparkdError
 from sparkd.lib.main_loop import StopRequested
-
-SHOWN_SECONDS = 0.7
 
 
 class StepsThread:
@@ -61,6 +60,10 @@ def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], None]) -> Itera
         thread.stop()
 
 
-def wait_and_join(agent: Deps, shown_seconds: float = SHOWN_SECONDS, ranks_seconds: float = RANKS_SECONDS) -> None:
-    wait_for_peers(agent, shown_seconds)
+def wait_and_join(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
+    wait_for_peers(agent)
     join_epoch(agent, ranks_seconds)
+
+
+def wait_while_blocked(agent: Deps) -> None:
+    retry_while_blocked(agent, wait_and_join)

@@ -35,6 +35,11 @@ class State(Struct):
     """State files whose last write failed."""
     agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
     """What all ranks must share; no digest before the step `fingerprint`."""
+    reported: dict[str, object] = field(default_factory=dict)
+    """Verdicts, applied fixes and differing plans, as last logged."""
+    blocker: tuple[str, ...] = ()
+    """The checks that block, or another reason, as last logged."""
+    blocked_since: str = ""
     proven: bool = False
 
 

@@ -19,8 +19,6 @@ from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
 
 POLL_SECONDS = 1.0
 """Reports wake the loop; this is for silence."""
-SHOWN_SECONDS = 6.0
-"""How long the others can read a plan that differs, before this node restarts with its current configuration."""
 A_MOMENT_SECONDS = 5.0
 VALUES_SECONDS = 15.0
 RANKS_SECONDS = 450.0
@@ -33,14 +31,16 @@ STARTED = frozenset({Phase.LOADING, Phase.SERVING, Phase.DEGRADED})
 """Phases of a node whose rank runs."""
 
 
-def wait_for_peers(agent: Deps, shown_seconds: float = SHOWN_SECONDS) -> bool:
+def wait_for_peers(agent: Deps) -> bool:
     """Wait, without a deadline, until this node may launch, then track the others.
 
     Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ.
     """
     began = time.monotonic()
     while True:
-        peers = _wait_for_agreement(agent, agent.monitor.check(), shown_seconds)
+        peers = agent.monitor.check()
+        if (differing := _find_differing(agent, peers)) is not None:
+            raise BlockedError(_report_differences(agent, differing), _agreement_hint(agent))
         awaited = _unready_workers(agent, peers) if agent.context.is_head else _uncalled_head(agent, peers)
         if not awaited:
             break
@@ -100,25 +100,6 @@ def _describe_peer(one: PeerStatus) -> str:
     return doing[:DOING_LIMIT]
 
 
-def _wait_for_agreement(agent: Deps, seen: tuple[PeerStatus, ...], shown_seconds: float) -> tuple[PeerStatus, ...]:
-    """The peers, once all that answer have this node's plan. Raises BlockedError."""
-    deadline = time.monotonic() + shown_seconds
-    reported: set[str] = set()
-    while differing := _find_differing(agent, seen):
-        theirs = differing.report.plan_digest if differing.report else ""
-        if theirs not in reported:
-            reported.add(theirs)
-            summary = _report_differences(agent, differing)
-            agent.set_phase(Phase.BLOCKED, summary)
-        if time.monotonic() >= deadline:
-            raise BlockedError(summary, _agreement_hint(agent))
-        agent.loop.wait(POLL_SECONDS)
-        seen = agent.monitor.check()
-    if reported:
-        agent.set_phase(Phase.AWAITING_PEERS, "the plans agree again")
-    return seen
-
-
 def _agreement_hint(agent: Deps) -> str:
     back = agent.context.rollback
     if back is None:
@@ -148,9 +129,10 @@ def _report_differences(agent: Deps, other: PeerStatus) -> str:
     if not differences:
         return f"{plan_differs} in nothing that this version of sparkd knows"
     summary = agreement.format_summary(differences)
-    agent.events.error("cluster.plan.mismatched", node=other.name, found=summary)
     report = agent.reporter.report
-    if summary not in report.last_cause:  # else the previous run has logged the table
+    if agent.state.reported.get(other.name) != differences:
+        agent.state.reported[other.name] = differences
+        agent.events.error("cluster.plan.mismatched", node=other.name, found=summary)
         for row in agreement.format_table(differences, report.node, other.report.node if other.report else "there"):
             # Not as events, which would lose the columns.
             agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)

@@ -2,20 +2,22 @@
 
     preflight -> backoff -> await docker -> fingerprint -> wait for peers -> launch -> ready -> serve -> shutdown
 
-Each step ends well, or raises the error that ends the run; nothing is retried here. A worker runs the same steps, but
-follows the head's phase instead of probing the endpoint.
+Each step ends well, or raises the error that ends the run. Only what blocks a launch is waited for, and tried again. A
+worker runs the same steps, but follows the head's phase instead of probing the endpoint.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff
 from sparkd.lib.errors import ExitCode, LaunchError, SparkdError
 from sparkd.lib.main_loop import StopRequested
+from sparkd.plan.agreement import Agreement
 
 if TYPE_CHECKING:
     from sparkd.agent.deps import Deps
@@ -26,17 +28,7 @@ def run(agent: Deps) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
     running: Running | None = None
     try:
-        docker_was_up = preflight(agent)
-        backed_off = wait_backoff(agent)
-        await_docker(agent)
-        fingerprint(agent)
-        waited = wait_for_peers(agent)
-        if backed_off or waited or not docker_was_up:
-            # Minutes have passed, or docker came up only now: check again.
-            fingerprint(agent)
-            preflight(agent)
-        join_epoch(agent)
-        running = launch(agent)
+        running = retry_while_blocked(agent, start)
         if not agent.context.is_head:
             follow_head(agent, running)
         make_ready(agent, running)
@@ -50,3 +42,19 @@ def run(agent: Deps) -> ExitCode:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
         failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h")
         return shutdown_on_error(agent, running, failure)
+
+
+def start(agent: Deps) -> Running:
+    """The steps up to a running rank. Whatever a blocked try has read is read again."""
+    agent.state.agreement = Agreement({}, "")
+    docker_was_up = preflight(agent)
+    backed_off = wait_backoff(agent)
+    await_docker(agent)
+    fingerprint(agent)
+    waited = wait_for_peers(agent)
+    if backed_off or waited or not docker_was_up:
+        # Minutes have passed, or docker came up only now: check again.
+        fingerprint(agent)
+        preflight(agent)
+    join_epoch(agent)
+    return launch(agent)

@@ -135,13 +135,13 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
 
     agent.record(count)
     if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
-        _log_differences(agent)  # last, below the rank's own lines
+        log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
         agent.loop.sleep_uninterruptible(reported_at + LAST_REPORT_SECONDS - time.monotonic())
     return error.code
 
 
-def _log_differences(agent: Deps) -> None:
+def log_differences(agent: Deps) -> None:
     """For a failed start: what differs from the last known good one."""
     known = read_known_good(agent.host.files, agent.report_unread)
     if not known:

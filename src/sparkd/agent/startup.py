@@ -20,8 +20,9 @@ from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import LogReader, Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
-from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError, OutdatedPlanError
 from sparkd.plan import agreement, script
+from sparkd.plan.agreement import Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.preflight.check import Finding
 from sparkd.preflight.gate import Gate, GateIO
@@ -55,9 +56,13 @@ def preflight(agent: Deps) -> bool:
         agent.reporter.update(findings=(*rolled_back, *reports))
 
     rolled_back = () if context.rollback is None else (context.rollback.finding,)
-    agent.set_phase(Phase.PREFLIGHT)
+    policy = agent.settings.preflight
+    if agent.reporter.report.phase is Phase.BLOCKED:
+        policy = policy.model_copy(update={"wait_seconds": 0})  # the tries of a blocked node have their own pace
+    else:
+        agent.set_phase(Phase.PREFLIGHT)
     io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
-    Gate(partial(build_checks, check_inputs(context)), agent.host, agent.settings.preflight, io).admit()
+    Gate(partial(build_checks, check_inputs(context)), agent.host, policy, io, reported=agent.state.reported).admit()
     return docker_was_up
 
 
@@ -100,11 +105,11 @@ def fingerprint(agent: Deps) -> None:
 
     Raises LaunchError (exit 11); BlockedError (exit 10), also where they changed since the first call.
     """
-    allow, interface = agent.settings.cluster.allow_image_difference, agent.plan.node.interface
+    interface = agent.plan.node.interface
     try:
-        seen, found, hcas = agent.loop.run_with_timeout(
+        seen, found, hcas = agent.loop.run_until_stop(
             lambda: (
-                read_fingerprint(agent.host, agent.plan, allow),
+                read_agreement(agent),
                 versions.read_versions(agent.host),
                 infiniband.hcas_of(agent.host.files, interface),
             ),
@@ -118,17 +123,20 @@ def fingerprint(agent: Deps) -> None:
         agent.record(lambda launches: launches.begin(agent.plan.counted_as, agent.boot_id))
         raise
     if agent.state.agreement.digest not in ("", seen.digest):
-        raise BlockedError(
-            "the image, the model or the script has changed meanwhile", "sparkd restarts with the new one"
-        )
+        raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd checks the new one")
     check_hcas(agent, hcas)
     agent.state.agreement = seen
     agent.cluster.publish_plan(agreement.dump_values(seen.values))
     agent.reporter.update(plan_digest=seen.digest, versions=found)
 
 
+def read_agreement(agent: Deps) -> Agreement:
+    """What all ranks must share, as it is now. Raises as `fingerprint`."""
+    return read_fingerprint(agent.host, agent.plan, agent.settings.cluster.allow_image_difference)
+
+
 def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:
-    """Raises BlockedError where the plan names the RDMA devices found at its making, and others are found now.
+    """Raises OutdatedPlanError where the plan names the RDMA devices found at its making, and others are found now.
 
     A port's second device may come up late, or with the other node. Without it the link is half as fast. NCCL pairs the
     devices of two nodes by index, so a node with half of them can't connect.
@@ -137,7 +145,7 @@ def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:
     named = ",".join(before)
     if before and now and before != now and not agent.settings.fabric.hcas and named in agent.plan.script:
         reason = f"the fabric's RDMA devices are {','.join(now)} now, and were {named} when this run began"
-        raise BlockedError(reason, "sparkd restarts with them")
+        raise OutdatedPlanError(reason, "sparkd restarts with them")
 
 
 def launch(agent: Deps) -> Running:

@@ -56,9 +56,18 @@ class AddressAwaitedError(ConfigError):
 
 
 class BlockedError(SparkdError):
-    """Preflight blocks the launch, or another process owns the node."""
+    """Preflight blocks the launch, plans differ, or another process owns the node."""
 
     code = ExitCode.BLOCKED
+
+    def __init__(self, reason: str, hint: str = "", checks: tuple[str, ...] = ()) -> None:
+        """`checks`: ids of those that block; empty where none does."""
+        super().__init__(reason, hint)
+        self.checks = checks
+
+
+class OutdatedPlanError(BlockedError):
+    """What the plan was made of has changed: the next process makes a new one."""
 
 
 class NeedsPersonError(SparkdError):

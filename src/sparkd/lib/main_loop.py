@@ -160,6 +160,14 @@ class MainLoop:
         """
         return self._outcome(self.start(work), seconds, what)
 
+    def run_until_stop(self, work: Callable[[], T], seconds: float, what: str) -> T:
+        """As `run_with_timeout`, but whatever ends `wait` ends it, such as a request to stop."""
+        future = self.start(work)
+        deadline = time.monotonic() + seconds
+        while not future.done() and (left := deadline - time.monotonic()) > 0:
+            self.wait(left)
+        return self._outcome(future, 0, what)
+
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` in the network's loop; its end wakes this one."""
         assert self._network is not None, "no network loop"

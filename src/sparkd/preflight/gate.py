@@ -56,8 +56,16 @@ class Admission(Struct, frozen=True):
             return None
         first = blocked[0]
         others = f"; and {len(blocked) - 1} more: {', '.join(one.id for one in blocked[1:])}" if blocked[1:] else ""
-        kind = NeedsPersonError if first.verdict.needs_person else BlockedError
-        return kind(f"{first.id}: {first.verdict.reason}{others}", first.verdict.hint)
+        reason = f"{first.id}: {first.verdict.reason}{others}"
+        if first.verdict.needs_person:
+            return NeedsPersonError(reason, first.verdict.hint)
+        return BlockedError(reason, first.verdict.hint, tuple(one.id for one in blocked))
+
+
+def decision(finding: Finding) -> tuple[object, ...]:
+    """What a verdict decides. Changed sizes alone are no new decision."""
+    verdict = finding.verdict
+    return verdict.level, verdict.hint, verdict.awaits, tuple(identity(fix) for fix in verdict.fixes)
 
 
 class Gate(Struct):
@@ -72,6 +80,7 @@ class Gate(Struct):
     rounds: int = 0
     fixes: list[FixState] = field(default_factory=list)
     reported: dict[str, object] = field(default_factory=dict)
+    """What was last logged of each check and fix."""
 
     def admit(self) -> Admission:
         """Raises BlockedError (10) or NeedsPersonError (17) where the launch may not begin."""
@@ -102,7 +111,7 @@ class Gate(Struct):
 
     def _examine_with_deadline(self) -> tuple[Finding, ...]:
         try:
-            return self.io.loop.run_with_timeout(self._examine, LOOK_SECONDS, "looking at this node")
+            return self.io.loop.run_until_stop(self._examine, LOOK_SECONDS, "looking at this node")
         except TimeoutError as error:
             hint = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
             raise BlockedError(str(error), hint) from None
@@ -156,8 +165,11 @@ class Gate(Struct):
             applied = self.io.apply(fix)
         except (OSError, SparkdError) as error:
             applied = Applied("failed", str(error))
-        log = self.io.events.error if applied.state == "failed" else self.io.events.info
-        log(f"preflight.fix.{applied.state}", kind=fix.kind, target=fix.target, note=applied.note)
+        key, said = f"{fix.kind} {identity(fix)}", (applied.state, applied.note)
+        if self.reported.get(key) != said:
+            self.reported[key] = said
+            log = self.io.events.error if applied.state == "failed" else self.io.events.info
+            log(f"preflight.fix.{applied.state}", kind=fix.kind, target=fix.target, note=applied.note)
         return FixState(fix, applied.state, applied.note)
 
     def _report(self, findings: tuple[Finding, ...]) -> None:
@@ -165,10 +177,9 @@ class Gate(Struct):
         events = self.io.events
         for finding in findings:
             verdict = finding.verdict
-            decision = (verdict.level, verdict.hint, verdict.awaits, tuple(identity(fix) for fix in verdict.fixes))
-            if self.reported.get(finding.id) == decision:
+            if self.reported.get(finding.id) == decision(finding):
                 continue
-            self.reported[finding.id] = decision
+            self.reported[finding.id] = decision(finding)
             warn = events.warning if verdict.level is Level.WARN else events.info
             (events.error if verdict.level.blocks else warn)(
                 "preflight.check.judged",

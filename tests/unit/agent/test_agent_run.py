@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import tempfile
@@ -23,6 +24,7 @@ from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
 from sparkd.actions import acquire_lock
+from sparkd.agent import blocked
 from sparkd.agent.bootstrap import build_agent
 from sparkd.agent.run import run
 from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, shutdown_on_error
@@ -43,10 +45,17 @@ STARTED = b"(APIServer pid=1) INFO:     Application startup complete.\n"
 BOOM = b"(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: boom\n"
 
 
+def configuration(port: int, script: str = "", unskipped: tuple[str, ...] = ()) -> str:
+    engine = f'{{recipe = "tiny-cpu", script = "{script}", args = {{port = {port}}}}}'
+    skip = json.dumps([one for one in IDS if one not in unskipped])
+    return f'engine = {engine}\npreflight.skip = {skip}\nobserve.listen = ""\n'
+
+
 class World:
     """A node alone, its docker and its engine."""
 
     def __init__(self, tree: Tree, port: int) -> None:
+        self.port = port
         self.tree = Tree(Path(machine(tree, 0).files.root))
         self.requests: list[str] = []
         self.failing = threading.Event()
@@ -54,11 +63,7 @@ class World:
         self.tree.safetensors("/srv/models/tiny/model.safetensors")
         self.tree.dockerd()
         self.tree.docker(f"/images/{REF}/json", DESCRIPTION)
-        self.tree.file(
-            "/etc/sparkd/sparkd.toml",
-            f'engine = {{recipe = "tiny-cpu", args = {{port = {port}}}}}\n'
-            f'preflight.skip = {json.dumps(IDS)}\nobserve.listen = ""\n',
-        )
+        self.tree.file("/etc/sparkd/sparkd.toml", configuration(port))
 
     def docker(self, request: str) -> Iterable[bytes]:
         path = plain(request)
@@ -104,12 +109,12 @@ class World:
         exists = (self.tree.root / "run/sparkd/report.json").exists()
         return self.read("run/sparkd/report.json")["phase"] if exists else ""
 
-    def once_serving(self, act: Callable[[], object]) -> threading.Thread:
-        """Act as soon as the node serves, beside the main loop."""
+    def once(self, phase: str, act: Callable[[], object]) -> threading.Thread:
+        """Act as soon as the node is in this phase, beside the main loop."""
 
         def wait() -> None:
-            until(lambda: self.phase in ("serving", "failed"), 30)
-            if self.phase == "serving":
+            until(lambda: self.phase in (phase, "failed"), 30)
+            if self.phase == phase:
                 act()
 
         thread = threading.Thread(target=wait)
@@ -159,7 +164,7 @@ def phases(journal: str) -> list[str]:
 
 
 def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said) -> None:
-    thread = world.once_serving(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
     code, journal = run_agent(world)
     thread.join()
     heard = said()
@@ -178,7 +183,7 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
 
 
 def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World) -> None:
-    thread = world.once_serving(world.fail)
+    thread = world.once("serving", world.fail)
     code, journal = run_agent(world)
     thread.join()
     assert code is ExitCode.ENGINE_ENDED, journal
@@ -216,3 +221,75 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
         took = time.monotonic() - began
         assert process.wait() == -signal.SIGKILL
     assert 1 <= took < (1 + FAILED_GRACE_SECONDS) / 2
+
+
+SCRIPT = "/srv/scripts/rank.sh"
+
+
+@pytest.fixture
+def ghost(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A world whose engine.script does not exist. It looks again fast, and without a change tries again in minutes."""
+    monkeypatch.setattr(blocked, "LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(blocked, "LOOK_SHARE", 1)
+    monkeypatch.setattr(blocked, "RETRY_SECONDS", (300.0,))
+    world.tree.file("/etc/sparkd/sparkd.toml", configuration(world.port, SCRIPT, ("script-paths",)))
+    return world
+
+
+def end(number: int = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
+
+
+def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: World, said: Said) -> None:
+    repair = ghost.once("blocked", lambda: ghost.tree.file(SCRIPT, 'exec "$@"\n'))
+    ending = ghost.once("serving", end)
+    code, journal = run_agent(ghost)
+    repair.join()
+    ending.join()
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal) == ["blocked", "launching", "loading", "serving", "stopping", "stopped"]
+    (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
+    assert f"{SCRIPT} does not exist (engine.script)" in blocked_line
+    assert any(re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d\d:\d\d UTC", one) for one in said())
+
+
+def test_an_hour_blocked_is_few_lines_and_no_container(ghost: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "RETRY_SECONDS", (0.01,))  # an hour has some 14 tries
+    looks: list[object] = []
+    ghost.tree.file("/etc/sparkd/sparkd.toml", configuration(ghost.port, SCRIPT, tuple(IDS)))
+
+    def tried(root: str) -> object:
+        looks.append(root)
+        if len(looks) == 20:
+            end()
+        return stamp(root)
+
+    stamp = blocked._stamp_configuration
+    monkeypatch.setattr(blocked, "_stamp_configuration", tried)
+    code, journal = run_agent(ghost)
+    assert code is ExitCode.GOOD, journal
+    assert len(journal.splitlines()) <= 60
+    assert all(one.startswith("GET ") for one in ghost.requests)
+
+
+def test_a_stop_ends_a_blocked_run_at_once(ghost: World) -> None:
+    stopped_at: list[float] = []
+
+    def stop() -> None:
+        stopped_at.append(time.monotonic())
+        end()
+
+    thread = ghost.once("blocked", stop)
+    code, _ = run_agent(ghost)
+    assert time.monotonic() - stopped_at[0] < 3
+    thread.join()
+    assert code is ExitCode.GOOD
+    assert ghost.phase == "stopped"
+
+
+def test_another_configuration_is_for_the_next_process(ghost: World) -> None:
+    thread = ghost.once("blocked", lambda: ghost.tree.file("/etc/sparkd/conf.d/10-mine.toml", "engine.script = ''\n"))
+    code, journal = run_agent(ghost)
+    thread.join()
+    assert code is ExitCode.BLOCKED
+    assert 'reason="the configuration has changed"' in journal

@@ -52,17 +52,16 @@ def show_settings(args: argparse.Namespace) -> None:
 
 def check_settings(_args: argparse.Namespace) -> None:
     """Check all that would end a start with 78, except what depends on the node's state. Raises ConfigError."""
-    from sparkd.preflight.runner import chosen, downgraded
+    from sparkd.preflight.runner import check_ids
 
     loaded = load_with_origins(os.environ)
-    wanted, host = loaded.settings.preflight, Host()
+    host = Host()
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
     several, path = len(loaded.settings.cluster.nodes) > 1, loaded.settings.cluster.key_file
     key = (partial(auth.read_keys, host.files, path),) if several and not os.geteuid() else ()
     recipe = partial(load_recipe, loaded.settings.engine.recipe, recipe_folders())
     _raise_all(
-        *(partial(chosen, (), (one,)) for one in wanted.skip),
-        *(partial(downgraded, (), (one,)) for one in wanted.downgrade),
+        partial(check_ids, loaded.settings.preflight),
         recipe,
         partial(membership.configured_context, loaded.settings, host),
         *key,

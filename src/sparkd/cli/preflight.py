@@ -14,18 +14,19 @@ from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
-from sparkd.lib.errors import ExitCode, UsageError
+from sparkd.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
-from sparkd.preflight.check import Finding
+from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.hooks import list_hooks
-from sparkd.preflight.registry import CHECKS, IDS, build_checks
+from sparkd.preflight.registry import CHECKS, IDS, build_checks, build_unplanned
 from sparkd.preflight.render import Shown
-from sparkd.preflight.runner import blocking, chosen, downgraded, examine
+from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="only look: change nothing, say what would be changed")
+    parser.add_argument("--all", action="store_true", help="show every check, not only what is not ok")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     parser.add_argument("--role", choices=("head", "worker"), help="exit 78 where this node is not of this role")
     parser.add_argument(
@@ -39,20 +40,33 @@ def preflight(args: argparse.Namespace) -> int:
     if args.explain:
         print(_page(args.explain))
         return ExitCode.GOOD
+    if args.root and not Path(args.root).is_dir():
+        raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     host = Host(args.root or "/")
-    config = load_settings(os.environ if host.live else {}, Path(host.files.root))
-    node = resolve_context(config, args.role, host)
+    config = Settings()
+    try:
+        config = load_settings(os.environ if host.live else {}, Path(host.files.root))
+        check_ids(config.preflight)
+        node = resolve_context(config, args.role, host)
+    except ConfigError as error:
+        if not (args.dry_run or args.root):
+            raise
+        return _show(_look_without_plan(error, args.role, config, host), args, error.code)
     if node.rollback is not None:
         print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
     shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
+    blocked = blocking(shown.findings)
+    if not blocked:
+        return _show(shown, args, ExitCode.GOOD)
+    return _show(shown, args, ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED)
+
+
+def _show(shown: Shown, args: argparse.Namespace, code: ExitCode) -> int:
     if args.json:
         sys.stdout.write(render.as_json(shown))
     else:
-        console.show(render.parts(shown))
-    blocked = blocking(shown.findings)
-    if not blocked:
-        return ExitCode.GOOD
-    return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
+        console.show(render.parts(shown, every=args.all))
+    return code
 
 
 def _page(check_id: str) -> str:
@@ -66,15 +80,33 @@ def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """Neither `Actions` nor anything that could start a program is imported here."""
     wanted = config.preflight
     checks = chosen(build_checks(check_inputs(node)), wanted.skip)
+    return _shown(downgraded(examine(checks, host), wanted.downgrade), node.role, config, host)
+
+
+def _look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
+    """What the checks find that need no plan, where the configuration makes none."""
+    wrong = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
+    skipped = Verdict(Level.SKIPPED, "needs a plan, which the configuration does not give")
+    unplanned, wanted = build_unplanned(config), config.preflight
+    checks = chosen([one for one in unplanned.values() if one is not None], wanted.skip)
+    left = [name for name, one in unplanned.items() if one is None and name not in wanted.skip]
+    findings = (
+        Finding(render.CONFIGURATION, wrong, {}, 0.0),
+        *downgraded(examine(checks, host), wanted.downgrade),
+        *(Finding(name, skipped, {}, 0.0) for name in left),
+    )
+    return _shown(findings, role or "no role yet", config, host)
+
+
+def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: Host) -> Shown:
     programs = list_hooks(host.files)
-    findings = downgraded(examine(checks, host), wanted.downgrade)
     findings += tuple(hook.refusal for hook in programs if hook.problem)
     return Shown(
         node=host.name(),
-        role=node.role,
+        role=role,
         changes_nothing=True,
         findings=findings,
-        fixes=render.intended(findings, wanted.allow_fixes),
+        fixes=render.intended(findings, config.preflight.allow_fixes),
         hooks=tuple(hook.path for hook in programs if not hook.problem),
     )
 

@@ -18,9 +18,10 @@ SHOWN = 4
 
 
 class Level(Enum):
-    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does."""
+    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does; SKIPPED needs a plan, and there is none."""
 
     OK = "ok"
+    SKIPPED = "skipped"
     WARN = "warn"
     BLOCK = "block"
     UNKNOWN = "unknown"
@@ -32,7 +33,7 @@ class Level(Enum):
     @property
     def severity(self) -> int:
         """0 is the worst."""
-        return (Level.BLOCK, Level.UNKNOWN, Level.WARN, Level.OK).index(self)
+        return (Level.BLOCK, Level.UNKNOWN, Level.WARN, Level.SKIPPED, Level.OK).index(self)
 
 
 class Verdict(Struct, frozen=True):

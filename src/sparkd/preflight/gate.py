@@ -16,7 +16,7 @@ from sparkd.preflight.check import AnyCheck, Finding, Level
 from sparkd.preflight.checks.memory import MemorySample, sample_memory
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.fixes import Applied, Fix, FixState, Identity, identity
-from sparkd.preflight.runner import blocking, chosen, downgraded, examine, fixes_to_apply, uncleared
+from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
 
 POLL_SECONDS = 1.0
 LOOK_SECONDS = 120.0
@@ -91,7 +91,11 @@ class Gate(Struct):
         return admission
 
     def fix_and_recheck(self) -> Admission:
-        """Check until nothing more can be waited for or fixed. It ends: waits and rounds are both bounded."""
+        """Check until nothing more can be waited for or fixed. It ends: waits and rounds are both bounded.
+
+        Raises ConfigError for an id that no check has.
+        """
+        check_ids(self.policy)
         while True:
             findings = self._examine_with_deadline()
             self._report(findings)

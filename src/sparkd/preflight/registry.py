@@ -32,17 +32,29 @@ from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights
 
 
+class PlanNeededError(Exception):
+    """A check is built from the plan, and there is none."""
+
+
 class CheckInputs(Struct, frozen=True):
-    plan: LaunchPlan
+    made_plan: LaunchPlan | None
+    """None where the configuration is wrong."""
     settings: Settings
-    role: str
-    peers: tuple[str, ...]
-    drop_in: WantedDropIn
+    role: str = ""
+    peers: tuple[str, ...] = ()
+    drop_in: WantedDropIn | None = None
     earlier: MemorySample | None = None
 
     @property
+    def plan(self) -> LaunchPlan:
+        if self.made_plan is None:
+            raise PlanNeededError
+        return self.made_plan
+
+    @property
     def uses_gpu(self) -> bool:
-        return self.plan.container.gpus == "all"
+        """Without a plan: as on a node that is to serve."""
+        return self.made_plan is None or self.made_plan.container.gpus == "all"
 
     @property
     def host_ipc(self) -> bool:
@@ -58,7 +70,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     ScriptPaths: lambda node: ScriptPaths(f"sparkd-{node.role}.service", paths_of_plan(node.plan), node.drop_in),
     PlanLint: lambda node: PlanLint(node.plan),
     ModelWeights: lambda node: ModelWeights.from_plan(node.plan),
-    DiskRoom: lambda node: DiskRoom(bool(node.plan.caches)),
+    DiskRoom: lambda node: DiskRoom(node.made_plan is None or bool(node.plan.caches)),
     LastBoot: lambda node: LastBoot(node.plan.counted_as, f"sparkd-{node.role}"),
     Kernel: lambda _: Kernel(),
     KernelLog: lambda node: KernelLog(node.uses_gpu),
@@ -112,3 +124,15 @@ IDS = tuple(check.id for check in CHECKS)
 def build_checks(node: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:
     """`earlier` is the first look at the memory, where there was one."""
     return tuple(build(replace(node, earlier=earlier)) for build in CHECKS.values())
+
+
+def build_unplanned(settings: Settings) -> dict[str, AnyCheck | None]:
+    """For a node without a plan, by id: the checks that need none, and None for the others."""
+
+    def build(make: Callable[[CheckInputs], AnyCheck]) -> AnyCheck | None:
+        try:
+            return make(CheckInputs(None, settings))
+        except PlanNeededError:
+            return None
+
+    return {check.id: build(make) for check, make in CHECKS.items()}

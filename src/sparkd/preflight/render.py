@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -14,6 +15,8 @@ from sparkd.preflight.registry import CHECKS
 from sparkd.preflight.runner import fixes_to_apply, overall
 
 SCHEMA = 1
+CONFIGURATION = "configuration"
+"""Id of the finding on a configuration that makes no plan."""
 WOULD_APPLY = "would apply"
 HELD_BACK = "held back"
 """Not to be applied, since something else blocks that no fix clears."""
@@ -67,22 +70,38 @@ def _check(finding: Finding, shown: Shown) -> dict[str, object]:
     }
 
 
-def parts(shown: Shown) -> Parts:
-    """One row a finding, then what was done, then the verdict."""
+def parts(shown: Shown, *, every: bool = False) -> Parts:
+    """What is not ok, a row a finding, the worst first (`every`: all, in the order of the checks); what was done; the
+    summary; and where there is no plan, what to do next."""
     lines: list[str | Table] = []
     if shown.before:
-        lines += ["before:", _table(shown.before), "", "after:"]
-    lines.append(_table(shown.findings))
-    if shown.fixes:
-        lines.append("")
-        lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{one.note and f' ({one.note})'}" for one in shown.fixes]
+        lines += ["before:", _table(shown.before, every), ""]
+    table = _table(shown.findings, every)
+    if table.rows:
+        lines += [*(["after:"] if shown.before else []), table, ""]
+    lines += [f"{one.state}: {one.fix.kind} {one.fix.target}{one.note and f' ({one.note})'}" for one in shown.fixes]
     lines += [f"would run: {hook}" for hook in shown.hooks]
-    word = overall(shown.findings).value
-    person = ", and a person is needed" if any(one.verdict.needs_person for one in shown.findings) else ""
-    return [*lines, "", f"{shown.node} ({shown.role}): {word}{person}"]
+    if shown.fixes or shown.hooks:
+        lines.append("")
+    word, person = overall(shown.findings).value, any(one.verdict.needs_person for one in shown.findings)
+    needed = ", and a person is needed" if person else ""
+    lines.append(f"{shown.node} ({shown.role}): {word} ({_summary(shown.findings)}){needed}")
+    configuration = next((one for one in shown.findings if one.id == CONFIGURATION), None)
+    if configuration is not None and configuration.verdict.hint:
+        lines.append(f"next: {configuration.verdict.hint}")
+    return lines
 
 
-def _table(findings: Sequence[Finding]) -> Table:
+def _summary(findings: Sequence[Finding]) -> str:
+    counts = Counter(one.verdict.level for one in findings)
+    words = {Level.OK: "ok", Level.WARN: "warnings", Level.BLOCK: "blocks", Level.UNKNOWN: "unknown"}
+    return ", ".join(f"{counts[level]} {words.get(level, level.value)}" for level in Level if counts[level])
+
+
+def _table(findings: Sequence[Finding], every: bool) -> Table:
+    if not every:
+        shown = (one for one in findings if one.verdict.level not in (Level.OK, Level.SKIPPED))
+        findings = sorted(shown, key=lambda one: one.verdict.level.severity)
     rows = []
     for finding in findings:
         verdict = finding.verdict

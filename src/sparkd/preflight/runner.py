@@ -8,6 +8,7 @@ from time import monotonic
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
+from sparkd.config.settings import Preflight
 from sparkd.host import CachedHost, Host
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import did_you_mean
@@ -41,15 +42,23 @@ def evidence(facts: object) -> dict[str, object]:
     return {name: to_builtins(getattr(facts, name), str_keys=True, enc_hook=str) for name in names}
 
 
+def check_ids(policy: Preflight) -> None:
+    """Raises ConfigError with all ids that no check has."""
+    named = [("preflight.skip", one) for one in policy.skip] + [
+        ("preflight.downgrade", one) for one in policy.downgrade
+    ]
+    wrong = [f"{key} names {one}, which is no check{did_you_mean(one, IDS)}" for key, one in named if one not in IDS]
+    if wrong:
+        raise ConfigError("\n".join(wrong), f"checks: {', '.join(IDS)}")
+
+
 def chosen(checks: Sequence[AnyCheck], skip: Sequence[str]) -> tuple[AnyCheck, ...]:
-    """The checks without those to skip. Raises ConfigError for an id that no check has."""
-    _known_ids("preflight.skip", skip)
+    """The checks without those to skip."""
     return tuple(check for check in checks if check.id not in skip)
 
 
 def downgraded(findings: Sequence[Finding], ids: Sequence[str]) -> tuple[Finding, ...]:
-    """Where these block, they warn. Raises ConfigError for an id that no check has."""
-    _known_ids("preflight.downgrade", ids)
+    """Where these block, they warn."""
     return tuple(_downgraded(one) if one.id in ids and one.verdict.level.blocks else one for one in findings)
 
 
@@ -57,13 +66,6 @@ def _downgraded(finding: Finding) -> Finding:
     before = finding.verdict
     # A warning's fixes are applied: those of a finding that they could not clear must not be.
     return replace(finding, verdict=warn(before.reason, before.hint, before.fixes if before.clears else ()))
-
-
-def _known_ids(key: str, ids: Sequence[str]) -> None:
-    for one in ids:
-        if one not in IDS:
-            reason = f"{key} names {one}, which is no check{did_you_mean(one, IDS)}"
-            raise ConfigError(reason, f"checks: {', '.join(IDS)}")
 
 
 def overall(findings: Iterable[Finding]) -> Level:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
@@ -244,8 +245,15 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
 
 def killers() -> set[int]:
     """Processes of guards that this process has started."""
-    pids = {int(word) for file in Path("/proc/self/task").glob("*/children") for word in file.read_text().split()}
-    return {pid for pid in pids if "sparkd.engine.memory_guard.killer" in Path(f"/proc/{pid}/cmdline").read_text()}
+    found = psutil.Process().children()
+    return {one.pid for one in found if "sparkd.engine.memory_guard.killer" in command_line(one)}
+
+
+def command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def test_a_killed_guard_is_restarted_and_logged() -> None:

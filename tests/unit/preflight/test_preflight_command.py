@@ -15,6 +15,8 @@ from tests.tree import Tree
 from tests.unit.audited import ACTING_MODULES
 from tests.unit.commands import sparkd
 
+from sparkd.preflight.registry import IDS
+
 REPOSITORY = Path(__file__).parents[3]
 
 
@@ -87,7 +89,7 @@ def test_a_healthy_node_is_good(tree: Tree, tmp_path: Path) -> None:
     healthy(tree)
     done = audited(tmp_path, "preflight", "--root", str(tree.root))
     assert (done.code, done.err) == (0, "")
-    assert done.out.endswith("spark1 (head): ok\n")
+    assert done.out.endswith("spark1 (head): ok (33 ok)\n")
 
 
 def test_a_dry_run_of_a_sick_node_says_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_wrong_configuration_is_78(tree: Tree, toml: str, words: str) -> None:
     tree.file("/etc/sparkd/sparkd.toml", toml)
     done = sparkd("preflight", "--root", str(tree.root))
     assert done.returncode == 78
-    assert words in done.stderr
+    assert words in done.stdout
 
 
 def test_the_wrong_role_is_78(tree: Tree) -> None:
@@ -168,3 +170,43 @@ def test_a_name_from_outside_cannot_break_the_terminal_or_the_json(tree: Tree) -
     done = sparkd("preflight", "--root", str(tree.root))
     assert "\x1b" not in done.stdout
     assert "pid 50 (a\\x1b[2J)" in done.stdout
+
+
+NEEDS_NO_PLAN = {"disk", "kernel", "kernel-log", "gpu", "docker", "stray-workers", "foreign-units", "shared-memory"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[engine\n", "/etc/sparkd/sparkd.toml"),
+        ('[engine]\nrecipe = "tiny-cpi"\n', "did you mean tiny-cpu"),
+        ('[cluster]\nnodes = ["10.9.9.1", "10.9.9.2"]\n', "addresses"),
+        ('[preflight]\nskip = ["page-cash"]\n', "did you mean page-cache"),
+        ("", "nodes"),
+    ],
+    ids=["toml", "recipe", "address", "check id", "nothing configured"],
+)
+def test_a_dry_run_examines_the_node_whatever_the_configuration(tree: Tree, text: str, reason: str) -> None:
+    faulty(tree)
+    tree.file("/etc/sparkd/sparkd.toml", text)
+    as_json = sparkd("preflight", "--dry-run", "--json", "--root", str(tree.root))
+    assert (as_json.returncode, as_json.stderr) == (78, "")
+    found = json.loads(as_json.stdout)
+    checks = {one["id"]: one for one in found["checks"]}
+    assert found["verdict"] == "block"
+    assert set(checks) == {"configuration", *IDS}
+    assert reason in checks["configuration"]["reason"]
+    assert {name for name, one in checks.items() if one["level"] != "skipped"} >= NEEDS_NO_PLAN
+    assert checks["weights"]["level"] == "skipped"
+    assert checks["stray-workers"]["fixes"][0]["state"] == "held back"
+    shown = sparkd("preflight", "--dry-run", "--root", str(tree.root)).stdout.splitlines()
+    assert shown[0].split()[:2] == ["BLOCK", "configuration"]
+    assert shown[-1] == f"next: {checks['configuration']['hint']}"
+
+
+def test_a_root_that_is_no_folder_is_refused(tree: Tree) -> None:
+    tree.file("/there", "")
+    for path in ("there", "nowhere"):
+        done = sparkd("preflight", "--root", str(tree.root / path))
+        assert done.returncode == 2
+        assert "is no folder" in done.stderr

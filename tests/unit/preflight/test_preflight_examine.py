@@ -8,7 +8,7 @@ import pytest
 from msgspec import Struct, field
 from tests.tree import Tree
 
-from sparkd.config.settings import ALL_FIXES
+from sparkd.config.settings import ALL_FIXES, Preflight
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import plain
@@ -18,7 +18,7 @@ from sparkd.preflight.checks.kernel import Kernel
 from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, FixState, RemoveContainer, UnlinkSegment
 from sparkd.preflight.registry import CHECKS, IDS
 from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
-from sparkd.preflight.runner import chosen, downgraded, evidence, examine, fixes_to_apply, overall
+from sparkd.preflight.runner import check_ids, chosen, downgraded, evidence, examine, fixes_to_apply, overall
 
 END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
 REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
@@ -154,9 +154,9 @@ def test_a_downgraded_check_needs_no_person_and_no_wait() -> None:
 
 def test_an_id_that_no_check_has_is_an_error_that_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"preflight.skip names page-cash, which is no check.*page-cache"):
-        chosen((), ("page-cash",))
+        check_ids(Preflight(skip=("page-cash",)))
     with pytest.raises(ConfigError, match=r"preflight.downgrade names x, which is no check"):
-        downgraded((), ("x",))
+        check_ids(Preflight(downgrade=("x",)))
 
 
 def test_every_check_has_a_page_and_the_ids_are_distinct() -> None:
@@ -236,21 +236,29 @@ def test_an_applied_fix_shows_under_its_check() -> None:
     assert found["dry_run"] is False
 
 
-def as_text(all_of_it: Shown) -> str:
-    return plain(parts(all_of_it)) + "\n"
+def as_text(all_of_it: Shown, *, every: bool = False) -> str:
+    return plain(parts(all_of_it, every=every)) + "\n"
+
+
+def test_the_table_shows_what_is_not_ok_the_worst_first_and_all_of_it_on_request() -> None:
+    tight, late = finding("disk-room", Level.WARN), finding("memlock", Level.SKIPPED)
+    all_of_it = shown(GOOD, tight, late, GHOST)
+    short, whole = as_text(all_of_it).splitlines(), as_text(all_of_it, every=True).splitlines()
+    assert [line.split()[1] for line in short[:2]] == [GHOST.id, "disk-room"]
+    assert [line.split()[1] for line in whole[:4]] == [GOOD.id, "disk-room", "memlock", GHOST.id]
+    assert short[-1] == whole[-1] == "spark1 (head): block (1 ok, 1 skipped, 1 warnings, 1 blocks)"
 
 
 def test_the_table_shows_findings_hints_fixes_hooks_and_verdict() -> None:
     text = as_text(shown(STRAY, GOOD, fixes=render.intended((STRAY,), ALL)))
     assert "BLOCK   stray-workers  stray-workers said -> do it" in text
-    assert "OK      script-paths   script-paths said\n" in text
     assert "would apply: end-process pid 10 (VLLM::Worker_TP)" in text
     assert "would run: /etc/sparkd/preflight.d/10-site" in text
-    assert text.endswith("spark1 (head): block\n")
+    assert text.endswith("spark1 (head): block (1 ok, 1 blocks)\n")
 
 
 def test_the_table_shows_both_looks_where_something_was_changed() -> None:
-    text = as_text(shown(GOOD, fixes=(FixState(DROP, "failed", "EROFS"),), before=(CACHE,)))
+    text = as_text(shown(GOOD, fixes=(FixState(DROP, "failed", "EROFS"),), before=(CACHE,)), every=True)
     assert text.index("before:") < text.index("page-cache") < text.index("after:") < text.index("script-paths")
     assert "failed: drop-page-cache page cache (EROFS)" in text
 

@@ -61,7 +61,7 @@ def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
     with suppress(TimeoutError):
         code = agent.loop.run_with_timeout(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
     running.log.stop(LOG_END_SECONDS)
-    cause = running.find_cause(agent.host)
+    cause = running.find_cause(agent.host, code)
     during = "while serving" if running.ready else f"while {running.log.progress.step}"
     ended = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
     reason = f"{ended}: {cause}" if cause else f"{ended}; it named no cause"

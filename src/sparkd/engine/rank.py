@@ -32,6 +32,8 @@ LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 EXIT_CODE_SECONDS = 0.5
 """Docker knows a container's end some 20 ms after the kernel does (seen)."""
+KILLED_CODE = "137"
+"""128 and SIGKILL."""
 UNKNOWN_CODE = "unknown (docker does not report it)"
 DOCKER_END_SECONDS = 30.0
 """A dockerd that died is restarted after 2 s, and ends the containers of its predecessor at its start (3 s, seen)."""
@@ -157,8 +159,8 @@ class Running(Struct):
         cause = self.log.progress.root_cause(time.monotonic())
         return f"{reason}; the engine said: {cause}" if cause else reason
 
-    def find_cause(self, host: Host) -> str:
-        """The engine's own words, else what the machine knows; empty where neither names a cause."""
+    def find_cause(self, host: Host, code: str) -> str:
+        """The engine's own words, else what the machine or the exit code says; empty where none names a cause."""
         now = time.monotonic()
         if cause := self.log.progress.root_cause(now):
             return cause
@@ -167,7 +169,7 @@ class Running(Struct):
         kills = meminfo.oom_kills(host.files)
         if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
             return "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
-        return ""
+        return "killed by signal 9 from outside, not by sparkd" if code == KILLED_CODE else ""
 
     def read_exit_code(self, host: Host) -> str:
         """Says little: every engine death has 0."""

@@ -23,7 +23,8 @@ _SECRET_WORDS = re.compile(
 )
 _MARKS = ("key", "token", "password", "authorization", "hf_", "sk-", "nvapi-")
 """Each match of `_SECRET_WORDS` contains one. Most lines have none, and this test costs a tenth of the search."""
-_COUNTS = re.compile(r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+)$")
+_NO_SECRET = re.compile(r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+|/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$")
+"""Counts, and the path of the file that has the secret."""
 SHORTEST_SECRET = 4
 """Shorter secrets are not searched for: their letters are in every line."""
 
@@ -68,7 +69,8 @@ def format_key(key: tuple[str, ...], value: object) -> str:
 
 
 def validator_message(message: str) -> str:
-    return message.removeprefix("Value error, ").replace("Input should be", "must be")
+    readable = message.removeprefix("Value error, ").replace("Input should be", "must be")
+    return readable.replace("a valid tuple", "a list in brackets")
 
 
 def read_file(path: Path) -> str:
@@ -128,7 +130,7 @@ def _forms(secret: str) -> tuple[str, ...]:
 def _hide(found: re.Match[str]) -> str:
     if found[3]:
         return "***"
-    return found[0] if _COUNTS.match(found[2]) else f"{found[1]}***"
+    return found[0] if _NO_SECRET.match(found[2]) else f"{found[1]}***"
 
 
 GAP = "  "

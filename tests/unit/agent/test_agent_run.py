@@ -56,6 +56,7 @@ class World:
 
     def __init__(self, tree: Tree, port: int) -> None:
         self.port = port
+        self.last_words = BOOM
         self.tree = Tree(Path(machine(tree, 0).files.root))
         self.requests: list[str] = []
         self.failing = threading.Event()
@@ -87,7 +88,7 @@ class World:
     def log(self) -> Iterator[bytes]:
         yield STREAM + chunk(frame(1, STARTED))
         self.failing.wait(30)
-        yield chunk(frame(2, BOOM))
+        yield chunk(frame(2, self.last_words))
 
     def fail(self) -> None:
         self.failing.set()
@@ -191,6 +192,16 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world
     assert (world.last_exit.code, world.last_exit.phase) == (ExitCode.ENGINE_ENDED, "serving")
     assert "RuntimeError: boom" in world.last_exit.reason
     assert f"DELETE /containers/{CONTAINER}" in world.requests
+
+
+def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None:
+    world.last_words = b"(APIServer pid=1) INFO:     all is well\n"
+    world.tree.docker(f"/containers/{CONTAINER}/json", {"State": {"Running": False, "ExitCode": 137}})
+    thread = world.once("serving", world.fail)
+    run_agent(world)
+    thread.join()
+    assert world.last_exit.code == ExitCode.ENGINE_ENDED
+    assert world.last_exit.reason.endswith("with exit code 137: killed by signal 9 from outside, not by sparkd")
 
 
 def test_the_wrong_role_changes_nothing(world: World) -> None:

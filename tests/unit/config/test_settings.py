@@ -117,7 +117,7 @@ def test_a_named_file_must_exist_the_default_need_not(tmp_path: Path) -> None:
         ('[cluster]\nnodes = ["0.0.0.0"]\n', ["the address of one node"]),
         ('[cluster]\nnodes = ["10.0.0.1", "10.0.0.1"]\n', ["10.0.0.1 twice"]),
         ('[cluster]\nnodes = ["10.0.0.1", "127.0.0.1"]\n', ["127.0.0.1 reaches no other node"]),
-        ('[cluster]\nnodes = "10.0.0.1"\n', ["cluster.nodes", "valid tuple"]),
+        ('[cluster]\nnodes = "10.0.0.1"\n', ["cluster.nodes", "must be a list in brackets"]),
         (f"[cluster]\nnodes = {[f'10.0.0.{n}' for n in range(1, 10)]}\n", ["names 9 nodes: 1 to 8"]),
         ("[cluster]\nallow_image_difference = 1\n", ["valid boolean"]),
         ('[engine]\nmodels_dir = "models"\n', ['"models"', "absolute path"]),

@@ -141,6 +141,16 @@ def test_a_value_is_hidden_where_its_key_calls_it_a_secret(value: object, as_jso
     assert "ter22" not in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [("/etc/sparkd/api.key", "/etc/sparkd/api.key"), ("/home/me/token", "/home/me/token"), ("/aB3+x/9Zk/w==", "***")],
+)
+def test_the_path_of_a_secrets_file_is_no_secret(value: str, shown: str) -> None:
+    lines, log = written()
+    log.info("agent.run.blocked", hint=f"VLLM_API_KEY = {value}")
+    assert lines == [f'agent.run.blocked hint="VLLM_API_KEY = {shown}"']
+
+
 @BOTH
 def test_a_long_key_and_a_number_that_are_secrets_are_hidden(as_json: bool) -> None:
     lines, log = written("s" * 100, "12345678", as_json=as_json)

@@ -14,6 +14,7 @@ from sparkd.cluster import auth, membership
 from sparkd.config import Settings, load_settings, load_with_origins, reference
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.lib.text import size
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.loader import load_recipe, recipe_folders
@@ -130,14 +131,21 @@ def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),
         ("image", f"{plan.image}, {plan.image_id}" if plan.image_id else plan.image),
         ("model", f"{plan.model_path}, served as {plan.served_name}"),
-        ("endpoint", f"{plan.api_host} port {plan.api_port}"),
+        *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
+        *([("shm", size(spec.shm_bytes))] if spec.shm_bytes is not None else []),
+        *(("ulimit", f"{name} {_limit(one.soft)} to {_limit(one.hard)}") for name, one in spec.ulimits.items()),
+        *(("device", one) for one in spec.devices),
         *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.volumes),
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
         ("memory", _memory(plan)),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+
+def _limit(value: int) -> str:
+    return "unlimited" if value < 0 else f"{value}"
 
 
 def _memory(plan: LaunchPlan) -> str:

@@ -128,6 +128,22 @@ def test_plan_prints_the_script_and_no_secret(config: Path, tmp_path: Path) -> N
     assert len(made["digest"]) == 64
 
 
+def test_plan_shows_the_whole_container_and_an_endpoint_for_the_head_alone(config: Path) -> None:
+    cluster = {
+        "SPARKD_CLUSTER__NODES": "10.0.0.1,10.0.0.2",
+        "SPARKD_ENGINE__RECIPE": "dspark-nvfp4-1m",
+        "SPARKD_FABRIC__INTERFACE": "fab0",
+        "SPARKD_FABRIC__HCAS": "mlx5_0",
+    }
+    head, worker = (sparkd("plan", "--rank", rank, config=config, **cluster) for rank in "01")
+    assert (head.returncode, worker.returncode) == (0, 0), head.stderr
+    for shown in (head.stdout, worker.stdout):
+        assert "\nulimit     memlock unlimited to unlimited\n" in shown
+        assert "\ndevice     /dev/infiniband\n" in shown
+    assert "\nendpoint   " in head.stdout
+    assert "\nendpoint   " not in worker.stdout
+
+
 def test_plan_of_another_rank_has_the_same_digest(config: Path) -> None:
     env = {
         "SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced",

@@ -133,14 +133,22 @@ class CachedHost(Host):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.files.root, host.docker_fixture, functools.cache(host.gpu))
-        self._docker, self._processes = functools.cache(super().docker), functools.cache(super().processes)
         self._docker_reader = functools.cache(host.docker_reader)
 
+    # Not functools.cache of its own methods: in such a cycle the tables stay until the garbage collector runs.
+    @functools.cached_property
+    def _containers(self) -> DockerFacts:
+        return super().docker()
+
+    @functools.cached_property
+    def _table(self) -> ProcessTable:
+        return super().processes()
+
     def docker(self) -> DockerFacts:
-        return self._docker()
+        return self._containers
 
     def processes(self) -> ProcessTable:
-        return self._processes()
+        return self._table
 
     def docker_reader(self) -> DockerReader:
         return self._docker_reader()

@@ -261,7 +261,7 @@ def _follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
             continue
         links += 1
         if links > MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), "/" + "/".join(done))
         done = [] if target.startswith("/") else done[:-1]
         todo.extend(target.split("/")[::-1])
     return "".join(f"/{part}" for part in done)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -60,6 +62,18 @@ def silent() -> Iterator[DockerReader]:
 def verdicts(host: Host) -> list[Verdict]:
     seen = CachedHost(host)
     return [check.run(seen)[1] for check in UNKNOWN]
+
+
+def test_what_one_look_has_read_goes_with_it(machine: Tree) -> None:
+    seen = CachedHost(Host(machine.root))
+    seen.processes()
+    kept = weakref.ref(seen)
+    gc.disable()
+    try:
+        del seen
+        assert kept() is None, "a cycle keeps the process table until the garbage collector runs"
+    finally:
+        gc.enable()
 
 
 def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: Tree, silent: DockerReader) -> None:

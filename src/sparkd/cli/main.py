@@ -61,11 +61,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"sparkd {__version__}")
         return ExitCode.GOOD
     command = next((word for word in words if not word.startswith("-")), None)
-    args = _parser(command).parse_args(words)
-    from sparkd.lib import log
-
-    log.clean_stderr()
     try:
+        args = _parser(command).parse_args(words)
+        from sparkd.lib import log
+
+        log.clean_stderr()
         return int(args.run(args) or ExitCode.GOOD)
     except SparkdError as error:
         for line in str(error).splitlines():

@@ -154,7 +154,7 @@ def _old_scalar(node: ScalarNode, reader: YAML) -> object:
     if tag in ("int", "float", "bool") and len(raw) <= _LONGEST_NUMBER:
         try:
             value: object = reader.constructor.construct_object(node)
-        except (ValueError, IndexError):  # 018, or a sign alone
+        except (ValueError, LookupError):  # 018, a sign alone, !!bool maybe
             return raw
         return value
     return _scalar(node)

@@ -10,7 +10,6 @@ from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.lib.text import did_you_mean
 from sparkd.vllm.args import JsonValue, kebab_case
@@ -173,15 +172,15 @@ def first_values(words: Iterable[str]) -> dict[str, str | None]:
 
 def _read_flags(words: Iterable[str], filled_later: Callable[[str], bool] = lambda _: False) -> list[ParsedFlag]:
     """Flags with the words after each, also in their short forms."""
-    found: list[ParsedFlag] = []
+    found: list[tuple[str, list[str | None], bool]] = []
     for word in words:
         head, equals, value = word.partition("=")
         name = SHORT.get(head) or (kebab_case(head[2:]) if word.startswith("--") and len(head) > 2 else "")
         if name:
-            found.append(ParsedFlag(name, (None if filled_later(value) else value,) if equals else (), bool(equals)))
+            found.append((name, [None if filled_later(value) else value] if equals else [], bool(equals)))
         elif found:
-            found[-1] = replace(found[-1], values=(*found[-1].values, None if filled_later(word) else word))
-    return found
+            found[-1][1].append(None if filled_later(word) else word)
+    return [ParsedFlag(name, tuple(values), joined) for name, values, joined in found]
 
 
 def _find_model(argv: Sequence[str]) -> int:

@@ -87,8 +87,11 @@ def test_the_recipe_of_sparkrun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("written", "value"),
-    [("0.90", "0.9"), ("012", "10"), ("yes", "True"), ("1_000", "1000"), ("1e5", "1e5"), ("1:30", "90"), ("y", "y")],
-)
+    [
+        ("0.90", "0.9"), ("012", "10"), ("yes", "True"), ("1_000", "1000"), ("1e5", "1e5"), ("1:30", "90"), ("y", "y"),
+        ("!!bool maybe", "maybe"),
+    ],
+)  # fmt: skip
 def test_a_number_is_what_pyyaml_makes_of_it(tmp_path: Path, written: str, value: str) -> None:
     recipe, _ = imported(tmp_path, f"{V1}defaults: {{x: {written}}}\ncommand: vllm serve m --flag {{x}}\n")
     assert str(recipe.args["flag"]) == value

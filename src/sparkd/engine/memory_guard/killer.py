@@ -169,8 +169,10 @@ def main() -> int:
     gc.disable()
     meter, samples = Meter(proc), Samples()
     # Run all code of a kill once, so that it is in memory before the lock.
-    samples.put(time.monotonic(), meter.available_bytes(), meter.full_avg10())
-    describe_kill(samples.kept(), floor_bytes)
+    tried = Samples()
+    for when in (0.0, max(AGES)):
+        tried.put(when, meter.available_bytes(), meter.full_avg10())
+    describe_kill(tried.kept(), floor_bytes)
     if not _signal(rank, 0):
         return 0
     os.write(1, f"{_lock()}\n".encode())

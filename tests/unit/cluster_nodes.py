@@ -17,6 +17,7 @@ from tests.unit.nodes import KEY, network
 
 from sparkd.actions import Actions
 from sparkd.actions.processes import Rank
+from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.bootstrap import assemble
 from sparkd.agent.deps import Base, Deps
 from sparkd.cluster import membership
@@ -182,7 +183,7 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
         actions = MemoryActions(host, main, incarnation or f"incarnation-{rank}")
         journal = Journal(file.fileno())
         log = RecordingLog(journal)
-        base = Base(configured, host, actions, main, loop, notifier, journal, log)
+        base = Base(configured, host, actions, main, loop, notifier, journal, log, stamp_configuration(host.files.root))
         agent = assemble(base, context(configured, host), owner_uid=os.getuid())
         made = AgentUnderTest(agent, log.recorded, notifier, path)
         main.add_check(made.check_end)

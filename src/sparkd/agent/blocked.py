@@ -1,6 +1,6 @@
 """A blocked node waits in its process: no restart, no repeated lines, hardly any CPU.
 
-What may not launch yet is tried again from preflight on: at once when a check that blocks judges otherwise or another
+What may not launch yet is tried again from preflight on: soon after a check that blocks judges otherwise or another
 node's plan changes, and on a slow schedule for causes that have no check, such as an operator's hook.
 """
 
@@ -9,20 +9,21 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import log_differences
-from sparkd.agent.startup import FINGERPRINT_SECONDS, read_agreement
+from sparkd.agent.startup import read_agreement
 from sparkd.cluster.membership import check_inputs
 from sparkd.host import docker
 from sparkd.lib.errors import BlockedError, OutdatedPlanError, SparkdError
-from sparkd.preflight.gate import LOOK_SECONDS, decision
-from sparkd.preflight.registry import build_checks
+from sparkd.preflight.gate import LOOK_SECONDS as HANG_SECONDS
+from sparkd.preflight.gate import decision
+from sparkd.preflight.registry import IDS, build_checks
 from sparkd.preflight.runner import blocking, downgraded, examine
 from sparkd.state.known_good import ROLLBACK_FILE
 from sparkd.status.model import Phase
@@ -31,13 +32,17 @@ T = TypeVar("T")
 
 RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0)
 """Waits between two tries without a change. The last one repeats."""
-LOOK_AGAIN_SECONDS = 5.0
-"""Between two looks at what blocks: a repaired node is to serve within 15 s and the engine's own start."""
+LOOK_SECONDS = 5.0
+"""Between two looks at what blocks, and so between two tries: a repaired node is to serve within 15 s and the engine's
+own start.
+"""
 LOOK_SHARE = 0.01
 """Of one core, at most, for the looks."""
 CONFIGURATION = "etc/sparkd"
 FREE = ()
-NUMBER = re.compile(r"[0-9]+")
+"""Seen where no check blocks any more."""
+HANGS = "a look at this node hangs"
+_NUMBER = re.compile(r"[0-9]+")
 
 
 def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
@@ -45,85 +50,119 @@ def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
 
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
-    stamp = _stamp_configuration(agent.host.files.root)
     pauses = chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
+    named = _stamp_named_files(agent)
     while True:
+        plans = _peer_plans(agent)
         try:
             return steps(agent)
         except OutdatedPlanError:
             raise
         except BlockedError as error:
             _report(agent, error)
-            _wait_for_change(agent, error, stamp, next(pauses))
+            wait = _BlockedWait(agent, error.checks, plans)
+        deadline, changed = time.monotonic() + next(pauses), False
+        while not changed and (time.monotonic() < deadline or wait.hangs):
+            changed = wait.has_changed()
+            if stamp_configuration(agent.host.files.root) != agent.configured_at or _stamp_named_files(agent) != named:
+                raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
         agent.state.failed_in = None
+
+
+def stamp_configuration(root: str | os.PathLike[str]) -> object:
+    """Changes with every edit below /etc/sparkd, and with a rollback."""
+    return _stamp((*Path(root, CONFIGURATION).rglob("*"), Path(root, ROLLBACK_FILE.path.lstrip("/"))))
+
+
+def _stamp_named_files(agent: Deps) -> object:
+    """Files that the configuration names: a process reads them once."""
+    settings = agent.settings
+    paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
+    return _stamp(Path(one) for one in paths if one.startswith("/"))
+
+
+def _stamp(paths: Iterable[Path]) -> object:
+    found = {}
+    for path in paths:
+        with suppress(OSError):
+            stat = path.stat()
+            found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
+    return found
+
+
+def _peer_plans(agent: Deps) -> object:
+    return [one.living and one.living.plan_digest for one in agent.monitor.check()]
 
 
 def _report(agent: Deps, error: BlockedError) -> None:
     agent.monitor.untrack_all()
-    agent.reporter.update(epoch="")
-    # The reasons of checks have sizes, and their events are logged as the verdicts change.
+    agent.log.bind(epoch="")
+    before = agent.reporter.report
+    # The other nodes compare their plans with that of a node that could launch it.
+    agent.reporter.update(epoch="", plan_digest="" if error.checks else before.plan_digest)
+    # The reasons of checks have sizes; their events are logged as the verdicts change.
     blocker = error.checks or (error.reason,)
-    if agent.state.blocker != blocker:
-        agent.state.blocker, agent.state.blocked_since = blocker, time.strftime("%H:%M UTC", time.gmtime())
+    if before.phase is not Phase.BLOCKED or agent.state.blocker != blocker:
+        agent.state.blocker, agent.state.blocked_since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         agent.events.error("agent.run.blocked", reason=error.reason, hint=error.hint)
         if not agent.state.proven:
             log_differences(agent)
     agent.set_phase(Phase.BLOCKED, f"{error}; since {agent.state.blocked_since}")
 
 
-def _wait_for_change(agent: Deps, error: BlockedError, stamp: object, seconds: float) -> None:
-    """Wait until what blocks has changed, at most for `seconds`. Raises OutdatedPlanError."""
-    deadline = time.monotonic() + seconds
-    plans, seen, cost_seconds = _peer_plans(agent), None, 0.0
-    while (left := deadline - time.monotonic()) > 0:
-        began = time.monotonic()
-        now = _look(agent, error.checks)
-        cost_seconds = time.monotonic() - began
-        if now == FREE or seen not in (None, now):
-            return
-        seen = now if seen is None else seen
-        pause = min(left, max(LOOK_AGAIN_SECONDS, cost_seconds / LOOK_SHARE))
-        looks_again_at = time.monotonic() + pause
-        while (pause := looks_again_at - time.monotonic()) > 0:
-            agent.loop.wait(pause)
-            if not error.checks and _peer_plans(agent) != plans:
-                return
-        if _stamp_configuration(agent.host.files.root) != stamp:
-            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+class _BlockedWait:
+    """Looks at what blocks: the checks, or else the plans of this node and of the others."""
 
+    def __init__(self, agent: Deps, checks: tuple[str, ...], plans: object) -> None:
+        """`plans`: of the others, as the try began."""
+        self.hangs = False
+        self._agent = agent
+        self._checks = checks
+        self._plans = plans
+        self._cpu_seconds = 0.0
+        agreement = agent.state.agreement
+        self._seen = agreement if not checks and agreement.digest else self._look()
 
-def _peer_plans(agent: Deps) -> tuple[object, ...]:
-    return tuple(one.living and one.living.plan_digest for one in agent.monitor.check())
+    def has_changed(self) -> bool:
+        """Wait, and look again. False while a look hangs."""
+        looks_at = time.monotonic() + max(LOOK_SECONDS, self._cpu_seconds / LOOK_SHARE)
+        while (left := looks_at - time.monotonic()) > 0:
+            self._agent.loop.wait(left)
+        seen = self._look()
+        if self.hangs:
+            return False
+        # What is repaired right after the verdict makes no difference between two looks.
+        return seen != self._seen or seen == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
 
+    def _look(self) -> object:
+        agent = self._agent
+        look = agent.state.hung_look or agent.loop.start(self._read)
+        deadline = time.monotonic() + HANG_SECONDS
+        while not look.done() and agent.state.hung_look is None and (left := deadline - time.monotonic()) > 0:
+            agent.loop.wait(left)
+        self.hangs = not look.done()
+        agent.state.hung_look = look if self.hangs else None
+        if self.hangs:
+            return HANGS
+        seen, self._cpu_seconds = look.result()
+        return seen
 
-def _look(agent: Deps, checks: tuple[str, ...]) -> object:
-    """What the verdict rests on, to be compared: decisions of the checks, or what this node would launch.
-
-    FREE where no check blocks any more: what is repaired right after the verdict makes no difference between two looks.
-    """
-    if not checks and not docker.running(agent.host):
-        return "docker is not running"  # a request would start it
-    read = partial(_decisions, agent, checks) if checks else partial(read_agreement, agent)
-    try:
-        return agent.loop.run_until_stop(read, LOOK_SECONDS if checks else FINGERPRINT_SECONDS, "looking at this node")
-    except (SparkdError, TimeoutError) as error:
-        return str(error)
-
-
-def _decisions(agent: Deps, checks: tuple[str, ...]) -> tuple[object, ...]:
-    built = [one for one in build_checks(check_inputs(agent.context)) if one.id in checks]
-    findings = blocking(downgraded(examine(built, agent.host), agent.settings.preflight.downgrade))
-    return tuple((decision(one), NUMBER.sub("", one.verdict.reason)) for one in findings)
-
-
-def _stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """Changes with every edit of what a plan is made of."""
-    folder = Path(root) / CONFIGURATION
-    found = {}
-    for path in (*folder.rglob("*"), Path(root) / ROLLBACK_FILE.path.lstrip("/")):
+    def _read(self) -> tuple[object, float]:
+        """What is there now, to be compared, and the CPU time that it took."""
+        agent, began = self._agent, time.thread_time()
+        seen: object
         try:
-            stat = path.stat()
-        except OSError:
-            continue
-        found[path] = stat.st_ino, stat.st_size, stat.st_mtime_ns
-    return found
+            if self._checks:
+                seen = self._decisions()
+            else:  # a request would start a docker that does not run
+                seen = read_agreement(agent) if docker.running(agent.host) else "docker is not running"
+        except (SparkdError, OSError) as error:
+            seen = str(error)
+        return seen, time.thread_time() - began
+
+    def _decisions(self) -> tuple[object, ...]:
+        agent = self._agent
+        built = [one for one in build_checks(check_inputs(agent.context)) if one.id in self._checks]
+        findings = blocking(downgraded(examine(built, agent.host), agent.settings.preflight.downgrade))
+        hooks = tuple(one for one in self._checks if one not in IDS)
+        return (*((decision(one), _NUMBER.sub("", one.verdict.reason)) for one in findings), *hooks)

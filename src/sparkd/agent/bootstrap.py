@@ -13,6 +13,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd import __version__
 from sparkd.actions import Actions
+from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.deps import Base, Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster import membership
@@ -46,6 +47,7 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node, StopRequested.
     """
+    configured_at = stamp_configuration(root)
     config = load_settings(env, root)
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     host = Host(root)
@@ -65,7 +67,7 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
         place = resolve_context(config, role, host)
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     actions = Actions.acquire(host, loop, owner)
-    base = Base(config, host, actions, loop, network, notifier, journal, log)
+    base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at)
     agent = assemble(base, place or _await_place(base, role, events))
     # First of all: a crash before this would not be counted.
     agent.record_start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from msgspec import Struct, field
 
@@ -40,6 +41,10 @@ class State(Struct):
     blocker: tuple[str, ...] = ()
     """The checks that block, or another reason, as last logged."""
     blocked_since: str = ""
+    hung_look: Future[tuple[object, float]] | None = None
+    """A look at what blocks that has not come back."""
+    backed_off: bool = False
+    """This process has waited out the backoff of the plan's failures."""
     proven: bool = False
 
 
@@ -54,6 +59,8 @@ class Base(Struct, frozen=True):
     notifier: Notifier
     journal: Journal
     log: ProcessLog
+    configured_at: object
+    """Stamp of the configuration, from before it was read."""
 
 
 class Deps(Base, frozen=True, kw_only=True):

@@ -41,6 +41,8 @@ def wait_for_peers(agent: Deps) -> bool:
         peers = agent.monitor.check()
         if (differing := _find_differing(agent, peers)) is not None:
             raise BlockedError(_report_differences(agent, differing), _agreement_hint(agent))
+        for one in peers:
+            agent.state.reported.pop(one.name, None)
         awaited = _unready_workers(agent, peers) if agent.context.is_head else _uncalled_head(agent, peers)
         if not awaited:
             break

@@ -56,13 +56,16 @@ def preflight(agent: Deps) -> bool:
         agent.reporter.update(findings=(*rolled_back, *reports))
 
     rolled_back = () if context.rollback is None else (context.rollback.finding,)
-    policy = agent.settings.preflight
-    if agent.reporter.report.phase is Phase.BLOCKED:
-        policy = policy.model_copy(update={"wait_seconds": 0})  # the tries of a blocked node have their own pace
-    else:
+    if agent.reporter.report.phase is not Phase.BLOCKED:
         agent.set_phase(Phase.PREFLIGHT)
     io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
-    Gate(partial(build_checks, check_inputs(context)), agent.host, policy, io, reported=agent.state.reported).admit()
+    Gate(
+        partial(build_checks, check_inputs(context)),
+        agent.host,
+        agent.settings.preflight,
+        io,
+        reported=agent.state.reported,
+    ).admit()
     return docker_was_up
 
 
@@ -85,11 +88,14 @@ def wait_backoff(agent: Deps) -> bool:
             + (f"; the last: {last}" if last else ""),
             f"{remedy}, then: systemctl start sparkd-{agent.context.role}",
         )
+    if agent.state.backed_off:
+        return False
     if seconds:
         agent.set_phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+    agent.state.backed_off = True
     return seconds > 0
 
 

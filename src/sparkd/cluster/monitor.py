@@ -32,7 +32,7 @@ ENDING = {
     Phase.STOPPING: "leaves",
     Phase.STOPPED: "has left",
 }
-"""Phases of an agent that launches nothing more, as texts."""
+"""Phases of an agent without a rank that launches none at present, as texts."""
 
 
 class ExpectedPeer(Struct, frozen=True):

@@ -166,7 +166,7 @@ class MainLoop:
         deadline = time.monotonic() + seconds
         while not future.done() and (left := deadline - time.monotonic()) > 0:
             self.wait(left)
-        return self._outcome(future, 0, what)
+        return _result(future, seconds, what)
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` in the network's loop; its end wakes this one."""
@@ -185,9 +185,7 @@ class MainLoop:
 
     def _outcome(self, future: Future[T], seconds: float, what: str) -> T:
         self.sleep_uninterruptible(seconds, future.done)
-        if not future.done():
-            raise TimeoutError(f"{what} did not end within {seconds:g} s")
-        return future.result()
+        return _result(future, seconds, what)
 
     def keepalive_age(self) -> float:
         """Seconds since the last keepalive: about a slice at most, unless the main loop hangs."""
@@ -211,3 +209,9 @@ class MainLoop:
         if self._hangs and not hung:
             self._on_hang(unanswered)
         return self._hangs
+
+
+def _result(future: Future[T], seconds: float, what: str) -> T:
+    if not future.done():
+        raise TimeoutError(f"{what} did not end within {seconds:g} s")
+    return future.result()

@@ -23,7 +23,10 @@ _SECRET_WORDS = re.compile(
 )
 _MARKS = ("key", "token", "password", "authorization", "hf_", "sk-", "nvapi-")
 """Each match of `_SECRET_WORDS` contains one. Most lines have none, and this test costs a tenth of the search."""
-_NO_SECRET = re.compile(r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+|/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$")
+_NO_SECRET = re.compile(
+    r"(?i)(?:\d[\d,.]*|none|null|true|false|\*+"
+    r"|(?!.*(?:hf_|sk-|nvapi-))/(?:etc|home|opt|root|run|srv|var)/[\w./-]+)$"
+)
 """Counts, and the path of the file that has the secret."""
 SHORTEST_SECRET = 4
 """Shorter secrets are not searched for: their letters are in every line."""

@@ -16,9 +16,12 @@ from sparkd.preflight.check import AnyCheck, Finding, Level
 from sparkd.preflight.checks.memory import MemorySample, sample_memory
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.fixes import Applied, Fix, FixState, Identity, identity
+from sparkd.preflight.registry import IDS
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
 
 POLL_SECONDS = 1.0
+SLOW_POLL_SECONDS = 5.0
+"""After the first ten seconds: what has not come by then takes longer."""
 LOOK_SECONDS = 120.0
 """For all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
 MAX_ROUNDS = 4
@@ -118,7 +121,7 @@ class Gate(Struct):
             return self.io.loop.run_until_stop(self._examine, LOOK_SECONDS, "looking at this node")
         except TimeoutError as error:
             hint = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
-            raise BlockedError(str(error), hint) from None
+            raise BlockedError(str(error), hint, IDS) from None
 
     def _examine(self) -> tuple[Finding, ...]:
         self.memory = self._resample_memory()
@@ -149,8 +152,9 @@ class Gate(Struct):
         self.io.show(findings)
         if not self.waited_seconds:
             self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left)
-        self.io.wait(POLL_SECONDS, f"waiting for {awaited}")
-        self.waited_seconds += POLL_SECONDS
+        pause = min(left, POLL_SECONDS if self.waited_seconds < 10 else SLOW_POLL_SECONDS)
+        self.io.wait(pause, f"waiting for {awaited}")
+        self.waited_seconds += pause
         return True
 
     def _awaited(self, findings: tuple[Finding, ...]) -> str:

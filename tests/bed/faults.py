@@ -141,7 +141,7 @@ def killed(side: str, name: str, cause: Cause, seconds: float = EVENT_SECONDS, i
 def differing(side: str, difference: differences.Difference, in_ci: bool) -> Fault:
     return Fault(
         "difference", difference.name, side, partial(acts.stop, side), {side: (10,), other(side): (10, 14)},
-        f"{LEAVES}|{DIFFERS}",
+        f"{LEAVES}|{DIFFERS}|the configuration has changed",
         stop_seconds=STOP_SECONDS, ends_surely=False, meanwhile=partial(acts.differ, side, difference),
         repair=partial(acts.undo, side, difference), extra_seconds=SHOWN_SECONDS, in_ci=in_ci,
     )  # fmt: skip

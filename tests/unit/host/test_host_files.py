@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.tree import Tree
 
-from sparkd.host.files import Files, Kind
+from sparkd.host.files import Bind, Files, Kind, find_outside
 
 
 def files(tree: Tree) -> Files:
@@ -72,3 +72,10 @@ def test_a_dangling_symlink_does_not_exist(tree: Tree) -> None:
 def test_links_that_are_no_paths_are_returned_unchanged(tree: Tree) -> None:
     tree.link("/proc/7/fd/3", "socket:[42]")
     assert list(files(tree).links("/proc/7/fd")) == [("3", "socket:[42]")]
+
+
+def test_a_circle_in_a_containers_path_is_named_by_its_link(tree: Tree) -> None:
+    tree.link("/srv/m/config.json", "tokenizer.json")
+    tree.link("/srv/m/tokenizer.json", "config.json")
+    found = find_outside(Files(str(tree.root)), [Bind("/srv/m", "/models")], "/models/sub/../config.json")
+    assert found in ("/models/config.json", "/models/tokenizer.json")

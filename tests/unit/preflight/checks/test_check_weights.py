@@ -244,13 +244,6 @@ def test_a_snapshot_that_is_mounted_alone_has_no_blobs_in_the_container(tree: Tr
     assert look(tree, with_blobs)[1].level is Level.OK
 
 
-def test_a_circle_below_the_path_is_named_by_its_link(tree: Tree) -> None:
-    tree.link(f"{FOLDER}/config.json", "tokenizer.json")
-    tree.link(f"{FOLDER}/tokenizer.json", "config.json")
-    found = find_outside(Files(str(tree.root)), BINDS, "/models/m/sub/../config.json")
-    assert found in ("/models/m/config.json", "/models/m/tokenizer.json")
-
-
 @pytest.mark.parametrize(
     ("target", "outside"),
     [

@@ -56,7 +56,7 @@ def preflight(agent: Deps) -> bool:
         agent.reporter.update(findings=(*rolled_back, *reports))
 
     rolled_back = () if context.rollback is None else (context.rollback.finding,)
-    if agent.reporter.report.phase is not Phase.BLOCKED:
+    if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
         agent.set_phase(Phase.PREFLIGHT)
     io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
     Gate(

@@ -12,7 +12,7 @@ class ExitCode(IntEnum):
     BUG = 1
     USAGE = 2
     BLOCKED = 10
-    """Preflight blocked, or another process owns the node."""
+    """Another process owns the node, or what the plan was made of has changed; of `sparkd preflight`: it blocks."""
     LAUNCH_FAILED = 11
     NOT_READY = 12
     ENGINE_ENDED = 13

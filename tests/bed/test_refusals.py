@@ -216,8 +216,13 @@ def test_the_cause_of_the_last_end_is_reported_by_the_next_agent(spark: SparkdNo
     refused(spark, 12)
 
     def reported() -> bool:
-        cause: str = json.loads(spark.node.read("/run/sparkd/report.json"))["last_cause"]
-        return cause.startswith("not ready within 10 s") and cause.endswith("(exit 12)")
+        report: dict[str, str] = json.loads(spark.node.read("/run/sparkd/report.json"))
+        cause = report["last_cause"]
+        return (
+            report["last_cause_code"] == "not-ready"
+            and cause.startswith("not ready within 10 s")
+            and cause.endswith("(exit 12)")
+        )
 
     wait_for(reported, 20, "the next life")
     wait_for(lambda: "cooling" in spark.node.run("sparkd", "status", check=False).stdout, 5, "it to cool")

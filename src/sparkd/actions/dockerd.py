@@ -15,7 +15,7 @@ from sparkd.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.host.docker_image import pull_hint
 from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
-from sparkd.lib.errors import BlockedError, LaunchError
+from sparkd.lib.errors import BlockedError, Cause, LaunchError
 from sparkd.lib.text import sanitize
 from sparkd.plan.script import RAY_TOKEN_FILE, RAY_TOKEN_TARGET, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 
@@ -68,7 +68,8 @@ class Containers:
             return self._call(lambda api: str(api.inspect_image(ref)["Id"]))
         except DockerError as error:
             if error.status == MISSING:
-                raise LaunchError(f"image {ref} is not on this node", pull_hint(ref)) from None
+                reason = f"image {ref} is not on this node"
+                raise LaunchError(reason, pull_hint(ref), cause=Cause.IMAGE_MISSING) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
     def _open_pidfd(self, container_id: str) -> tuple[int, int] | None:

@@ -101,8 +101,9 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     redact = Redactor(tuple(secrets.values()))
     events = base.log.events(redact)
     cluster = join_cluster(node, host, loop.wake, base.network, redact, events, owner_uid)
-    last_cause = launch_history.read_history(host.files).last_cause
-    first = initial_status(node, host, actions.owner.invocation, last_cause)
+    last, code = launch_history.read_history(host.files).last_cause
+    first = initial_status(node, host, actions.owner.invocation)
+    first = replace(first, last_cause=last, last_cause_code=code)
     reporter = Reporter(first, (*_sinks(actions, base.notifier, redact), *cluster.sinks))
     monitor = PeerMonitor(
         cluster.readers,
@@ -168,10 +169,10 @@ def _sinks(actions: Actions, notifier: Notifier, redact: Redactor) -> tuple[Sink
     return to_file, to_systemd
 
 
-def initial_status(node: NodeContext, host: Host, invocation: str, last_cause: str) -> NodeReport:
+def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport:
     address = node.plan.node.address if node.peers else ""
     unplaced = unplaced_status(node.role, host, invocation)
-    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, last_cause=last_cause)
+    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address)
 
 
 def unplaced_status(role: str, host: Host, invocation: str, message: str = "") -> NodeReport:

@@ -15,7 +15,7 @@ from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff
-from sparkd.lib.errors import ExitCode, LaunchError, SparkdError
+from sparkd.lib.errors import Cause, ExitCode, LaunchError, SparkdError
 from sparkd.lib.main_loop import StopRequested
 from sparkd.plan.agreement import Agreement
 
@@ -40,7 +40,7 @@ def run(agent: Deps) -> ExitCode:
         return shutdown_on_error(agent, running, error)
     except OSError as error:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
-        failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h")
+        failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h", cause=Cause.SYSTEM_ERROR)
         return shutdown_on_error(agent, running, failure)
 
 

@@ -20,7 +20,7 @@ from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import docker
-from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.errors import Cause, EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
 from sparkd.status.model import FindingReport, Phase, utc_now
@@ -117,9 +117,9 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     failure = monitor.run(running.rank.pidfd)
     if failure is None:
         raise engine_ended(agent, running)
-    reason = running.with_cause(failure.reason)
+    reason, cause = running.with_cause(failure.reason)
     if isinstance(failure, EngineEndedError):
-        raise engine_dead(agent, running, reason)
+        raise engine_dead(agent, running, EngineEndedError(reason, cause=cause))
     raise StalledError(reason, "sparkd starts it again")
 
 
@@ -152,9 +152,11 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
             raise engine_ended(agent, running)
         if alarmed and docker.daemon_replaced(agent.host, dockerd_pid):
             reason = "the engine is dead: another dockerd has started, and ends the containers of the previous one"
-            raise EngineEndedError(reason, "live-restore in docker's daemon.json would keep the engine")
+            hint = "live-restore in docker's daemon.json would keep the engine"
+            raise EngineEndedError(reason, hint, cause=Cause.DOCKER_RESTARTED)
         if running.log.progress.worker_died:
-            raise engine_dead(agent, running, running.with_cause("a process of the rank has died"))
+            reason, cause = running.with_cause("a process of the rank has died")
+            raise engine_dead(agent, running, EngineEndedError(reason, cause=cause))
 
 
 def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:

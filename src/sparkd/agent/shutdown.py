@@ -10,7 +10,7 @@ from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster.monitor import ENDING, HINT
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
-from sparkd.lib.errors import EngineEndedError, ExitCode, PeerLostError, SparkdError
+from sparkd.lib.errors import Cause, EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.lib.text import sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
@@ -61,22 +61,23 @@ def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
     with suppress(TimeoutError):
         code = agent.loop.run_with_timeout(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
     running.log.stop(LOG_END_SECONDS)
-    cause = running.find_cause(agent.host, code)
+    kind, cause = running.find_cause(agent.host, code)
     during = "while serving" if running.ready else f"while {running.log.progress.step}"
     ended = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
     reason = f"{ended}: {cause}" if cause else f"{ended}; it named no cause"
-    return engine_dead(agent, running, reason, "" if running.ready else "its log: the lines above, marked engine|")
+    hint = "" if running.ready else "its log: the lines above, marked engine|"
+    return engine_dead(agent, running, EngineEndedError(reason, hint, cause=kind))
 
 
-def engine_dead(agent: Deps, running: Running, reason: str, hint: str = "") -> EngineEndedError:
+def engine_dead(agent: Deps, running: Running, error: EngineEndedError) -> EngineEndedError:
     """The error for a dead engine. Raises PeerLostError where another rank died first.
 
     The engine's own words suggest it. The other nodes confirm it: by a report, a refused connection, or silence.
     """
-    if agent.context.peers and names_other_rank(reason):
+    if agent.context.peers and names_other_rank(error.reason):
         _kill_rank(agent, running, LOST_GRACE_SECONDS)
-        _raise_if_peer_lost(agent, reason)
-    return EngineEndedError(reason, hint)
+        _raise_if_peer_lost(agent, error.reason)
+    return error
 
 
 def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
@@ -92,7 +93,9 @@ def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
     agent.loop.sleep_uninterruptible(SILENCE_SECONDS, lambda: agent.monitor.silent_since(began) is None)
     silent = agent.monitor.silent_since(began)
     if silent is not None:
-        raise PeerLostError(f"rank {silent.rank} on {silent.name} has not answered since: {reason}", HINT)
+        raise PeerLostError(
+            f"rank {silent.rank} on {silent.name} has not answered since: {reason}", HINT, cause=Cause.PEER_SILENT
+        )
 
 
 def shutdown_on_request(agent: Deps, running: Running | None) -> None:
@@ -107,7 +110,7 @@ def shutdown_on_request(agent: Deps, running: Running | None) -> None:
         if _head_left(agent):
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
     _end_rank(agent, running, grace_seconds)
-    end = End(STOPPED, int(ExitCode.GOOD), at=utc_now())
+    end = End(STOPPED, int(ExitCode.GOOD), at=utc_now(), cause=Cause.STOP_REQUESTED)
     agent.record(lambda launches: launches.record_end(agent.boot_id, end))
     agent.set_phase(Phase.STOPPED)
     if agent.context.peers:
@@ -118,7 +121,12 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     """Report why the run ends, stop the rank, and record the cause for the next run."""
     failed_in = agent.state.failed_in or agent.reporter.report.phase
     agent.events.error(
-        "agent.run.failed", code=int(error.code), phase=failed_in.value, reason=error.reason, hint=error.hint
+        "agent.run.failed",
+        code=int(error.code),
+        cause=error.cause.value,
+        phase=failed_in.value,
+        reason=error.reason,
+        hint=error.hint,
     )
     agent.monitor.untrack_all()
     agent.loop.extend_timeout(True)
@@ -126,7 +134,8 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     reported_at = time.monotonic()
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
     _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
-    end = End(agent.redact(error.reason), int(error.code), agent.redact(error.hint), failed_in.value, utc_now())
+    reason, hint = agent.redact(error.reason), agent.redact(error.hint)
+    end = End(reason, int(error.code), hint, failed_in.value, utc_now(), error.cause)
 
     def count(launches: LaunchHistory) -> LaunchHistory:
         if error.code in _COUNTED and launches.open is not None:

@@ -67,7 +67,7 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     Notifier().status(str(error))
     events = log.events(Redactor())
     for line in error.reason.splitlines():
-        events.error("agent.run.refused", code=int(error.code), reason=line, hint=error.hint)
+        events.error("agent.run.refused", code=int(error.code), cause=error.cause.value, reason=line, hint=error.hint)
 
 
 def sweep(args: argparse.Namespace) -> int:

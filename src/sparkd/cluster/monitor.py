@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from sparkd.cluster.client import PeerReader
-from sparkd.lib.errors import PeerLostError
+from sparkd.lib.errors import Cause, PeerLostError
 from sparkd.status.model import Contact, PeerStatus, Phase
 
 PROOF_SHARE = 0.25
@@ -27,12 +27,12 @@ RETRY_SECONDS = 1.0
 """After a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
 ENDING = {
-    Phase.BLOCKED: "is blocked",
-    Phase.FAILED: "failed",
-    Phase.STOPPING: "leaves",
-    Phase.STOPPED: "has left",
+    Phase.BLOCKED: ("is blocked", Cause.PEER_FAILED),
+    Phase.FAILED: ("failed", Cause.PEER_FAILED),
+    Phase.STOPPING: ("leaves", Cause.PEER_STOPPED),
+    Phase.STOPPED: ("has left", Cause.PEER_STOPPED),
 }
-"""Phases of an agent without a rank that launches none at present, as texts."""
+"""Phases of an agent without a rank that launches none at present, as texts and causes."""
 
 
 class ExpectedPeer(Struct, frozen=True):
@@ -48,22 +48,25 @@ def expect_peer(peer: PeerStatus, epoch: str) -> ExpectedPeer:
     return ExpectedPeer(peer.rank, peer.report.incarnation, epoch)
 
 
-def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> str:
-    """Why an expected peer is lost; empty where it is not. Pure."""
+def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
+    """Why an expected peer is lost; None where it is not. Pure."""
     rank = f"rank {peer.rank} on {peer.name}"
     report = peer.report
     if report is None:  # only a peer that has reported can be expected
-        return f"{rank} was never heard"
+        return PeerLostError(f"{rank} was never heard", HINT)
     if report.incarnation != expected.incarnation:
         before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
-        return f"{rank} has restarted{before}"
+        failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
+        return PeerLostError(f"{rank} has restarted{before}", HINT, cause=Cause.PEER_FAILED if failed else None)
     if report.phase in ENDING:
-        return f"{rank} {ENDING[report.phase]}: {report.message}"
+        did, cause = ENDING[report.phase]
+        return PeerLostError(f"{rank} {did}: {report.message}", HINT, cause=cause)
     if report.epoch not in ("", expected.epoch):
-        return f"{rank} belongs to another launch"
+        return PeerLostError(f"{rank} belongs to another launch", HINT)
     if peer.contact is Contact.REFUSED:
-        return f"{rank} is gone: {peer.address} refuses connections, its agent ended without a report"
-    return ""
+        refused = f"{peer.address} refuses connections, its agent ended without a report"
+        return PeerLostError(f"{rank} is gone: {refused}", HINT)
+    return None
 
 
 class PeerMonitor(Struct):
@@ -113,7 +116,7 @@ class PeerMonitor(Struct):
             if (expected := self._expected.get(peer.rank)) is None:
                 continue
             if loss := find_loss(expected, peer):
-                raise PeerLostError(loss, HINT)
+                raise loss
             seconds = max(0.0, now - (self.readers[peer.rank].heard_at or now))
             if silent is None or seconds > silent[0]:
                 silent = seconds, peer
@@ -133,12 +136,12 @@ class PeerMonitor(Struct):
         over = seconds >= self.timeout_seconds
         if self._prove is None:
             if over:
-                raise PeerLostError(reason, HINT)
+                raise PeerLostError(reason, HINT, cause=Cause.PEER_SILENT)
             return
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
         if over and self._proven is False:
-            raise PeerLostError(f"{reason}, and the engine makes no token", HINT)
+            raise PeerLostError(f"{reason}, and the engine makes no token", HINT, cause=Cause.PEER_SILENT)
         self.trouble = f"{reason}; the engine makes tokens" if over and self._proven else ""
         pause = proof_seconds if self._proven else RETRY_SECONDS
         if self._proof is None and (self._proven is None or now - self._proven_at >= pause):

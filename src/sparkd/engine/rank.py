@@ -18,6 +18,7 @@ from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, docker, meminfo
 from sparkd.host.docker import LABEL
 from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.errors import Cause
 from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop
 from sparkd.plan.model import LaunchPlan
@@ -32,6 +33,7 @@ LOG_END_SECONDS = 0.3
 """For the last lines of an ended container to arrive."""
 EXIT_CODE_SECONDS = 0.5
 """Docker knows a container's end some 20 ms after the kernel does (seen)."""
+KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
 KILLED_CODE = "137"
 """128 and SIGKILL."""
 UNKNOWN_CODE = "unknown (docker does not report it)"
@@ -155,21 +157,24 @@ class Running(Struct):
     def seconds(self) -> float:
         return time.monotonic() - self.started_at
 
-    def with_cause(self, reason: str) -> str:
+    def with_cause(self, reason: str) -> tuple[str, Cause]:
+        """With the engine's own words, where it has logged an error."""
         cause = self.log.progress.root_cause(time.monotonic())
-        return f"{reason}; the engine said: {cause}" if cause else reason
+        return (f"{reason}; the engine said: {cause}", Cause.ENGINE_ERROR) if cause else (reason, Cause.ENGINE_ENDED)
 
-    def find_cause(self, host: Host, code: str) -> str:
-        """The engine's own words, else what the machine or the exit code says; empty where none names a cause."""
+    def find_cause(self, host: Host, code: str) -> tuple[Cause, str]:
+        """The engine's own words, else what the machine or the exit code says; no text where none names a cause."""
         now = time.monotonic()
         if cause := self.log.progress.root_cause(now):
-            return cause
+            return Cause.ENGINE_ERROR, cause
         if self.log.broken_off_at is not None and now - self.log.broken_off_at <= DOCKER_END_SECONDS:
-            return "docker went away shortly before"
+            return Cause.DOCKER_RESTARTED, "docker went away shortly before"
         kills = meminfo.oom_kills(host.files)
         if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
-            return "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
-        return "killed by signal 9 from outside, not by sparkd" if code == KILLED_CODE else ""
+            return Cause.KERNEL_OOM, KERNEL_OOM
+        if code == KILLED_CODE:
+            return Cause.KILLED_FROM_OUTSIDE, "killed by signal 9 from outside, not by sparkd"
+        return Cause.ENGINE_ENDED, ""
 
     def read_exit_code(self, host: Host) -> str:
         """Says little: every engine death has 0."""

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from sparkd.host import Host, docker_image, weights
 from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, LaunchError
+from sparkd.lib.errors import BlockedError, Cause, LaunchError
 from sparkd.plan.agreement import Agreement, make_agreement
 from sparkd.plan.model import LaunchPlan
 
@@ -29,7 +29,7 @@ def read_image_identity(host: Host, ref: str) -> str:
         reason = f"docker can't be queried for the image: {error}"
         raise LaunchError(reason, "look at: systemctl status docker") from None
     if found is None:
-        raise LaunchError(f"image {ref} is not on this node", docker_image.pull_hint(ref))
+        raise LaunchError(f"image {ref} is not on this node", docker_image.pull_hint(ref), cause=Cause.IMAGE_MISSING)
     return found
 
 

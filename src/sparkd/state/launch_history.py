@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from sparkd.host.files import Files
-from sparkd.lib.errors import ExitCode
+from sparkd.lib.errors import Cause, ExitCode
 from sparkd.lib.text import sanitize
 from sparkd.state.file import PUBLIC, Report, StateFile, ignore_report
 
@@ -48,6 +48,8 @@ class End(Struct, frozen=True):
     phase: str = ""
     at: str = ""
     """UTC, ISO 8601."""
+    cause: str = ""
+    """A `Cause`; empty in files of earlier versions. Text, because a later version may know more of them."""
 
     def __str__(self) -> str:
         return self.reason if self.code is None else f"{self.reason} (exit {self.code})"
@@ -79,9 +81,10 @@ class LaunchHistory(Struct, frozen=True):
     last_exit: End | None = None
 
     @property
-    def last_cause(self) -> str:
-        """Why the last process ended; empty after a requested stop."""
-        return "" if self.last_exit is None or self.last_exit.code == ExitCode.GOOD else str(self.last_exit)
+    def last_cause(self) -> tuple[str, str]:
+        """Why the last process ended, and the code of that; empty after a requested stop."""
+        last = self.last_exit
+        return ("", "") if last is None or last.code == ExitCode.GOOD else (str(last), last.cause)
 
     def wait_seconds(self, digest: str) -> int | None:
         """Backoff before the next launch of this plan; None: too many failed, a person is needed."""
@@ -98,7 +101,7 @@ class LaunchHistory(Struct, frozen=True):
 
     def recover(self, boot_id: str, now: str) -> LaunchHistory:
         """A new process: a launch that is still open in this boot counts as failed, because its agent died."""
-        killed = End(KILLED, at=now)
+        killed = End(KILLED, at=now, cause=Cause.AGENT_KILLED)
         counted = self.record_failure(self.open.digest, killed) if self.open and self.open.boot_id == boot_id else self
         return counted.record_end(boot_id, killed)
 

@@ -121,6 +121,9 @@ class NodeReport(Struct, frozen=True):
     """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
     last_cause: str = ""
+    """Why the agent before this one ended."""
+    last_cause_code: str = ""
+    """The same as a `Cause` of sparkd.lib.errors."""
     findings: tuple[FindingReport, ...] = ()
     engine: EngineReport = EngineReport()
     memory: MemoryReport | None = None

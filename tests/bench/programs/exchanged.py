@@ -41,7 +41,7 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from sparkd.lib.http_server import HttpServer
     from sparkd.status.model import dump
 
-    report = usual(initial_status(context(2, 0, key_file), Host(), os.urandom(16).hex(), ""), findings)
+    report = usual(initial_status(context(2, 0, key_file), Host(), os.urandom(16).hex()), findings)
     text = dump(report)
     keys = KeyRing(Host().files, key_file).keys
     peer_api = PeerApi(ADDRESS, keys, HOLD_SECONDS)

@@ -102,7 +102,7 @@ class Node:
         self._loop = MainLoop(self._notifier, {}, self._network)
         self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)
         self._file = folder / f"report-{place.rank}.json"
-        first = usual(initial_status(place, self._host, os.urandom(16).hex(), ""))
+        first = usual(initial_status(place, self._host, os.urandom(16).hex()))
         parse(dump(first))  # what reading takes in memory is no peer's
         self._reporter = Reporter(first, (self._to_file,))
         self._loading = False

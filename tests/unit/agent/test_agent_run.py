@@ -32,14 +32,14 @@ from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, shutdown_on_error
 from sparkd.config.settings import Engine
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
-from sparkd.lib.errors import BlockedError, ConfigError, EngineEndedError, ExitCode
+from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.systemd import Journal
 from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.registry import IDS
 from sparkd.preflight.runner import examine
 from sparkd.state import launch_history
-from sparkd.state.launch_history import STOPPED, End
+from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
 REF = "sparkd-test/vllm-cpu:0.32.0"
@@ -181,7 +181,7 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     acts = [one.replace(CONTAINER, "ID") for one in world.requests if not one.startswith("GET ")]
     assert acts == ["POST /containers/create", "POST /containers/ID/start", "DELETE /containers/ID"]
     assert "engine| " in journal
-    assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at)
+    assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at, cause="stop-requested")
     assert world.phase == "stopped"
     assert "vllm serve" in (world.tree.root / "run/sparkd/launch.sh").read_text()
 
@@ -192,8 +192,10 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world
     thread.join()
     assert code is ExitCode.ENGINE_ENDED, journal
     assert phases(journal)[-2:] == ["serving", "failed"]
-    assert (world.last_exit.code, world.last_exit.phase) == (ExitCode.ENGINE_ENDED, "serving")
-    assert "RuntimeError: boom" in world.last_exit.reason
+    last = world.last_exit
+    assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-error")
+    assert "RuntimeError: boom" in last.reason
+    assert " cause=engine-error " in next(line for line in journal.splitlines() if "agent.run.failed" in line)
     assert f"DELETE /containers/{CONTAINER}" in world.requests
 
 
@@ -203,8 +205,18 @@ def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None
     thread = world.once("serving", world.fail)
     run_agent(world)
     thread.join()
-    assert world.last_exit.code == ExitCode.ENGINE_ENDED
+    assert (world.last_exit.code, world.last_exit.cause) == (ExitCode.ENGINE_ENDED, "killed-from-outside")
     assert world.last_exit.reason.endswith("with exit code 137: killed by signal 9 from outside, not by sparkd")
+
+
+def test_the_next_agent_reports_the_cause_of_the_last_end_and_its_code(world: World) -> None:
+    history = LaunchHistory(last_exit=End("no image", 11, cause=Cause.IMAGE_MISSING))
+    world.tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
+    thread = world.once("serving", end)
+    run_agent(world)
+    thread.join()
+    report = world.read("run/sparkd/report.json")
+    assert (report["last_cause"], report["last_cause_code"]) == ("no image (exit 11)", "image-missing")
 
 
 def test_the_wrong_role_changes_nothing(world: World) -> None:

@@ -17,7 +17,7 @@ from tests.unit.nodes import report, status
 
 from sparkd.cluster.client import PeerReader
 from sparkd.cluster.monitor import ENDING, ExpectedPeer, PeerMonitor, expect_peer, find_loss
-from sparkd.lib.errors import ExitCode, PeerLostError
+from sparkd.lib.errors import Cause, ExitCode, PeerLostError
 from sparkd.status.model import Contact, PeerStatus, Phase
 
 TIMEOUT_SECONDS = 1000.0
@@ -242,45 +242,87 @@ RUNNING = report(phase=Phase.SERVING, epoch="e1")
 
 
 @pytest.mark.parametrize(
-    ("contact", "changes", "reason"),
+    ("contact", "changes", "reason", "cause"),
     [
-        (Contact.ANSWERS, {"incarnation": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted"),
+        (Contact.ANSWERS, {"incarnation": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted", Cause.PEER_LOST),
         (
             Contact.ANSWERS,
             {"incarnation": "another", "last_cause": "RuntimeError: boom (exit 13)"},
             "rank 1 on spark2 (10.0.0.2) has restarted; it ended before with: RuntimeError: boom (exit 13)",
+            Cause.PEER_FAILED,
         ),
-        (Contact.ANSWERS, {"phase": Phase.BLOCKED, "message": "no"}, "rank 1 on spark2 (10.0.0.2) is blocked: no"),
-        (Contact.ANSWERS, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
-        (Contact.ANSWERS, {"phase": Phase.STOPPING, "message": "bye"}, "rank 1 on spark2 (10.0.0.2) leaves: bye"),
-        (Contact.ANSWERS, {"phase": Phase.STOPPED, "message": "bye"}, "rank 1 on spark2 (10.0.0.2) has left: bye"),
-        (Contact.ANSWERS, {"epoch": "e2"}, "rank 1 on spark2 (10.0.0.2) belongs to another launch"),
+        (
+            Contact.ANSWERS,
+            {"incarnation": "another", "last_cause": "killed", "last_cause_code": "agent-killed"},
+            "rank 1 on spark2 (10.0.0.2) has restarted; it ended before with: killed",
+            Cause.PEER_LOST,
+        ),
+        (
+            Contact.ANSWERS,
+            {"phase": Phase.BLOCKED, "message": "no"},
+            "rank 1 on spark2 (10.0.0.2) is blocked: no",
+            Cause.PEER_FAILED,
+        ),
+        (
+            Contact.ANSWERS,
+            {"phase": Phase.FAILED, "message": "boom"},
+            "rank 1 on spark2 (10.0.0.2) failed: boom",
+            Cause.PEER_FAILED,
+        ),
+        (
+            Contact.ANSWERS,
+            {"phase": Phase.STOPPING, "message": "bye"},
+            "rank 1 on spark2 (10.0.0.2) leaves: bye",
+            Cause.PEER_STOPPED,
+        ),
+        (
+            Contact.ANSWERS,
+            {"phase": Phase.STOPPED, "message": "bye"},
+            "rank 1 on spark2 (10.0.0.2) has left: bye",
+            Cause.PEER_STOPPED,
+        ),
+        (Contact.ANSWERS, {"epoch": "e2"}, "rank 1 on spark2 (10.0.0.2) belongs to another launch", Cause.PEER_LOST),
         (
             Contact.REFUSED,
             {},
             "rank 1 on spark2 (10.0.0.2) is gone: 10.0.0.2 refuses connections, its agent ended without a report",
+            Cause.PEER_LOST,
         ),
         # Its last words say more than the silence or the refusal after them.
-        (Contact.REFUSED, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
-        (Contact.SILENT, {"phase": Phase.FAILED, "message": "boom"}, "rank 1 on spark2 (10.0.0.2) failed: boom"),
+        (
+            Contact.REFUSED,
+            {"phase": Phase.FAILED, "message": "boom"},
+            "rank 1 on spark2 (10.0.0.2) failed: boom",
+            Cause.PEER_FAILED,
+        ),
+        (
+            Contact.SILENT,
+            {"phase": Phase.FAILED, "message": "boom"},
+            "rank 1 on spark2 (10.0.0.2) failed: boom",
+            Cause.PEER_FAILED,
+        ),
     ],
 )
-def test_an_event_is_a_loss_at_once(contact: Contact, changes: dict[str, object], reason: str) -> None:
+def test_an_event_is_a_loss_at_once_and_has_its_cause(
+    contact: Contact, changes: dict[str, object], reason: str, cause: Cause
+) -> None:
     seen = status(contact, report(**{"phase": Phase.SERVING, "epoch": "e1", **changes}))
-    assert find_loss(EXPECTED, seen) == reason
+    loss = find_loss(EXPECTED, seen)
+    assert loss is not None
+    assert (loss.reason, loss.cause) == (reason, cause)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ENDING])
 @pytest.mark.parametrize("epoch", ["", "e1"])
 def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
     seen = status(said=report(phase=phase, epoch=epoch))
-    assert find_loss(EXPECTED, seen) == ""
+    assert find_loss(EXPECTED, seen) is None
 
 
 @pytest.mark.parametrize("contact", [Contact.ANSWERS, Contact.SILENT, Contact.UNSIGNED])
 def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
     seen = status(contact, RUNNING, why="no answer within 8 s")
-    assert find_loss(EXPECTED, seen) == ""
+    assert find_loss(EXPECTED, seen) is None
     peers, _, monitor = tracked(1, proves=False)
     peers[1].status = replace(seen, report=replace(RUNNING, epoch="e"))
     peers[1].silent(3600)

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparkd.lib.errors import Cause
 from sparkd.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
 from sparkd.lib.text import Redactor
 
@@ -311,3 +312,9 @@ def test_the_manual_lists_every_event_of_the_source() -> None:
     listed = set(re.findall(r"^    (\S+)", section, re.MULTILINE))
     made_of_a_state = {"preflight.fix.applied"}
     assert listed == (named - {"sparkd.service.in"}) | made_of_a_state
+
+
+def test_the_manual_lists_every_cause() -> None:
+    section = (REPOSITORY / "docs/sparkd.8.md").read_text().partition("# CAUSES")[2].partition("\n# ")[0]
+    rows = re.findall(r"^    ((?:[a-z-]+, )?[a-z-]+)  ", section, re.MULTILINE)
+    assert sorted(name for row in rows for name in row.split(", ")) == sorted(Cause)

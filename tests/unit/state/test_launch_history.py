@@ -13,7 +13,7 @@ from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_
 from sparkd.agent.serving import ProvingPeriod
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.lib import errors
-from sparkd.lib.errors import EngineEndedError, SparkdError
+from sparkd.lib.errors import Cause, EngineEndedError, SparkdError
 from sparkd.lib.text import Redactor
 from sparkd.state import launch_history
 from sparkd.state.file import LIMIT_BYTES
@@ -75,10 +75,15 @@ def test_a_reason_from_the_file_is_sanitized() -> None:
 
 
 def test_the_next_process_reports_why_the_last_one_ended() -> None:
-    ends = (None, End(KILLED), End("stop requested", 0), End("port 8000 is taken", 10), End("", 1))
-    killed = KILLED
-    causes = ["", killed, "", "port 8000 is taken (exit 10)", " (exit 1)"]
+    stopped = End("stop requested", 0, cause=Cause.STOP_REQUESTED)
+    ends = (None, End(KILLED), stopped, End("port 8000 is taken", 10, cause=Cause.BLOCKED), End("", 1))
+    causes = [("", ""), (KILLED, ""), ("", ""), ("port 8000 is taken (exit 10)", "blocked"), (" (exit 1)", "")]
     assert [replace(EMPTY, last_exit=end).last_cause for end in ends] == causes
+
+
+def test_a_cause_that_only_a_later_version_knows_is_read() -> None:
+    history = replace(EMPTY, last_exit=End("boom", 13, cause="struck-by-lightning"))
+    assert FILE.decode(FILE.encode(history).encode()) == history
 
 
 OLD = {
@@ -147,7 +152,7 @@ def test_the_first_start_of_this_version_counts_a_killed_agent_and_removes_the_o
     after = written(started)
     assert (after.failures, after.last_failure("d1")) == ({"d2": 2, "d1": 2}, KILLED)
     assert (after.good, [one.open for one in after.boots]) == (MIGRATED.good, [False, False])
-    assert after.last_cause == KILLED, "until its end is recorded"
+    assert after.last_cause == (KILLED, "agent-killed"), "until its end is recorded"
     assert isinstance(actions, MemoryActions)
     assert {name: actions.written[name] for name in OLD} == dict.fromkeys(OLD, "")
 
@@ -192,7 +197,7 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
     after = written(started)
     assert after.failures == ({agent.plan.counted_as: 1} if counted else {})
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
-    assert (after.open, after.last_cause) == (None, f"reason (exit {int(error.code)})")
+    assert (after.open, after.last_cause) == (None, (f"reason (exit {int(error.code)})", error.cause))
     on_disk(started).file(FILE.path, FILE.encode(after))
     shutdown_on_error(agent, None, error)
     assert written(started).failures == after.failures, "nothing was launched since"
@@ -201,7 +206,7 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:
     shutdown_on_request(started.agent, None)
     after = written(started)
-    assert (after.failures, after.open, after.last_cause) == ({}, None, "")
+    assert (after.failures, after.open, after.last_cause) == ({}, None, ("", ""))
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
 
 
@@ -219,7 +224,7 @@ def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> Non
 def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
     agent = replace(started.agent, redact=Redactor(("hunter2hunter2",)))
     shutdown_on_error(agent, None, EngineEndedError("no model for hunter2hunter2", "is hunter2hunter2 right?"))
-    assert written(started).last_cause == "no model for *** (exit 13)"
+    assert written(started).last_cause[0] == "no model for *** (exit 13)"
     assert "hunter2" not in FILE.encode(written(started))
 
 

@@ -72,12 +72,16 @@ class Tree:
         for number, target in enumerate(opened):
             self.link(f"/proc/{pid}/fd/{number}", target)
 
-    def owner(self, pid: int, invocation: str = "x") -> None:
-        """An agent with this invocation holds the node's lock."""
-        text = f'{{"pid": {pid}, "command": "sparkd run --role head", "invocation": "{invocation}"}}'
-        found = self.file("/run/sparkd/hands.lock", text).stat()
+    def owner(self, pid: int, invocation: str = "x", start_time: int = 100) -> None:
+        """An agent with this invocation, which is process `pid`, owns the node."""
+        account = {"pid": pid, "command": "sparkd run --role head", "invocation": invocation, "start_time": start_time}
+        self.file("/run/sparkd/owner.json", json.dumps(account))
+
+    def lock_held(self, line: str) -> None:
+        """Of /proc/locks, with the lock's identity for `{identity}`."""
+        found = self.file("/run/sparkd/hands.lock", "").stat()
         device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-        self.file("/proc/locks", f"1: FLOCK  ADVISORY  WRITE {pid} {device}:{found.st_ino} 0 EOF\n")
+        self.file("/proc/locks", line.format(identity=f"{device}:{found.st_ino}") + "\n")
 
     def segment(self, name: str, text: str = "x", age_seconds: float = 3600) -> os.stat_result:
         """A file in /dev/shm, last written so long ago."""

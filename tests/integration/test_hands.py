@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.actions import Actions, acquire_lock, files, processes
+from sparkd.actions import Actions, files, processes
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
-from sparkd.lib.errors import BlockedError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.preflight.fixes import DropPageCache, EndProcess, UnlinkSegment
@@ -137,16 +136,6 @@ def test_another_file_under_the_same_name_is_kept(segment: Path) -> None:
 @pytest.mark.parametrize("path", ["/etc/passwd", "/dev/shm/../../etc/passwd", "/dev/shm/sub/x", "/dev/shm/.."])
 def test_nothing_outside_dev_shm_is_ever_unlinked(path: str) -> None:
     assert processes.unlink_segment(UnlinkSegment(path, 0, 0), Host()).state == "failed"
-
-
-def test_the_node_has_one_owner_and_the_next_learns_its_name(tmp_path: Path) -> None:
-    path = tmp_path / "hands.lock"
-    first = acquire_lock(path, NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
-    with pytest.raises(BlockedError, match=rf"pid {os.getpid()} \(sparkd run --role head\)") as refused:
-        acquire_lock(path, NodeOwner(1, "sparkd preflight", "b" * 32))
-    assert refused.value.code == 10
-    os.close(first)
-    os.close(acquire_lock(path, NodeOwner(1, "sparkd preflight", "b" * 32)))
 
 
 def test_the_owner_is_seen_without_touching_the_lock(loop: MainLoop) -> None:

@@ -72,9 +72,8 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
 def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() -> None:
     found = run("""
         import socket
-        from pathlib import Path
         from sparkd.actions import acquire_lock
-        from sparkd.host.processes import OWNER_LOCK, NodeOwner
+        from sparkd.host.processes import NodeOwner
         from sparkd.preflight.checks.ports import Ports, Wanted
 
         v4 = socket.create_server(("127.0.0.1", 29511))
@@ -83,7 +82,7 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
         observers = Wanted(29511, "127.0.0.1", "the observers", "observe.listen", agents=True, vital=False)
         elsewhere = Wanted(29511, "10.0.0.1", "the API", "args.port")
         answers = [said(Ports((one,))) for one in (report, observers, elsewhere)]
-        lock = acquire_lock(Path(OWNER_LOCK), NodeOwner(os.getpid(), "a test", "0" * 32))
+        lock = acquire_lock(Host(), NodeOwner(os.getpid(), "a test", "0" * 32))
         print(json.dumps([*answers, said(Ports((report, observers)))]))
     """)
     assert isinstance(found, list)
@@ -180,21 +179,74 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 
 def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
     found = run("""
-        from pathlib import Path
         from sparkd.actions import acquire_lock
         from sparkd.host.processes import OWNER_LOCK, NodeOwner
 
         host = Host()
         before = host.owner()
-        fd = acquire_lock(Path(OWNER_LOCK), NodeOwner(os.getpid(), "sparkd run --role head", "f" * 32))
+        fd = acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd run --role head", "f" * 32))
         waits = subprocess.Popen(["flock", OWNER_LOCK, "true"])
         time.sleep(0.3)
         held = host.owner()
+        mode = os.stat(OWNER_LOCK).st_mode
+        os.unlink("/run/sparkd/owner.json")
+        unnamed = host.owner()
         os.close(fd)
         waits.wait()
-        print(json.dumps([before, to_builtins(held), host.owner()]))
+        print(json.dumps([before, held.pid, held.command, held.invocation, mode, to_builtins(unnamed), host.owner()]))
     """)
-    assert found == [None, {"pid": 1, "command": "sparkd run --role head", "invocation": "f" * 32}, None]
+    owner = [1, "sparkd run --role head", "f" * 32]
+    assert found == [None, *owner, 0o100600, {"pid": 1, "command": "", "invocation": "", "start_time": 0}, None]
+
+
+def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
+    found = run("""
+        from sparkd.actions import acquire_lock
+        from sparkd.host.processes import NodeOwner
+        from sparkd.lib.errors import BlockedError
+
+        first = acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
+        try:
+            acquire_lock(Host(), NodeOwner(2, "sparkd preflight", "b" * 32))
+        except BlockedError as error:
+            print(json.dumps([int(error.code), error.reason]))
+        os.close(first)
+        os.close(acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd preflight", "b" * 32)))
+    """)
+    assert found == [10, "this node is owned by pid 1 (sparkd run --role head)"]
+
+
+def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_sparkd_let_them() -> None:
+    found = run("""
+        from sparkd.actions import acquire_lock
+        from sparkd.host.processes import OWNER_LOCK, NodeOwner
+        from sparkd.lib.errors import BlockedError
+
+        def try_as_nobody():
+            return subprocess.Popen(
+                ["setpriv", "--reuid=65534", "--clear-groups", "flock", "--no-fork", "-n", OWNER_LOCK, "sleep", "600"],
+                stderr=subprocess.DEVNULL,
+            )
+
+        me = NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32)
+        os.makedirs("/run/sparkd")
+        open(OWNER_LOCK, "w").close()
+        os.chmod(OWNER_LOCK, 0o644)
+        intruder = try_as_nobody()
+        time.sleep(0.5)
+        try:
+            acquire_lock(Host(), me)
+        except BlockedError as error:
+            named = [error.reason.replace(str(intruder.pid), "PID"), error.hint.replace(str(intruder.pid), "PID")]
+        intruder.kill()
+        intruder.wait()
+        again = try_as_nobody()
+        refused = again.wait(10) != 0
+        os.close(acquire_lock(Host(), me))
+        print(json.dumps([*named, refused]))
+    """)
+    reason = "pid PID of user nobody holds /run/sparkd/hands.lock and is no sparkd"
+    assert found == [reason, "end it: kill -9 PID", True]
 
 
 def test_listeners_and_their_holders_of_both_families() -> None:

@@ -14,14 +14,24 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
-from msgspec.json import decode, encode
+from msgspec.json import encode
+from msgspec.structs import replace
 
 from sparkd.actions import files, page_cache
 from sparkd.actions.files import Pruned
 from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
 from sparkd.host import disks, docker, docker_config
-from sparkd.host.processes import OWNER_LOCK, NodeOwner
+from sparkd.host.files import Files
+from sparkd.host.processes import (
+    OWNER_FILE,
+    OWNER_LOCK,
+    NodeOwner,
+    read_owner,
+    read_process,
+    read_status,
+    user_name,
+)
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.plan.script import RAY_TOKEN_FILE
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     from sparkd.plan.model import LaunchPlan
 
 RUN = "/run/sparkd"
+STOP_HINT = "stop that first: systemctl stop sparkd-head sparkd-worker"
 ACT_SECONDS = 60.0
 """For docker and for sync(2). An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
@@ -44,25 +55,38 @@ REMOVE_SECONDS = 15.0
 WRITE_SECONDS = 10.0
 
 
-def acquire_lock(path: Path, owner: NodeOwner) -> int:
+def acquire_lock(host: Host, owner: NodeOwner) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
+    path = Path(host.files.real(OWNER_LOCK))
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        text = os.pread(fd, 4096, 0)
         os.close(fd)
-        name = "another sparkd"
-        with suppress(ValueError):
-            other = decode(text, type=NodeOwner)
-            name = f"pid {other.pid} ({other.command})"
-        hint = "stop that first: systemctl stop sparkd-head sparkd-worker"
-        raise BlockedError(f"this node is owned by {name}", hint) from None
-    # The file is never removed: a lock on an unlinked file would exclude nobody.
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, encode(owner), 0)
+        raise BlockedError(*_name_holder(host.files)) from None
+    # The lock is never removed: one on an unlinked file would exclude nobody.
+    process = read_process(Files(), owner.pid)
+    account = replace(owner, start_time=process.start_time if process is not None else 0)
+    files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
     return fd
+
+
+def _name_holder(machine: Files) -> tuple[str, str]:
+    """Reason and hint."""
+    holder = None
+    with suppress(OSError):
+        holder = read_owner(machine)
+    if holder is None:
+        return "this node is owned by another sparkd", STOP_HINT
+    uid = 0
+    with suppress(OSError, ValueError):
+        uid = read_status(machine, holder.pid).uid
+    if uid:  # it opened the lock while that was readable
+        name = f"pid {holder.pid} of user {user_name(machine, uid)}"
+        return f"{name} holds {OWNER_LOCK} and is no sparkd", f"end it: kill -9 {holder.pid}"
+    return f"this node is owned by pid {holder.pid} ({holder.command or 'another sparkd'})", STOP_HINT
 
 
 class Actions:
@@ -78,9 +102,10 @@ class Actions:
     @classmethod
     def acquire(cls, host: Host, loop: MainLoop, owner: NodeOwner) -> Actions:
         """Raises BlockedError (exit 10) naming another owner."""
-        return cls(host, loop, owner, acquire_lock(Path(host.files.real(OWNER_LOCK)), owner))
+        return cls(host, loop, owner, acquire_lock(host, owner))
 
     def release(self) -> None:
+        Path(self._host.files.real(OWNER_FILE)).unlink(missing_ok=True)
         os.close(self._lock_fd)
 
     @cached_property

@@ -30,7 +30,9 @@ _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
-OWNER_LOCK = "/run/sparkd/hands.lock"
+OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
+"""Who can open the lock can hold it, so root alone can. Everybody may read who the owner is."""
+LOCKS_BYTES = 16 << 20
 GONE = (FileNotFoundError, ProcessLookupError)
 """Raised by a read of a process's file when the process ended meanwhile."""
 
@@ -85,13 +87,15 @@ class OpenFiles(Struct, frozen=True):
 
 
 class NodeOwner(Struct, frozen=True):
-    """Written into the lock by its holder. Command and invocation are empty where the text is of an earlier one."""
+    """The holder of the lock, by its own account. Command and invocation are empty where there is none of it."""
 
     pid: int
     command: str
     """As typed: `sparkd run --role head`."""
     invocation: str
     """systemd's, or generated at a start by hand: the `io.sparkd.invocation` of this owner's containers."""
+    start_time: int = 0
+    """As in Process."""
 
 
 class ProcessTable(Struct, frozen=True, dict=True):
@@ -242,7 +246,20 @@ def user_name(files: Files, uid: int) -> str:
 
 
 def read_owner(files: Files) -> NodeOwner | None:
-    """The process that holds the lock, which is not touched; None where none does. Raises OSError."""
+    """The process that owns this node; None where none does. The lock is not touched. Raises OSError.
+
+    An account in OWNER_FILE, which root alone can write, counts while the process that wrote it lives.
+    """
+    with suppress(FileNotFoundError, ValueError):
+        account = decode(files.itself(OWNER_FILE, 65536).content, type=NodeOwner)
+        process = read_process(files, account.pid)
+        if process is not None and not process.dead and process.start_time == account.start_time:
+            return replace(account, command=sanitize(account.command), invocation=sanitize(account.invocation))
+    pid = _lock_holder(files)
+    return None if pid is None else NodeOwner(pid, "", "")
+
+
+def _lock_holder(files: Files) -> int | None:
     try:
         lock = files.stat(OWNER_LOCK)
     except FileNotFoundError:
@@ -250,11 +267,5 @@ def read_owner(files: Files) -> NodeOwner | None:
     # `1: FLOCK  ADVISORY  WRITE 5069 fe:00:2146417 0 EOF`; a waiting process has `->` behind the number.
     file = f"{os.major(lock.device):02x}:{os.minor(lock.device):02x}:{lock.inode}"
     pattern = re.compile(rf"^\d+: FLOCK +\S+ +\S+ +(-?\d+) {file} ", re.MULTILINE)
-    if not (found := pattern.search(files.text("/proc/locks", limit=16 << 20))):
-        return None
-    pid = int(found[1])
-    with suppress(OSError, ValueError):
-        written = decode(files.text(OWNER_LOCK, limit=65536), type=NodeOwner)
-        if written.pid == pid:  # the text outlives its writer
-            return NodeOwner(pid, sanitize(written.command), sanitize(written.invocation))
-    return NodeOwner(pid, "", "")
+    found = pattern.search(files.text("/proc/locks", limit=LOCKS_BYTES))
+    return int(found[1]) if found else None

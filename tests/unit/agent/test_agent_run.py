@@ -227,8 +227,8 @@ def test_the_wrong_role_changes_nothing(world: World) -> None:
 
 def test_a_node_that_another_agent_owns_is_left_alone(world: World) -> None:
     owner = NodeOwner(1, "sparkd run --role head", "0" * 32)
-    fd = acquire_lock(world.tree.root / "run/sparkd/hands.lock", owner)
-    with pytest.raises(BlockedError, match=r"this node is owned by pid 1 \(sparkd run --role head\)"):
+    fd = acquire_lock(Host(world.tree.root), owner)
+    with pytest.raises(BlockedError, match="this node is owned by another sparkd"):
         run_agent(world)
     os.close(fd)
     assert not (world.tree.root / "var/lib/sparkd").exists()

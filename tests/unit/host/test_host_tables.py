@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from tests.tree import Tree
 
@@ -95,37 +93,50 @@ def test_the_holders_of_a_port_have_its_socket_open(tree: Tree) -> None:
     assert host.port_holders(host.processes(), listeners) == (Holder(listeners[0], 10), Holder(listeners[0], 11))
 
 
-LOCK_TEXT = '{"pid": 42, "command": "sparkd run --role head", "invocation": "abc"}'
-
-
-def lock(tree: Tree, text: str, line: str) -> None:
-    found = tree.file("/run/sparkd/hands.lock", text).stat()
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-    tree.file("/proc/locks", line.format(identity=f"{device}:{found.st_ino}"))
+HELD = "1: FLOCK  ADVISORY  WRITE 43 {identity} 0 EOF"
+ACCOUNT = '{"pid": 42, "command": "sparkd run --role head", "invocation": "abc", "start_time": 100}'
 
 
 @pytest.mark.parametrize(
     ("line", "owner"),
     [
-        ("1: FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF", NodeOwner(42, "sparkd run --role head", "abc")),
-        ("1: FLOCK  ADVISORY  WRITE 43 {identity} 0 EOF", NodeOwner(43, "", "")),
-        ("1: FLOCK  ADVISORY  WRITE 42 {identity}1 0 EOF", None),
-        ("1: POSIX  ADVISORY  WRITE 42 {identity} 0 EOF", None),
-        ("1: -> FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF", None),
+        (HELD, NodeOwner(43, "", "")),
+        ("1: FLOCK  ADVISORY  WRITE 43 {identity}1 0 EOF", None),
+        ("1: POSIX  ADVISORY  WRITE 43 {identity} 0 EOF", None),
+        ("1: -> FLOCK  ADVISORY  WRITE 43 {identity} 0 EOF", None),
         ("", None),
     ],
 )
-def test_the_owner_holds_the_lock_and_its_text_counts_only_with_its_pid(
+def test_who_holds_the_lock_without_an_account_is_an_unknown_owner(
     tree: Tree, line: str, owner: NodeOwner | None
 ) -> None:
-    lock(tree, LOCK_TEXT, line)
+    tree.lock_held(line)
     assert Host(tree.root).owner() == owner
 
 
+def test_the_owner_is_the_living_process_that_the_account_names(tree: Tree) -> None:
+    tree.process(42, "python3", start_time=100)
+    tree.file("/run/sparkd/owner.json", ACCOUNT)
+    owner = Host(tree.root).owner()
+    assert owner == NodeOwner(42, "sparkd run --role head", "abc", 100)
+
+
+@pytest.mark.parametrize("start_time", [None, 99])
+def test_the_account_of_an_owner_that_has_ended_is_never_quoted(tree: Tree, start_time: int | None) -> None:
+    tree.file("/run/sparkd/owner.json", ACCOUNT)
+    tree.lock_held(HELD)
+    if start_time is not None:  # another process has its pid
+        tree.process(42, "python3", start_time=start_time)
+    assert Host(tree.root).owner() == NodeOwner(43, "", "")
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": "42"}', '{"pid": 42}'])
-def test_a_lock_with_an_invalid_text_has_an_owner(tree: Tree, text: str) -> None:
-    lock(tree, text, "1: FLOCK  ADVISORY  WRITE 42 {identity} 0 EOF")
-    assert Host(tree.root).owner() == NodeOwner(42, "", "")
+def test_an_invalid_account_is_none(tree: Tree, text: str) -> None:
+    tree.process(42, "python3")
+    tree.file("/run/sparkd/owner.json", text)
+    assert Host(tree.root).owner() is None
+    tree.lock_held(HELD)
+    assert Host(tree.root).owner() == NodeOwner(43, "", "")
 
 
 def test_without_a_lock_file_there_is_no_owner(tree: Tree) -> None:

@@ -192,11 +192,13 @@ def test_our_container_is_removed_though_no_process_of_an_engine_is_left_in_it(t
 
 
 def test_another_agent_that_owns_the_node_makes_the_old_ones_container_a_stray(tree: Tree) -> None:
+    tree.process(40, "python3")
     tree.owner(40, "new")
     assert [fix.kind for fix in judged(tree, container("old")).fixes] == ["remove-container"]
 
 
 def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
+    tree.process(40, "python3")
     tree.owner(40, "alive")
     tree.process(10, "vllm", argv=SERVE, cgroup=CGROUP, namespace_pid=1, opened=("socket:[5]",))
     tree.listening((8000, 5))
@@ -206,8 +208,7 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
 
 
 def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:
-    tree.owner(40, "x")
-    (tree.root / "run/sparkd/hands.lock").write_text("")
+    tree.lock_held("1: FLOCK  ADVISORY  WRITE 40 {identity} 0 EOF")
     expect(judged(tree, container("dead")), Level.UNKNOWN, fixes=())
 
 

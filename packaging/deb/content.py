@@ -11,7 +11,7 @@ from string import Template
 
 from deb import changelog, papers
 from deb.errors import BuildError
-from deb.source import Source
+from deb.source import DATA, Source
 from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
@@ -37,9 +37,10 @@ def _program(tree: Tree, source: Source) -> None:
 
 
 def _shared(tree: Tree, source: Source) -> None:
-    for folder, target in (("config/recipes", "recipes"), ("units", "units")):
-        for file in sorted((source.root / folder).iterdir()):
-            tree.add(f"usr/share/sparkd/{target}/{file.name}", file.read_bytes())
+    for path in source.data():
+        tree.add(f"usr/share/sparkd/{path}", (source.root / DATA / path).read_bytes())
+    # The program finds its data where a checkout and a wheel have it; people find it in /usr/share.
+    tree.link("usr/lib/sparkd/app/sparkd/data", "../../../../share/sparkd")
 
 
 def _system(tree: Tree, source: Source) -> None:

@@ -13,6 +13,7 @@ from tests.unit.hub_server import REPO, Hub, serving
 
 from deb.targets import PYTHONS
 from sparkd import __version__
+from sparkd.lib import recipes_dir
 
 IMPORTS = (
     "docker, httpx, huggingface_hub, msgspec, prometheus_client, psutil, pydantic_settings, pynvml, rich, ruamel.yaml, "
@@ -84,3 +85,11 @@ def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:
     for folder in ("/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"):
         assert folder in text
         assert (unpacked / folder[1:]).is_dir()
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_recipes_and_units_are_read_from_usr_share(unpacked: Path, interpreter: str) -> None:
+    code = "from sparkd.lib import recipes_dir, units_dir\nprint(recipes_dir(), units_dir())"
+    shared = unpacked / "usr/share/sparkd"
+    assert run(unpacked, interpreter, code).stdout.split() == [f"{shared}/recipes", f"{shared}/units"]
+    assert {file.name for file in (shared / "recipes").iterdir()} == {file.name for file in recipes_dir().iterdir()}

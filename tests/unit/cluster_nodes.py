@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import threading
 import time
@@ -93,7 +92,7 @@ def alone() -> Settings:
 
 
 def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
-    """Of one node: the address of its rank, the key file, the recipes of this checkout."""
+    """Of one node: the address of its rank, the key file."""
     below = Tree(tree.root / f"node{rank}")
     below.file("/proc/net/fib_trie", f"     |-- 127.0.0.{rank + 1}\n        /32 host LOCAL\n")
     head = "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n"
@@ -103,9 +102,6 @@ def machine(tree: Tree, rank: int, *, keys: Sequence[bytes] = (KEY,)) -> Host:
     below.file("/proc/sys/kernel/random/boot_id", "boot\n")
     below.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)
     below.file("/etc/sparkd/cluster.key", "".join(f"{key.hex()}\n" for key in keys), 0o600)
-    recipes = below.root / "usr/share/sparkd/recipes"
-    if not recipes.exists():
-        shutil.copytree(Path(__file__).parents[2] / "config/recipes", recipes)
     return Host(below.root)
 
 

@@ -1,7 +1,7 @@
 """Shared by all packages: errors, text, log, event loop, HTTP, dockerd, systemd; nothing of vLLM or a Spark.
 
-Read errors.py first. `without` imports a library without its extras. Shipped data is below a checkout, or below
-/usr/share/sparkd once installed.
+Read errors.py first. `without` imports a library without its extras. Recipes and unit templates are data of the package
+in a checkout, a wheel and the .deb; the .deb keeps them in /usr/share/sparkd.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def without(*modules: str, stand_in: object = None) -> Iterator[None]:
 
 
 def recipes_dir() -> Path:
-    return _data_dir("config/recipes")
+    return _data_dir("recipes")
 
 
 def units_dir() -> Path:
@@ -41,7 +41,8 @@ def units_dir() -> Path:
 
 
 def _data_dir(name: str) -> Path:
+    from importlib.resources import files
     from pathlib import Path
 
-    here = Path(__file__).parents[3] / name
-    return here if here.is_dir() else Path("/usr/share/sparkd", here.name)
+    # Resolved: people read it as it is called in /usr/share.
+    return Path(str(files("sparkd") / "data" / name)).resolve()

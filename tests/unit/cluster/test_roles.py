@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -107,12 +105,6 @@ def test_the_wrong_unit_names_the_right_one(tree: Tree, own: str, wrong: str, ri
     assert f"the {right}, not a {wrong}" in caught.value.reason
 
 
-def shipped(tree: Tree) -> None:
-    """Recipes of this checkout, below the tree."""
-    source = Path(__file__).parents[3] / "config/recipes"
-    shutil.copytree(source, tree.root / "usr/share/sparkd/recipes")
-
-
 @pytest.mark.parametrize(
     ("own", "role", "ports"),
     [
@@ -124,7 +116,6 @@ def shipped(tree: Tree) -> None:
 def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
     tree: Tree, own: str, role: str, ports: tuple[int, ...]
 ) -> None:
-    shipped(tree)
     node = membership.resolve_context(settings(*THREE), role, owning(tree, own))
     assert (node.role, node.is_head) == (role, role == "head")
     check = check_of(node, Ports)
@@ -134,7 +125,6 @@ def test_a_head_needs_the_engines_ports_too_and_a_worker_the_agents_alone(
 
 
 def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
-    shipped(tree)
     node = membership.resolve_context(settings(*THREE), None, owning(tree, "10.0.0.2"))
     assert node.peers == ((0, "10.0.0.1"), (2, "10.0.0.3"))
     alone = Settings(engine=Engine(recipe="tiny-cpu"))
@@ -144,6 +134,5 @@ def test_peers_are_the_other_nodes_in_rank_order(tree: Tree) -> None:
 
 
 def test_all_ranks_have_one_digest(tree: Tree) -> None:
-    shipped(tree)
     digests = {membership.resolve_context(settings(*THREE), None, owning(tree, one)).plan.digest for one in THREE}
     assert len(digests) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,7 +24,7 @@ from sparkd.cluster.service import join_cluster, start_status_server
 from sparkd.config import load_settings
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner, read_process
-from sparkd.lib.errors import AddressAwaitedError, ConfigError
+from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, OutdatedPlanError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
@@ -37,15 +38,16 @@ from sparkd.status.publisher import Reporter, Sink, status_line
 
 API_KEY = "VLLM_API_KEY"
 SECRET_LIMIT_BYTES = 64 << 10
-ADDRESS_POLL_SECONDS = 1.0
+AWAITED_POLL_SECONDS = 1.0
 UNKNOWN_RANK = -1
 HOLDS = "what is configured holds"
 
 
 def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, str], root: Path = Path("/")) -> Deps:
-    """Waits for the node's fabric address, without a deadline.
+    """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
 
-    Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node, StopRequested.
+    Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
+    configuration changes meanwhile, StopRequested.
     """
     configured_at = stamp_configuration(root)
     config = load_settings(env, root)
@@ -63,12 +65,12 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
     loop.listen()
     network.start()
     place = None
-    with suppress(AddressAwaitedError):  # before the lock: a unit of the wrong role changes nothing
+    with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
         place = resolve_context(config, role, host)
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     actions = Actions.acquire(host, loop, owner)
     base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at)
-    agent = assemble(base, place or _await_place(base, role, events))
+    agent = _await_agent(base, role, place, events)
     # First of all: a crash before this would not be counted.
     agent.record_start()
     restore_readahead(agent)
@@ -139,22 +141,32 @@ def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, .
             events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
 
 
-def _await_place(base: Base, role: str, events: Events) -> NodeContext:
-    """The rank depends on the fabric address, which may come up half a minute after the rest of the network."""
+def _await_agent(base: Base, role: str, place: NodeContext | None, events: Events) -> Deps:
+    """The rank depends on the fabric address, which may come up half a minute after the rest of the network.
+
+    Files that the configuration names may be on a mount that is late.
+    """
     reported = ""
     sinks = _sinks(base.actions, base.notifier, Redactor())
     while True:
         try:
-            return resolve_context(base.settings, role, base.host)
-        except AddressAwaitedError as error:
-            awaited = f"waiting for the fabric: {error.reason}"
-        if awaited != reported:
-            reported = awaited
-            events.warning("agent.address.awaited", reason=awaited, hint="ip -brief address")
-            report = unplaced_status(role, base.host, base.actions.owner.invocation, awaited)
+            place = place or resolve_context(base.settings, role, base.host)
+            return assemble(base, place)
+        except AwaitedError as error:
+            awaited = error
+        if awaited.reason != reported:
+            reported = awaited.reason
+            fabric = isinstance(awaited, AddressAwaitedError)
+            since = time.strftime("%H:%M:%S UTC", time.gmtime())
+            message = f"waiting {'for the fabric ' * fabric}since {since}: {awaited}"
+            phase = Phase.AWAITING_PEERS if fabric else Phase.BLOCKED
+            events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
+            report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
             for sink in sinks:
                 sink(report)
-        base.loop.wait(ADDRESS_POLL_SECONDS)
+        base.loop.wait(AWAITED_POLL_SECONDS)
+        if stamp_configuration(base.host.files.root) != base.configured_at:
+            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
 
 
 def _sinks(actions: Actions, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:
@@ -175,14 +187,16 @@ def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport
     return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address)
 
 
-def unplaced_status(role: str, host: Host, invocation: str, message: str = "") -> NodeReport:
+def unplaced_status(
+    role: str, host: Host, invocation: str, message: str = "", phase: Phase = Phase.AWAITING_PEERS
+) -> NodeReport:
     """Before the rank is known."""
     stat = read_process(host.files, "self")
     return NodeReport(
         node=host.name(),
         role=role,
         rank=UNKNOWN_RANK,
-        phase=Phase.AWAITING_PEERS,
+        phase=phase,
         since=utc_now(),
         epoch="",
         incarnation=invocation,
@@ -202,7 +216,8 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
                 # As in the launch script: only trailing line ends are dropped.
                 found[secret.name] = file.read(SECRET_LIMIT_BYTES).rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
+            wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
+            raise wrong(
                 f"secret {secret.name} can't be read from {secret.file}: {error}",
                 "write it there, readable by root alone",
             ) from None

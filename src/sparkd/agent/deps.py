@@ -38,6 +38,8 @@ class State(Struct):
     """What all ranks must share; no digest before the step `fingerprint`."""
     reported: dict[str, object] = field(default_factory=dict)
     """Verdicts, applied fixes and differing plans, as last logged."""
+    given_up: set[str] = field(default_factory=set)
+    """What preflight has awaited without effect, and goes without."""
     blocker: tuple[str, ...] = ()
     """The checks that block, or another reason, as last logged."""
     blocked_since: str = ""

@@ -12,9 +12,10 @@ import time
 from sparkd.agent.deps import Deps
 from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.monitor import ENDING, expect_peer
-from sparkd.lib.errors import BlockedError, NotReadyError
+from sparkd.lib.errors import BlockedError, NotReadyError, OutdatedPlanError
 from sparkd.lib.http_client import HttpError
 from sparkd.plan import agreement
+from sparkd.preflight.checks.rdma import BY_TCP, COST, MEANT
 from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
 
 POLL_SECONDS = 1.0
@@ -144,16 +145,24 @@ def _report_differences(agent: Deps, other: PeerStatus) -> str:
 def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
     """A worker takes the head's epoch. The head calls, and waits until the rank of each worker runs.
 
-    Raises PeerLostError (exit 14), NotReadyError (exit 12).
+    NCCL goes by TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
+    OutdatedPlanError (exit 10).
     """
+    peers = agent.monitor.check()
     if not agent.context.is_head:
-        (head, *_) = agent.monitor.check()
-        _report_epoch(agent, head.report.epoch if head.report else "")
+        head = peers[0].report
+        _report_epoch(agent, head.epoch if head else "", head.transport if head else "")
         return
     deadline = time.monotonic() + ranks_seconds
     if agent.context.peers:
         agent.set_phase(Phase.AWAITING_PEERS, "calling the workers' ranks")
-    _report_epoch(agent, agent.incarnation)
+    reports = (agent.reporter.report, *(one.report for one in peers if one.report))
+    by_tcp = [one.node for one in reports if one.transport == BY_TCP]
+    if by_tcp:
+        agent.events.warning(
+            "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {COST}", hint=MEANT
+        )
+    _report_epoch(agent, agent.incarnation, BY_TCP if by_tcp else reports[0].transport)
     while starting := [one for one in agent.monitor.check() if not _is_running(one, agent.incarnation)]:
         awaited = "; ".join(_describe_peer(one) for one in starting)
         if time.monotonic() >= deadline:
@@ -164,9 +173,12 @@ def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
         agent.loop.wait(POLL_SECONDS)
 
 
-def _report_epoch(agent: Deps, epoch: str) -> None:
+def _report_epoch(agent: Deps, epoch: str, transport: str) -> None:
+    """`transport`: of all ranks."""
+    if agent.reporter.report.transport == BY_TCP != transport:
+        raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")
     agent.log.bind(epoch=epoch)
-    agent.reporter.update(epoch=epoch)
+    agent.reporter.update(epoch=epoch, transport=transport)
 
 
 def _is_running(worker: PeerStatus, epoch: str) -> bool:

@@ -13,7 +13,7 @@ from sparkd.actions.processes import Rank
 from sparkd.agent import hooks
 from sparkd.agent.deps import Deps
 from sparkd.cluster import auth
-from sparkd.cluster.membership import check_inputs
+from sparkd.cluster.membership import check_inputs, plan_by_tcp
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.engine.memory_guard.guard import MemoryGuard
@@ -25,6 +25,7 @@ from sparkd.plan import agreement, script
 from sparkd.plan.agreement import Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.preflight.check import Finding
+from sparkd.preflight.checks.rdma import BY_TCP, Rdma
 from sparkd.preflight.gate import Gate, GateIO
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.registry import build_checks
@@ -65,6 +66,7 @@ def preflight(agent: Deps) -> bool:
         agent.settings.preflight,
         io,
         reported=agent.state.reported,
+        given_up=agent.state.given_up,
     ).admit()
     return docker_was_up
 
@@ -113,11 +115,12 @@ def fingerprint(agent: Deps) -> None:
     """
     interface = agent.plan.node.interface
     try:
-        seen, found, hcas = agent.loop.run_until_stop(
+        seen, found, hcas, transport = agent.loop.run_until_stop(
             lambda: (
                 read_agreement(agent),
                 versions.read_versions(agent.host),
                 infiniband.hcas_of(agent.host.files, interface),
+                read_transport(agent),
             ),
             FINGERPRINT_SECONDS,
             "looking at the image and the model",
@@ -133,12 +136,21 @@ def fingerprint(agent: Deps) -> None:
     check_hcas(agent, hcas)
     agent.state.agreement = seen
     agent.cluster.publish_plan(agreement.dump_values(seen.values))
-    agent.reporter.update(plan_digest=seen.digest, versions=found)
+    agent.reporter.update(plan_digest=seen.digest, versions=found, transport=transport)
 
 
 def read_agreement(agent: Deps) -> Agreement:
     """What all ranks must share, as it is now. Raises as `fingerprint`."""
     return read_fingerprint(agent.host, agent.plan, agent.settings.cluster.allow_image_difference)
+
+
+def read_transport(agent: Deps) -> str:
+    """What NCCL can use here. Devices that can't be read are left to NCCL."""
+    check = Rdma.from_plan(agent.plan, pinned=bool(agent.settings.fabric.hcas))
+    try:
+        return check.transport(check.probe(agent.host))
+    except (OSError, ValueError):
+        return ""
 
 
 def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:
@@ -148,9 +160,9 @@ def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:
     devices of two nodes by index, so a node with half of them can't connect.
     """
     before = agent.plan.node.hcas
-    named = ",".join(before)
-    if before and now and before != now and not agent.settings.fabric.hcas and named in agent.plan.script:
-        reason = f"the fabric's RDMA devices are {','.join(now)} now, and were {named} when this run began"
+    if now and before != now and not agent.settings.fabric.hcas and agent.plan.names_hcas:
+        then = f"were {','.join(before)}" if before else "there were none"
+        reason = f"the fabric's RDMA devices are {','.join(now)} now, and {then} when this run began"
         raise OutdatedPlanError(reason, "sparkd restarts with them")
 
 
@@ -169,7 +181,8 @@ def launch(agent: Deps) -> Running:
     ray_token = ""
     if agent.plan.on_ray:
         ray_token = script.ray_token(auth.read_keys(agent.host.files, agent.settings.cluster.key_file)[0], epoch)
-    rank = agent.actions.launch(agent.plan, container_labels(agent.plan, epoch, agent.incarnation), ray_token)
+    plan = plan_by_tcp(agent.context) if agent.reporter.report.transport == BY_TCP else agent.plan
+    rank = agent.actions.launch(plan, container_labels(agent.plan, epoch, agent.incarnation), ray_token)
     guard = guard_memory(agent, rank)
     open_log = partial(docker.follow_log, agent.host, rank.container_id)
     forwarder = LogForwarder(agent.redact, agent.plan.api_host)

@@ -20,7 +20,7 @@ from contextlib import suppress
 from threading import Lock
 
 from sparkd.host.files import FileFacts, Files, Kind
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import AwaitedError, ConfigError
 
 NONCE_HEADER = "Sparkd-Nonce"
 SIGNATURE_HEADER = "Sparkd-Signature"
@@ -106,7 +106,7 @@ def _read_key_file(files: Files, path: str, owner_uid: int) -> tuple[FileFacts, 
     try:
         opened = files.itself(path, LIMIT_BYTES)
     except FileNotFoundError:
-        raise ConfigError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
+        raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
     except OSError as error:
         is_link = error.errno == errno.ELOOP
         reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)

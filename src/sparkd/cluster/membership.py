@@ -87,7 +87,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
         with suppress(UsageError):  # users other than root may not read the file
             if known_good.read_known_good(host.files):
                 hints.append("back to the last good plan: sparkd rollback")
-        raise ConfigError(error.reason, "; ".join(hints)) from None
+        raise type(error)(error.reason, "; ".join(hints)) from None
 
 
 def configured_context(settings: Settings, host: Host, place: Node | None = None) -> NodeContext:
@@ -108,8 +108,16 @@ def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeC
     try:
         plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
     except ConfigError as error:
-        raise ConfigError(f"{error.reason}; this node is rolled back to {back.label}", ROLLBACK_HINT) from None
+        raise type(error)(f"{error.reason}; this node is rolled back to {back.label}", ROLLBACK_HINT) from None
     return NodeContext(plan, in_force, back.recipe, settings, back)
+
+
+def plan_by_tcp(node: NodeContext) -> LaunchPlan:
+    """The same plan without RDMA: where one node has none, none may use it."""
+    from sparkd.plan.build import make_plan
+
+    plan = make_plan(node.recipe, node.settings, node.plan.node, by_tcp=True)
+    return replace(plan, image_id=node.plan.image_id)
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:

@@ -23,7 +23,7 @@ from sparkd.cluster.client import PeerReader, Source
 from sparkd.cluster.membership import NodeContext
 from sparkd.host import Host
 from sparkd.host.network import canonical
-from sparkd.lib.errors import BlockedError
+from sparkd.lib.errors import AwaitedError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
@@ -111,7 +111,7 @@ def join_cluster(
 ) -> Cluster:
     """Start to serve this node's report and to read those of the others. `owner_uid`: the key file's required owner.
 
-    Raises ConfigError (78) for a bad key file, BlockedError (10) where the port is taken.
+    Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
     """
     if not node.peers:
         return Cluster({}, lambda _: None)
@@ -153,7 +153,7 @@ def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: E
             lambda trouble: events.error("cluster.server.failed", reason=trouble),
         )
     except OSError as error:
-        raise BlockedError(
+        raise AwaitedError(
             f"port {port} of {own}, where other nodes read this one's report, can't be had: {error.strerror}",
             f"who has it? ss -ltnp sport = :{port}",
         ) from None

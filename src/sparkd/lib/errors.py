@@ -88,8 +88,12 @@ class ConfigError(SparkdError):
     cause = Cause.CONFIGURATION
 
 
-class AddressAwaitedError(ConfigError):
-    """No address of cluster.nodes is this node's. At boot it may come later: only the agent waits for it."""
+class AwaitedError(ConfigError):
+    """What is missing may come by itself, such as a file on a late mount: only the agent waits for it."""
+
+
+class AddressAwaitedError(AwaitedError):
+    """No address of cluster.nodes is this node's. At boot it may come later."""
 
 
 class BlockedError(SparkdError):

@@ -6,12 +6,13 @@ import re
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.config import Settings
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean
 from sparkd.plan import agreement, script
-from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
+from sparkd.plan.model import HCAS, PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
 from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share, parse_count
 
@@ -26,7 +27,8 @@ POOL_SIZE_FLAGS = frozenset(
 )  # fmt: skip
 """Flags that change the size of the KV cache."""
 _SET_BY = {"node.interface": "set fabric.interface", "node.hcas": "set fabric.hcas"}
-"""Placeholders that a setting can give a value."""
+"""Placeholders that a setting can give a value, and that come with the fabric."""
+BY_TCP = {"NCCL_IB_DISABLE": "1"}
 
 
 class _Engine(Struct, frozen=True):
@@ -44,17 +46,21 @@ class _Engine(Struct, frozen=True):
     container: Container
 
 
-def make_plan(recipe: Recipe, settings: Settings, node: Node) -> LaunchPlan:
-    """The plan of `node`'s rank. Raises ConfigError if recipe, settings and node contradict each other."""
+def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = False) -> LaunchPlan:
+    """The plan of `node`'s rank; `by_tcp`: without RDMA, under the same digest.
+
+    Raises ConfigError if recipe, settings and node contradict each other, AwaitedError where the fabric is missing.
+    """
     _check_node_count(recipe, node)
     on_ray = _uses_ray(recipe, settings, node)
     engine = _configure_engine(recipe, settings, on_ray=on_ray)
+    shared = _shared(recipe, settings, node, engine)
+    engine = _fit_env(engine, node, by_tcp=by_tcp)
     values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
     args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
     env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
     check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)
     host, port = api_host(recipe.name, args.get("host")), _api_port(recipe, settings, args.get("port"))
-    shared = _shared(recipe, settings, node, engine)
     command = (
         *recipe.image.entrypoint,
         engine.model_target,
@@ -166,6 +172,14 @@ def _configure_engine(recipe: Recipe, settings: Settings, *, on_ray: bool) -> _E
     )
 
 
+def _fit_env(engine: _Engine, node: Node, *, by_tcp: bool) -> _Engine:
+    """Without RDMA devices no variable names them: NCCL would take an empty list for all devices."""
+    if node.hcas and not by_tcp:
+        return engine
+    env = {name: text for name, text in engine.env.items() if HCAS not in text}
+    return replace(engine, env={**env, **(BY_TCP if by_tcp else {})})
+
+
 def _served_name(recipe: Recipe) -> str:
     name = recipe.model.served_name or recipe.model.path.rstrip("/").rpartition("/")[2]
     if not name or name.startswith("-"):
@@ -196,7 +210,9 @@ def _fill_text(template: str, values: Mapping[str, str], where: str) -> str:
         if name not in values:
             raise ConfigError(f"{where}: there is no placeholder {{{name}}}{did_you_mean(name, values)}")
         if not values[name]:
-            raise ConfigError(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
+            comes = name in _SET_BY and values["cluster.size"] != "1"
+            missing = AwaitedError if comes else ConfigError
+            raise missing(f"{where}: {{{name}}} is not known on this node", _SET_BY.get(name, ""))
         return values[name]
 
     return PLACEHOLDER.sub(value, template)

@@ -9,6 +9,8 @@ from msgspec import Struct
 if TYPE_CHECKING:
     from sparkd.recipes.schema import Container, Lines
 
+HCAS = "{node.hcas}"
+"""Placeholder of a recipe for the node's RDMA devices."""
 PLAN_SCHEMA = 2
 """Part of the digest, so that sparkd versions that plan differently never agree."""
 
@@ -80,6 +82,10 @@ class LaunchPlan(Struct, frozen=True):
     """Whether Ray connects the ranks. Only the head then runs an engine."""
     image_id: str = ""
     """Id of the image that a rollback restores; empty: run `image`."""
+
+    @property
+    def names_hcas(self) -> bool:
+        return any(HCAS in text for _, text in self.shared)
 
     @property
     def image_to_run(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct, field
@@ -80,10 +81,13 @@ class Gate(Struct):
     hook_findings: tuple[Finding, ...] | None = None
     before: tuple[Finding, ...] = ()
     waited_seconds: float = 0.0
+    since: str = ""
     rounds: int = 0
     fixes: list[FixState] = field(default_factory=list)
     reported: dict[str, object] = field(default_factory=dict)
     """What was last logged of each check and fix."""
+    given_up: set[str] = field(default_factory=set)
+    """What warnings awaited for the whole time, without effect."""
 
     def admit(self) -> Admission:
         """Raises BlockedError (10) or NeedsPersonError (17) where the launch may not begin."""
@@ -147,19 +151,30 @@ class Gate(Struct):
         """Whether there was something to wait for, and time left for it."""
         awaited = self._awaited(findings)
         left = self.policy.wait_seconds - self.waited_seconds
-        if not awaited or left <= 0:
+        if not awaited:
+            return False
+        if left <= 0:
+            self.given_up.update(one.verdict.awaits for one in findings if one.verdict.level is Level.WARN)
             return False
         self.io.show(findings)
         if not self.waited_seconds:
+            self.since = time.strftime("%H:%M:%S UTC", time.gmtime())
             self.io.events.info("preflight.wait.started", awaits=awaited, at_most_seconds=left)
         pause = min(left, POLL_SECONDS if self.waited_seconds < 10 else SLOW_POLL_SECONDS)
-        self.io.wait(pause, f"waiting for {awaited}")
+        self.io.wait(pause, f"waiting for {awaited} since {self.since}, {self.policy.wait_seconds} s at most")
         self.waited_seconds += pause
         return True
 
     def _awaited(self, findings: tuple[Finding, ...]) -> str:
-        """What may come by itself and clear all that no fix clears; empty where waiting clears nothing."""
-        awaited = [one.verdict.awaits for one in uncleared(findings, self.policy.allow_fixes)]
+        """What may come by itself and clear all that no fix clears; empty where waiting clears nothing.
+
+        Where nothing blocks, what a warning awaits is waited for too, once.
+        """
+        stuck = uncleared(findings, self.policy.allow_fixes)
+        awaited = [one.verdict.awaits for one in stuck]
+        if not stuck:
+            warned = (one.verdict.awaits for one in findings if one.verdict.level is Level.WARN)
+            awaited = [one for one in warned if one and one not in self.given_up]
         return " and ".join(dict.fromkeys(awaited)) if all(awaited) else ""
 
     def _untried(self, findings: tuple[Finding, ...]) -> tuple[Fix, ...]:

@@ -26,7 +26,7 @@ from sparkd.preflight.checks.paths import ScriptPaths, WantedDropIn, paths_of_pl
 from sparkd.preflight.checks.peers import PeerClocks, Resolver
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
-from sparkd.preflight.checks.rdma import GidIndex, Rdma, reaches_verbs, why_no_rdma
+from sparkd.preflight.checks.rdma import GidIndex, Rdma, why_no_rdma
 from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights
@@ -110,9 +110,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     FabricLink: lambda node: FabricLink(
         node.plan.node.interface, node.peers, node.settings.cluster.report_port, node.settings.fabric.mtu, node.uses_gpu
     ),
-    Rdma: lambda node: Rdma(
-        dict(node.plan.env), node.plan.node.hcas, reaches_verbs(node.plan.container), why_no_rdma(node.plan)
-    ),
+    Rdma: lambda node: Rdma.from_plan(node.plan, pinned=bool(node.settings.fabric.hcas)),
     GidIndex: lambda node: GidIndex(dict(node.plan.env), node.plan.node.address, why_no_rdma(node.plan)),
     Resolver: lambda node: Resolver(node.peers),
     Listeners: lambda node: Listeners(node.plan),

@@ -13,7 +13,7 @@ from sparkd import config
 from sparkd.config.layers import Check, Key, Layers, Location
 from sparkd.config.sources import PREFIX
 from sparkd.lib import recipes_dir
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean, format_key, read_file
 from sparkd.recipes.schema import COMMAND, LINES, Recipe
 from sparkd.recipes.yaml import Document, YamlError, parse_yaml
@@ -137,7 +137,7 @@ def _read_file(path: Path) -> _File:
     try:
         return _File(path, parse_yaml(read_file(path), keeps_text=_is_passed_on))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: does not exist") from None
+        raise AwaitedError(f"{path}: does not exist", "write it, or mount what holds it") from None
     except YamlError as error:
         raise ConfigError(f"{path}: {error}", HINT) from None
 

@@ -117,6 +117,8 @@ class NodeReport(Struct, frozen=True):
     """Of the node on the fabric; empty where the cluster is this node alone."""
     plan_digest: str = ""
     """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    transport: str = ""
+    """`rdma` or `tcp`: what NCCL can use here, or with an epoch, what all ranks use. Empty where it needs none."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""

@@ -27,6 +27,7 @@ class Changes(TypedDict, total=False):
     memory: MemoryReport | None
     epoch: str
     plan_digest: str
+    transport: str
     versions: Mapping[str, str]
     peers: tuple[PeerStatus, ...]
 

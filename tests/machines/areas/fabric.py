@@ -200,6 +200,7 @@ def _hca_that_is_not_there(tree: Tree) -> None:
 
 
 def _no_rdma(tree: Tree) -> None:
+    tree.file(CONFIG, KEY)
     (tree.root / "sys/class/infiniband").rename(tree.root / "sys/class/infiniband.gone")
 
 
@@ -237,7 +238,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("twins-in-one-subnet", _one_subnet, Level.WARN, "fabric-address", says="in the subnet of 10.0.0.1"),
     Fault("two-ports-of-one-slot", _two_ports_of_one_slot, Level.WARN, "rdma", says="rocep1s0f0,roceP2p1s0f0"),
     Fault("hca-that-is-not-there", _hca_that_is_not_there, Level.WARN, "rdma", says="mlx5_1"),
-    Fault("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device"),
+    Fault("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device, so NCCL goes by TCP"),
     Fault("gid-has-moved", _gid_has_moved, Level.BLOCK, "gid", says="on roceP2p1s0f0 that is RoCE v2 fd00::a"),
     Fault("empty-gid-index", _empty_gid, Level.BLOCK, "gid", says="is empty"),
     Fault("silent-dns-server", _silent_dns, Level.WARN, "resolver", says="20 s longer"),

@@ -12,7 +12,7 @@ from tests.unit.cluster_nodes import agent_under_test, alone
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import check_hcas
 from sparkd.config.settings import Fabric
-from sparkd.lib.errors import BlockedError
+from sparkd.lib.errors import BlockedError, OutdatedPlanError
 
 FIRST, BOTH = ("rocep1s0f0",), ("rocep1s0f0", "roceP2p1s0f0")
 
@@ -22,14 +22,20 @@ def agent(tree: Tree) -> Iterator[Deps]:
     """The second device was not up yet when its run began."""
     with agent_under_test(tree, 0, alone()) as made:
         plan = made.agent.plan
-        script = f"{plan.script}\nexport NCCL_IB_HCA=rocep1s0f0\n"
-        planned = replace(plan, node=replace(plan.node, hcas=FIRST), script=script)
+        shared = (*plan.shared, ("env.NCCL_IB_HCA", "{node.hcas}"))
+        planned = replace(plan, node=replace(plan.node, hcas=FIRST), shared=shared)
         yield replace(made.agent, context=replace(made.agent.context, plan=planned))
 
 
 def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Deps) -> None:
     with pytest.raises(BlockedError, match=r"rocep1s0f0,roceP2p1s0f0 now, and were rocep1s0f0 when"):
         check_hcas(agent, BOTH)
+
+
+def test_devices_that_came_after_the_plan_was_made_without_any_block_the_launch(agent: Deps) -> None:
+    bare = replace(agent.plan, node=replace(agent.plan.node, hcas=()))
+    with pytest.raises(OutdatedPlanError, match=r"are rocep1s0f0 now, and there were none when this run began"):
+        check_hcas(replace(agent, context=replace(agent.context, plan=bare)), FIRST)
 
 
 @pytest.mark.parametrize("found", [FIRST, ()], ids=["the same", "unreadable"])
@@ -43,5 +49,5 @@ def test_devices_named_in_the_settings_are_used_as_named(agent: Deps) -> None:
 
 
 def test_a_launch_that_names_no_devices_uses_any(agent: Deps) -> None:
-    context = replace(agent.context, plan=replace(agent.plan, script="exec vllm\n"))
+    context = replace(agent.context, plan=replace(agent.plan, shared=()))
     check_hcas(replace(agent, context=context), BOTH)

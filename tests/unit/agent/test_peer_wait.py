@@ -132,6 +132,40 @@ def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
 
 
 @pytest.mark.parametrize(
+    ("own", "theirs", "all_by"),
+    [("rdma", "rdma", "rdma"), ("rdma", "tcp", "tcp"), ("tcp", "rdma", "tcp"), ("", "", "")],
+)
+def test_all_ranks_go_by_tcp_where_one_node_has_no_rdma(
+    head: AgentUnderTest, workers: tuple[Node, Node], own: str, theirs: str, all_by: str
+) -> None:
+    head.agent.reporter.update(transport=own)
+    workers[0].publish(report(1, plan_digest="d", transport="rdma" if own else ""))
+    workers[1].publish(report(2, plan_digest="d", transport=theirs))
+    with running_steps(head, wait_and_join):
+        until(lambda: head.report.epoch != "")
+        assert head.report.transport == all_by
+    logged = [line for line in head.events.lines if "fabric.tcp.chosen" in line]
+    assert len(logged) == (all_by == "tcp")
+    assert all(f"without_rdma=['{'spark1' if own == 'tcp' else 'spark3'}']" in line for line in logged)
+
+
+@pytest.mark.parametrize(
+    ("own", "heads", "joins"),
+    [("rdma", "tcp", "tcp"), ("tcp", "tcp", "tcp"), ("rdma", "rdma", "rdma"), ("tcp", "rdma", None)],
+)
+def test_a_worker_goes_as_its_head_called(
+    worker: AgentUnderTest, port: int, own: str, heads: str, joins: str | None
+) -> None:
+    worker.agent.reporter.update(transport=own)
+    with node("127.0.0.1", port=port) as head, running_steps(worker, wait_and_join) as walk:
+        head.publish(report(0, epoch="e", plan_digest="d", transport=heads))
+        error = walk.join()
+    assert (error is None) is (joins is not None)
+    assert worker.report.transport == (joins or own)
+    assert worker.report.epoch == ("e" if joins else "")
+
+
+@pytest.mark.parametrize(
     ("sent", "reason"),
     [
         (report(2, phase=Phase.LAUNCHING, epoch="another", plan_digest="d"), "belongs to another launch"),

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, shipped
 
 from sparkd.config import Settings
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node, Secret
 from sparkd.recipes.schema import Volume
@@ -130,13 +130,32 @@ def test_placeholders_are_filled_and_other_braces_stay() -> None:
     assert dict(made.env)["H"] == "rocep1s0f0,roceP2p1s0f0"
 
 
+def test_without_rdma_devices_no_variable_names_them_and_the_digest_is_the_same() -> None:
+    env: dict[str, JsonValue] = {"NCCL_IB_HCA": "={node.hcas}", "NCCL_IB_DISABLE": "0", "A": "{node.interface}"}
+    bare, full = plan(replace(HEAD, hcas=()), env=env), plan(HEAD, env=env)
+    assert {"NCCL_IB_HCA", "A"} - dict(full.env).keys() == set()
+    assert "NCCL_IB_HCA" not in dict(bare.env)
+    assert dict(bare.env)["NCCL_IB_DISABLE"] == "0", "until the nodes agree, it may still come"
+    assert bare.digest == full.digest
+    assert bare.names_hcas
+    by_tcp = make_plan(shipped("deepseek-v4-flash-balanced"), Settings(), HEAD, by_tcp=True)
+    assert by_tcp.digest == make_plan(shipped("deepseek-v4-flash-balanced"), Settings(), HEAD).digest
+    assert "export NCCL_IB_DISABLE=1\n" in by_tcp.script
+    assert "NCCL_IB_HCA" not in by_tcp.script
+
+
+def test_a_flag_that_names_missing_devices_waits_for_them() -> None:
+    with pytest.raises(AwaitedError, match=r"args.a: \{node.hcas\} is not known"):
+        plan(replace(HEAD, hcas=()), args={"a": "{node.hcas}", "tensor-parallel-size": 2})
+
+
 @pytest.mark.parametrize(
     ("keys", "node", "needles"),
     [
         ({"env": {"A": "{node.adress}"}}, ALONE, ["env.A", "{node.adress}", "did you mean node.address?"]),
         ({"args": {"a": {"b": ["{node.}"]}}}, ALONE, ["args.a", "{node.}"]),
         ({"env": {"A": "{node.interface}"}}, ALONE, ["env.A", "not known on this node", "set fabric.interface"]),
-        ({"env": {"A": "{node.hcas}"}}, ALONE, ["set fabric.hcas"]),
+        ({"args": {"a": "{node.hcas}"}}, ALONE, ["args.a", "set fabric.hcas"]),
         ({"nodes": {"min": 2, "max": 2}}, ALONE, ["needs 2 node(s)", "names 1", "(choose another engine.recipe"]),
         ({"nodes": {"max": 1}}, HEAD, ["needs 1 node(s)", "names 2"]),
         ({"nodes": {"min": 3}}, HEAD, ["needs 3 to 64 node(s)"]),

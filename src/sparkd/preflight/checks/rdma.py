@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host import Host, infiniband, network
 from sparkd.host.infiniband import ACTIVE, Gid, Hca, Port
@@ -15,6 +16,12 @@ from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, wa
 from sparkd.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
+BY_RDMA, BY_TCP = "rdma", "tcp"
+AWAITED = "RDMA devices"
+COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 of both"
+"""tonyd2wild (Vision), pull request 35."""
+CABLE = "is its cable in, and the node at the other end on?"
+MEANT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
 VERBS = "/dev/infiniband"
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
 
@@ -97,6 +104,8 @@ def select_ports(selection: Selection, hcas: Iterable[Hca]) -> tuple[tuple[Hca, 
 class RdmaFacts(Struct, frozen=True):
     hcas: tuple[Hca, ...]
     no_carrier: tuple[str, ...]
+    on_fabric: bool = True
+    """Whether the fabric's interface has a device, where the plan is to name it."""
 
 
 class Rdma(Check[RdmaFacts], frozen=True):
@@ -106,6 +115,8 @@ class Rdma(Check[RdmaFacts], frozen=True):
     """Whether the container sees the devices of /dev/infiniband."""
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
+    interface: str = ""
+    """Of the fabric, where the plan names its devices; empty where it names none, or settings do."""
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
     reads = "/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net"
@@ -115,10 +126,14 @@ Between nodes NCCL uses RDMA (RoCE) where it can, and TCP where it can't, withou
 find: the devices that NCCL_IB_HCA of the plan selects (beginnings of names; a leading = means whole names, a leading ^
 all others), each with its port's state and its interface, from sysfs.
 
-  block    the plan insists on RDMA (NCCL_NET=IB), and this machine has no device that it selects: NCCL would fail.
+  block    the plan insists on RDMA (NCCL_NET=IB), and no device that it selects is here and up: NCCL would fail.
   warn     no device, or a name that none has; a port that is named, or the last one, and is not ACTIVE (the cable is
            out, or the node at its other end is off: NCCL leaves it out); devices that share one slot while their twins
            are idle; a container that is neither privileged nor given /dev/infiniband.
+
+Where none is up, a start waits for one, preflight.wait_seconds at most. Then the ranks of all nodes go by TCP, also
+where other nodes have devices: sparkd sets NCCL_IB_DISABLE=1 for that launch, since NCCL can't join ranks of which some
+use RDMA. The next start looks again. NCCL_IB_DISABLE=0 is NCCL's default, and insists on nothing.
 
 Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
 the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
@@ -128,13 +143,34 @@ address as the first's has: none of 169.254.*, in a subnet of its own, and on ev
 
 NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA."""
 
+    @classmethod
+    def from_plan(cls, plan: LaunchPlan, *, pinned: bool) -> Rdma:
+        """`pinned`: the settings name the devices."""
+        node, verbs = plan.node, reaches_verbs(plan.container)
+        interface = node.interface if plan.names_hcas and not pinned else ""
+        return cls(dict(plan.env), node.hcas, verbs, why_no_rdma(plan), interface)
+
     def probe(self, host: Host) -> RdmaFacts:
         if self.not_needed:
             return RdmaFacts((), ())
         hcas = infiniband.read_hcas(host.files)
         names = dict.fromkeys(one for hca in hcas for one in hca.interfaces)
         found = (network.read_link(host.files, name) for name in names)
-        return RdmaFacts(hcas, tuple(link.name for link in found if link is not None and link.carrier is not True))
+        dark = tuple(link.name for link in found if link is not None and link.carrier is not True)
+        on_fabric = not self.interface or bool(infiniband.hcas_of(host.files, self.interface))
+        return RdmaFacts(hcas, dark, on_fabric)
+
+    @property
+    def insists(self) -> bool:
+        return self.env.get("NCCL_NET", "").upper() == "IB"
+
+    def transport(self, facts: RdmaFacts) -> str:
+        """What NCCL can use on this node; empty where it needs no network."""
+        if self.not_needed:
+            return ""
+        ports = select_ports(Selection.parse(self.env.get(NAMES, "")), facts.hcas)
+        up = self.reaches_verbs and facts.on_fabric and any(port.state == ACTIVE for _, port in ports)
+        return BY_RDMA if up or self.insists else BY_TCP
 
     def judge(self, facts: RdmaFacts) -> Verdict:
         if self.not_needed:
@@ -145,28 +181,34 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
         # Half of the ports of a DGX Spark have no cable: where all are selected, those that are up are meant.
         meant = [(hca, port) for hca, port in ports if not up or hca in up or selection.names_whole(hca.name)]
         used = tuple(dict.fromkeys(hca for hca, _ in meant))
-        problems = [*self._absent(facts, selection, used), *_shared_lanes(facts, used)]
+        problems = [*self._absent(facts, selection, used, up=bool(up)), *_shared_lanes(facts, used)]
         for hca, port in meant:
             if port.state != ACTIVE:
                 dark = ", ".join(one for one in hca.interfaces if one in facts.no_carrier)
                 why = f"; {dark} has no carrier" if dark else ""
-                hint = "is its cable in, and the node at the other end on? Else leave it out of fabric.hcas"
+                hint = f"{CABLE} Else leave it out of fabric.hcas"
                 problems.append(warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint))
         if not self.reaches_verbs:
-            reason = f"the container is given no {VERBS}, so NCCL goes by TCP"
+            reason = f"the container is given no {VERBS}, {COST}"
             problems.append(warn(reason, f"container.privileged = true, or {VERBS} among its devices"))
-        return verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
+        found = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
+        return found if up and facts.on_fabric else replace(found, awaits=AWAITED)
 
-    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...]) -> Iterator[Verdict]:
+    def _absent(self, facts: RdmaFacts, selection: Selection, used: tuple[Hca, ...], *, up: bool) -> Iterator[Verdict]:
         present = tuple(hca.name for hca in facts.hcas)
         here = f"this machine has {', '.join(present)}" if present else "look at: rdma link; lspci; dmesg"
         missing = dict.fromkeys((*selection.missing(present), *(one for one in self.wanted if one not in present)))
-        by_force = self.env.get("NCCL_NET", "").upper() == "IB"
-        if not used:
-            chosen = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device"
-            what = f"{chosen} of this machine" if present else "this machine has no RDMA device"
-            then = "and NCCL_NET=IB insists on one" if by_force else "so NCCL goes by TCP"
-            yield Verdict(Level.BLOCK if by_force else Level.WARN, f"{what}, {then}", here)
+        if not up or not facts.on_fabric:
+            if not present:
+                what = "this machine has no RDMA device"
+            elif not facts.on_fabric:
+                what = f"{self.interface} has no RDMA device"
+            elif used:
+                what, here = "no RDMA device is up", CABLE
+            else:
+                what = f"{NAMES}={sanitize(self.env.get(NAMES, ''))} selects no RDMA device of this machine"
+            refuse, then = (block, "and NCCL_NET=IB insists on one") if self.insists else (warn, COST)
+            yield refuse(f"{what}, {then}", here if self.insists else f"{here}; {MEANT}")
         elif missing:
             reason = f"no RDMA device is called {', '.join(missing)}, which the plan names"
             yield warn(reason, f"{here}: correct fabric.hcas or {NAMES}")

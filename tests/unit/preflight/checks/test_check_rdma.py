@@ -93,6 +93,47 @@ def test_the_devices_of_the_plan_are_here_and_up(check: Rdma, hcas: tuple[Hca, .
     expect(check.judge(RdmaFacts(hcas, no_carrier=("enp1s0f1np1", "enP2p1s0f1np1"))), level, words)
 
 
+@pytest.mark.parametrize(
+    ("check", "hcas", "on_fabric", "transport"),
+    [
+        pytest.param(rdma(PAIR), ONE_CABLE, True, "rdma", id="as it should be"),
+        pytest.param(rdma(), (), True, "tcp", id="no device"),
+        pytest.param(rdma("mlx5"), ALL, True, "tcp", id="none of that name"),
+        pytest.param(rdma(), DARK, True, "tcp", id="none is up"),
+        pytest.param(rdma(PAIR, verbs=False), ALL, True, "tcp", id="not in the container"),
+        pytest.param(replace(rdma(), interface="enP7s7"), ALL, False, "tcp", id="none of the fabric"),
+        pytest.param(rdma(NCCL_NET="IB"), (), True, "rdma", id="TCP is forbidden: it is blocked"),
+        pytest.param(rdma(NCCL_IB_DISABLE="0"), (), True, "tcp", id="0 is the default, and insists on nothing"),
+        pytest.param(replace(rdma(), not_needed="one node"), (), True, "", id="not needed"),
+    ],
+)
+def test_without_a_device_that_is_up_nccl_goes_by_tcp_and_devices_are_awaited(
+    check: Rdma, hcas: tuple[Hca, ...], on_fabric: bool, transport: str
+) -> None:
+    facts = RdmaFacts(hcas, (), on_fabric)
+    assert check.transport(facts) == transport
+    found = check.judge(facts)
+    assert found.level is (Level.OK if transport != "tcp" and not check.insists else found.level)
+    lacks = check.not_needed == "" and (not hcas or transport == "tcp")
+    assert bool(found.awaits) is (lacks and check.reaches_verbs)
+    if found.awaits:
+        assert ("insists" if check.insists else "slower than the 98 Gb/s") in found.reason
+
+
+def test_devices_that_are_there_but_down_do_not_do_where_the_plan_insists() -> None:
+    found = rdma(NCCL_NET="IB").judge(RdmaFacts(DARK, ()))
+    expect(found, Level.BLOCK, "no RDMA device is up, and NCCL_NET=IB insists on one")
+    assert found.awaits
+
+
+def test_devices_of_another_port_than_the_fabrics_are_none(tree: Tree) -> None:
+    tree.file("/sys/class/infiniband/rxe0/parent", "eth0\n")
+    for name in ("eth0", "eth1"):
+        machine.interface(tree, name)
+    for name, on_fabric in (("eth0", True), ("eth1", False)):
+        assert replace(rdma(), interface=name).probe(Host(tree.root)).on_fabric is on_fabric
+
+
 def test_a_plan_that_needs_no_rdma_reads_nothing(tree: Tree) -> None:
     host = Host(tree.root)
     needless = replace(rdma(NCCL_NET="IB"), not_needed="the plan uses no GPU")

@@ -1,0 +1,111 @@
+"""What the configuration names may come late, by a mount or by a person: the agent waits for it in its process."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import machine
+from tests.unit.nodes import until
+
+from sparkd.agent.bootstrap import build_agent
+from sparkd.lib.errors import ConfigError, ExitCode, OutdatedPlanError
+from sparkd.lib.log import ProcessLog
+from sparkd.lib.systemd import Journal
+
+ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
+RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"
+
+
+class Late:
+    """A node alone, whose recipe and secret are on a mount that is not there yet."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.mount = tree.root / "late"
+        self.tree = Tree(Path(machine(tree, 0).files.root))
+        self.recipe, self.secret = self.mount / "own.yaml", self.mount / "token"
+        self.configure()
+
+    def configure(self, recipe: str = "") -> None:
+        text = ALONE.format(recipe=recipe or self.recipe, secret=self.secret)
+        self.tree.file("/etc/sparkd/sparkd.toml", text)
+
+    def report(self) -> dict[str, object]:
+        path = self.tree.root / "run/sparkd/report.json"
+        found: dict[str, object] = json.loads(path.read_text()) if path.exists() else {"phase": "", "message": ""}
+        return found
+
+    @contextmanager
+    def meanwhile(self, *acts: tuple[str, Callable[[], object]]) -> Iterator[None]:
+        """Does each once the agent reports that it waits for this."""
+
+        def watch() -> None:
+            for awaited, act in acts:
+                until(lambda: awaited in str(self.report()["message"]))  # noqa: B023
+                assert self.report()["phase"] == "blocked"
+                act()
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        yield
+        thread.join()
+
+    def start(self) -> str:
+        """The journal of a start up to its first step."""
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+        with tempfile.TemporaryFile() as file:
+            journal = Journal(file.fileno())
+            try:
+                build_agent("head", journal, ProcessLog(journal.put), {}, self.tree.root).actions.release()
+            finally:
+                journal.close(5)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
+            file.seek(0)
+            return io.TextIOWrapper(file).read()
+
+    def appear(self, path: Path, text: str) -> None:
+        self.mount.mkdir(exist_ok=True)
+        path.with_suffix(".new").write_text(text)
+        path.with_suffix(".new").rename(path)
+
+
+@pytest.fixture
+def late(tree: Tree) -> Late:
+    return Late(tree)
+
+
+def test_a_recipe_and_a_secret_on_a_late_mount_are_waited_for_with_one_line_each(late: Late) -> None:
+    with late.meanwhile(
+        ("own.yaml: does not exist", lambda: late.appear(late.recipe, RECIPE)),
+        ("secret HF_TOKEN can't be read", lambda: late.appear(late.secret, "abc\n")),
+    ):
+        journal = late.start()
+    awaited = [line for line in journal.splitlines() if "agent.start.awaited" in line]
+    assert len(awaited) == 2
+    assert "own.yaml: does not exist" in awaited[0]
+    assert "HF_TOKEN" in awaited[1]
+
+
+def test_a_configuration_that_is_changed_while_files_are_awaited_starts_the_agent_again(late: Late) -> None:
+    with (
+        late.meanwhile(("own.yaml", lambda: late.configure("tiny-cpu"))),
+        pytest.raises(OutdatedPlanError) as ended,
+    ):
+        late.start()
+    assert ended.value.code is ExitCode.BLOCKED
+
+
+def test_a_file_that_is_there_and_wrong_ends_the_start(late: Late) -> None:
+    late.appear(late.recipe, "schema: 1\nname: own\n")
+    with pytest.raises(ConfigError) as ended:
+        late.start()
+    assert ended.value.code is ExitCode.CONFIG

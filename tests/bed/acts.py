@@ -5,6 +5,7 @@ Causes give the moment, monotonic, at which it happened.
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from .sparkd_node import SparkdNode
 
 EATER = Path(__file__).with_name("programs") / "eater.py"
 EATEN_GB_PER_SECOND = 0.5
+DEGRADED_SECONDS = 20.0
+"""From the first request that hangs."""
 HEAD_SIDE, WORKER_SIDE, BOTH, LINK = "head", "worker", "both", "link"
 
 
@@ -51,6 +54,27 @@ def hang(side: str, cluster: Cluster) -> float:
     load.begin(cluster.head.node)
     node.node.kill(victims.worker(node), signal.SIGSTOP)
     return time.monotonic()
+
+
+def pause(side: str, cluster: Cluster) -> float:
+    """The rank of an idle engine stands still; then one request comes."""
+    node = member(cluster, side)
+    node.node.run("docker", "pause", *node.containers())
+    now = time.monotonic()
+    load.send_once(cluster.head.node)
+    return now
+
+
+def degraded_in_time(cluster: Cluster) -> None:
+    """Every node has said it, and soon enough after the request."""
+    sent = load.sent_at(cluster.head.node)
+    for one in cluster.members:
+        lines = one.node.journal(one.unit, "--output=short-unix", f"--since=@{sent:.3f}")
+        found = re.search(r"^([\d.]+) .*agent\.phase\.changed phase=degraded", lines, re.MULTILINE)
+        assert found, f"{one.node.name} was never degraded"
+        took = float(found[1]) - sent
+        assert took <= DEGRADED_SECONDS, f"{one.node.name} was degraded after {took:.1f} s"
+        print(f"{one.node.name}: degraded {took:.1f} s after the request")
 
 
 def eat(side: str, cluster: Cluster) -> float:

@@ -41,6 +41,7 @@ Codes = Mapping[str, tuple[int, ...]]
 ENDED = r"engine (ended|is dead)|a process of the rank has died"
 GONE = "its agent ended without a report|exited without recording a reason|has restarted"
 HANGS = "requests run and no token came"
+SILENT_API = "the API server has not answered"
 LEAVES = "leaves: stop requested"
 DIFFERS = "the plan of"
 SILENT = "has been silent for|has not answered since"
@@ -112,7 +113,12 @@ def on(side: str) -> list[Fault]:
         ),
         Fault(
             "hang", "SIGSTOP of the worker process under requests", side, partial(acts.hang, side),
-            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, HANGS, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet, in_ci=True,
+            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, HANGS, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet, in_ci=head,
+        ),
+        Fault(
+            "hang", "docker pause of an idle rank, then a request", side, partial(acts.pause, side),
+            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, SILENT_API if head else HANGS, HEAD_SIDE, STALLED_SECONDS,
+            meanwhile=acts.degraded_in_time, in_ci=not head,
         ),
         Fault(
             "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere, LEAVES,

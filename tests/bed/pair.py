@@ -17,7 +17,8 @@ from .processes import Identity, wait_for
 from .sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, complete
 
 KEY_FILE = "/etc/sparkd/cluster.key"
-STALL_SECONDS = 15
+STALL_SECONDS = 20
+"""Enough for `degraded` to come first."""
 PEER_TIMEOUT_SECONDS = 20
 """The default of supervise.peer_timeout_seconds, which stays."""
 CONFIGURATION = """\

@@ -15,7 +15,8 @@ from msgspec.structs import replace
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.engine import readiness
-from sparkd.engine.health import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor, HealthMonitor
+from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
+from sparkd.engine.health import HealthMonitor
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
@@ -113,7 +114,16 @@ def serve(agent: Deps, running: Running) -> NoReturn:
         proving.tick()
 
     limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
-    monitor = HealthMonitor(agent.loop, endpoint, lambda: running.log.progress, limits, completion_seconds, on_check)
+    monitor = HealthMonitor(
+        agent.loop,
+        endpoint,
+        lambda: running.log.progress,
+        limits,
+        completion_seconds,
+        on_check,
+        partial(agent.host.unanswered_requests, agent.plan.api_port),
+        gpu.computes if gpu is not None else bool,
+    )
     failure = monitor.run(running.rank.pidfd)
     if failure is None:
         raise engine_ended(agent, running)
@@ -145,7 +155,8 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
                 running.mark_ready(agent.host, agent.loop)
                 proving = ProvingPeriod(agent)
             served = f"rank {agent.context.rank} of the engine that {head.name} serves"
-            agent.set_phase(phase, with_gpu(agent, served, gpu))
+            trouble = f"; it is degraded: {head.report.message}" if head.report and phase is Phase.DEGRADED else ""
+            agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
         alarmed = dockerd_pid and running.log.broken_off_at is not None
         if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else FOLLOW_SECONDS, running.rank.pidfd):

@@ -119,9 +119,11 @@ class Supervise(Section):
     """The watch over a serving engine."""
 
     stall_seconds: int = Field(360, ge=10, le=86400)
-    """Requests running and no token for this long is a stall. vLLM's own limit is 300: stay above it."""
+    """Requests running and no progress for this long is a stall, which ends the engine. vLLM's own limit is 300: stay
+    above it."""
     canary_seconds: int = Field(300, ge=0, le=86400)
-    """After this long without a request, request one token. 0: never."""
+    """After this long without a request, request one token; at once where a request seems to hang that the engine does
+    not report. 0: never, and then a hang that begins while the engine is idle goes unseen."""
     peer_timeout_seconds: int = Field(20, ge=10, le=3600)
     """Silence of another node that counts as lost, in seconds."""
     proven_seconds: int = Field(600, ge=1, le=86400)

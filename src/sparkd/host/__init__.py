@@ -86,6 +86,12 @@ class Host:
             return sockets.only_ipv6() if self.live else frozenset()
         return frozenset()
 
+    def unanswered_requests(self, port: int) -> tuple[float, ...]:
+        """Seconds that each has waited, by the kernel; none for a tree of files."""
+        with suppress(OSError):
+            return sockets.read_unanswered(port) if self.live else ()
+        return ()
+
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.find_holders(self.files, among, wanted)
 

@@ -1,4 +1,4 @@
-"""Listening TCP ports, and the processes that hold them."""
+"""Listening TCP ports, the processes that hold them, and connections on which a request waits for its answer."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ _LISTENING = re.compile(
 """Address and port, TCP_LISTEN, the socket's inode: proc(5)."""
 _SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
 
-NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_SKV6ONLY = 4, 20, 11
-NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE, TCP_LISTEN = 0x1, 0x300, 2, 3, 10
-"""linux/sock_diag.h, inet_diag.h, netlink.h."""
-HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBBI48x")
+NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_INFO, INET_DIAG_SKV6ONLY = 4, 20, 2, 11
+NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
+TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
+"""linux/sock_diag.h, inet_diag.h, netlink.h, net/tcp_states.h."""
+HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBBI2s46x")
 MESSAGE_BYTES, INODE_AT = 72, 68
 """inet_diag_msg; its last word is the inode."""
+TCP_INFO = struct.Struct("=44xI4xI96xII")
+"""tcp_info: milliseconds since data was last sent and received, how many segments of data came and went."""
 ANSWER_SECONDS = 1.0
 CHUNK_BYTES = 64 << 10
 MOST_CHUNKS = 256
@@ -69,17 +72,42 @@ def only_ipv6() -> frozenset[int]:
     A socket of `::` holds its port for IPv4 too, unless its program has set IPV6_V6ONLY. /proc does not show that;
     sock_diag(7) does.
     """
-    body = REQUEST.pack(socket.AF_INET6, socket.IPPROTO_TCP, 0, 0, 1 << TCP_LISTEN)
+    return frozenset(
+        int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little")
+        for message in _dump(socket.AF_INET6, 1 << TCP_LISTEN)
+        for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+        if kind == INET_DIAG_SKV6ONLY and any(value)
+    )
+
+
+def read_unanswered(port: int) -> tuple[float, ...]:
+    """Seconds since the last byte of each request to this local port to which nothing has been sent. Raises OSError.
+
+    Of this network namespace's TCP connections. One that is idle, is streamed to or does not read has been sent data
+    later; one that uploads slowly counts too.
+    """
+    states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
+    clocks = (
+        TCP_INFO.unpack_from(value)
+        for family in (socket.AF_INET, socket.AF_INET6)
+        for message in _dump(family, states, 1 << (INET_DIAG_INFO - 1), port)
+        for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+        if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
+    )
+    return tuple(
+        received_ms / 1000
+        for sent_ms, received_ms, received, sent in clocks
+        if received and (not sent or received_ms < sent_ms)  # a new connection counts as sent to: same tick, maybe
+    )
+
+
+def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
+    body = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states, port.to_bytes(2, "big"))
     head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
         kernel.send(head + body)
-        return frozenset(
-            int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little")
-            for message in _messages(kernel)
-            for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
-            if kind == INET_DIAG_SKV6ONLY and any(value)
-        )
+        yield from _messages(kernel)
 
 
 def _messages(kernel: socket.socket) -> Iterator[bytes]:

@@ -19,25 +19,32 @@ _COUNTERS = {
     "generation_tokens": b"vllm:generation_tokens_total",
     "iterations": b"vllm:iteration_tokens_total_count",
 }
+_KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
+"""The second is its name before vLLM 0.10."""
 _SAMPLE = re.compile(
-    rb"\n(" + b"|".join(re.escape(name) for name in _COUNTERS.values()) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
+    rb"\n(" + b"|".join(map(re.escape, (*_COUNTERS.values(), *_KV_USAGE))) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
     re.MULTILINE,
 )
 """Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
 
 
 class Counters(Struct, frozen=True):
-    """Counters of vLLM's /metrics, summed over its engines. A hung engine does not change them."""
+    """Values of vLLM's /metrics, summed over its engines. All of them are reported by the engine at the end of a step:
+    one that hangs changes none, and one that hangs in its first step after idleness has no request running.
+    """
 
     running: float
     waiting: float
     prompt_tokens: float
     generation_tokens: float
     iterations: float
+    kv_usage: float = 0.0
+    """While a long prompt is processed step by step, this moves and the counters of tokens do not (read in 0.32)."""
 
     @property
-    def work(self) -> tuple[float, float, float]:
-        return self.prompt_tokens, self.generation_tokens, self.iterations
+    def work(self) -> tuple[float, ...]:
+        """Differs from the last one's if a step has ended in between."""
+        return self.prompt_tokens, self.generation_tokens, self.iterations, self.kv_usage, self.running, self.waiting
 
     @property
     def busy(self) -> bool:
@@ -46,7 +53,7 @@ class Counters(Struct, frozen=True):
 
 def parse_counters(metrics: bytes) -> Counters | None:
     """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
-    sums = dict.fromkeys(_COUNTERS.values(), 0.0)
+    sums = dict.fromkeys((*_COUNTERS.values(), *_KV_USAGE), 0.0)
     seen = set()
     for name, value in _SAMPLE.findall(b"\n" + metrics):
         try:
@@ -54,9 +61,10 @@ def parse_counters(metrics: bytes) -> Counters | None:
         except ValueError:
             return None
         seen.add(name)
-    if len(seen) < len(_COUNTERS):
+    if not seen.issuperset(_COUNTERS.values()):
         return None
-    return Counters(**{field: sums[name] for field, name in _COUNTERS.items()})
+    kv_usage = sum(sums[name] for name in _KV_USAGE)
+    return Counters(**{field: sums[name] for field, name in _COUNTERS.items()}, kv_usage=kv_usage)
 
 
 class Completion(Struct, frozen=True):

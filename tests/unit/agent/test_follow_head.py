@@ -74,7 +74,11 @@ def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: N
             head.publish(report(0, phase=phase, epoch="e", plan_digest="d"))
             assert until(lambda of=phase: worker.report.phase is of) < 1  # type: ignore[misc]  # bound now
             assert rank.ready
-        assert worker.report.message == "rank 1 of the engine that spark1 (127.0.0.1) serves"
+        served = "rank 1 of the engine that spark1 (127.0.0.1) serves"
+        assert worker.report.message == served
+        no_token = "requests run and no token came for 13 s"
+        head.publish(report(0, phase=Phase.DEGRADED, epoch="e", plan_digest="d", message=no_token))
+        until(lambda: worker.report.message == f"{served}; it is degraded: {no_token}")
 
 
 def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnderTest) -> None:

@@ -117,13 +117,24 @@ def test_an_endpoint_of_another_model_is_not_waited_for(alive: int) -> None:
 def test_counters_are_read_off_a_real_page() -> None:
     found = parse_counters(METRICS.read_bytes())
     assert found is not None
-    assert found.work == (6.0, 32.0, 32.0)
+    assert found.work == (6.0, 32.0, 32.0, 0.0, 0.0, 0.0)
     assert not found.busy
 
 
 def test_a_page_that_lacks_a_counter_has_none() -> None:
     page = METRICS.read_bytes().replace(b"vllm:iteration_tokens_total_count", b"vllm:other")
     assert parse_counters(page) is None
+
+
+@pytest.mark.parametrize("name", [b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc"])
+def test_a_kv_cache_that_fills_is_progress_where_no_token_is_counted(name: bytes) -> None:
+    page = METRICS.read_bytes()
+    before = parse_counters(page)
+    usage = b'kv_cache_usage_perc{engine="0",model_name="tiny"} '
+    after = parse_counters(page.replace(b"vllm:" + usage + b"0.0", name + b'{engine="0"} 0.25'))
+    assert before is not None
+    assert after is not None
+    assert (after.kv_usage, after.work != before.work) == (0.25, True)
 
 
 def test_counters_of_several_engines_are_summed() -> None:

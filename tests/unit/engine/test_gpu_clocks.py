@@ -1,0 +1,176 @@
+"""When a GPU counts as slow, how that is reported, and when it counts as computing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from itertools import count
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
+
+from sparkd.agent.deps import Deps
+from sparkd.agent.serving import with_gpu
+from sparkd.engine.gpu_clocks import (
+    CLOCKS_SECONDS,
+    HURRIED_SECONDS,
+    THROTTLE_HINT,
+    Clocks,
+    GpuThrottleMonitor,
+    ThrottleState,
+    computes,
+    decide_throttle,
+)
+from sparkd.host.gpu import GpuClocks
+from sparkd.status.model import FindingReport, Phase
+
+
+@pytest.fixture
+def agent(tree: Tree) -> Iterator[Deps]:
+    with agent_under_test(tree, 0, alone()) as made:
+        yield made.agent
+
+
+def gpu(mhz: int | None, watts: float | None, percent: int | None, name: str = "NVIDIA GB10", *held: str) -> Clocks:
+    return (GpuClocks(name, mhz, watts, percent, held),)
+
+
+SLOW, FAST, IDLE = gpu(611, 22.4, 96), gpu(2411, 61, 96), gpu(208, 4, 0)
+SAID = "the GPU is slow: 611 MHz and 22 W under load"
+
+
+@pytest.mark.parametrize(
+    ("looks", "warning"),
+    [
+        ([SLOW], ""),
+        ([SLOW, SLOW], SAID),
+        ([SLOW, FAST, SLOW], ""),
+        ([SLOW, IDLE, SLOW], ""),
+        ([SLOW, (), SLOW], ""),
+        ([SLOW, SLOW, IDLE], SAID),
+        ([SLOW, SLOW, ()], SAID),
+        ([SLOW, SLOW, FAST], ""),
+        ([FAST] * 3, ""),
+        ([IDLE] * 3, ""),
+        ([gpu(850, 30, 90)] * 2, "the GPU is slow: 850 MHz and 30 W under load"),
+        ([gpu(851, 30, 90)] * 2, ""),
+        ([gpu(850, 30.1, 90)] * 2, ""),
+        ([gpu(850, 30, 89)] * 2, ""),
+        ([gpu(2400, 20, 96)] * 2, ""),
+        ([gpu(None, 22, 96)] * 2, ""),
+        ([gpu(611, None, 96)] * 2, ""),
+        ([gpu(611, 22, None)] * 2, ""),
+        ([gpu(611, 22, 96, "NVIDIA T4")] * 2, ""),
+        ([gpu(611, 22, 96, "NVIDIA GB10", "its power cap")] * 2, f"{SAID}, held down by its power cap"),
+    ],
+)  # fmt: skip
+def test_a_gpu_is_slow_where_two_looks_under_load_find_it_so(looks: list[Clocks], warning: str) -> None:
+    slow = ThrottleState()
+    for number, seen in enumerate(looks):
+        slow = decide_throttle(slow, seen, 1000 + 30 * number)
+    assert slow.warning == warning
+
+
+def test_a_gpu_is_slow_after_half_a_minute_under_load() -> None:
+    slow = decide_throttle(ThrottleState(), SLOW, 0)
+    assert decide_throttle(slow, SLOW, 29.9).warning == ""
+    assert decide_throttle(slow, SLOW, 30).warning == SAID
+
+
+def at_once(work: Callable[[], Clocks]) -> Future[Clocks]:
+    future: Future[Clocks] = Future()
+    future.set_result(work())
+    return future
+
+
+def clock() -> Callable[[], float]:
+    """Each look is half a minute after the one before."""
+    return count(0.0, CLOCKS_SECONDS).__next__
+
+
+def test_a_slow_gpu_is_logged_once_and_again_when_it_recovers() -> None:
+    events, answers = EventLines(), [SLOW, SLOW, SLOW, IDLE, FAST, FAST]
+    watch = GpuThrottleMonitor(at_once, events, lambda: answers.pop(0), clock())
+    said = [watch.check() for _ in range(6)]
+    assert said == ["", "", SAID, SAID, SAID, ""]
+    assert [line.split()[0] for line in events.lines] == ["gpu.throttle.detected", "gpu.throttle.ended"]
+
+
+def test_a_gpu_is_read_twice_a_minute_however_often_it_is_checked() -> None:
+    calls: list[int] = []
+
+    def read() -> Clocks:
+        calls.append(1)
+        return FAST
+
+    watch = GpuThrottleMonitor(at_once, EventLines(), read, lambda: 1000.0)
+    for _ in range(5):
+        watch.check()
+    assert len(calls) == 1
+
+
+def test_a_hanging_driver_is_called_once_and_blocks_nothing() -> None:
+    calls: list[Callable[[], Clocks]] = []
+
+    def never(work: Callable[[], Clocks]) -> Future[Clocks]:
+        calls.append(work)
+        return Future()
+
+    watch = GpuThrottleMonitor(never, EventLines(), lambda: FAST, clock())
+    assert [watch.check() for _ in range(5)] == [""] * 5
+    assert len(calls) == 1
+
+
+def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Deps) -> None:
+    preflight = FindingReport("page-cache", "warn", "4 GiB", "")
+    agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
+    answers = [SLOW, SLOW, FAST]
+    watch = GpuThrottleMonitor(at_once, EventLines(), lambda: answers.pop(0), clock())
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == "m on port 8000"
+    assert with_gpu(agent, "m on port 8000", watch) == f"m on port 8000; {SAID}: {THROTTLE_HINT}"
+    slow = FindingReport("gpu-clocks", "warn", SAID, THROTTLE_HINT)
+    assert list(agent.reporter.report.findings) == [preflight, slow]
+    assert (
+        with_gpu(agent, "m on port 8000", GpuThrottleMonitor(at_once, EventLines(), lambda: FAST, clock()))
+        == "m on port 8000"
+    )
+    assert list(agent.reporter.report.findings) == [preflight]
+    assert agent.reporter.report.phase is Phase.SERVING
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        pytest.param(FAST, True, id="at work"),
+        pytest.param(gpu(2411, 27, 96), False, id="it waits for another rank: as busy, at little power"),
+        pytest.param(SLOW, False, id="throttled"),
+        pytest.param(IDLE, False, id="idle"),
+        pytest.param(gpu(2411, None, 96), False, id="power unknown"),
+        pytest.param((), False, id="no answer"),
+    ],
+)
+def test_a_gpu_computes_where_it_is_busy_and_draws_power(seen: Clocks, expected: bool) -> None:
+    assert computes(seen) is expected
+
+
+def test_a_gpu_in_question_is_read_often_and_an_old_reading_proves_nothing() -> None:
+    now = 1000.0
+    reads: list[float] = []
+
+    def read() -> Clocks:
+        reads.append(now)
+        return FAST
+
+    watch = GpuThrottleMonitor(at_once, EventLines(), read, lambda: now)
+    watch.check()
+    now += CLOCKS_SECONDS - 1
+    watch.check()
+    assert not watch.computes(), "the last reading is of half a minute ago"
+    for _ in range(4):
+        watch.check()
+        now += HURRIED_SECONDS / 2
+        computing = watch.computes()
+    assert computing
+    assert len(reads) == 3

@@ -1,0 +1,229 @@
+"""Situations of a serving engine, second by second: which are hangs, how soon each shows, and which are none.
+
+An engine of the test stands behind `decide`; it is probed as often as HealthMonitor would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import pytest
+
+from sparkd.config.settings import Supervise
+from sparkd.engine.health import PROBE_SECONDS, TROUBLED_PROBE_SECONDS, Continue, Observation, decide, healthy
+from sparkd.vllm.api import Completion, Counters
+
+LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
+LATEST_SECONDS = 20.0
+"""From the first request that hangs to `degraded`."""
+PROBE_TIMEOUT_SECONDS, CANARY_TIMEOUT_SECONDS = 5.0, 120.0
+NEVER = float("inf")
+IDLE = Counters(running=0, waiting=0, prompt_tokens=5, generation_tokens=5, iterations=5)
+
+
+def idle(_: float) -> Counters:
+    return IDLE
+
+
+def no_connections(_: float) -> tuple[float, ...]:
+    return ()
+
+
+def canary_at_once(sent: float) -> float:
+    return sent + 0.1
+
+
+@dataclass(frozen=True)
+class Situation:
+    """By monotonic second. `canary`: when one that is sent then is answered."""
+
+    counters: Callable[[float], Counters | None] = idle
+    unanswered: Callable[[float], tuple[float, ...]] = no_connections
+    canary: Callable[[float], float] = canary_at_once
+    api_hangs_at: float = NEVER
+    computes: bool = False
+
+
+@dataclass
+class Outcome:
+    degraded: list[tuple[float, str]]
+    canaries: list[float]
+    ended: tuple[float, str] | None = None
+
+
+def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, first: float = 0.0) -> Outcome:
+    """`first`: the moment of the first probe."""
+    outcome, state, at = Outcome([], []), healthy(0.0), first
+    sent: float | None = None
+    while at < seconds and outcome.ended is None:
+        answers = at < situation.api_hangs_at
+        if not answers:
+            at += PROBE_TIMEOUT_SECONDS
+        canary, answer_at = None, situation.canary(sent) if sent is not None else NEVER
+        if sent is not None and at >= min(answer_at, sent + CANARY_TIMEOUT_SECONDS):
+            late = answer_at > sent + CANARY_TIMEOUT_SECONDS
+            canary, sent = Completion(token=not late, said="no answer within 120 s" if late else ""), None
+        counters = situation.counters(at) if answers else None
+        seen = Observation(at, 200 if answers else None, counters, canary, situation.unanswered(at), situation.computes)
+        decision = decide(state, seen, limits)
+        if not isinstance(decision, Continue):
+            outcome.ended = at, decision.reason
+            break
+        state = decision.state
+        if decision.degraded:
+            outcome.degraded.append((at, decision.degraded))
+        if decision.wants_canary:
+            assert sent is None, "one canary at a time"
+            sent = at
+            outcome.canaries.append(at)
+        at += TROUBLED_PROBE_SECONDS if state.troubled else PROBE_SECONDS
+    return outcome
+
+
+def request_at(second: float, end: float = NEVER) -> Callable[[float], tuple[float, ...]]:
+    """One request, as the kernel sees it, until it is answered."""
+    return lambda now: (now - second,) if second <= now < end else ()
+
+
+def never(_: float) -> float:
+    return NEVER
+
+
+def steps(every: float, begin: float = 0.0, end: float = NEVER, kv_only: bool = False) -> Callable[[float], Counters]:
+    """An engine that runs one request from `begin` on, and ends a step each `every` seconds until `end`."""
+
+    def counters(now: float) -> Counters:
+        done = max(0, int((min(now, end) - begin) // every))
+        if not done:
+            return IDLE
+        return tokens_made(running=1, kv_usage=done / 1000, tokens=0 if kv_only else done)
+
+    return counters
+
+
+def tokens_made(running: float, kv_usage: float, tokens: float) -> Counters:
+    return Counters(running, 0, 5 + tokens, 5 + tokens, 5 + tokens, kv_usage)
+
+
+HANGS = [
+    pytest.param(lambda at: Situation(unanswered=request_at(at), canary=never), id="from idle"),
+    pytest.param(
+        lambda at: Situation(unanswered=request_at(at, at + 8), canary=never), id="from idle, the client gives up"
+    ),
+    pytest.param(
+        lambda at: Situation(counters=steps(0.5, at - 9, at), unanswered=request_at(at), canary=never),
+        id="under requests",
+    ),
+    pytest.param(
+        lambda at: Situation(
+            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3),
+            unanswered=request_at(at),
+            canary=never,
+        ),
+        id="right after another request was answered",
+    ),
+    pytest.param(lambda at: Situation(api_hangs_at=at, unanswered=request_at(at)), id="the API server"),
+]
+
+
+@pytest.mark.parametrize("situation", HANGS)
+@pytest.mark.parametrize("offset", [0.01, 1.0, 2.9, 3.1, 4.99])
+def test_a_hang_shows_within_20_s_of_its_first_request(situation: Callable[[float], Situation], offset: float) -> None:
+    began = 100.0 + offset
+    outcome = watch(situation(began), 200)
+    assert outcome.degraded
+    assert began < outcome.degraded[0][0] <= began + LATEST_SECONDS
+
+
+@pytest.mark.parametrize("situation", HANGS)
+@pytest.mark.parametrize("stall", [10, 15, 60, 360])
+def test_a_hang_is_ended_by_the_limit(situation: Callable[[float], Situation], stall: int) -> None:
+    outcome = watch(situation(102.5), 1000, Supervise(stall_seconds=stall, canary_seconds=300))
+    assert outcome.ended is not None
+    assert 102.5 + stall - PROBE_SECONDS <= outcome.ended[0] <= 102.5 + stall + 2 * PROBE_SECONDS
+
+
+def test_a_hang_without_any_request_is_found_by_the_canary_that_is_due() -> None:
+    outcome = watch(Situation(canary=never), 1000)
+    assert outcome.canaries[0] == 300
+    assert 300 < outcome.degraded[0][0] <= 300 + LATEST_SECONDS
+    assert outcome.ended is not None
+    assert 660 <= outcome.ended[0] <= 665
+
+
+def test_canaries_that_are_switched_off_are_not_sent_in_doubt_either() -> None:
+    outcome = watch(Situation(unanswered=request_at(10), canary=never), 400, Supervise(canary_seconds=0))
+    assert (outcome.canaries, outcome.degraded, outcome.ended) == ([], [], None)
+
+
+PREFILL_SECONDS = 300.0
+
+
+def slow_uploads(now: float) -> tuple[float, ...]:
+    """One that sends a byte each four seconds, one that has stopped, for ever."""
+    return now % 4.0, now + 50.0
+
+
+@pytest.mark.parametrize(
+    ("situation", "canaries"),
+    [
+        pytest.param(Situation(), 2, id="idle, with connections or without"),
+        pytest.param(
+            Situation(counters=steps(8, 100, kv_only=True), unanswered=request_at(100, 100 + PREFILL_SECONDS)),
+            2,
+            id="a prefill of minutes, in steps of 8 s, that counts no token",
+        ),
+        pytest.param(
+            Situation(
+                counters=steps(35, 100, kv_only=True),
+                unanswered=request_at(100, 100 + PREFILL_SECONDS),
+                canary=lambda sent: 400.5 if 100 <= sent < 400 else sent + 0.1,
+                computes=True,
+            ),
+            2,
+            id="a prefill of minutes, in steps of 35 s, on a GPU that computes",
+        ),
+        pytest.param(
+            Situation(
+                counters=lambda now: steps(3, 100)(now) if now < 700 else IDLE,
+                unanswered=lambda now: tuple(now - 100 for _ in range(299)) if 100 < now < 700 else (),
+                canary=lambda sent: 700.0 if sent > 90 else sent + 0.1,
+            ),
+            2,
+            id="300 requests queued, the first canary behind them",
+        ),
+        pytest.param(
+            Situation(counters=lambda now: steps(5, 100)(now) if now < 700 else tokens_made(0, 0, 120)),
+            2,
+            id="streams",
+        ),
+        pytest.param(Situation(unanswered=slow_uploads), 200, id="clients that send slowly or not at all"),
+        pytest.param(
+            Situation(unanswered=request_at(50)), 3, id="a request that waits for something else than the engine"
+        ),
+        pytest.param(
+            Situation(counters=lambda _: None, unanswered=request_at(50, 110)), 3, id="no statistics, a long request"
+        ),
+        pytest.param(
+            Situation(unanswered=request_at(50, 60), canary=lambda sent: 60.0 if sent < 60 else sent + 0.1),
+            3,
+            id="a first step of ten seconds after idleness",
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [0.0, 1.3, 2.6, 4.9])
+def test_what_is_no_hang_raises_no_alarm(situation: Situation, canaries: int, first: float) -> None:
+    outcome = watch(situation, 800, first=first)
+    assert (outcome.degraded, outcome.ended) == ([], None)
+    assert len(outcome.canaries) <= canaries, "a canary costs the engine a step"
+
+
+def test_a_gpu_at_work_delays_the_alarm_and_not_the_end() -> None:
+    hung = Situation(unanswered=request_at(101), canary=never)
+    waiting, working = watch(hung, 1000), watch(replace(hung, computes=True), 1000)
+    assert waiting.degraded[0][0] - 101 < LATEST_SECONDS
+    assert 36 <= working.degraded[0][0] - 101 <= 42
+    assert waiting.ended is not None
+    assert working.ended is not None
+    assert working.ended[0] == waiting.ended[0]

@@ -1,0 +1,104 @@
+"""Which connections wait for an answer, by the kernel of this machine. The sockets are real."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from sparkd.host import Host
+
+REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+TICK_SECONDS = 0.02
+"""Some of the kernel's: what comes later has a later time."""
+
+
+class Server:
+    def __init__(self, stack: ExitStack, family: socket.AddressFamily, address: str) -> None:
+        self._stack, self._family, self._address = stack, family, address
+        dual = family == socket.AF_INET6
+        self._listener = stack.enter_context(
+            socket.create_server(("", 0) if dual else (address, 0), family=family, dualstack_ipv6=dual)
+        )
+        self.port: int = self._listener.getsockname()[1]
+
+    def connect(self) -> tuple[socket.socket, socket.socket]:
+        """The client's end and the server's."""
+        client = self._stack.enter_context(socket.create_connection((self._address, self.port)))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        return client, self._stack.enter_context(self._listener.accept()[0])
+
+    def sent(self) -> tuple[socket.socket, socket.socket]:
+        client, server = self.connect()
+        client.sendall(REQUEST)
+        time.sleep(TICK_SECONDS)
+        return client, server
+
+    def waiting(self) -> int:
+        return len(Host().unanswered_requests(self.port))
+
+
+@pytest.fixture(
+    params=[(socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "127.0.0.1"), (socket.AF_INET6, "::1")],
+    ids=["IPv4", "IPv4 to a socket of both", "IPv6"],
+)
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with ExitStack() as stack:
+        yield Server(stack, *request.param)
+
+
+def test_a_request_waits_until_the_first_byte_of_its_answer_and_is_as_old_as_its_last_byte(server: Server) -> None:
+    _, there = server.sent()
+    time.sleep(0.3)
+    (age,) = Host().unanswered_requests(server.port)
+    assert 0.3 <= age < 2
+    there.sendall(ANSWER)
+    assert server.waiting() == 0
+
+
+def test_a_kept_connection_is_idle_between_two_requests(server: Server) -> None:
+    client, there = server.sent()
+    there.sendall(ANSWER)
+    time.sleep(TICK_SECONDS)
+    assert server.waiting() == 0
+    client.sendall(REQUEST)
+    assert server.waiting() == 1
+
+
+def test_a_client_that_sends_nothing_does_not_wait(server: Server) -> None:
+    server.connect()
+    assert server.waiting() == 0
+
+
+def test_a_client_that_never_reads_and_one_that_is_streamed_to_do_not_wait(server: Server) -> None:
+    _, there = server.sent()
+    there.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        while True:
+            there.send(bytes(65536))
+    _, streaming = server.sent()
+    streaming.sendall(ANSWER)
+    time.sleep(TICK_SECONDS)
+    assert server.waiting() == 0
+
+
+def test_a_client_that_has_ended_its_side_waits_and_one_that_has_gone_does_not(server: Server) -> None:
+    client, there = server.sent()
+    client.shutdown(socket.SHUT_WR)
+    assert server.waiting() == 1
+    there.close()
+    assert server.waiting() == 0
+
+
+def test_the_clients_end_and_other_ports_do_not_count(server: Server) -> None:
+    client, _ = server.sent()
+    assert Host().unanswered_requests(client.getsockname()[1]) == ()
+    assert server.waiting() == 1
+
+
+def test_a_tree_of_files_has_no_connections(tmp_path: Path) -> None:
+    assert Host(str(tmp_path)).unanswered_requests(8000) == ()

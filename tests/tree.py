@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import time
 from dataclasses import dataclass
@@ -93,6 +94,12 @@ class Tree:
     def meminfo(self, **gib: float) -> None:
         """/proc/meminfo from figures in GiB."""
         self.file("/proc/meminfo", "".join(f"{key}: {round(value * 2**20)} kB\n" for key, value in gib.items()))
+        self.buddyinfo(gib.get("MemFree", 0))
+
+    def buddyinfo(self, large_gib: float, small_gib: float = 0) -> None:
+        """/proc/buddyinfo of one zone: so much is free in blocks of 1024 pages, and so much in single pages."""
+        counts = (round(small_gib * 2**30 / mmap.PAGESIZE), *[0] * 9, round(large_gib * 2**20 / mmap.PAGESIZE))
+        self.file("/proc/buddyinfo", f"Node 0, zone   Normal{''.join(f' {count:6}' for count in counts)} \n")
 
     def listening(self, *sockets: tuple[int, int]) -> None:
         """/proc/net/tcp with (port, inode) listening on every address."""

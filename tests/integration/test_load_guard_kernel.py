@@ -16,6 +16,7 @@ from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
 from sparkd.actions import page_cache
+from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, weights
@@ -128,6 +129,7 @@ class Guarded:
             over=lambda: False,
             drop=partial(page_cache.drop_file_cache, Host()),
             loaded=self.loaded.set,
+            contiguous=ContiguousMemory(Host(), 0, partial(page_cache.compact_memory, Host()), self.events),
             events=self.events,
             pace_seconds=PACE_SECONDS,
         )

@@ -35,7 +35,15 @@ from sparkd.host.processes import (
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.plan.script import RAY_TOKEN_FILE
-from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, RemoveContainer, UnlinkSegment
+from sparkd.preflight.fixes import (
+    Applied,
+    CompactMemory,
+    DropPageCache,
+    EndProcess,
+    Fix,
+    RemoveContainer,
+    UnlinkSegment,
+)
 from sparkd.state.file import FOLDER
 
 if TYPE_CHECKING:
@@ -48,7 +56,7 @@ if TYPE_CHECKING:
 RUN = "/run/sparkd"
 STOP_HINT = "stop that first: systemctl stop sparkd-head sparkd-worker"
 ACT_SECONDS = 60.0
-"""For docker and for sync(2). An operation that takes longer hangs."""
+"""For docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
 """For docker to make and start a container: minutes on a machine that has just booted."""
 REMOVE_SECONDS = 15.0
@@ -126,6 +134,8 @@ class Actions:
                 return unlink_segment(fix, self._host)
             case DropPageCache():
                 return self._loop.run_with_timeout(lambda: page_cache.drop_page_cache(self._host), ACT_SECONDS, "sync")
+            case CompactMemory():
+                return self._loop.run_with_timeout(lambda: self.compact_memory(fix), ACT_SECONDS, "compaction")
             case _:
                 assert_never(fix)
 
@@ -177,6 +187,10 @@ class Actions:
     def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, still)
+
+    def compact_memory(self, fix: CompactMemory) -> Applied:
+        """Blocks for seconds: for a thread of its own. Raises OSError, ValueError where it cannot look."""
+        return page_cache.compact_memory(self._host, fix)
 
     def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
         """For the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""

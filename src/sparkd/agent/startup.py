@@ -14,6 +14,7 @@ from sparkd.agent import hooks
 from sparkd.agent.deps import Deps
 from sparkd.cluster import auth
 from sparkd.cluster.membership import check_inputs, plan_by_tcp
+from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.engine.memory_guard.guard import MemoryGuard
@@ -21,6 +22,7 @@ from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import LogReader, Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
 from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError, OutdatedPlanError
+from sparkd.lib.text import GIB
 from sparkd.plan import agreement, script
 from sparkd.plan.agreement import Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
@@ -245,9 +247,10 @@ def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
 
 
 def release_page_cache(agent: Deps, running: Running) -> None:
-    """In a thread of its own, until the weights are loaded."""
+    """In a thread of its own, until the engine serves; and keep free memory in large blocks."""
     release = agent.settings.memory.load_guard
-    if not release and not agent.settings.engine.load_readahead_kib:
+    wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
+    if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
         return
     work = PageCacheRelease(
         host=agent.host,
@@ -259,6 +262,7 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         over=lambda: running.ready or running.log.broken_off_at is not None,
         drop=agent.actions.drop_file_cache if release else None,
         loaded=partial(restore_readahead, agent),
+        contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,
     )
     agent.loop.start(work.run)

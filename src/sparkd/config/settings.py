@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from sparkd.config import types as t
 
-FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache"]
-ALL_FIXES: tuple[FixKind, ...] = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
+FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
+ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
 MAX_NODES = 8
 
 
@@ -104,6 +104,9 @@ class Memory(Section):
     load_guard: bool = True
     """Give the page cache of the model's own files back, one by one, as soon as the engine has loaded them and no
     program uses them."""
+    contiguous_gib: float = Field(8, ge=0, le=128)
+    """GiB that should be free in blocks of 2 MiB or more, which the GPU's driver needs. With less, memory is
+    compacted: before a launch, and while the engine loads. 0: never."""
 
 
 class Readiness(Section):

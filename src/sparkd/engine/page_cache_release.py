@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
+from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.host import Host, shm
 from sparkd.host.shm import File
@@ -60,6 +61,7 @@ class PageCacheRelease(Struct):
     drop: Callable[[File, Callable[[], bool]], int] | None
     """drop(shard, whether to continue) -> bytes dropped. None: drop nothing."""
     loaded: Callable[[], None]
+    contiguous: ContiguousMemory
     events: Events
     pace_seconds: float = PACE_SECONDS
     _use: ShardUse = ShardUse()
@@ -82,6 +84,7 @@ class PageCacheRelease(Struct):
                     self._release_finished()
                 elif before:
                     self._finish()
+                self.contiguous.keep(self._drop_again)
         except (OSError, ValueError) as error:
             self.events.warning("page_cache.release.failed", reason=str(error), hint="the load continues without it")
         finally:
@@ -101,10 +104,19 @@ class PageCacheRelease(Struct):
             return
         used = frozenset(number for number, one in enumerate(self._shards) if one.identity in seen.identities)
         self._use, done = find_finished(self._use, used)
-        if not done:
+        self._drop(done)
+
+    def _drop_again(self) -> None:
+        """What was kept when it was finished: in use by another program then, or read once more since."""
+        if self._loading():
+            self._drop(sorted(self._use.finished))
+            self._report()
+
+    def _drop(self, numbers: Sequence[int]) -> None:
+        if not numbers or self.drop is None:
             return
-        wanted = [self._shards[number] for number in done]
-        elsewhere = shm.find_uses(self.host.files, table, wanted).identities
+        wanted = [self._shards[number] for number in numbers]
+        elsewhere = shm.find_uses(self.host.files, self.host.processes(), wanted).identities
         for shard in wanted:
             if shard.identity not in elsewhere and self._loading():
                 dropped = self.drop(shard, self._loading)
@@ -112,7 +124,10 @@ class PageCacheRelease(Struct):
                 self._dropped_bytes += dropped
 
     def _finish(self) -> None:
+        self._report()
+        self.loaded()
+
+    def _report(self) -> None:
         count, size, self._dropped_shards, self._dropped_bytes = self._dropped_shards, self._dropped_bytes, 0, 0
         if count:
             self.events.info("page_cache.shards.dropped", shards=count, of=len(self._shards), bytes=size)
-        self.loaded()

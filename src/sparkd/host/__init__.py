@@ -15,7 +15,7 @@ from sparkd.host import gpu, meminfo, network, processes, shm, sockets, units
 from sparkd.host.docker import DockerFacts, read_containers
 from sparkd.host.files import FIXTURE, Files
 from sparkd.host.gpu import GpuFacts
-from sparkd.host.meminfo import MemInfo
+from sparkd.host.meminfo import FreeMemory, MemInfo
 from sparkd.host.processes import Details, NodeOwner, OpenFiles, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
 from sparkd.host.sockets import Holder, Listener
@@ -60,6 +60,9 @@ class Host:
 
     def meminfo(self) -> MemInfo:
         return meminfo.read_meminfo(self.files)
+
+    def free_memory(self) -> FreeMemory:
+        return meminfo.read_free_memory(self.files)
 
     def addresses(self) -> tuple[str, ...]:
         return network.read_addresses(self.files)

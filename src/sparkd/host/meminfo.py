@@ -1,10 +1,11 @@
-"""The machine's memory in bytes: its use, swap areas, OOM kills, and which containers and units have most of it.
+"""The machine's memory in bytes: its use, free blocks, swap, OOM kills, and which containers and units have most of it.
 
 psutil reads /proc/meminfo; the lines that it leaves out are read here.
 """
 
 from __future__ import annotations
 
+import mmap
 import re
 from collections.abc import Iterable, Mapping
 
@@ -20,6 +21,7 @@ _KERNEL = (
     *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
+_ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
 _UNIT = re.compile(r".+\.(?:service|scope)")
 _USER_MANAGER = re.compile(r"user@\d+\.service")
 
@@ -55,6 +57,24 @@ class MemInfo(Struct, frozen=True):
         """In no counter: on GB10, allocated by the GPU's driver."""
         used = self.buffers_bytes + self.cached_bytes + self.anonymous_bytes
         return max(0, self.total_bytes - self.free_bytes - used - self.kernel_bytes)
+
+
+LARGE_BLOCK_BYTES = 2 << 20
+"""Order 9 of pages of 4 KiB, order 5 of pages of 64 KiB. Without such blocks GB10's driver fails with NV_ERR_NO_MEMORY
+(docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark, September 2026)."""
+
+
+class FreeMemory(Struct, frozen=True):
+    """By the kernel's allocator, which merges free pages into blocks of powers of two."""
+
+    bytes: int
+    """In blocks of any size. MemFree counts also what a hypervisor has taken back."""
+    large_bytes: int
+    """In blocks of LARGE_BLOCK_BYTES or more that a driver can get."""
+
+    @property
+    def scattered_bytes(self) -> int:
+        return self.bytes - self.large_bytes
 
 
 class Swap(Struct, frozen=True):
@@ -112,6 +132,24 @@ def read_meminfo(files: Files) -> MemInfo:
         cma_used_bytes=max(0, sum_of("CmaTotal") - sum_of("CmaFree")),
         cma_excess_bytes=max(0, sum_of("CmaFree") - sum_of("CmaTotal")),
     )
+
+
+def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemory:
+    """Of every zone of every node; 9 us. Raises OSError, and ValueError for another format."""
+    free = large = 0
+    least_order = (LARGE_BLOCK_BYTES // page_bytes - 1).bit_length()
+    for line in files.text("/proc/buddyinfo", limit=65536).splitlines():
+        zone = _ZONE.fullmatch(line)
+        if zone is None:
+            raise ValueError(f"/proc/buddyinfo has another format: {sanitize(line, 80)!r}")
+        sizes = [int(count) * (page_bytes << order) for order, count in enumerate(zone["counts"].split())]
+        free += sum(sizes)
+        # A driver's pages do not move: it gets none in this zone, nor in the contiguous area below.
+        large += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
+    if not free:
+        raise ValueError("/proc/buddyinfo is empty")
+    area = re.search(r"^CmaFree:\s+(\d+) kB$", files.text("/proc/meminfo", limit=65536), re.MULTILINE)
+    return FreeMemory(free, max(0, large - (int(area[1]) * 1024 if area else 0)))
 
 
 def zfs_cache_bytes(files: Files) -> int:

@@ -57,10 +57,19 @@ class DropPageCache(Struct, frozen=True):
     target: ClassVar[str] = "page cache"
 
 
-Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache
+class CompactMemory(Struct, frozen=True):
+    """Write 1 to /proc/sys/vm/compact_memory, if less than `wanted_bytes` is still free in large blocks."""
 
-ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache)
-"""Strays first (they hold segments), then segments, then the page cache."""
+    wanted_bytes: int
+    frees_bytes: int = 0
+    kind: ClassVar[str] = "compact-memory"
+    target: ClassVar[str] = "free memory"
+
+
+Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
+
+ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)
+"""Strays first (they hold segments), then segments, then the page cache; free memory is compacted last."""
 
 
 Identity = tuple[object, ...]
@@ -75,7 +84,7 @@ def identity(fix: Fix) -> Identity:
             return fix.kind, fix.container_id
         case UnlinkSegment():
             return fix.kind, fix.path, fix.device, fix.inode
-        case DropPageCache():
+        case DropPageCache() | CompactMemory():
             return (fix.kind,)
         case _:
             assert_never(fix)

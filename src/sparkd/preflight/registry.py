@@ -15,6 +15,7 @@ from sparkd.preflight.checks.disk import CompileCache, DiskRoom
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits
+from sparkd.preflight.checks.fragmentation import FragmentedMemory
 from sparkd.preflight.checks.gpu import Gpu
 from sparkd.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.preflight.checks.kernel_log import KernelLog
@@ -98,6 +99,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
         ),
     ),
     PageCache: lambda node: PageCache(node.need),
+    FragmentedMemory: lambda node: FragmentedMemory(round(node.settings.memory.contiguous_gib * GIB), node.uses_gpu),
     UnifiedMemory: lambda node: UnifiedMemory(
         node.need, node.settings.memory.settle_seconds, node.uses_gpu, node.earlier
     ),

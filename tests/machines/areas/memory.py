@@ -78,6 +78,11 @@ def _driver_holds_a_part(tree: Tree) -> None:
     base.memory(tree, free=92.0, available=92.5)
 
 
+def _fragmented(tree: Tree) -> None:
+    """Seven days of serving: 112 GiB are free, and hardly any block of 2 MiB."""
+    tree.buddyinfo(large_gib=0.5, small_gib=112)
+
+
 def _tenants(tree: Tree) -> None:
     base.memory(tree, free=78.0, available=79.0, AnonPages=36.0)
     tree.process(2100, "ollama", cgroup="0::/system.slice/ollama.service", private_kib=20 << 20)
@@ -141,6 +146,7 @@ FAULTS = (
     Fault("swap-on", _swap_on, Level.WARN, "swap", says="swapoff -a"),
     Fault("swap-in-memory", _zram, Level.WARN, "swap", says="in memory", rank=1),
     Fault("driver-holds-a-part", _driver_holds_a_part, Level.WARN, "memory-held", says="reboot"),
+    Fault("memory-fragmented", _fragmented, Level.WARN, "memory-fragmented", says="512 MiB of 112.5 GiB"),
     Fault("others-hold-much", _tenants, Level.WARN, "other-tenants", says="ollama.service", also=("unified-memory",)),
     Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
     Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),

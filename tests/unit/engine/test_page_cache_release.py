@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,9 @@ from tests.unit.nodes import until
 from sparkd.actions import page_cache
 from sparkd.agent.startup import release_page_cache
 from sparkd.config import Engine, Settings
-from sparkd.config.settings import Memory
+from sparkd.config.settings import Fabric, Memory
 from sparkd.engine import page_cache_release
+from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LoadProgress, advance_progress
 from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
 from sparkd.host import Host
@@ -109,6 +111,7 @@ class Load:
         self.ready = False
         self.dropped: list[str] = []
         self.size_bytes = 5
+        self.wanted_bytes = 0
         self.ended = threading.Event()
         self.events = EventLines()
         self.pidfd, self._end = os.pipe()
@@ -138,6 +141,9 @@ class Load:
             over=lambda: self.ready,
             drop=self.drop if guarded else None,
             loaded=self.ended.set,
+            contiguous=ContiguousMemory(
+                self.host, self.wanted_bytes, partial(page_cache.compact_memory, self.host), self.events
+            ),
             events=self.events,
             pace_seconds=PACE_SECONDS,
         )
@@ -188,6 +194,46 @@ def test_a_shard_that_another_program_has_mapped_is_left(load: Load) -> None:
     load.maps(2)
     until(lambda: bool(load.dropped), 3)
     assert load.dropped == ["m-1.safetensors"]
+
+
+def test_where_large_blocks_are_short_what_was_kept_is_dropped_and_then_memory_is_compacted(load: Load) -> None:
+    load.tree.meminfo(MemFree=9)
+    load.tree.file("/proc/sys/vm/compact_memory")
+    load.wanted_bytes = 8 << 30
+    load.maps(0, pid=500, parent=1)
+    load.start()
+    load.maps(1)
+    passes()
+    assert load.dropped == [], "another program uses it"
+    load.maps(pid=500)
+    passes()
+    assert (load.dropped, load.events.lines) == ([], []), "9 GiB are free in large blocks"
+    load.tree.buddyinfo(large_gib=1, small_gib=3)
+    until(lambda: len(load.events.lines) == 2, 3)
+    assert load.dropped == ["m-0.safetensors"]
+    assert load.events.lines == [
+        "page_cache.shards.dropped shards=1 of=4 bytes=5",
+        "memory.compaction.finished free_bytes=4294967296 large_bytes=1073741824 gained_bytes=0 seconds=0.0",
+    ]
+    passes()
+    assert len(load.events.lines) == 2, "the next is due in 20 s"
+
+
+def test_memory_is_compacted_after_the_weights_too_and_nothing_is_dropped_then(load: Load) -> None:
+    load.tree.file("/proc/sys/vm/compact_memory")
+    load.wanted_bytes = 8 << 30
+    load.tree.meminfo(MemFree=9)
+    load.maps(0, pid=500, parent=1)
+    load.start()
+    load.maps(1)
+    passes()
+    load.progress = LoadProgress(step="profiling memory")
+    until(load.ended.is_set, 3)
+    load.maps(pid=500)
+    load.tree.buddyinfo(large_gib=0.5, small_gib=3)
+    until(lambda: len(load.events.lines) == 1, 3)
+    assert load.events.lines[0].startswith("memory.compaction.finished ")
+    assert load.dropped == []
 
 
 def test_nothing_is_dropped_where_a_process_of_the_rank_is_unreadable(load: Load) -> None:
@@ -263,6 +309,22 @@ def test_the_release_runs_where_the_setting_is_on(tree: Tree, port: int, guarded
         else:
             passes()
             assert made.events.lines == []
+
+
+@pytest.mark.parametrize(("recipe", "compacts"), [("deepseek-v4-flash-balanced", True), ("tiny-cpu-pair", False)])
+def test_memory_is_compacted_during_the_load_of_an_engine_that_uses_the_gpu(
+    tree: Tree, port: int, recipe: str, compacts: bool
+) -> None:
+    configured = cluster_settings(addresses(2), port, recipe=recipe)
+    configured = configured.model_copy(update={"memory": Memory(load_guard=False), "fabric": Fabric(hcas=("mlx5_0",))})
+    with agent_under_test(tree, 1, configured) as made, running(made.agent, LOADING) as (rank, _):
+        below = Tree(Path(made.agent.host.files.root))
+        below.buddyinfo(large_gib=1, small_gib=50)
+        written = below.file("/proc/sys/vm/compact_memory")
+        release_page_cache(made.agent, rank)
+        if compacts:
+            until(lambda: any(line.startswith("memory.compaction.finished ") for line in made.events.lines), 5)
+        assert written.read_text() == ("1\n" if compacts else "")
 
 
 def blocking_calls() -> int:

@@ -1,0 +1,89 @@
+"""Keeps free memory in large blocks from the launch until the engine serves, for the GPU's driver.
+
+A report of two Sparks drops page cache and compacts memory while less than 8 GiB is free, and had no failure of the
+driver since (docs/GB10-UNIFIED-MEMORY-FIELD-REPORT.md of tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark). It does
+so until the engine serves: once the model is pinned, only some 600 MiB are left in blocks of 2 MiB. The report also
+warns of a raised vm.min_free_kbytes: vLLM's check at its start reads MemAvailable, which falls with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.host.meminfo import FreeMemory
+from sparkd.lib.log import Events
+from sparkd.lib.text import MIB
+from sparkd.preflight.fixes import Applied, CompactMemory
+
+WORTH_BYTES = 256 * MIB
+"""Less is not worth the compaction."""
+PAUSE_SECONDS = 10.0
+LONGEST_PAUSE_SECONDS = 160.0
+"""After compactions that gained too little, as where most memory is pinned: six of these in ten minutes."""
+SHARE = 0.1
+"""At most of the time in the kernel: compaction takes a core for as long as pages move, some 5 s for 10 GiB."""
+
+
+class Pace(Struct, frozen=True):
+    """Times are monotonic."""
+
+    due_at: float = 0.0
+    pause_seconds: float = PAUSE_SECONDS
+
+    def after(self, gained_bytes: int, began: float, now: float) -> Pace:
+        """The pause doubles where too little was gained. Pure."""
+        pause = PAUSE_SECONDS if gained_bytes >= WORTH_BYTES else min(2 * self.pause_seconds, LONGEST_PAUSE_SECONDS)
+        return Pace(now + max(pause, (now - began) / SHARE), pause)
+
+
+class ContiguousMemory(Struct):
+    """For one thread."""
+
+    host: Host
+    wanted_bytes: int
+    """0 is never."""
+    compact: Callable[[CompactMemory], Applied]
+    events: Events
+    _pace: Pace = Pace()
+
+    def keep(self, drop_finished: Callable[[], None]) -> None:
+        """Where too little is free in large blocks: drop the page cache of finished shards, then compact memory.
+
+        Blocks for as long as the compaction takes. Reports the first failure and then does nothing any more.
+        """
+        began = monotonic()
+        if not self.wanted_bytes or began < self._pace.due_at:
+            return
+        try:
+            found = self.host.free_memory()
+            if found.large_bytes >= self.wanted_bytes:
+                return
+            drop_finished()
+            free = self.host.free_memory()
+            if free.large_bytes < self.wanted_bytes and free.scattered_bytes >= WORTH_BYTES:
+                free = self._compact(free)
+        except (OSError, ValueError) as error:
+            hint = "the load continues without it; to turn it off: memory.contiguous_gib = 0"
+            self.events.warning("memory.compaction.failed", reason=str(error), hint=hint)
+            self.wanted_bytes = 0
+        else:
+            self._pace = self._pace.after(free.large_bytes - found.large_bytes, began, monotonic())
+
+    def _compact(self, before: FreeMemory) -> FreeMemory:
+        began = monotonic()
+        applied = self.compact(CompactMemory(self.wanted_bytes))
+        if applied.state == "failed":
+            raise OSError(applied.note)
+        after = self.host.free_memory()
+        self.events.info(
+            "memory.compaction.finished",
+            free_bytes=after.bytes,
+            large_bytes=after.large_bytes,
+            gained_bytes=after.large_bytes - before.large_bytes,
+            seconds=round(monotonic() - began, 1),
+        )
+        return after

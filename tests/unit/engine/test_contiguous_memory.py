@@ -1,0 +1,152 @@
+"""When memory is compacted during a load, how often, and what is reported of it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import EventLines
+
+from sparkd.actions import page_cache
+from sparkd.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, ContiguousMemory, Pace
+from sparkd.host import Host
+from sparkd.lib.text import GIB
+from sparkd.preflight.fixes import Applied, CompactMemory
+
+COMPACT = "/proc/sys/vm/compact_memory"
+
+
+@pytest.mark.parametrize(
+    ("gained_bytes", "seconds", "next_in_seconds"),
+    [
+        pytest.param(WORTH_BYTES, 0.5, 10, id="gained"),
+        pytest.param(WORTH_BYTES - 1, 0.5, 20, id="too little"),
+        pytest.param(8 * GIB, 4.0, 40, id="ten times as long as it took"),
+        pytest.param(0, 30.0, 300, id="also where it gained nothing"),
+    ],
+)
+def test_the_pause_grows_with_what_it_costs(gained_bytes: int, seconds: float, next_in_seconds: float) -> None:
+    assert Pace().after(gained_bytes, 1000.0, 1000.0 + seconds).due_at == 1000.0 + seconds + next_in_seconds
+
+
+def test_a_load_of_ten_minutes_where_nothing_is_gained_compacts_six_times() -> None:
+    pace, now, done = Pace(), 0.0, []
+    while now < 600:
+        if now >= pace.due_at:
+            done.append(now)
+            pace = pace.after(0, now, now)
+        now += 1
+    assert done == [0, 20, 60, 140, 300, 460]
+    assert pace.pause_seconds == LONGEST_PAUSE_SECONDS
+    assert pace.after(WORTH_BYTES, now, now).pause_seconds == Pace().pause_seconds, "a gain begins again"
+
+
+class Machine:
+    """Of files: a compaction gains what the test says."""
+
+    def __init__(self, tree: Tree, *, large_gib: float, small_gib: float, gains_gib: float = 0) -> None:
+        self.tree, self.events = tree, EventLines()
+        self.blocks, self.gains_gib = (large_gib, small_gib), gains_gib
+        self.dropped = self.compacted = 0
+        self.drop_frees_gib = 0.0
+        tree.file("/proc/meminfo", "MemFree: 1 kB\n")
+        tree.buddyinfo(*self.blocks)
+        self.guard = ContiguousMemory(Host(tree.root), 8 * GIB, self.compact, self.events)
+
+    def move(self, large_gib: float, small_gib: float) -> None:
+        self.blocks = (self.blocks[0] + large_gib, self.blocks[1] + small_gib)
+        self.tree.buddyinfo(*self.blocks)
+
+    def compact(self, fix: CompactMemory) -> Applied:
+        assert fix == CompactMemory(8 * GIB)
+        self.compacted += 1
+        self.move(self.gains_gib, -self.gains_gib)
+        return Applied("applied")
+
+    def drop(self) -> None:
+        self.dropped += 1
+        self.move(self.drop_frees_gib, 0)
+
+    def keep(self) -> tuple[int, int]:
+        self.guard.keep(self.drop)
+        return self.dropped, self.compacted
+
+
+def test_nothing_is_done_while_enough_is_free_in_large_blocks(tree: Tree) -> None:
+    machine = Machine(tree, large_gib=8, small_gib=50)
+    assert machine.keep() == (0, 0)
+    machine.move(-1, 0)
+    assert machine.keep() == (1, 1)
+
+
+def test_a_drop_that_is_enough_spares_the_compaction(tree: Tree) -> None:
+    machine = Machine(tree, large_gib=7, small_gib=5)
+    machine.drop_frees_gib = 2
+    assert machine.keep() == (1, 0)
+    assert machine.events.lines == []
+
+
+def test_where_little_is_scattered_a_compaction_could_gain_nothing(tree: Tree) -> None:
+    assert Machine(tree, large_gib=2, small_gib=0.2).keep() == (1, 0)
+
+
+def test_what_it_gained_is_reported_and_the_next_waits(tree: Tree) -> None:
+    machine = Machine(tree, large_gib=1, small_gib=5, gains_gib=3)
+    assert machine.keep() == (1, 1)
+    assert machine.keep() == (1, 1)
+    (line,) = machine.events.lines
+    assert line == (
+        f"memory.compaction.finished free_bytes={6 * GIB} large_bytes={4 * GIB} gained_bytes={3 * GIB} seconds=0.0"
+    )
+
+
+@pytest.mark.parametrize("text", [None, "Node 0, zone\n", ""])
+def test_an_unreadable_table_is_reported_once_and_nothing_is_done(tree: Tree, text: str | None) -> None:
+    machine = Machine(tree, large_gib=1, small_gib=5)
+    if text is None:
+        (tree.root / "proc/buddyinfo").unlink()
+    else:
+        tree.file("/proc/buddyinfo", text)
+    assert machine.keep() == (0, 0)
+    tree.buddyinfo(1, 5)
+    assert machine.keep() == (0, 0)
+    (line,) = machine.events.lines
+    assert line.startswith("memory.compaction.failed reason=")
+
+
+def test_a_kernel_that_refuses_is_reported_once(tree: Tree) -> None:
+    tree.folder(COMPACT)
+    machine = Machine(tree, large_gib=1, small_gib=5)
+    machine.guard.compact = partial(page_cache.compact_memory, Host(tree.root))
+    machine.keep()
+    machine.keep()
+    (line,) = machine.events.lines
+    assert line.startswith(f"memory.compaction.failed reason={COMPACT}: Is a directory")
+
+
+def test_zero_turns_it_off(tree: Tree) -> None:
+    machine = Machine(tree, large_gib=0, small_gib=5)
+    machine.guard.wanted_bytes = 0
+    assert machine.keep() == (0, 0)
+
+
+# -- the change itself
+
+
+def test_the_kernel_gets_the_request_to_compact_all_its_memory(tree: Tree) -> None:
+    tree.meminfo()
+    tree.buddyinfo(large_gib=1, small_gib=5)
+    written = tree.file(COMPACT)
+    applied = page_cache.compact_memory(Host(tree.root), CompactMemory(8 * GIB))
+    assert written.read_text() == "1\n"
+    assert applied == Applied("applied", "1.0 GiB free in large blocks before, 1.0 GiB now")
+
+
+def test_a_compaction_that_is_no_longer_needed_is_left(tree: Tree) -> None:
+    """As where the page cache was dropped just before."""
+    tree.meminfo()
+    tree.buddyinfo(large_gib=9)
+    written = tree.file(COMPACT)
+    applied = page_cache.compact_memory(Host(tree.root), CompactMemory(8 * GIB))
+    assert (written.read_text(), applied.state) == ("", "stale")

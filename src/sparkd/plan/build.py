@@ -15,6 +15,7 @@ from sparkd.plan import agreement, script
 from sparkd.plan.model import HCAS, PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
 from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share, parse_count
+from sparkd.vllm.container_paths import kept_caches
 
 MODELS_TARGET = "/models"
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
@@ -44,6 +45,7 @@ class _Engine(Struct, frozen=True):
     """In the container."""
     served_name: str
     container: Container
+    caches: Mapping[str, str]
 
 
 def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = False) -> LaunchPlan:
@@ -85,7 +87,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         env=env,
         secrets=engine.secrets,
         container=engine.container,
-        caches=tuple(Cache(name, target) for name, target in recipe.caches.items()),
+        caches=tuple(Cache(name, target) for name, target in engine.caches.items()),
         script=script.render_script(title, lines, env, engine.secrets, recipe.image.asserts),
         user_script=user_script,
         model_path=engine.model_path,
@@ -160,15 +162,18 @@ def _configure_engine(recipe: Recipe, settings: Settings, *, on_ray: bool) -> _E
     source, target = (path, path) if is_absolute else (own.models_dir, MODELS_TARGET)
     # model_construct, because validation reserves this target.
     model_volume = Volume.model_construct(source=source, target=target, read_only=True)
+    given = {name: text for name, text in env.items() if text is not None}
+    mounted = (target, *(volume.target for volume in volumes))
     return _Engine(
         image=own.image or recipe.image.ref,
         args={**recipe.args, **own.args},
-        env={name: text for name, text in env.items() if text is not None},
+        env=given,
         secrets=tuple(Secret(name, secrets[name]) for name in sorted(secrets)),
         model_path=path if is_absolute else f"{own.models_dir}/{path}",
         model_target=path if is_absolute else f"{MODELS_TARGET}/{path}",
         served_name=_served_name(recipe),
         container=recipe.container.model_copy(update={"volumes": (model_volume, *volumes)}),
+        caches=kept_caches(recipe.caches, given, mounted, gpu=recipe.container.gpus == "all"),
     )
 
 
@@ -272,7 +277,7 @@ def _shared(recipe: Recipe, settings: Settings, node: Node, engine: _Engine) -> 
             "env": engine.env,
             "secrets": {secret.name: agreement.HIDDEN for secret in engine.secrets},
             "container": agreement.container_values(engine.container),
-            "caches": recipe.caches,
+            "caches": engine.caches,
             "cluster": {
                 "size": node.cluster_size,
                 "head": node.head_address,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 HCAS = "{node.hcas}"
 """Placeholder of a recipe for the node's RDMA devices."""
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
 """Part of the digest, so that sparkd versions that plan differently never agree."""
 
 

@@ -11,7 +11,8 @@ from sparkd.config import Settings
 from sparkd.lib.text import GIB
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
-from sparkd.preflight.checks.disk import CompileCache, DiskRoom
+from sparkd.preflight.checks.compile_cache import CompileCache
+from sparkd.preflight.checks.disk import DiskRoom
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits
@@ -79,9 +80,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     Gpu: lambda node: Gpu(node.uses_gpu),
     Docker: lambda node: Docker(node.uses_gpu),
     EngineImage: lambda node: EngineImage(node.plan.image_to_run, tuple(str(one) for one in node.plan.asserts)),
-    CompileCache: lambda node: CompileCache(
-        node.plan.image_to_run, node.plan.caches, compiles="--enforce-eager" not in node.plan.argv
-    ),
+    CompileCache: lambda node: CompileCache.from_plan(node.plan, node.need),
     StrayWorkers: lambda _: StrayWorkers(),
     StaleContainer: lambda node: StaleContainer(f"sparkd-rank{node.plan.node.rank}"),
     ForeignUnits: lambda _: ForeignUnits(),

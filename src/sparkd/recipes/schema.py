@@ -11,11 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Json
 from sparkd.config import types as t
 from sparkd.config.types import Section
 from sparkd.vllm.args import check_path, check_text, normalize_flag
-
-RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
-"""Targets of sparkd's own mounts."""
-SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
-"""Folders that docker provides in each container."""
+from sparkd.vllm.container_paths import check_target
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
 """In `expect`: the "KV cache size" in vLLM's log."""
@@ -46,18 +42,6 @@ def _model_path(raw: str) -> str:
     return raw
 
 
-def _target(raw: str) -> str:
-    path = check_path(raw, "it")
-    # Normalized as docker does it: without doubled slashes and dots.
-    plain = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-    if plain == "/" or any(f"{plain}/".startswith(f"{taken}/") for taken in RESERVED_TARGETS):
-        raise ValueError(f"{path} in the container is sparkd's own: choose another")
-    for taken in SYSTEM_TARGETS:
-        if f"{plain}/".startswith(f"{taken}/"):
-            raise ValueError(f"{path} in the container is the system's own: choose another outside of {taken}")
-    return plain
-
-
 def _served_name(raw: str) -> str:
     name = check_text(raw)
     if name.startswith("-"):
@@ -75,7 +59,7 @@ def _program(raw: tuple[str, ...]) -> tuple[str, ...]:
 
 ModelPath = Annotated[str, AfterValidator(_model_path)]
 ServedName = Annotated[str, AfterValidator(_served_name)]
-Target = Annotated[str, AfterValidator(_target)]
+Target = Annotated[str, AfterValidator(check_target)]
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
@@ -249,8 +233,11 @@ class Recipe(Section):
     )
     container: Container = Field(Container(), description="Options of the container.")
     host: Host = Field(Host(), description="What the source ran with on the node itself.")
-    caches: Mapping[CacheName, Target] = Field(
-        default_factory=dict, description="Compile caches, one folder for each image, by name: path in the container."
+    caches: Mapping[CacheName, Target | None] = Field(
+        default_factory=dict,
+        description="Compile caches, one folder for each image, by name: path in the container. Those of vLLM and its "
+        "compilers are kept where they are not named: vllm, inductor, flashinfer, triton, tilelang, deep_gemm, cuda. "
+        "null leaves one out.",
     )
     memory_bytes: Bytes | None = Field(
         None, description="What a rank takes. null: gpu_memory_utilization of the GPU's memory."
@@ -269,7 +256,7 @@ class Recipe(Section):
         tokens = self.expect.get(KV_CACHE_TOKENS)
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise t.fault(f"expect.{KV_CACHE_TOKENS}", tokens, "must be a whole number of tokens")
-        targets = [*(volume.target for volume in self.container.volumes), *self.caches.values()]
+        targets = [*(volume.target for volume in self.container.volumes), *filter(None, self.caches.values())]
         for target in targets:
             if targets.count(target) > 1:
                 raise t.fault("container.volumes", target, "is mounted twice")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.machines.areas.base import TOML
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -11,6 +12,7 @@ IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest"
 IMAGE_ID = "7d1c" * 16
 OTHER_IMAGE_ID = "30ab" * 16
 CACHES = f"/var/lib/sparkd/cache/{IMAGE_ID}"
+KEPT = ("vllm", "flashinfer", "tilelang")
 HOOK = "/usr/bin/nvidia-container-runtime-hook"
 THEIRS = "c0ffee" * 10 + "cafe"
 OURS = "5ea1" * 16
@@ -42,7 +44,7 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file(HOOK, mode=0o755)
     tree.docker("/containers/json", [])
     image(tree)
-    for name in ("vllm", "flashinfer"):
+    for name in KEPT:
         tree.sparse(f"{CACHES}/{name}/kernels.bin", 2 << 30)
     tree.sparse(f"/var/lib/sparkd/cache/{OTHER_IMAGE_ID}/vllm/kernels.bin", 3 << 30)
 
@@ -119,12 +121,18 @@ def _cache_wiped(tree: Tree) -> None:
     from sparkd.host import Host, docker_image
     from sparkd.state.launch_history import FILE, LaunchHistory
 
-    for name in ("vllm", "flashinfer"):
+    for name in KEPT:
         (tree.root / f"{CACHES}/{name}/kernels.bin".lstrip("/")).unlink()
     host = Host(tree.root)
     identity = docker_image.image_identity(host.docker_reader(), IMAGE)
     good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
     tree.file(FILE.path, FILE.encode(LaunchHistory(good=good)))
+
+
+def _compiles_with_room(tree: Tree) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", f"{TOML}[engine.args]\ngpu-memory-utilization = 0.85\n")
+    for name in KEPT:
+        (tree.root / f"{CACHES}/{name}/kernels.bin".lstrip("/")).unlink()
 
 
 def _cache_in_the_way(tree: Tree) -> None:
@@ -168,7 +176,8 @@ FAULTS = (
     Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
     Fault("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
     Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
-    Fault("cache-wiped", _cache_wiped, Level.WARN, "compile-cache", says="36 to 40 minutes"),
+    Fault("cache-wiped", _cache_wiped, Level.BLOCK, "compile-cache", says="109.5 GiB and 6.0 GiB to compile"),
+    Fault("compiles-with-room", _compiles_with_room, Level.WARN, "compile-cache", says="compiles from scratch (vllm, "),
     Fault("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
     Fault("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
     Fault("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),

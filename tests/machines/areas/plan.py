@@ -82,7 +82,14 @@ FAULTS = (
     ),
     Fault("misprinted-flag", _misprinted_flag, Level.WARN, "plan-lint", says="--enable-prefix-caching"),
     Fault("three-drafts", _three_drafts, Level.WARN, "plan-lint", says="more than 2"),
-    Fault("compiled-at-each-start", _compiled_at_each_start, Level.WARN, "plan-lint", says="/root/.cache/vllm"),
+    Fault(
+        "compiled-at-each-start",
+        _compiled_at_each_start,
+        Level.WARN,
+        "plan-lint",
+        says="/root/.cache/vllm",
+        also=("compile-cache",),
+    ),
     Fault(
         "worker-script-without-headless",
         lambda tree: _own_script(tree, rank=1),

@@ -301,7 +301,7 @@ def test_the_shared_values_are_flat_and_sorted_with_placeholders_unfilled() -> N
         "image": "i:1",
         "entrypoint": '["vllm","serve"]',
         "model": "/models/m",
-        "plan_schema": "2",
+        "plan_schema": "3",
         "args.seed": "1",
         "args.c": '{"a":[1],"b":1}',
         "args.tensor-parallel-size": "{cluster.size}",

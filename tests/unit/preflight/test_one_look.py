@@ -18,7 +18,7 @@ from sparkd.host import CachedHost, Host
 from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import AnyCheck, Level, Verdict
-from sparkd.preflight.checks.disk import CompileCache
+from sparkd.preflight.checks.compile_cache import CompileCache
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.foreign_units import ForeignUnits
 from sparkd.preflight.checks.shared_memory import RemoveIpc

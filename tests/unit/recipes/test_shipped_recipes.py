@@ -135,21 +135,31 @@ def test_the_conservative_recipe_advises_the_reports_settings_of_the_kernel() ->
     assert made.sysctls == (("vm.min_free_kbytes", "1572864"), ("vm.overcommit_memory", "0"))
 
 
-def test_the_wrapper_around_vllm_passes_every_flag_on_as_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "program", "cuda"),
+    [
+        ("dspark-nvfp4-1m", "/opt/env/bin/vllm", "/opt/env/targets/sbsa-linux"),
+        ("deepseek-v4-flash-b12x-1m", "/usr/local/bin/dsv4-vllm-entrypoint", ""),
+    ],
+)
+def test_the_login_shell_around_vllm_passes_every_flag_on_as_it_is(
+    tmp_path: Path, name: str, program: str, cuda: str
+) -> None:
     vllm = tmp_path / "vllm"
     vllm.write_text('#!/bin/sh\nprintf \'%s\\0\' "$@" "$CUDA_HOME"\n')
     vllm.chmod(0o755)
-    argv = plan(shipped("dspark-nvfp4-1m"), HEAD).argv
+    argv = plan(shipped(name), HEAD).argv
+    assert argv[:2] == ("bash", "-lc")
     ran = subprocess.run(
-        [word.replace("/opt/env/bin/vllm", str(vllm)) for word in argv],
+        [word.replace(program, str(vllm)) for word in argv],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    passed_on = argv[argv.index("/models/DeepSeek-V4-Flash-DSpark") :]
-    assert ran.stdout.split("\0")[:-1] == ["serve", *passed_on, "/opt/env/targets/sbsa-linux"]
+    passed_on = argv[argv.index(f"/models/{shipped(name).model.path}") :]
+    assert ran.stdout.split("\0")[:-1] == ["serve", *passed_on, cuda]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -16,7 +16,7 @@ from sparkd.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
 LAUNCH = Launch(
     GOOD,
-    kept=("/root/.cache/vllm",),
+    kept=("/root/.cache/vllm", "/root/.tilelang"),
     pool_tokens=612_341,
     model=ModelLimits("deepseek_v4", 1_048_576),
 )
@@ -135,13 +135,15 @@ def test_mtp_is_deepseeks_only_where_the_model_is() -> None:
         ((), {}, True),
         (("/root/.cache/flashinfer",), {}, True),
         (("/rootless",), {}, True),
-        (("/root/.cache/vllm",), {}, False),
+        (("/root/.cache/vllm",), {}, True),
+        (("/root/.cache/vllm", "/root/.tilelang"), {}, False),
         (("/root",), {}, False),
-        (("/home/vllm/.cache",), {}, False),
+        (("/home/vllm",), {}, True),
+        (("/home/vllm",), {"HOME": "/home/vllm"}, False),
         (("/cache",), {}, True),
-        (("/cache",), {"VLLM_CACHE_ROOT": "/cache/vllm"}, False),
-        (("/root/.cache/vllm",), {"VLLM_CACHE_ROOT": "/tmp/vllm"}, False),
-        (("/x",), {"XDG_CACHE_HOME": "/x"}, False),
+        (("/cache",), {"VLLM_CACHE_ROOT": "/cache/vllm", "TILELANG_CACHE_DIR": "/cache/t"}, False),
+        (("/root",), {"VLLM_CACHE_ROOT": "/tmp/vllm"}, True),
+        (("/x", "/root/.tilelang"), {"XDG_CACHE_HOME": "/x"}, False),
     ],
 )
 def test_all_custom_operations_want_a_cache(kept: tuple[str, ...], env: dict[str, str], warns: bool) -> None:

@@ -1,19 +1,13 @@
-"""Disk: room where a launch writes, file systems that let it write, and the compile caches that are kept there."""
+"""Disk: room where a launch writes, and file systems that let it write."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec import Struct
 
-from sparkd.host import Host, caches, disks, docker, docker_config, docker_image
-from sparkd.host.caches import Folder
+from sparkd.host import Host, disks, docker_config
 from sparkd.host.disks import Room
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import GIB, MIB, sanitize, size
-from sparkd.plan.model import Cache
+from sparkd.lib.text import GIB, MIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.state import launch_history
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
@@ -104,108 +98,3 @@ def _problem(place: Place, room: Room) -> Verdict | None:
     level, needed = (warn, place.warn_bytes) if room.free_bytes >= place.block_bytes else (block, place.block_bytes)
     reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {where}"
     return level(reason, f"make room: df -h {room.mount}; docker system df")
-
-
-WHY_NOT = {"away": "docker is away", "missing": "the image is not on this node"}
-SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
-
-
-class CacheFacts(Struct, frozen=True):
-    """Of the plan's image, and of the `others` that have caches."""
-
-    image: str
-    """"known", "away" (docker), "missing", or why docker did not answer."""
-    caches: tuple[Folder, ...] = ()
-    user: str = ""
-    used_before: tuple[str, ...] = ()
-    """Names of the caches that the last good start had, where it was of this very image."""
-    others: int = 0
-    others_bytes: int = 0
-    others_whole: bool = True
-
-
-class CompileCache(Check[CacheFacts], frozen=True):
-    """The image's compile caches can be used, and are still there. A slow start is no fault, and never blocks."""
-
-    image: str
-    caches: tuple[Cache, ...]
-    compiles: bool = True
-    """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
-    id = "compile-cache"
-    levels = (Level.WARN, Level.BLOCK)
-    reads = """docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder;
-    /var/lib/sparkd/launch-history.json"""
-    source = """sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild
-    DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again)"""
-    page = """\
-vLLM, FlashInfer, Triton and others compile kernels at the first start and keep them. A recipe names the folders to keep
-under `caches`; sparkd gives each image its own, in /var/lib/sparkd/cache/IMAGE ID/NAME, since kernels of another image
-were seen to stop a boot. The three images used last keep theirs, older ones are removed. An image's first start takes
-long: readiness.timeout_seconds must allow it (default 3600).
-
-  warn     a cache is gone, or all of them are empty, although the last good start used this image: the next start
-           compiles from scratch. Or the image runs as a user who can't write to the folder, which root owns, so nothing
-           is kept: chown it to that user.
-  block    something other than a folder is in the way, and the container could not be made. Remove it.
-
-Sizes cover at most 20,000 entries: a larger cache has "at least" that size. Where docker is away or the image is
-missing, nothing is inspected: see docker and image."""
-
-    def probe(self, host: Host) -> CacheFacts:
-        if not self.caches:
-            return CacheFacts("known")
-
-        def look(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
-            return docker_image.read_image(reader, self.image), docker_image.image_identity(reader, self.image)
-
-        try:
-            image, identity = docker.query(host, look) or (None, "away")
-        except DockerError as error:
-            return CacheFacts(sanitize(str(error)))
-        if image is None:
-            return CacheFacts(identity or "missing")
-        good = launch_history.read_history(host.files).good
-        same = good.get("image.identity") == identity
-        others = caches.others(host.files, image.id)
-        return CacheFacts(
-            image="known",
-            caches=tuple(caches.folder(host.files, caches.path(image.id, one.name)) for one in self.caches),
-            user=image.user.partition(":")[0],
-            used_before=tuple(key.removeprefix("caches.") for key in good if same and key.startswith("caches.")),
-            others=len(others),
-            others_bytes=sum(one.bytes for one in others),
-            others_whole=all(one.whole for one in others),
-        )
-
-    def judge(self, facts: CacheFacts) -> Verdict:
-        if not self.caches:
-            return ok("the recipe keeps none")
-        if facts.image != "known":
-            return ok(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
-        kept = [one for one in facts.caches if one.files]
-        least = _least(sum(one.bytes for one in kept), all(one.whole for one in kept))
-        good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"
-        if facts.others:
-            images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
-            good += f"; {images} {_least(facts.others_bytes, facts.others_whole)}"
-        return verdict(self._problems(facts), good)
-
-    def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
-        for one in facts.caches:
-            mine = facts.user in ("", "root", "0", str(one.uid)) or one.writable_by_others
-            if one.kind not in ("folder", "missing"):
-                yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {one.path}")
-            elif one.kind == "folder" and not mine and one.uid == 0:
-                reason = f"the image runs as {facts.user}, who can't write to {one.path}: nothing will be kept"
-                yield warn(reason, f"chown it to that user's number: chown UID {one.path}")
-        # One cache of the last good start may be empty now, but its folder stays.
-        known = [one for one in facts.caches if one.name in facts.used_before]
-        gone = ", ".join(one.name for one in known if one.kind == "missing")
-        if self.compiles and (gone or (known and all(one.empty for one in facts.caches))):
-            lost = f"the cache {gone} is gone" if gone else "its caches are empty"
-            reason = f"{lost}, although the last good start was of this image: {SLOW}"
-            yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
-
-
-def _least(count: int, whole: bool) -> str:
-    return size(count) if whole else f"at least {size(count)}"

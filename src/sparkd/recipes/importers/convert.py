@@ -22,8 +22,6 @@ from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
 from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
 
 READERS = {"1": read_eugr, "2": read_sparkrun}
-CACHES = {"vllm": "/root/.cache/vllm", "flashinfer": "/root/.cache/flashinfer", "triton": "/root/.triton"}
-"""Compile caches in the images of both tools."""
 COMMAND = ("command",)
 _MOST_RANKS = 9999
 SUFFIXES = (".yaml", ".yml")
@@ -112,7 +110,6 @@ def _render(recipe: Recipe, file: str, notes: list[Note]) -> str:
         ("args", recipe.args),
         ("env", recipe.env),
         ("container", recipe.container.model_dump(exclude_unset=True)),
-        ("caches", recipe.caches),
     ):
         lines += ["", f"{section}:"] if entries else []
         for key, value in entries.items():
@@ -155,7 +152,6 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
             "container": foreign.container,
-            "caches": CACHES,
         }
     )
 

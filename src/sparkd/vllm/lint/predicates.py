@@ -12,6 +12,7 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.vllm.args import JsonValue
+from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
 from sparkd.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
 
 Matches = Iterator[tuple[str, str]]
@@ -256,20 +257,17 @@ def much_memory(launch: Launch) -> Matches:
         yield about("gpu-memory-utilization", f"{share:g}: at most {HIGHEST_SHARE} was seen to work")
 
 
+def compiles_custom_ops(launch: Launch) -> bool:
+    eager = "enforce-eager" in launch.flags
+    return launch.gpu and not eager and launch.table("compilation-config").get("custom_ops") in ("all", ["all"])
+
+
 def recompiles_each_start(launch: Launch) -> Matches:
-    wanted = launch.table("compilation-config").get("custom_ops")
-    if launch.gpu and wanted in ("all", ["all"]) and not any(_keeps_compiled(launch, folder) for folder in launch.kept):
-        yield (
-            "args.compilation-config",
-            'custom_ops ["all"] is compiled again at each start, while weights fill the memory: two machines froze so',
-        )
-
-
-def _keeps_compiled(launch: Launch, folder: str) -> bool:
-    """Whether the folder contains vLLM's cache. The home of the container's user is unknown."""
-    base = launch.env.get("XDG_CACHE_HOME") or "/root/.cache"
-    cache = launch.env.get("VLLM_CACHE_ROOT") or f"{base}/vllm"
-    return f"{cache}/".startswith(f"{folder}/") or folder.endswith(("/.cache", "/.cache/vllm"))
+    folders = cache_folders(launch.env)
+    lost = [folders[one] for one in CUSTOM_OPS_CACHES if not any(is_below(folders[one], kept) for kept in launch.kept)]
+    if lost and compiles_custom_ops(launch):
+        reason = f'custom_ops ["all"] compiles at each start into {", ".join(lost)}, which nothing keeps'
+        yield "args.compilation-config", f"{reason}, while weights fill the memory: two machines froze so"
 
 
 def eager_with_graphs(launch: Launch) -> Matches:

@@ -7,13 +7,16 @@ import os
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
 from sparkd.host import Host, caches, docker_image
 from sparkd.host.caches import Folder
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.disk import CacheFacts, CompileCache
+from sparkd.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
+from sparkd.preflight.checks.memory import MemoryNeed
+from sparkd.recipes.schema import Volume
 from sparkd.state.launch_history import FILE, LaunchHistory
 
 ID, OTHER = "ab" * 32, "cd" * 32
@@ -25,6 +28,7 @@ EMPTY = Folder(caches.path(ID, "vllm"), "folder")
 MISSING = Folder(caches.path(ID, "vllm"), "missing")
 UNUSED = Folder(caches.path(ID, "triton"), "folder")
 USED = ("vllm", "triton")
+COMPILES = {"args": {"compilation-config": {"custom_ops": ["all"]}}}
 
 
 def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> CacheFacts:
@@ -42,7 +46,12 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
         (facts(EMPTY, UNUSED, used=USED), Level.WARN, "its caches are empty"),
         (facts(MISSING, replace(FULL, path="x/triton"), used=("triton",)), Level.OK, "3.0 GiB"),
         (facts(replace(EMPTY, kind="file")), Level.BLOCK, "is no folder, but a file"),
-        (facts(FULL, user="vllm"), Level.WARN, "the image runs as vllm, who can't write to"),
+        (
+            facts(FULL, user="vllm"),
+            Level.WARN,
+            f"the image runs as vllm, who can't write to vllm in {caches.ROOT}/{ID}",
+        ),
+        (facts(MISSING, user="vllm"), Level.WARN, "who can't write to vllm"),
         (facts(replace(FULL, uid=1000), user="1000"), Level.OK, "3.0 GiB"),
         (facts(replace(FULL, writable_by_others=True), user="vllm"), Level.OK, "3.0 GiB"),
         (facts(FULL, user="root"), Level.OK, "3.0 GiB"),
@@ -58,6 +67,89 @@ def test_judge(said: CacheFacts, level: Level, says: str) -> None:
 
 def test_an_engine_that_does_not_compile_may_leave_its_caches_empty() -> None:
     assert replace(CHECK, compiles=False).judge(facts(EMPTY, UNUSED, used=USED)).level is Level.OK
+
+
+GIB = 1 << 30
+CUSTOM = replace(CHECK, need=MemoryNeed(None, 0.85, 0))
+GONE, WARM = Folder(caches.path(ID, "tilelang"), "folder"), Folder(caches.path(ID, "tilelang"), "folder", 3, 9)
+
+
+def cold(*folders: Folder, available: int, before: bool = False, gpu: int | None = None) -> CacheFacts:
+    return replace(
+        facts(FULL, UNUSED, used=USED),
+        custom_ops=folders,
+        compiled_before=before,
+        total_bytes=120 * GIB,
+        available_bytes=available,
+        gpu_total_bytes=gpu,
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "level", "says"),
+    [
+        (
+            cold(EMPTY, GONE, available=107 * GIB),
+            Level.BLOCK,
+            "107.0 GiB available, 108.0 GiB needed (102.0 GiB and 6.0",
+        ),
+        (cold(EMPTY, GONE, available=108 * GIB), Level.WARN, "(vllm, tilelang empty)"),
+        (cold(FULL, GONE, available=9 * GIB), Level.BLOCK, "(tilelang empty)"),
+        (cold(FULL, NOT_KEPT, available=9 * GIB), Level.BLOCK, "(tilelang empty)"),
+        (cold(FULL, WARM, available=9 * GIB), Level.OK, "3.0 GiB kept"),
+        (cold(FULL, GONE, available=9 * GIB, before=True), Level.OK, "3.0 GiB kept"),  # this model does not use it
+        (cold(FULL, replace(GONE, kind="missing"), available=9 * GIB, before=True), Level.BLOCK, "(tilelang empty)"),
+        (cold(FULL, NOT_KEPT, available=9 * GIB, before=True), Level.BLOCK, "(tilelang empty)"),
+        (cold(EMPTY, GONE, available=9 * GIB, before=True), Level.BLOCK, "(vllm, tilelang empty)"),
+        (cold(EMPTY, GONE, available=9 * GIB, gpu=80 * GIB), Level.OK, "3.0 GiB kept"),
+    ],
+)
+def test_custom_ops_are_compiled_only_where_the_memory_is_there(said: CacheFacts, level: Level, says: str) -> None:
+    expect(CUSTOM.judge(said), level, says)
+    assert CHECK.judge(said).level is Level.OK, "the plan does not compile them"
+
+
+def test_the_hint_names_the_share_that_leaves_room_and_the_shortage_may_be_freed() -> None:
+    said = cold(EMPTY, GONE, available=107 * GIB)
+    found = CUSTOM.judge(said)
+    assert "gpu-memory-utilization to 0.84 " in found.hint  # 101 of 120 GiB
+    assert found.shortage_bytes == GIB
+    in_the_way = CUSTOM.judge(replace(said, caches=(replace(EMPTY, kind="file"),)))
+    assert (in_the_way.level, in_the_way.shortage_bytes) == (Level.BLOCK, 0)
+
+
+def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> None:
+    machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
+    made = replace(plan(HEAD, **COMPILES), image=REF)
+    check = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+    machine.file(f"{caches.path(ID, 'vllm')}/x", "1")
+    expect(check.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
+    machine.file(f"{caches.path(ID, 'tilelang')}/x", "1")
+    assert "empty" not in check.run(Host(machine.root))[1].reason
+    # A volume of the user's own, and a cache with the whole home.
+    volume = Volume(source="/srv/t", target="/root/.tilelang", read_only=False)
+    for kept, path in (
+        ({"container": {"volumes": [volume]}}, "/srv/t"),
+        ({"caches": {"home": "/root"}}, f"{caches.path(ID, 'home')}/.tilelang"),
+    ):
+        machine.file(f"{caches.path(ID, 'home')}/.cache/vllm/x", "1")
+        made = replace(plan(HEAD, **COMPILES, **kept), image=REF)
+        own = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+        expect(own.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
+        machine.file(f"{path}/x", "1")
+        assert "empty" not in own.run(Host(machine.root))[1].reason
+    eager = plan(HEAD, args={**COMPILES["args"], "enforce-eager": True})
+    assert CompileCache.from_plan(eager, MemoryNeed(None, 0.9, 0)).need is None
+
+
+def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tree) -> None:
+    made = replace(plan(HEAD, **COMPILES), image=REF)
+    check = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+    machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
+    values = {**dict(made.shared), "image.identity": identity(machine)}
+    for changed, before in (({}, True), ({"model": "/models/other"}, False), ({"image.identity": "other"}, False)):
+        machine.file(FILE.path, FILE.encode(LaunchHistory(good={**values, **changed})))
+        assert check.probe(Host(machine.root)).compiled_before is before
 
 
 def test_a_plan_without_caches_reads_nothing(tree: Tree) -> None:

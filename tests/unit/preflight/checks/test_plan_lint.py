@@ -28,7 +28,7 @@ PLAN = LaunchPlan(
     env=(),
     secrets=(),
     container=Container(),
-    caches=(Cache("vllm", "/root/.cache/vllm"),),
+    caches=(Cache("vllm", "/root/.cache/vllm"), Cache("tilelang", "/root/.tilelang")),
     script="",
     user_script="",
     model_path="/srv/m",
@@ -69,7 +69,7 @@ def test_an_invalid_config_is_ignored(tree: Tree, config: str) -> None:
 def test_a_volume_keeps_what_was_compiled_unless_it_is_read_only(tree: Tree) -> None:
     for read_only, level in ((True, Level.WARN), (False, Level.OK)):
         mount = Volume(source="/srv/cache", target="/root/.cache", read_only=read_only)
-        assert judged(tree, replace(PLAN, caches=(), container=Container(volumes=(mount,)))).level is level
+        assert judged(tree, replace(PLAN, caches=PLAN.caches[1:], container=Container(volumes=(mount,)))).level is level
 
 
 @pytest.mark.parametrize(

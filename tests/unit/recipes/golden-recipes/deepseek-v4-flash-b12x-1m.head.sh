@@ -24,7 +24,7 @@ launch() {
   export VLLM_SPARSE_INDEXER_MAX_LOGITS_MB=256
   export TORCH_CUDA_ARCH_LIST=12.1a
   export FLASHINFER_CUDA_ARCH_LIST=12.1a
-  exec -- /usr/local/bin/dsv4-vllm-entrypoint serve /models/DeepSeek-V4-Flash \
+  exec -- bash -lc 'exec /usr/local/bin/dsv4-vllm-entrypoint serve "$@"' vllm /models/DeepSeek-V4-Flash \
     --served-model-name deepseek-v4-flash \
     --host 0.0.0.0 \
     --port 8000 \

@@ -1,0 +1,225 @@
+"""Compile caches: they can be used, are still there, and a start that must compile has the memory for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.host import Host, caches, docker, docker_image
+from sparkd.host.caches import Folder
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.text import GIB, sanitize, size
+from sparkd.plan.model import Cache, LaunchPlan
+from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.preflight.checks.memory import MemoryNeed
+from sparkd.recipes.schema import Volume
+from sparkd.state import launch_history
+from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
+from sparkd.vllm.flag import first_values
+from sparkd.vllm.lint.predicates import Launch, compiles_custom_ops
+
+COMPILE_BYTES = 6 * GIB
+"""Beside the engine's memory, to compile custom_ops ["all"]. With some 3 GiB left two machines froze ("Two-Node DGX
+Spark Cluster: Running DeepSeek V4 Flash at 16 TPS", Tobias Weiss). A pair that had just booted compiled with a wiped
+cache at a share of 0.85 ("Another dual-Spark data point", NVIDIA developer forum), which leaves an idle Spark 6.6 GiB
+or more."""
+WHY_NOT = {"away": "docker is away", "missing": "the image is not on this node"}
+NOT_KEPT = Folder("", "missing")
+DECIDES = ("model", "args.compilation-config", "caches.", "container.mounts")
+"""Prefixes of the plan's values that decide what is compiled, and what of it is kept."""
+SLOW = "the first start compiles from scratch: 36 to 40 minutes were seen"
+
+
+class CacheFacts(Struct, frozen=True):
+    """Of the plan's image, and of the `others` that have caches."""
+
+    image: str
+    """"known", "away" (docker), "missing", or why docker did not answer."""
+    caches: tuple[Folder, ...] = ()
+    user: str = ""
+    used_before: tuple[str, ...] = ()
+    """Names of the caches that the last good start had, where it was of this very image."""
+    others: int = 0
+    others_bytes: int = 0
+    others_whole: bool = True
+    custom_ops: tuple[Folder, ...] = ()
+    """What custom_ops ["all"] compiles into, as CUSTOM_OPS_CACHES; without a path where no mount keeps it."""
+    compiled_before: bool = False
+    """Whether the last good start compiled the same: image, model, compilation-config and caches."""
+    total_bytes: int = 0
+    available_bytes: int = 0
+    gpu_total_bytes: int | None = None
+    """What a GPU has of its own."""
+
+
+class CompileCache(Check[CacheFacts], frozen=True):
+    """A slow start is no fault and never blocks; one that would freeze the machine does."""
+
+    image: str
+    caches: tuple[Cache, ...]
+    compiles: bool = True
+    """Whether the plan lets vLLM compile: an eager engine may leave them empty."""
+    need: MemoryNeed | None = None
+    """The engine's memory, where it compiles custom_ops ["all"]."""
+    compiled: tuple[tuple[str, str], ...] = ()
+    """The plan's values with a prefix of DECIDES."""
+    env: Mapping[str, str] = MappingProxyType({})
+    volumes: tuple[Volume, ...] = ()
+    id = "compile-cache"
+    levels = (Level.WARN, Level.BLOCK)
+    reads = """docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder;
+    /var/lib/sparkd/launch-history.json; /proc/meminfo and NVML's total"""
+    source = """sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild
+    DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again); 'Two-Node DGX Spark Cluster: Running
+    DeepSeek V4 Flash at 16 TPS', Tobias Weiss (custom_ops all froze two machines)"""
+    page = """\
+vLLM, FlashInfer, Triton, TileLang, DeepGEMM and CUDA's driver compile kernels at the first start and keep them. sparkd
+mounts a folder for each, where HOME, XDG_CACHE_HOME, VLLM_CACHE_ROOT, TRITON_CACHE_DIR, TILELANG_CACHE_DIR and their
+like in the recipe's env put it. The recipe's `caches` places or adds some; null leaves one out. Each image has its own,
+in /var/lib/sparkd/cache/IMAGE ID/NAME, since kernels of another image were seen to stop a boot. They begin empty, and
+hide what the image has there. The three images used last keep theirs, older ones are removed. An image's first start
+takes long: readiness.timeout_seconds must allow it (default 3600).
+
+custom_ops ["all"] compiles by nvcc and TileLang while weights fill the memory. Where vLLM's or TileLang's folder is
+empty, such a start needs 6 GiB beside the engine's memory: with 3 GiB left two machines froze.
+
+  warn     a cache is gone, or all of them are empty, although the last good start used this image: the next start
+           compiles from scratch. custom_ops ["all"] must compile, and the memory is there. Or the image runs as a user
+           who can't write to the folders, which root owns, so nothing is kept: set HOME in the recipe's env, and chown
+           the folders to that user.
+  block    custom_ops ["all"] must compile, and the memory is not there: lower gpu-memory-utilization for this start, on
+           all nodes. Or something other than a folder is in the way, and the container could not be made: remove it.
+
+Sizes cover at most 20,000 entries: a larger cache has "at least" that size. Where docker is away or the image is
+missing, nothing is inspected: see docker and image."""
+
+    @staticmethod
+    def from_plan(plan: LaunchPlan, need: MemoryNeed) -> CompileCache:
+        flags, env = first_values(plan.argv), dict(plan.env)
+        custom = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))
+        return CompileCache(
+            plan.image_to_run,
+            plan.caches,
+            compiles="enforce-eager" not in flags,
+            need=need if custom else None,
+            compiled=tuple(one for one in plan.shared if one[0].startswith(DECIDES)),
+            env=env,
+            volumes=plan.container.volumes,
+        )
+
+    def probe(self, host: Host) -> CacheFacts:
+        if not self.caches and self.need is None:
+            return CacheFacts("known")
+
+        def look(reader: DockerReader) -> tuple[docker_image.Image | None, str | None]:
+            return docker_image.read_image(reader, self.image), docker_image.image_identity(reader, self.image)
+
+        try:
+            image, identity = docker.query(host, look) or (None, "away")
+        except DockerError as error:
+            return CacheFacts(sanitize(str(error)))
+        if image is None:
+            return CacheFacts(identity or "missing")
+        good = launch_history.read_history(host.files).good
+        same = good.get("image.identity") == identity
+        paths = (caches.path(image.id, one.name) for one in self.caches)
+        found = {path: caches.folder(host.files, path) for path in paths}
+        others = caches.others(host.files, image.id)
+        memory, gpu_bytes = (host.meminfo(), host.gpu().total_bytes) if self.need else (None, None)
+        return CacheFacts(
+            image="known",
+            caches=tuple(found.values()),
+            user=image.user.partition(":")[0],
+            used_before=tuple(key.removeprefix("caches.") for key in good if same and key.startswith("caches.")),
+            others=len(others),
+            others_bytes=sum(one.bytes for one in others),
+            others_whole=all(one.whole for one in others),
+            custom_ops=tuple(
+                found.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
+                for path in (self._custom_ops_paths(image.id) if self.need else ())
+            ),
+            compiled_before=same and all(good.get(key) == text for key, text in self.compiled),
+            total_bytes=memory.total_bytes if memory else 0,
+            available_bytes=memory.available_bytes if memory else 0,
+            gpu_total_bytes=gpu_bytes,
+        )
+
+    def _custom_ops_paths(self, image_id: str) -> Iterator[str]:
+        """On the node, in the order of CUSTOM_OPS_CACHES; empty where no mount keeps it."""
+        mounts = {one.target: one.source for one in self.volumes if not one.read_only}
+        mounts |= {one.target: caches.path(image_id, one.name) for one in self.caches}
+        folders = cache_folders(self.env)
+        for folder in (folders[name] for name in CUSTOM_OPS_CACHES):
+            target = max((one for one in mounts if is_below(folder, one)), key=len, default=None)
+            yield mounts[target] + folder.removeprefix(target) if target else ""
+
+    def judge(self, facts: CacheFacts) -> Verdict:
+        if not self.caches and self.need is None:
+            return ok("the recipe keeps none")
+        if facts.image != "known":
+            return ok(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
+        kept = [one for one in facts.caches if one.files]
+        least = _least(sum(one.bytes for one in kept), all(one.whole for one in kept))
+        good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"
+        if facts.others:
+            images = "1 other image has" if facts.others == 1 else f"{facts.others} other images have"
+            good += f"; {images} {_least(facts.others_bytes, facts.others_whole)}"
+        problems = list(self._problems(facts))
+        cold = self._judge_cold(facts)
+        if cold is None or any(one.level.blocks for one in problems):
+            return verdict([*problems, *([cold] if cold else [])], good)
+        # Other checks' fixes may free the memory that it lacks.
+        return replace(verdict([cold, *problems], good), shortage_bytes=cold.shortage_bytes)
+
+    def _judge_cold(self, facts: CacheFacts) -> Verdict | None:
+        """A start that must compile custom_ops ["all"]; None for any other."""
+        if self.need is None or facts.gpu_total_bytes is not None:
+            return None
+        folders = dict(zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True))
+        empty = [name for name, one in folders.items() if one.kind != "folder" or one.empty]
+        if facts.compiled_before and len(empty) < len(folders):
+            # What that start left empty, this model does not use.
+            empty = [name for name in empty if folders[name].kind != "folder"]
+        if not empty:
+            return None
+        engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
+        reason = (
+            f'custom_ops ["all"] compiles from scratch ({", ".join(empty)} empty) while weights load: '
+            f"{size(available)} available, {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
+            f"{size(COMPILE_BYTES)} to compile)"
+        )
+        if available >= engine + COMPILE_BYTES:
+            return warn(reason, "leave this node to itself until it serves: with 3 GiB left two machines froze")
+        share = max(0, available - COMPILE_BYTES) * 100 // max(1, facts.total_bytes) / 100
+        lower = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
+        return block(reason, lower, shortage_bytes=engine + COMPILE_BYTES - available)
+
+    def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
+        for one in facts.caches:
+            if one.kind not in ("folder", "missing"):
+                yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {one.path}")
+        if closed := [one for one in facts.caches if _is_closed(one, facts.user)]:
+            names = ", ".join(one.name for one in closed)
+            where = closed[0].path.rpartition("/")[0]
+            reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
+            yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {where}/*")
+        # One cache of the last good start may be empty now, but its folder stays.
+        known = [one for one in facts.caches if one.name in facts.used_before]
+        gone = ", ".join(one.name for one in known if one.kind == "missing")
+        if self.compiles and (gone or (known and all(one.empty or one.kind == "missing" for one in facts.caches))):
+            lost = f"the cache {gone} is gone" if gone else "its caches are empty"
+            reason = f"{lost}, although the last good start was of this image: {SLOW}"
+            yield warn(reason, "let readiness.timeout_seconds allow it; find what cleans /var/lib/sparkd/cache")
+
+
+def _least(count: int, whole: bool) -> str:
+    return size(count) if whole else f"at least {size(count)}"
+
+
+def _is_closed(one: Folder, user: str) -> bool:
+    """Whether root's folder, or one that sparkd would make as root, is closed to this user."""
+    mine = user in ("", "root", "0", str(one.uid)) or one.writable_by_others
+    return one.kind in ("folder", "missing") and not mine and one.uid == 0

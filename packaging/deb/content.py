@@ -37,8 +37,9 @@ def _program(tree: Tree, source: Source) -> None:
 
 
 def _shared(tree: Tree, source: Source) -> None:
-    for path in source.data():
-        tree.add(f"usr/share/sparkd/{path}", (source.root / DATA / path).read_bytes())
+    for name, folder in DATA.items():
+        for file in sorted((source.root / folder).iterdir()):
+            tree.add(f"usr/share/sparkd/{name}/{file.name}", file.read_bytes())
     # The program finds its data where a checkout and a wheel have it; people find it in /usr/share.
     tree.link("usr/lib/sparkd/app/sparkd/data", "../../../../share/sparkd")
 

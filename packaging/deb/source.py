@@ -12,7 +12,8 @@ from pathlib import Path
 
 from deb.errors import BuildError
 
-DATA = "src/sparkd/data"
+DATA = {"recipes": "config/recipes", "units": "units"}
+"""By the name in the package, which a checkout links to these folders."""
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 
@@ -33,15 +34,14 @@ class Source:
 
     def program(self) -> tuple[str, ...]:
         """Files of the program, below `src`."""
-        return tuple(f"sparkd/{path}" for path in self._files("src/sparkd") if path.endswith((".py", ".typed")))
-
-    def data(self) -> tuple[str, ...]:
-        """Recipes and unit templates, below `DATA`."""
-        return self._files(DATA)
-
-    def _files(self, folder: str) -> tuple[str, ...]:
-        below = self.root / folder
-        return tuple(sorted(str(file.relative_to(below)) for file in below.rglob("*") if file.is_file()))
+        found = (self.root / "src/sparkd").rglob("*")
+        return tuple(
+            sorted(
+                str(file.relative_to(self.root / "src"))
+                for file in found
+                if file.is_file() and file.suffix in (".py", ".typed")
+            )
+        )
 
 
 def read(root: Path) -> Source:

@@ -18,7 +18,7 @@ from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 
-RECIPES = Path("src/sparkd/data/recipes")
+RECIPES = Path("config/recipes")
 ON_THE_WORDS = {"json", "flag-value", "flag-misprint", "flag-unknown", "flag-choice", "misnamed-flag"}
 SEED, COUNT = 20260, 1000
 

@@ -94,7 +94,7 @@ def look_with(capabilities: str) -> str:
 
 
 def test_the_unit_leaves_what_it_takes_to_read_a_restricted_log_and_without_it_nothing_is_held_up() -> None:
-    unit = (REPOSITORY / "src/sparkd/data/units/sparkd.service.in").read_text()
+    unit = (REPOSITORY / "units/sparkd.service.in").read_text()
     (bounds,) = re.findall(r"^CapabilityBoundingSet=(.*)$", unit, re.MULTILINE)
     kept = ",".join(f"+{name.removeprefix('CAP_').lower()}" for name in bounds.split())
     assert "can't be read" not in look_with(f"-all,{kept}")

@@ -48,7 +48,7 @@ from sparkd.status.model import (
 )
 from sparkd.status.publisher import Reporter, status_line
 
-RECIPES = (Path(__file__).parents[3] / "src/sparkd/data/recipes",)
+RECIPES = (Path(__file__).parents[3] / "config/recipes",)
 STILL_SECONDS = 5.0
 """As an agent looks at its serving engine."""
 PACE_SECONDS = 1.02

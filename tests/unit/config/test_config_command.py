@@ -162,7 +162,7 @@ def test_recipe_lists_shows_checks_and_publishes_its_schema(config: Path, tmp_pa
     assert {"deepseek-v4-flash-balanced", "tiny-cpu"} <= {line.split()[0] for line in listed.splitlines()}
     shown = sparkd("recipe", "show", "tiny-cpu", config=config).stdout
     assert 'args.dtype: "float32"' in shown
-    assert "src/sparkd/data/recipes/tiny-cpu.yaml: line " in shown
+    assert "config/recipes/tiny-cpu.yaml: line " in shown
     assert json.loads(sparkd("recipe", "show", "--json", "tiny-cpu", config=config).stdout)["schema"] == 1
     assert json.loads(sparkd("recipe", "schema", config=config).stdout)["title"] == "sparkd recipe"
     (tmp_path / "x.yaml").write_text("schema: 1\nname: x\nagrs: {}\n")

@@ -20,6 +20,7 @@ from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, weights
+from sparkd.host.activity import read_activity
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
@@ -207,6 +208,7 @@ WITHOUT_CACHESTAT = """
 import ctypes, struct, sys
 from sparkd.actions import page_cache
 from sparkd.host import Host, weights
+from sparkd.host.activity import read_activity
 program = b"".join(struct.pack("HBBI", *one) for one in (
     (0x20, 0, 0, 0),  # load the system call's number
     (0x15, 0, 1, 451),  # cachestat?
@@ -275,3 +277,19 @@ def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path:
     page_cache.restore_readahead(host, memory)
     assert sectors() == 2 * before
     assert int(host.files.value(path)) == before
+
+
+@pytest.mark.parametrize("how", ["map", "open"])
+def test_what_a_process_reads_from_the_disk_counts_as_read_by_page_faults_too(
+    model: Path, loader: Loader, how: str
+) -> None:
+    def read_bytes() -> int:
+        return read_activity(Host().files, Host().processes().descendants(loader.process.pid)).read_bytes
+
+    before = read_bytes()
+    loader.send(how, model / "m-0.safetensors")
+    assert is_about_a_shard(read_bytes() - before)
+    before = read_bytes()
+    loader.send("close", model / "m-0.safetensors")
+    loader.send("open", model / "m-0.safetensors")
+    assert read_bytes() - before < SHARD_BYTES // 4, "it comes from the page cache"

@@ -24,7 +24,7 @@ from sparkd.cluster.membership import NodeContext
 from sparkd.cluster.service import Cluster, join_cluster
 from sparkd.config import Settings
 from sparkd.config.settings import Cluster as ClusterSettings
-from sparkd.config.settings import Engine, Observe, Supervise
+from sparkd.config.settings import Engine, Observe, Readiness, Supervise
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.rank import LogReader, Running
 from sparkd.host import Host
@@ -75,12 +75,19 @@ def addresses(count: int) -> tuple[str, ...]:
 
 
 def settings(
-    nodes: Sequence[str], port: int, *, peer_timeout_seconds: int = 20, recipe: str = "tiny-cpu-pair"
+    nodes: Sequence[str],
+    port: int,
+    *,
+    peer_timeout_seconds: int = 20,
+    recipe: str = "tiny-cpu-pair",
+    stall_seconds: int = 600,
+    api_port: int = 8000,
 ) -> Settings:
     """Unchecked: nodes on loopback and short times, which are refused outside of tests."""
     return Settings.model_construct(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
-        engine=Engine(recipe=recipe),
+        engine=Engine(recipe=recipe, args={"port": api_port}),
+        readiness=Readiness(stall_seconds=stall_seconds),
         supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds),
         observe=Observe(listen=""),
     )

@@ -17,6 +17,7 @@ from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.engine import readiness
 from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.engine.health import HealthMonitor
+from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
@@ -72,12 +73,10 @@ def _keep_known_good(agent: Deps) -> None:
 def make_ready(agent: Deps, running: Running) -> None:
     """Follow the load until the first completion, then report to systemd."""
     agent.set_phase(Phase.LOADING)
+    monitor = _load_monitor(agent, running)
 
     def show(stage: ReadinessStage) -> LoadProgress:
-        progress = running.log.progress
-        running.note_segments(agent.host, agent.loop)  # for a stop during the load, which clears them
-        _report_progress(agent, progress, stage.value if stage is not ReadinessStage.HTTP else "")
-        return progress
+        return _follow_load(agent, running, monitor, stage.value if stage is not ReadinessStage.HTTP else "")
 
     wanted, pidfd = agent.settings.readiness, running.rank.pidfd
     ready = readiness.await_ready(
@@ -85,7 +84,7 @@ def make_ready(agent: Deps, running: Running) -> None:
     )
     if not ready:
         raise engine_ended(agent, running)
-    running.mark_ready(agent.host, agent.loop)
+    _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
     agent.loop.start(partial(_prune, agent, running.rank.image_id))
@@ -143,23 +142,23 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
             partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
         )
     proving: ProvingPeriod | None = None
-    gpu = _gpu_watch(agent)
+    gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
+    pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
         head = agent.monitor.check()[0]
         phase = head.report.phase if head.report else Phase.LOADING
         if phase not in (Phase.SERVING, Phase.DEGRADED):
-            running.note_segments(agent.host, agent.loop)
-            _report_progress(agent, running.log.progress)
+            _follow_load(agent, running, monitor)
         else:
             if proving is None:
-                running.mark_ready(agent.host, agent.loop)
+                _mark_ready(agent, running)
                 proving = ProvingPeriod(agent)
             served = f"rank {agent.context.rank} of the engine that {head.name} serves"
             trouble = f"; it is degraded: {head.report.message}" if head.report and phase is Phase.DEGRADED else ""
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
         alarmed = dockerd_pid and running.log.broken_off_at is not None
-        if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else FOLLOW_SECONDS, running.rank.pidfd):
+        if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds, running.rank.pidfd):
             raise engine_ended(agent, running)
         if alarmed and docker.daemon_replaced(agent.host, dockerd_pid):
             reason = "the engine is dead: another dockerd has started, and ends the containers of the previous one"
@@ -200,7 +199,20 @@ def _endpoint(agent: Deps) -> Endpoint:
     return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)
 
 
-def _report_progress(agent: Deps, progress: LoadProgress, waiting_for: str = "") -> None:
+def _load_monitor(agent: Deps, running: Running) -> LoadMonitor:
+    gpus, limit_seconds = agent.plan.container.gpus == "all", agent.settings.readiness.stall_seconds
+    return LoadMonitor(agent.host, running.rank.pid, gpus, limit_seconds, agent.loop.start)
+
+
+def _mark_ready(agent: Deps, running: Running) -> None:
+    running.mark_ready(agent.host, agent.loop)
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
+
+
+def _follow_load(agent: Deps, running: Running, monitor: LoadMonitor, waiting_for: str = "") -> LoadProgress:
+    """Report it. Raises NotReadyError (exit 12) where it has stood still for too long."""
+    progress = running.log.progress
+    running.note_segments(agent.host, agent.loop)  # for a stop during the load, which clears them
     left = progress.seconds_left(time.monotonic())
     engine = replace(
         agent.reporter.report.engine,
@@ -209,11 +221,22 @@ def _report_progress(agent: Deps, progress: LoadProgress, waiting_for: str = "")
         seconds_left=round(left) if left is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
     )
+    doing = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
+    what = f"rank {agent.context.rank} on {agent.reporter.report.node}, {doing},"
+    load = monitor.check(what, (doing, waiting_for), _peers_idle_seconds(agent))
+    engine = replace(engine, idle_seconds=round(load.idle_seconds) if load else None)
     message = (
-        progress.step
-        + (f" {progress.done}/{progress.total}" if progress.total else "")
+        doing
         + (f", about {engine.seconds_left} s left" if engine.seconds_left else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
         + (f"; waiting for {waiting_for}" if waiting_for else "")
+        + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")
     )
     agent.reporter.update(engine=engine, message=message, memory=agent.memory())
+    return progress
+
+
+def _peers_idle_seconds(agent: Deps) -> tuple[float | None, ...]:
+    """None for one that works, or does not load."""
+    reports = (peer.report for peer in agent.monitor.statuses())
+    return tuple(one.engine.idle_seconds if one and one.phase is Phase.LOADING else None for one in reports)

@@ -144,9 +144,9 @@ class Running(Struct):
             new = [(one.device, one.inode) for one in named_segments(host)]
             new = [identity for identity in new if self._scans[identity] < MAX_SCANS]
             if new:
+                self._scans.update(new)  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
                 found = loop.run_with_timeout(scan, NOTE_SECONDS, "looking at the rank")
                 self.segments.update(found)
-                self._scans.update(new)
                 self._scans.update({(one.device, one.inode): MAX_SCANS for one in found})
 
     def mark_ready(self, host: Host, loop: MainLoop) -> None:

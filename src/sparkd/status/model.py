@@ -56,6 +56,8 @@ class EngineReport(Struct, frozen=True):
     progress: float | None = None
     seconds_left: float | None = None
     kv_cache_tokens: int | None = None
+    idle_seconds: int | None = None
+    """How long a load has shown no work; None while it does, and where it is not watched."""
 
 
 class MemoryReport(Struct, frozen=True):

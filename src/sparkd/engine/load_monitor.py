@@ -1,0 +1,129 @@
+"""Whether a load moves. A rank that stands still for `readiness.stall_seconds` is given up. What decides is pure.
+
+A rank works when it enters a step, loads a shard, reads from a disk, or computes with new memory, as compilers do. It
+moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does a spinning wait
+for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it: docs/adr/0027.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.host import Host
+from sparkd.host.activity import Activity, read_activity, read_waits
+from sparkd.host.gpu import read_clocks
+from sparkd.lib.errors import Cause, NotReadyError
+
+PACE_SECONDS = 10.0
+"""Between two looks; a tenth of the limit where that is less."""
+READ_BYTES_PER_SECOND = 100_000
+"""At less, the weights of a large model take weeks."""
+BUSY_CORES = 0.3
+"""Ranks that wait were seen at 0.02 cores; Ray's own processes take some more."""
+FAULTS_PER_SECOND = 100
+"""A process that spins has none; compilers have thousands."""
+GPU_BUSY_PERCENT = 10
+"""A desktop takes some 3."""
+
+
+class Look(Struct, frozen=True):
+    """`progress`: step, count and stage. `waits` and `halted`: read only once the rank seems to stand still."""
+
+    at: float
+    progress: tuple[object, ...] = ()
+    activity: Activity = Activity()
+    gpu_busy: bool = False
+    waits: str = ""
+    halted: bool = False
+
+
+class LoadState(Struct, frozen=True):
+    """At the last look. Other ranks judge by `idle_seconds`, the time without work."""
+
+    seen: Look
+    still_seconds: float = 0.0
+    idle_seconds: float = 0.0
+
+
+def advance(before: LoadState | None, seen: Look) -> LoadState:
+    if before is None:
+        return LoadState(seen)
+    last, now = before.seen.activity, seen.activity
+    seconds = seen.at - before.seen.at
+    read, cpu = now.read_bytes - last.read_bytes, now.cpu_seconds - last.cpu_seconds
+    busy = cpu > BUSY_CORES * seconds
+    works = (
+        seen.progress != before.seen.progress
+        or read > READ_BYTES_PER_SECOND * seconds
+        or (busy and now.faults - last.faults > FAULTS_PER_SECOND * seconds)
+        or min(read, cpu) < 0  # a process has ended, and its parent has not waited for it
+    )
+    moves = works or busy or seen.gpu_busy
+    still, idle = before.still_seconds + seconds, before.idle_seconds + seconds
+    return LoadState(seen, 0.0 if moves else still, 0.0 if works else idle)
+
+
+def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None, ...]) -> bool:
+    """`others`: how long each other rank has been idle, by its own report; None where it works or does not load yet.
+
+    A rank may wait for one that works. Where all stand still, the first that did so ends first, and the others with
+    it. A thread that is stopped, or hangs in the kernel, waits for no rank.
+    """
+    if load.still_seconds < limit_seconds or load.seen.halted:
+        return load.still_seconds >= limit_seconds
+    idle = [one for one in others if one is not None and one >= limit_seconds / 2]
+    late_seconds = 3 * pace_seconds(limit_seconds)  # of another rank's report
+    first = all(one + late_seconds <= load.idle_seconds for one in idle)
+    return len(idle) == len(others) and (first or load.still_seconds >= limit_seconds + late_seconds)
+
+
+def pace_seconds(limit_seconds: float) -> float:
+    return min(PACE_SECONDS, limit_seconds / 10)
+
+
+class LoadMonitor(Struct):
+    """For the main thread. `start` makes the thread of each look: /proc of a process that hangs may hang too."""
+
+    host: Host
+    pid: int
+    """The rank's first process."""
+    gpus: bool
+    limit_seconds: int
+    """0: the load is not watched."""
+    start: Callable[[Callable[[], Look]], Future[Look]]
+    clock: Callable[[], float] = time.monotonic
+    _load: LoadState | None = None
+    _looking: Future[Look] | None = None
+    _look_at: float = float("-inf")
+
+    def check(self, what: str, progress: tuple[object, ...], others: tuple[float | None, ...]) -> LoadState | None:
+        """The state; None while it works. Raises NotReadyError (exit 12): `what` has stood still for too long.
+
+        What is unreadable is not judged.
+        """
+        now = self.clock()
+        if self._looking is not None and self._looking.done():
+            look, self._looking = self._looking, None
+            with suppress(OSError, ValueError):
+                self._load = advance(self._load, look.result())
+                if is_stalled(self._load, self.limit_seconds, others):
+                    waits = f"; its threads: {self._load.seen.waits}" if self._load.seen.waits else ""
+                    reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
+                    raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
+        idle = self._load is not None and self._load.idle_seconds >= self.limit_seconds / 10
+        if self.limit_seconds and self._looking is None and now >= self._look_at:
+            self._look_at = now + pace_seconds(self.limit_seconds)
+            self._looking = self.start(lambda: self._look(progress, closely=idle))
+        return self._load if idle else None
+
+    def _look(self, progress: tuple[object, ...], *, closely: bool) -> Look:
+        table = self.host.processes()
+        rank = [one for one in (table.get(self.pid), *table.descendants(self.pid)) if one is not None]
+        gpu_busy = self.gpus and any((one.utilization_percent or 0) >= GPU_BUSY_PERCENT for one in read_clocks())
+        activity = read_activity(self.host.files, rank)
+        return Look(self.clock(), progress, activity, gpu_busy, *(read_waits(self.host.files, rank) if closely else ()))

@@ -1,0 +1,71 @@
+"""What a group of processes does: bytes read, CPU time, page faults; and where in the kernel its threads wait."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import islice
+
+from msgspec import Struct
+
+from sparkd.host.files import Files
+from sparkd.host.processes import GONE, Process, read_process
+from sparkd.lib.text import sanitize
+
+MAX_THREADS = 2000
+"""A rank has some hundreds; an engine may make any number."""
+MOST_WAITS = 4
+HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
+"""Where the kernel holds the threads of a stopped, traced or frozen process."""
+
+_READ = re.compile(r"^read_bytes: (\d+)$", re.MULTILINE)
+_FRAME = re.compile(r"\] ([\w.]+)\+")
+
+
+class Activity(Struct, frozen=True):
+    """Since the processes began, with their ended children. `faults`: memory touched for the first time, not read."""
+
+    read_bytes: int = 0
+    """From disks and file servers, by read or by page fault: not from the page cache."""
+    cpu_seconds: float = 0.0
+    faults: int = 0
+
+
+def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
+    """Of all that could be read before they ended. Raises OSError, ValueError."""
+    read, ticks, faults = 0, 0, 0
+    for process in processes:
+        with suppress(*GONE):
+            fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
+            io = _READ.search(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
+            read += int(io[1]) if io else 0
+            faults += sum(map(int, fields[7:9]))  # minflt, cminflt
+            ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
+    return Activity(read, ticks / os.sysconf("SC_CLK_TCK"), faults)
+
+
+def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, bool]:
+    """The most common places, and whether a thread is stopped or uninterruptible. Raises OSError."""
+    found: Counter[str] = Counter()
+    halted = False
+    threads = ((one, tid) for one in processes for tid in files.names_if_any(f"/proc/{one.pid}/task"))
+    for process, tid in islice(threads, MAX_THREADS):
+        with suppress(*GONE):
+            if thread := read_process(files, f"{process.pid}/task/{tid}"):
+                place = _read_place(files, f"/proc/{process.pid}/task/{tid}")
+                halted = halted or thread.state in "DTt" or place.startswith(HALTS)
+                found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
+    return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), halted
+
+
+def _read_place(files: Files, folder: str) -> str:
+    """Function names of the kernel; empty where it gives none."""
+    with suppress(PermissionError, FileNotFoundError):  # the stack needs CAP_SYS_ADMIN, which the units do without
+        return " < ".join(_FRAME.findall(files.text(f"{folder}/stack", limit=65536))[:3])
+    with suppress(PermissionError, FileNotFoundError):
+        place = sanitize(files.value(f"{folder}/wchan"), 64)
+        return "" if place == "0" else place
+    return ""

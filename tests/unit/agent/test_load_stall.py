@@ -1,0 +1,109 @@
+"""A load that stands still: on a head, and on a worker whose head loads too. The rank is a process of the test."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, running, settings
+from tests.unit.engine_server import Reply, engine, models
+from tests.unit.nodes import Node, node, report, until
+
+from sparkd.agent.serving import follow_head, make_ready
+from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.lib.errors import Cause, NotReadyError
+from sparkd.status.model import EngineReport, Phase
+
+LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
+STALL_SECONDS = 1
+
+
+def no_token(request: str, _: str) -> Reply:
+    return models("tiny") if request.startswith("GET") else (500, b"not yet")
+
+
+def test_an_engine_that_answers_http_but_never_completes_and_does_nothing_is_ended(tree: Tree) -> None:
+    with (
+        engine(no_token) as port,
+        agent_under_test(
+            tree, 0, settings((), 1, recipe="tiny-cpu", stall_seconds=STALL_SECONDS, api_port=port)
+        ) as head,
+        running(head.agent, LOADING) as (rank, _),
+        running_steps(head, lambda agent: make_ready(agent, rank)) as walk,
+    ):
+        until(lambda: "waiting for the first completion; nothing has moved for" in head.report.message)
+        error = walk.join()
+        assert isinstance(error, NotReadyError)
+        assert error.cause is Cause.LOAD_STALLED
+        assert error.reason.startswith("rank 0 on spark1, loading weights, has stood still for 1 s")
+        assert shutdown_on_error(head.agent, None, error) == 12
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[Node]:
+    """Rank 0, calling."""
+    with node("127.0.0.1", port=port) as one:
+        one.publish(report(0, epoch="e", plan_digest="d"))
+        yield one
+
+
+def load(head: Node, idle_seconds: int | None) -> None:
+    engine = EngineReport(idle_seconds=idle_seconds)
+    head.publish(report(0, phase=Phase.LOADING, epoch="e", plan_digest="d", engine=engine))
+
+
+@contextmanager
+def following(tree: Tree, port: int) -> Iterator[tuple[AgentUnderTest, subprocess.Popen[bytes], StepsThread]]:
+    """Rank 1, in the head's epoch."""
+    with agent_under_test(tree, 1, settings(addresses(2), port, stall_seconds=STALL_SECONDS)) as worker:
+        worker.set_plan("d")
+        with running_steps(worker, wait_and_join) as walk:
+            assert walk.join() is None
+        worker.ended.clear()
+        with (
+            running(worker.agent, LOADING) as (rank, process),
+            running_steps(worker, lambda agent: follow_head(agent, rank)) as walk,
+        ):
+            yield worker, process, walk
+
+
+def test_a_worker_that_stands_still_waits_for_a_head_that_works_and_names_itself_once_that_waits_too(
+    tree: Tree, port: int, head: Node
+) -> None:
+    with following(tree, port) as (worker, _, walk):
+        load(head, None)
+        until(lambda: (worker.report.engine.idle_seconds or 0) > 2 * STALL_SECONDS)
+        assert not walk.over
+        assert "loading weights; nothing has moved for" in worker.report.message
+        load(head, STALL_SECONDS)
+        error = walk.join()
+    assert isinstance(error, NotReadyError)
+    assert error.reason.startswith("rank 1 on spark2, loading weights, has stood still for")
+
+
+def test_a_worker_with_a_stopped_thread_waits_for_nobody(tree: Tree, port: int, head: Node) -> None:
+    with following(tree, port) as (worker, process, walk):
+        load(head, None)
+        machine, pid = Tree(Path(worker.agent.host.files.root)), process.pid
+        machine.process(pid, "VLLM::Worker_TP", state="T")
+        text = (machine.root / f"proc/{pid}/stat").read_text()
+        machine.file(f"/proc/{pid}/task/{pid}/stat", text)
+        machine.file(f"/proc/{pid}/task/{pid}/wchan", "do_signal_stop")
+        error = walk.join()
+    assert isinstance(error, NotReadyError)
+    assert error.reason.endswith("; its threads: 1 of VLLM::Worker_TP in do_signal_stop")
+
+
+def test_a_worker_whose_head_serves_no_longer_reports_a_standstill(tree: Tree, port: int, head: Node) -> None:
+    with following(tree, port) as (worker, _, walk):
+        load(head, None)
+        until(lambda: worker.report.engine.idle_seconds)
+        head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
+        until(lambda: worker.report.phase is Phase.SERVING)
+        assert worker.report.engine.idle_seconds is None
+        assert not walk.over

@@ -1,0 +1,167 @@
+"""When a load stands still, and whose rank is to blame."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.engine.load_monitor import LoadMonitor, LoadState, Look, advance, is_stalled
+from sparkd.host import Host
+from sparkd.host.activity import Activity
+from sparkd.lib.errors import Cause, NotReadyError
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("look", "moves", "works"),
+    [
+        (Look(20, ("a",), Activity(100, 5.0, 100)), False, False),
+        (Look(20, ("b",), Activity(100, 5.0, 100)), True, True),
+        (Look(20, ("a",), Activity(100 + 2 * MIB, 5.0, 100)), True, True),
+        (Look(20, ("a",), Activity(100 + 10_000, 5.0, 100)), False, False),  # a page of code now and then
+        (Look(20, ("a",), Activity(100, 6.0, 9_000)), False, False),  # a tenth of a core: an engine that waits
+        (Look(20, ("a",), Activity(100, 15.0, 90_000)), True, True),  # a compiler
+        (Look(20, ("a",), Activity(100, 15.0, 100)), True, False),  # a spin, or a computation in place
+        (Look(20, ("a",), Activity(100, 5.0, 100), gpu_busy=True), True, False),
+        (Look(20, ("a",), Activity(100, 4.0, 100)), True, True),  # a process less
+    ],
+)
+def test_what_counts_as_moving_and_as_work(look: Look, moves: bool, works: bool) -> None:
+    before = LoadState(Look(10, ("a",), Activity(100, 5.0, 100)), 30, 40)
+    after = advance(before, look)
+    assert (after.still_seconds, after.idle_seconds) == (0 if moves else 40, 0 if works else 50)
+
+
+def test_the_first_look_proves_nothing() -> None:
+    assert advance(None, Look(10)) == LoadState(Look(10), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("still", "idle", "halted", "others", "stalled"),
+    [
+        (599, 599, False, (), False),
+        (600, 600, False, (), True),
+        (0, 3000, False, (), False),  # it spins: readiness.timeout_seconds ends it
+        (599, 599, True, (), False),
+        (700, 700, False, (None,), False),  # the other one compiles, for an hour perhaps
+        (700, 700, False, (60,), False),  # it did so until a minute ago
+        (600, 600, True, (None,), True),  # a stopped thread waits for nobody
+        (600, 600, False, (500,), True),  # the other one came to a stand later: it waits for this one, spinning or not
+        (600, 600, False, (590,), False),  # or the other way round: it is to speak first
+        (600, 600, False, (3000,), False),
+        (629, 629, False, (3000,), False),
+        (630, 630, False, (3000,), True),  # it did not speak
+        (600, 600, False, (500, 500, None), False),
+        (600, 600, False, (500, 400, 300), True),
+    ],
+)
+def test_when_a_rank_ends_for_its_own_standstill(
+    still: float, idle: float, halted: bool, others: tuple[float | None, ...], stalled: bool
+) -> None:
+    assert is_stalled(LoadState(Look(1000, halted=halted), still, idle), 600, others) is stalled
+
+
+class Load:
+    """A monitor of a machine made of files, with a clock of its own: the rank's first process is 100."""
+
+    def __init__(self, tree: Tree, limit_seconds: int = 600) -> None:
+        self.tree = tree
+        self.now = 0.0
+        self.hangs = False
+        tree.process(100, "vllm")
+        tree.process(101, "VLLM::Worker_TP", parent=100)
+        tree.file("/proc/101/task/101/stat", (tree.root / "proc/101/stat").read_text())
+        tree.file("/proc/101/task/101/wchan", "futex_wait_queue")
+        self.monitor = LoadMonitor(Host(tree.root), 100, False, limit_seconds, self.start, lambda: self.now)
+
+    def start(self, look: Callable[[], Look]) -> Future[Look]:
+        future: Future[Look] = Future()
+        try:
+            if not self.hangs:
+                future.set_result(look())
+        except OSError as error:
+            future.set_exception(error)
+        return future
+
+    def after(self, seconds: float, step: str = "loading weights", others: tuple[float | None, ...] = ()) -> float:
+        """How long the rank has stood still by the monitor's account, looked at each second."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            load = self.monitor.check("rank 0 on spark1, loading weights,", (step,), others)
+        return load.still_seconds if load else 0.0
+
+
+def test_a_standstill_is_reported_after_a_tenth_of_the_limit_and_ends_the_load_at_its_end(tree: Tree) -> None:
+    load = Load(tree)
+    assert load.after(50) == 0
+    assert load.after(30) >= 60
+    with pytest.raises(NotReadyError) as raised:
+        load.after(600)
+    assert 600 <= load.now <= 625
+    assert raised.value.cause is Cause.LOAD_STALLED
+    assert raised.value.reason.startswith("rank 0 on spark1, loading weights, has stood still for 6")
+    assert raised.value.reason.endswith("s; its threads: 1 of VLLM::Worker_TP in futex_wait_queue")
+
+
+def test_a_step_or_a_stage_begins_the_time_again(tree: Tree) -> None:
+    load = Load(tree)
+    for step in range(10):
+        assert load.after(500, f"step {step}") > 400
+    assert load.now == 5000
+
+
+@pytest.mark.parametrize("limit_seconds", [0, 600])
+def test_a_load_that_is_not_watched_or_is_unreadable_is_not_ended(tree: Tree, limit_seconds: int) -> None:
+    load = Load(tree, limit_seconds)
+    if limit_seconds:
+        (tree.root / "proc/101/io").mkdir()
+    assert load.after(2000) == 0
+
+
+def test_a_look_that_hangs_is_not_repeated_and_ends_nothing(tree: Tree) -> None:
+    load = Load(tree)
+    load.hangs = True
+    assert load.after(2000) == 0
+
+
+@contextmanager
+def watched(*command: str) -> Iterator[tuple[LoadMonitor, subprocess.Popen[bytes]]]:
+    """A process of this machine, which may stand still for two seconds."""
+
+    def start(look: Callable[[], Look]) -> Future[Look]:
+        future: Future[Look] = Future()
+        future.set_result(look())
+        return future
+
+    with subprocess.Popen(command) as process:
+        try:
+            time.sleep(0.3)
+            yield LoadMonitor(Host(), process.pid, False, 2, start), process
+        finally:
+            process.kill()
+
+
+def survives(monitor: LoadMonitor, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        monitor.check("it", ("one step",), ())
+        time.sleep(0.05)
+
+
+def test_a_process_of_this_machine_that_computes_in_one_step_is_not_ended_until_it_is_stopped() -> None:
+    with watched(sys.executable, "-c", "while True: pass") as (monitor, process):
+        survives(monitor, 3)
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(
+            NotReadyError, match=r"it has stood still for 2 s; its threads: 1 of python\S* in do_signal"
+        ):
+            survives(monitor, 5)

@@ -21,7 +21,7 @@ from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
-from sparkd.host import docker
+from sparkd.host import caches, docker
 from sparkd.lib.errors import Cause, EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
@@ -43,7 +43,10 @@ class ProvingPeriod:
     def __init__(self, agent: Deps) -> None:
         self._agent = agent
         self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
-        agent.record(lambda launches: launches.record_serving(agent.boot_id))
+        image, files = agent.reporter.report.engine.image, agent.host.files
+        paths = {one.name: caches.path(image, one.name) for one in agent.plan.caches}
+        filled = tuple(name for name, path in paths.items() if files.names_if_any(path))
+        agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
         if self._proven_at is not None and time.monotonic() >= self._proven_at:

@@ -19,9 +19,11 @@ from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
 from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.hooks import list_hooks
+from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import CHECKS, IDS, build_checks, build_unplanned
-from sparkd.preflight.render import Shown
+from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
+from sparkd.status.model import parse, read_report
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -80,6 +82,7 @@ def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
     """Neither `Actions` nor anything that could start a program is imported here."""
     wanted = config.preflight
     checks = chosen(build_checks(check_inputs(node)), wanted.skip)
+    host = NextStart(host)
     return _shown(downgraded(examine(checks, host), wanted.downgrade), node.role, config, host)
 
 
@@ -90,6 +93,7 @@ def _look_without_plan(error: ConfigError, role: str | None, config: Settings, h
     unplanned, wanted = build_unplanned(config), config.preflight
     checks = chosen([one for one in unplanned.values() if one is not None], wanted.skip)
     left = [name for name, one in unplanned.items() if one is None and name not in wanted.skip]
+    host = NextStart(host)
     findings = (
         Finding(render.CONFIGURATION, wrong, {}, 0.0),
         *downgraded(examine(checks, host), wanted.downgrade),
@@ -98,7 +102,7 @@ def _look_without_plan(error: ConfigError, role: str | None, config: Settings, h
     return _shown(findings, role or "no role yet", config, host)
 
 
-def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: Host) -> Shown:
+def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
     programs = list_hooks(host.files)
     findings += tuple(hook.refusal for hook in programs if hook.problem)
     return Shown(
@@ -108,7 +112,17 @@ def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: Hos
         findings=findings,
         fixes=render.intended(findings, config.preflight.allow_fixes),
         hooks=tuple(hook.path for hook in programs if not hook.problem),
+        owner=_owner(host),
     )
+
+
+def _owner(host: NextStart) -> Owner | None:
+    if (agent := host.agent) is None:
+        return None
+    report = parse(read_report(host.files))
+    own = report if report and report.incarnation == agent.invocation else None
+    names = tuple(one.name for one in host.ranks)
+    return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
 
 
 def _act(node: NodeContext, config: Settings, host: Host) -> Shown:

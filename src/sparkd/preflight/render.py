@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from sparkd.lib.text import Parts, Table
 from sparkd.preflight.check import Finding, Level
 from sparkd.preflight.fixes import FixState
 from sparkd.preflight.registry import CHECKS
 from sparkd.preflight.runner import fixes_to_apply, overall
+from sparkd.state.known_good import format_utc
 
 SCHEMA = 1
 CONFIGURATION = "configuration"
@@ -20,6 +21,23 @@ CONFIGURATION = "configuration"
 WOULD_APPLY = "would apply"
 HELD_BACK = "held back"
 """Not to be applied, since something else blocks that no fix clears."""
+
+
+class Owner(Struct, frozen=True):
+    """The living agent of this node; `phase` and `since` (UTC) are empty where it has not reported."""
+
+    pid: int
+    command: str
+    phase: str
+    since: str
+    released: tuple[str, ...]
+    """Its containers, which the findings leave out: the next start will not meet them."""
+
+    def __str__(self) -> str:
+        who = f"pid {self.pid} ({self.command or 'of root'})"
+        doing = f"{self.phase} since {format_utc(self.since)}" if self.phase else "owns this node"
+        names = ", ".join(self.released)
+        return f"{who}: {doing}" + (f"; judged is the next start, without its {names}" if names else "")
 
 
 class Shown(Struct, frozen=True):
@@ -31,6 +49,7 @@ class Shown(Struct, frozen=True):
     before: tuple[Finding, ...] = ()
     """As things stood before fixes were applied; empty where none was."""
     hooks: tuple[str, ...] = ()
+    owner: Owner | None = None
 
 
 def intended(findings: Sequence[Finding], allowed_kinds: Sequence[str]) -> tuple[FixState, ...]:
@@ -50,6 +69,7 @@ def as_json(shown: Shown) -> str:
         "checks": [_check(finding, shown) for finding in shown.findings],
         "before": [_check(finding, shown) for finding in shown.before],
         "hooks": list(shown.hooks),
+        "owner": to_builtins(shown.owner),
     }
     return json.dumps(fields, indent=1) + "\n"
 
@@ -73,7 +93,7 @@ def _check(finding: Finding, shown: Shown) -> dict[str, object]:
 def parts(shown: Shown, *, every: bool = False) -> Parts:
     """What is not ok, a row a finding, the worst first (`every`: all, in the order of the checks); what was done; the
     summary; and where there is no plan, what to do next."""
-    lines: list[str | Table] = []
+    lines: list[str | Table] = [str(shown.owner), ""] if shown.owner else []
     if shown.before:
         lines += ["before:", _table(shown.before, every), ""]
     table = _table(shown.findings, every)

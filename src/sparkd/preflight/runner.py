@@ -19,7 +19,7 @@ from sparkd.preflight.registry import IDS
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
     """Run every check. One that fails to look is UNKNOWN (or warns, where it never blocks), with what failed."""
-    seen = CachedHost(host)
+    seen = host if isinstance(host, CachedHost) else CachedHost(host)
     return tuple(_examine(check, seen) for check in checks)
 
 

@@ -78,6 +78,8 @@ class LaunchHistory(Struct, frozen=True):
     """Facts of the last launch: versions, image, values of the plan."""
     good: Mapping[str, str] = field(default_factory=dict)
     """Facts of the last good start."""
+    good_caches: tuple[str, ...] = ()
+    """Compile caches with files in them at the last good start."""
     last_exit: End | None = None
 
     @property
@@ -113,10 +115,10 @@ class LaunchHistory(Struct, frozen=True):
         texts = {name[:NAME_LENGTH]: value[:VALUE_LENGTH] for name, value in list(facts.items())[:MOST_FACTS]}
         return replace(self, open=Open(digest, boot_id), boots=boots, tried=texts)
 
-    def record_serving(self, boot_id: str) -> LaunchHistory:
-        """The launch of this boot is a good start: earlier boots no longer count."""
+    def record_serving(self, boot_id: str, filled: tuple[str, ...] = ()) -> LaunchHistory:
+        """The launch of this boot is a good start: earlier boots no longer count. `filled`: caches with files."""
         boots = tuple(replace(one, phase=SERVING) for one in self.boots if one.boot_id == boot_id)
-        return replace(self, boots=boots, good=self.tried)
+        return replace(self, boots=boots, good=self.tried, good_caches=filled)
 
     def record_failure(self, digest: str, end: End) -> LaunchHistory:
         end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])

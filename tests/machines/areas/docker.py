@@ -126,7 +126,7 @@ def _cache_wiped(tree: Tree) -> None:
     host = Host(tree.root)
     identity = docker_image.image_identity(host.docker_reader(), IMAGE)
     good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
-    tree.file(FILE.path, FILE.encode(LaunchHistory(good=good)))
+    tree.file(FILE.path, FILE.encode(LaunchHistory(good=good, good_caches=("vllm",))))
 
 
 def _compiles_with_room(tree: Tree) -> None:

@@ -19,9 +19,10 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
+from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.lib.errors import EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
+from sparkd.lib.errors import BlockedError, EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.text import Redactor
 from sparkd.state import known_good
@@ -219,6 +220,29 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
             assert not any("image" in row for row in rows)
         assert "(this node is rolled back: " in head.report.message
         assert "(make the configuration, the image and the model the same on all nodes)" in worker.report.message
+
+
+def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worker(tree: Tree, port: int) -> None:
+    tries: list[float] = []
+
+    def blocked(_agent: Deps) -> None:
+        tries.append(time.monotonic())
+        raise BlockedError("no model")
+
+    configured = settings(addresses(2), port)
+    with agent_under_test(tree, 1, configured) as worker, running_steps(worker, wait_and_join):
+        worker.set_plan("d")
+        await_message(worker, "waiting for 127.0.0.1, where no sparkd runs")
+        with (
+            agent_under_test(tree, 0, configured) as head,
+            running_steps(head, lambda agent: retry_while_blocked(agent, blocked)),
+        ):
+            until(lambda: len(tries) == 2)
+            await_message(worker, "which is blocked: no model")
+        lines = [one for one in worker.events.lines if one.startswith("cluster.contact.changed")]
+        contacts = [one.partition("contact=")[2].split()[0] for one in lines]
+        assert contacts.count("answers") == 1
+        assert contacts.count("refused") <= 1  # none where it was the first thing known of the head
 
 
 def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, workers: tuple[Node, Node]) -> None:

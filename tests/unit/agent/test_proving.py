@@ -24,6 +24,7 @@ from sparkd.agent.startup import wait_backoff
 from sparkd.cluster import membership
 from sparkd.config.settings import Supervise
 from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
+from sparkd.plan.model import Cache
 from sparkd.state import known_good, launch_history
 from sparkd.state.known_good import Entry, Facts, History, node_values
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
@@ -64,6 +65,18 @@ def changed(made: AgentUnderTest, **values: str) -> Entry:
     made.events.lines.clear()
     then = {**entry.facts.values, **values}
     return replace(entry, facts=replace(entry.facts, values={name: text for name, text in then.items() if text}))
+
+
+def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest) -> None:
+    plan = replace(started.agent.plan, caches=(Cache("vllm", "/a"), Cache("triton", "/b"), Cache("x", "/c")))
+    agent = replace(started.agent, context=replace(started.agent.context, plan=plan))
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:1234"))
+    files = Tree(Path(agent.host.files.root))
+    files.file("/var/lib/sparkd/cache/1234/vllm/kernel.so")
+    files.folder("/var/lib/sparkd/cache/1234/triton")
+    ProvingPeriod(agent)
+    assert isinstance(agent.actions, MemoryActions)
+    assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).good_caches == ("vllm",)
 
 
 def failed(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:

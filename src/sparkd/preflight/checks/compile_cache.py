@@ -41,7 +41,7 @@ class CacheFacts(Struct, frozen=True):
     caches: tuple[Folder, ...] = ()
     user: str = ""
     used_before: tuple[str, ...] = ()
-    """Names of the caches that the last good start had, where it was of this very image."""
+    """Names of the caches that the last good start had filled, where it was of this very image."""
     others: int = 0
     others_bytes: int = 0
     others_whole: bool = True
@@ -86,10 +86,10 @@ takes long: readiness.timeout_seconds must allow it (default 3600).
 custom_ops ["all"] compiles by nvcc and TileLang while weights fill the memory. Where vLLM's or TileLang's folder is
 empty, such a start needs 6 GiB beside the engine's memory: with 3 GiB left two machines froze.
 
-  warn     a cache is gone, or all of them are empty, although the last good start used this image: the next start
-           compiles from scratch. custom_ops ["all"] must compile, and the memory is there. Or the image runs as a user
-           who can't write to the folders, which root owns, so nothing is kept: set HOME in the recipe's env, and chown
-           the folders to that user.
+  warn     a cache is gone, or all of them are empty, although the last good start of this image had filled them: the
+           next start compiles from scratch. custom_ops ["all"] must compile, and the memory is there. Or the image
+           runs as a user who can't write to the folders, which root owns, so nothing is kept: set HOME in the recipe's
+           env, and chown the folders to that user.
   block    custom_ops ["all"] must compile, and the memory is not there: lower gpu-memory-utilization for this start, on
            all nodes. Or something other than a folder is in the way, and the container could not be made: remove it.
 
@@ -123,7 +123,8 @@ missing, nothing is inspected: see docker and image."""
             return CacheFacts(sanitize(str(error)))
         if image is None:
             return CacheFacts(identity or "missing")
-        good = launch_history.read_history(host.files).good
+        history = launch_history.read_history(host.files)
+        good = history.good
         same = good.get("image.identity") == identity
         paths = (caches.path(image.id, one.name) for one in self.caches)
         found = {path: caches.folder(host.files, path) for path in paths}
@@ -133,7 +134,7 @@ missing, nothing is inspected: see docker and image."""
             image="known",
             caches=tuple(found.values()),
             user=image.user.partition(":")[0],
-            used_before=tuple(key.removeprefix("caches.") for key in good if same and key.startswith("caches.")),
+            used_before=history.good_caches if same else (),
             others=len(others),
             others_bytes=sum(one.bytes for one in others),
             others_whole=all(one.whole for one in others),

@@ -168,7 +168,7 @@ def machine(tree: Tree) -> Tree:
 
 def good(tree: Tree, identity: str) -> None:
     values = {"image.identity": identity, "caches.vllm": "/root/.cache/vllm", "args.seed": "1"}
-    tree.file(FILE.path, FILE.encode(LaunchHistory(good=values)))
+    tree.file(FILE.path, FILE.encode(LaunchHistory(good=values, good_caches=("vllm",))))
 
 
 def identity(tree: Tree) -> str:
@@ -188,6 +188,17 @@ def test_probe_counts_this_images_caches_and_the_others(machine: Tree) -> None:
     assert triton.kind == "missing"
     assert (found.user, found.used_before) == ("1000", ("vllm",))
     assert (found.others, found.others_bytes, found.others_whole) == (1, 3, True)
+
+
+def test_caches_that_the_last_good_start_had_not_filled_are_not_lost(machine: Tree) -> None:
+    """The first start of all serves before anything is compiled."""
+    machine.folder(caches.path(ID, "vllm")).chmod(0o777)
+    values = {"image.identity": identity(machine), "caches.vllm": "/root/.cache/vllm"}
+    history = LaunchHistory(tried=values)
+    for filled, level in (((), Level.OK), (("vllm",), Level.WARN)):
+        machine.file(FILE.path, FILE.encode(history.record_serving("boot", filled)))
+        check = CompileCache(REF, CHECK.caches[:1])
+        assert check.judge(check.probe(Host(machine.root))).level is level
 
 
 def test_another_image_s_good_start_used_no_cache_of_this_one(machine: Tree) -> None:

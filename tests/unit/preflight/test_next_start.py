@@ -1,0 +1,143 @@
+"""Beside a serving agent a dry run judges what the next start would meet: the agent's own rank counts as released."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.commands import sparkd
+from tests.unit.nodes import report
+from tests.unit.preflight.test_preflight_command import healthy
+
+from sparkd.host import Host
+from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.lib.text import GIB
+from sparkd.preflight.next_start import NextStart
+from sparkd.status.model import Phase, dump
+
+ID, OTHER = "a" * 64, "b" * 64
+API, AGENTS = 5, 6
+"""Inodes of listening sockets."""
+
+
+def container(full_id: str, pid: int, invocation: str, name: str = "sparkd-rank0") -> dict[str, object]:
+    labels = {"io.sparkd.role": "head", "io.sparkd.invocation": invocation}
+    return {
+        "Id": full_id,
+        "Name": f"/{name}",
+        "Image": f"sha256:{'1' * 64}",
+        "Config": {"Labels": labels},
+        "State": {"Running": True, "Pid": pid},
+        "HostConfig": {"RestartPolicy": {"Name": "no"}},
+    }
+
+
+def containers(tree: Tree, *made: dict[str, object]) -> None:
+    listed = [{"Id": one["Id"], "Names": [one["Name"]]} for one in made]
+    tree.docker("/containers/json", listed)
+    for one in made:
+        tree.docker(f"/containers/{one['Id']}/json", one)
+
+
+def engine(tree: Tree, full_id: str, pid: int, opened: tuple[str, ...] = ()) -> None:
+    """A `vllm serve` of three processes in a container; it holds 80 GiB."""
+    group = f"0::/system.slice/docker-{full_id}.scope"
+    tree.process(pid, "tini", cgroup=group, namespace_pid=1)
+    serve = ("vllm", "serve", "/models/tiny")
+    tree.process(pid + 1, "vllm", parent=pid, argv=serve, cgroup=group, opened=opened)
+    tree.process(pid + 2, "VLLM::EngineCor", parent=pid + 1, cgroup=group, private_kib=80 << 20)
+
+
+@pytest.fixture
+def serving(tree: Tree) -> Tree:
+    """A healthy node on which an agent serves: 20 of 120 GiB are left, and the API's port is taken."""
+    healthy(tree)
+    tree.process(50, "sparkd", opened=(f"socket:[{AGENTS}]",))
+    tree.owner(50, "own")
+    tree.segment("psm_0123abcd")
+    engine(tree, ID, 60, opened=(f"socket:[{API}]", "/dev/shm/psm_0123abcd"))
+    containers(tree, container(ID, 60, "own"))
+    tree.listening((8000, API), (29511, AGENTS))
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20, AnonPages=80)
+    served = report(0, phase=Phase.SERVING, incarnation="own", since="2026-01-02T03:04:05.678+00:00")
+    tree.file("/run/sparkd/report.json", dump(served))
+    tree.file("/etc/sparkd/conf.d/memory.toml", "[memory]\nheadroom_gib = 90\n")
+    return tree
+
+
+def test_the_own_rank_its_memory_ports_and_segments_count_as_released(serving: Tree) -> None:
+    done = sparkd("preflight", "--dry-run", "--all", "--root", str(serving.root))
+    assert done.returncode == 0, done.stdout
+    first = "pid 50 (sparkd run --role head): serving since 2026-01-02 03:04 UTC; judged is the next start, without "
+    assert done.stdout.splitlines()[0] == f"{first}its sparkd-rank0"
+    assert "100.0 GiB available" in done.stdout
+    assert "8000 free" in done.stdout
+    assert "no orphaned segments\n" in done.stdout
+
+
+def test_the_json_names_the_owner(serving: Tree) -> None:
+    found = json.loads(sparkd("preflight", "--json", "--root", str(serving.root)).stdout)
+    assert found["owner"] == {
+        "pid": 50,
+        "command": "sparkd run --role head",
+        "phase": "serving",
+        "since": "2026-01-02T03:04:05.678+00:00",
+        "released": ["sparkd-rank0"],
+    }
+
+
+def test_a_node_that_nobody_owns_says_so(tree: Tree) -> None:
+    healthy(tree)
+    assert json.loads(sparkd("preflight", "--json", "--root", str(tree.root)).stdout)["owner"] is None
+
+
+@pytest.mark.parametrize(
+    ("made", "owner"),
+    [
+        pytest.param(container(ID, 60, "another"), "own", id="of another invocation"),
+        pytest.param(container(ID, 60, "own", "sparkd-copy"), "own", id="not our name"),
+        pytest.param(container(OTHER, 60, "own"), "own", id="its process is in another container"),
+        pytest.param(container(ID, 4711, "own"), "own", id="its process is gone"),
+        pytest.param(container(ID, 60, ""), "", id="the owner's invocation is unknown"),
+    ],
+)
+def test_what_is_not_proven_to_be_the_own_rank_still_blocks(serving: Tree, made: dict[str, object], owner: str) -> None:
+    containers(serving, made)
+    serving.owner(50, owner)
+    assert NextStart(Host(serving.root)).ranks == ()
+    done = sparkd("preflight", "--dry-run", "--root", str(serving.root))
+    assert done.returncode == 10
+    assert "stray-workers" in done.stdout
+
+
+def test_a_rank_whose_agent_is_gone_still_blocks(serving: Tree) -> None:
+    serving.owner(50, "own", start_time=99)
+    assert NextStart(Host(serving.root)).ranks == ()
+    assert sparkd("preflight", "--dry-run", "--root", str(serving.root)).returncode == 10
+
+
+def test_an_engine_of_another_owner_beside_it_still_blocks(serving: Tree) -> None:
+    engine(serving, OTHER, 90)
+    done = sparkd("preflight", "--dry-run", "--root", str(serving.root))
+    assert done.returncode == 10
+    assert "pid 91 (vllm)" in done.stdout
+    assert "pid 61 (vllm)" not in done.stdout
+
+
+def test_what_the_gpu_holds_for_the_rank_comes_back_too(serving: Tree) -> None:
+    serving.file("/dev/nvidia0")
+    rank, other = GpuProcess(62, 10 * GIB), GpuProcess(99, GIB)
+    host = NextStart(Host(serving.root, gpu=lambda: GpuFacts(("NVIDIA GB10",), None, (rank, other))))
+    assert host.gpu().processes == (other,)
+    seen = host.meminfo()
+    assert (seen.available_bytes, seen.free_bytes, seen.anonymous_bytes) == (110 * GIB, 110 * GIB, 0)
+    unknown = NextStart(Host(serving.root, gpu=lambda: replace(GpuFacts(("NVIDIA GB10",)), processes=None)))
+    assert unknown.gpu().processes is None
+
+
+def test_a_tree_that_can_not_be_read_releases_nothing(serving: Tree) -> None:
+    os.truncate(serving.root / "proc/60/status", 0)
+    assert NextStart(Host(serving.root)).ranks == ()

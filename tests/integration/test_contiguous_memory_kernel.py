@@ -16,7 +16,6 @@ from sparkd.actions import page_cache
 from sparkd.engine.contiguous_memory import WORTH_BYTES, ContiguousMemory
 from sparkd.host import Host
 from sparkd.host.meminfo import LARGE_BLOCK_BYTES
-from sparkd.preflight.fixes import CompactMemory
 
 TOLERANCE_BYTES = 64 << 20
 """Other programs take and give memory between two looks."""
@@ -55,18 +54,6 @@ def test_large_blocks_are_those_that_the_kernel_counts_as_whole_page_blocks() ->
     if not by_zones("nr_free_pages_blocks") or mmap.PAGESIZE * 512 != LARGE_BLOCK_BYTES:
         pytest.skip("this kernel has no such counter (it is of Linux 6.16), or page blocks of another size")
     assert agree(large, partial(by_zones, "nr_free_pages_blocks"))
-
-
-def test_the_kernel_compacts_on_request() -> None:
-    def runs() -> int:
-        found = re.search(r"^compact_migrate_scanned (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-        assert found is not None, "this kernel has no compaction"
-        return int(found[1])
-
-    before = runs()
-    applied = page_cache.compact_memory(Host(), CompactMemory(1 << 50))
-    assert applied.state == "applied"
-    assert runs() > before
 
 
 def test_the_guard_of_a_load_compacts_once_where_memory_is_short() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
-from sparkd.preflight.fixes import DropPageCache, EndProcess, UnlinkSegment
+from sparkd.preflight.fixes import CompactMemory, DropPageCache, EndProcess, UnlinkSegment
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -183,3 +184,22 @@ def test_the_page_cache_of_this_very_machine_is_given_back(tmp_path: Path, loop:
         actions.release()
     assert applied.state == "applied", applied.note
     assert cached_bytes(path) == 0
+
+
+def test_this_very_kernel_compacts_its_memory_where_too_little_is_free_in_large_blocks(loop: MainLoop) -> None:
+    def scanned() -> int:
+        found = re.search(r"^compact_migrate_scanned (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
+        assert found is not None, "this kernel has no compaction"
+        return int(found[1])
+
+    actions = Actions.acquire(Host(), loop, NodeOwner(os.getpid(), "a test", "a" * 32))
+    try:
+        before = scanned()
+        assert actions.apply(CompactMemory(wanted_bytes=1)).state == "stale"
+        stale = scanned()
+        applied = actions.apply(CompactMemory(wanted_bytes=1 << 50))
+    finally:
+        actions.release()
+    assert applied.state == "applied", applied.note
+    assert "free in large blocks before" in applied.note
+    assert before == stale < scanned()

@@ -15,7 +15,16 @@ from sparkd.lib.text import plain
 from sparkd.preflight import render
 from sparkd.preflight.check import Check, Finding, Level, Verdict, verdict
 from sparkd.preflight.checks.kernel import Kernel
-from sparkd.preflight.fixes import ORDER, DropPageCache, EndProcess, Fix, FixState, RemoveContainer, UnlinkSegment
+from sparkd.preflight.fixes import (
+    ORDER,
+    CompactMemory,
+    DropPageCache,
+    EndProcess,
+    Fix,
+    FixState,
+    RemoveContainer,
+    UnlinkSegment,
+)
 from sparkd.preflight.registry import CHECKS, IDS
 from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
 from sparkd.preflight.runner import check_ids, chosen, downgraded, evidence, examine, fixes_to_apply, overall
@@ -24,7 +33,8 @@ END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
 REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)
 UNLINK = UnlinkSegment("/dev/shm/psm_00000001", 1, 2, frees_bytes=10)
 DROP = DropPageCache(would_free_bytes=90)
-ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache")
+COMPACT = CompactMemory(80)
+ALL = ("end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory")
 
 
 class Facts(Struct, frozen=True):
@@ -64,6 +74,7 @@ def finding(check_id: str, level: Level, *fixes: Fix, clears: bool = False, shor
 STRAY = finding("stray-workers", Level.BLOCK, END, REMOVE, clears=True)
 SHM = finding("shared-memory", Level.WARN, UNLINK)
 CACHE = finding("page-cache", Level.WARN, DROP)
+SCATTERED = finding("memory-fragmented", Level.WARN, COMPACT)
 GOOD = finding("script-paths", Level.OK)
 GHOST = finding("script-paths", Level.BLOCK)
 
@@ -100,6 +111,7 @@ def test_the_overall_verdict_is_the_worst(levels: tuple[Level, ...], worst: Leve
     [
         pytest.param((GOOD,), (), id="nothing to do"),
         pytest.param((CACHE, SHM), (UNLINK, DROP), id="warnings alone, in order"),
+        pytest.param((SCATTERED, CACHE), (DROP, COMPACT), id="memory is compacted once the page cache is gone"),
         pytest.param((CACHE, SHM, STRAY), (END, REMOVE, UNLINK, DROP), id="strays first"),
         pytest.param((CACHE, SHM, STRAY, GHOST), (), id="something that no fix clears holds all back"),
         pytest.param((STRAY, finding("x", Level.UNKNOWN)), (), id="so does an unknown one"),

@@ -28,6 +28,7 @@ from sparkd.config.settings import Engine, Observe, Readiness, Supervise
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.rank import LogReader, Running
 from sparkd.host import Host
+from sparkd.host.docker import pid_without_live_restore
 from sparkd.host.processes import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.log import Events, ProcessLog
@@ -214,7 +215,7 @@ def running(
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
         try:
-            yield Running(rank, log, time.monotonic()), process
+            yield Running(rank, log, time.monotonic(), dockerd_pid=pid_without_live_restore(agent.host)), process
         finally:
             process.kill()
             log.stop(0)

@@ -24,7 +24,7 @@ from sparkd.cluster.service import join_cluster, start_status_server
 from sparkd.config import load_settings
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner, read_process
-from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, OutdatedPlanError
+from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode, OutdatedPlanError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
@@ -103,9 +103,10 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     redact = Redactor(tuple(secrets.values()))
     events = base.log.events(redact)
     cluster = join_cluster(node, host, loop.wake, base.network, redact, events, owner_uid)
-    last, code = launch_history.read_history(host.files).last_cause
     first = initial_status(node, host, actions.owner.invocation)
-    first = replace(first, last_cause=last, last_cause_code=code)
+    if (last := launch_history.read_history(host.files).last_cause) is not None:
+        hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
+        first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
     reporter = Reporter(first, (*_sinks(actions, base.notifier, redact), *cluster.sinks))
     monitor = PeerMonitor(
         cluster.readers,

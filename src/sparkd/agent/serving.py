@@ -22,7 +22,7 @@ from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import caches, docker
-from sparkd.lib.errors import Cause, EngineEndedError, StalledError
+from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
 from sparkd.status.model import FindingReport, Phase, utc_now
@@ -32,7 +32,6 @@ COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
 """Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
-DOCKER_SECONDS = 10.0
 DOCKER_AWAY_SECONDS = 0.2
 """Between polls for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
@@ -129,21 +128,16 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     failure = monitor.run(running.rank.pidfd)
     if failure is None:
         raise engine_ended(agent, running)
-    reason, cause = running.with_cause(failure.reason)
     if isinstance(failure, EngineEndedError):
-        raise engine_dead(agent, running, EngineEndedError(reason, cause=cause))
-    raise StalledError(reason, "sparkd starts it again")
+        raise engine_dead(agent, running, failure.reason)
+    said = running.log.progress.root_cause(time.monotonic())
+    raise StalledError(failure.reason + (f"; the engine said: {said}" if said else ""), "sparkd starts it again")
 
 
 def follow_head(agent: Deps, running: Running) -> NoReturn:
     """A worker's rank has no endpoint: its phase is the one that its head reports."""
     agent.set_phase(Phase.LOADING)
     agent.loop.extend_timeout(False)
-    dockerd_pid = ""
-    with suppress(TimeoutError):
-        dockerd_pid = agent.loop.run_with_timeout(
-            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
-        )
     proving: ProvingPeriod | None = None
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
@@ -160,16 +154,13 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
             trouble = f"; it is degraded: {head.report.message}" if head.report and phase is Phase.DEGRADED else ""
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
-        alarmed = dockerd_pid and running.log.broken_off_at is not None
+        alarmed = running.dockerd_pid and running.log.broken_off_at is not None
         if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds, running.rank.pidfd):
             raise engine_ended(agent, running)
-        if alarmed and docker.daemon_replaced(agent.host, dockerd_pid):
-            reason = "the engine is dead: another dockerd has started, and ends the containers of the previous one"
-            hint = "live-restore in docker's daemon.json would keep the engine"
-            raise EngineEndedError(reason, hint, cause=Cause.DOCKER_RESTARTED)
+        if alarmed and docker.daemon_replaced(agent.host, running.dockerd_pid):
+            raise engine_dead(agent, running, "the engine is dead")
         if running.log.progress.worker_died:
-            reason, cause = running.with_cause("a process of the rank has died")
-            raise engine_dead(agent, running, EngineEndedError(reason, cause=cause))
+            raise engine_dead(agent, running, "a process of the rank has died")
 
 
 def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:

@@ -8,13 +8,14 @@ from functools import partial
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
-from sparkd.cluster.monitor import ENDING, HINT
+from sparkd.cluster.monitor import ENDING, HINT, silence
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
 from sparkd.lib.errors import Cause, EngineEndedError, ExitCode, PeerLostError, SparkdError
 from sparkd.lib.text import sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 from sparkd.status.model import Phase, utc_now
+from sparkd.vllm.known_errors import explain
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
@@ -33,10 +34,23 @@ SILENCE_SECONDS = 10.0
 """For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 GOODBYE_SECONDS = 0.3
 """For the other nodes to read that this one leaves, before it refuses connections."""
+HANG_SECONDS = 3.0
+"""For dockerd to list its containers: milliseconds."""
 MOST_LINES = 12
 NAME_LIMIT = 80
 DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
 
+_BY_DOCKER = frozenset(
+    {
+        Cause.SYSTEM_ERROR,
+        Cause.LAUNCH_FAILED,
+        Cause.NOT_READY,
+        Cause.LOAD_STALLED,
+        Cause.ENGINE_STALLED,
+        Cause.ENGINE_ENDED,
+    }
+)
+"""Causes that a hung dockerd may be behind."""
 _COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
@@ -61,23 +75,22 @@ def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
     with suppress(TimeoutError):
         code = agent.loop.run_with_timeout(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
     running.log.stop(LOG_END_SECONDS)
-    kind, cause = running.find_cause(agent.host, code)
     during = "while serving" if running.ready else f"while {running.log.progress.step}"
     ended = f"the engine ended {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    reason = f"{ended}: {cause}" if cause else f"{ended}; it named no cause"
-    hint = "" if running.ready else "its log: the lines above, marked engine|"
-    return engine_dead(agent, running, EngineEndedError(reason, hint, cause=kind))
+    return engine_dead(agent, running, ended, code)
 
 
-def engine_dead(agent: Deps, running: Running, error: EngineEndedError) -> EngineEndedError:
-    """The error for a dead engine. Raises PeerLostError where another rank died first.
+def engine_dead(agent: Deps, running: Running, reason: str, code: str = "") -> EngineEndedError:
+    """The error for a dead engine, with its cause. Raises PeerLostError where another rank died first.
 
     The engine's own words suggest it. The other nodes confirm it: by a report, a refused connection, or silence.
     """
-    if agent.context.peers and names_other_rank(error.reason):
+    cause, text = running.find_cause(agent.host, code)
+    reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
         _kill_rank(agent, running, LOST_GRACE_SECONDS)
-        _raise_if_peer_lost(agent, error.reason)
-    return error
+        _raise_if_peer_lost(agent, reason)
+    return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
 
 
 def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
@@ -93,9 +106,7 @@ def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
     agent.loop.sleep_uninterruptible(SILENCE_SECONDS, lambda: agent.monitor.silent_since(began) is None)
     silent = agent.monitor.silent_since(began)
     if silent is not None:
-        raise PeerLostError(
-            f"rank {silent.rank} on {silent.name} has not answered since: {reason}", HINT, cause=Cause.PEER_SILENT
-        )
+        raise silence(silent, f"has not answered since: {reason}")
 
 
 def shutdown_on_request(agent: Deps, running: Running | None) -> None:
@@ -120,6 +131,11 @@ def shutdown_on_request(agent: Deps, running: Running | None) -> None:
 def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) -> ExitCode:
     """Report why the run ends, stop the rank, and record the cause for the next run."""
     failed_in = agent.state.failed_in or agent.reporter.report.phase
+    if error.cause in _BY_DOCKER and _dockerd_hangs(agent):
+        error.reason, error.hint = f"dockerd runs and does not answer: {error.reason}", "systemctl restart docker"
+        error.cause = Cause.DOCKER_HUNG
+    elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason)) is not None:
+        error.hint = known.hint
     agent.events.error(
         "agent.run.failed",
         code=int(error.code),
@@ -148,6 +164,17 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     if agent.context.peers:
         agent.loop.sleep_uninterruptible(reported_at + LAST_REPORT_SECONDS - time.monotonic())
     return error.code
+
+
+def _dockerd_hangs(agent: Deps) -> bool:
+    """An engine whose log nobody reads soon hangs too; a launch, an image and an exit code need docker."""
+    try:
+        agent.loop.run_with_timeout(agent.host.docker, HANG_SECONDS, "docker")
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def log_differences(agent: Deps) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -35,6 +36,7 @@ from sparkd.state.launch_history import BACKOFF_SECONDS
 from sparkd.status.model import FindingReport, Phase
 
 DOCKER_POLL_SECONDS = 0.5
+DOCKER_SECONDS = 10.0
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
 DISK_SECONDS = 10.0
@@ -191,6 +193,10 @@ def launch(agent: Deps) -> Running:
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
     log.start()
     running = Running(rank, log, time.monotonic(), guard, meminfo.oom_kills(agent.host.files))
+    with suppress(TimeoutError):
+        running.dockerd_pid = agent.loop.run_with_timeout(
+            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
+        )
     release_page_cache(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)

@@ -18,6 +18,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "config", "show how this node's rank would be launched"),
     ("diff", "known_good", "show what differs from the last start that is known good"),
     ("rollback", "known_good", "go back to the last plan that is known good, until the configuration changes"),
+    ("explain", "explain", "say what a known error in a log means, and what to do"),
     ("status", "status", "show what the nodes are doing, from any of them"),
     ("sweep", "run", "stop the container of an agent that is gone"),
     ("units", "setup", "render, install, check or remove what systemd runs"),

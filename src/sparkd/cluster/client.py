@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, new_nonce, sign_answer, sign_request, signatures_match
-from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, Response
+from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
 from sparkd.lib.text import sanitize
 from sparkd.status.model import Contact, NodeReport, PeerStatus, clock_ahead, parse, utc_now
 
@@ -102,6 +102,9 @@ class PeerReader:
             return self._record_failure(Contact.REFUSED, str(error))
         except UnsignedError as error:
             return self._record_failure(Contact.UNSIGNED, str(error))
+        except LocalAddressGone:
+            gone = f"this node's own address {self._source.own_address} is gone"
+            return self._record_failure(self._contact_when_quiet(), gone, own_address_gone=True)
         except HttpError as error:
             return self._record_failure(self._contact_when_quiet(), str(error))
         self._known = hashlib.sha256(answer.body).hexdigest()
@@ -114,6 +117,7 @@ class PeerReader:
             since=before.since if before.contact is Contact.ANSWERS else utc_now(),
             report=report,
             said="",
+            own_address_gone=False,
             clock_ahead_seconds=clock_ahead(date, time.time(), before.clock_ahead_seconds),
         )
         if self.status.report != before.report or before.contact is not Contact.ANSWERS:
@@ -125,9 +129,11 @@ class PeerReader:
         recent = self.heard_at is not None and time.monotonic() - self.heard_at < self._source.patience_seconds
         return Contact.ANSWERS if recent and self.status.contact is Contact.ANSWERS else Contact.SILENT
 
-    def _record_failure(self, contact: Contact, said: str) -> bool:
-        since = self.status.since if self.status.contact is contact else utc_now()
-        self.status = replace(self.status, contact=contact, since=since, said=sanitize(said))
+    def _record_failure(self, contact: Contact, said: str, *, own_address_gone: bool = False) -> bool:
+        before = self.status
+        since = before.since if before.contact is contact else utc_now()
+        failed = replace(before, contact=contact, since=since, said=sanitize(said))
+        self.status = replace(failed, own_address_gone=own_address_gone)
         self._known = ""  # the next answer may be of another incarnation: request a whole one
         self._wake()
         return False

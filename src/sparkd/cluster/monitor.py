@@ -69,6 +69,14 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     return None
 
 
+def silence(peer: PeerStatus, what: str) -> PeerLostError:
+    """The error for a peer that does not answer; `what` says for how long. This node's own address may be gone."""
+    if peer.own_address_gone:
+        reason = f"{peer.said}: rank {peer.rank} on {peer.name} {what}"
+        return PeerLostError(reason, "ip -brief address; look at the cable", cause=Cause.OWN_ADDRESS_GONE)
+    return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
+
+
 class PeerMonitor(Struct):
     """For the main thread."""
 
@@ -131,18 +139,18 @@ class PeerMonitor(Struct):
             # The silence has ended: a proof still under way must not decide the next one.
             self._proof, self._proven, self.trouble = None, None, ""
             return
-        why = f": {peer.said}" if peer.said else ""
-        reason = f"rank {peer.rank} on {peer.name} has been silent for {seconds:.0f} s{why}"
+        why = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
+        lost = silence(peer, f"has been silent for {seconds:.0f} s{why}")
         over = seconds >= self.timeout_seconds
         if self._prove is None:
             if over:
-                raise PeerLostError(reason, HINT, cause=Cause.PEER_SILENT)
+                raise lost
             return
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
         if over and self._proven is False:
-            raise PeerLostError(f"{reason}, and the engine makes no token", HINT, cause=Cause.PEER_SILENT)
-        self.trouble = f"{reason}; the engine makes tokens" if over and self._proven else ""
+            raise PeerLostError(f"{lost.reason}, and the engine makes no token", lost.hint, cause=lost.cause)
+        self.trouble = f"{lost.reason}; the engine makes tokens" if over and self._proven else ""
         pause = proof_seconds if self._proven else RETRY_SECONDS
         if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
             left = self.timeout_seconds - seconds

@@ -66,20 +66,28 @@ _ERROR = re.compile(
     r"|^\[.{30,60}\] \S+: Failed to connect to GCS within "
     r"|^vllm(?: serve)?: error: "
     r"|^\S*(?:launch\.sh|user-script): line \d+: "
+    r"|^\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger |Executor: waiting for worker exit )"
+    r"|^\[shutdown\] MPClient: engine core exited unexpectedly"
+    r"|^\S+:\d+:\d+ \[\d+\] (?:\S+ ){0,4}NCCL WARN Call to ibv_"
+    r"|^Fatal Python error: |^terminate called after throwing |^!!!!!!! Segfault encountered"
     rf"|^{NOT_AS_NEEDED}: "
 )
 _WORKER_DIED = re.compile(r"^Worker proc \S+ died unexpectedly \(exit code: (?!0\))")
-_SECOND_HAND = re.compile(
-    r"EngineDeadError|[Ss]ee (?:root cause|stack trace)|Executor failed\.|WorkerProc initialization failed|^[\w.]+$"
-    r"|/ray/session_\S+/logs/raylet\."
-)
+_SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_\S+/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
+_NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
+"""Errors that point to lines above, and say nothing themselves."""
+_STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
+_KILLED = re.compile(r"exit code[:=] ?-9\b|engine core exited unexpectedly")
+"""A process that ends by itself logs an error first."""
+_TRACE = "Traceback (most recent call last):"
+_TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]*(?:\(\w+\))?(?:: |$)")
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
 engine may log an error, continue, and die of another one days later."""
 _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _STEP_LINES), _ERROR.pattern))))
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
-_CONTINUES = re.compile(r"validation errors? for \w+$")
+_CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
 
 
 class LineSplitter:
@@ -168,6 +176,8 @@ class LoadProgress(Struct, frozen=True):
     failing_since: float | None = None
     worker_died: bool = False
     """A process of this rank has died, so the engine is dead. The container ends 2 s later (seen)."""
+    tracing: str | None = None
+    """The prefix of the process whose traceback is being logged."""
 
     def seconds_left(self, now: float) -> float | None:
         """Estimate for the step from its own pace; None without one."""
@@ -182,18 +192,31 @@ class LoadProgress(Struct, frozen=True):
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
         return self.cause or self.symptom if self.is_failing(now) else ""
 
+    def stopped_by_signal(self, now: float) -> bool:
+        """Whether its end began with SIGTERM or SIGINT."""
+        return _STOPPED.match(self.root_cause(now)) is not None
+
+    def killed(self, now: float) -> bool:
+        """Whether its end began with a process that was gone without a word."""
+        return _KILLED.search(self.root_cause(now)) is not None
+
 
 def advance_progress(before: LoadProgress, line: str, now: float) -> LoadProgress:
     """The progress after one more line. `now`: monotonic seconds."""
-    text = _STAMP.sub("", _PREFIX.sub("", line, count=1), count=1)
-    notable = _NOTABLE.match(text)
+    prefix = found[0] if (found := _PREFIX.match(line)) else ""
+    text = _STAMP.sub("", line[len(prefix) :], count=1)
+    if text.startswith(_TRACE):
+        return replace(before, tracing=prefix)
+    notable: object = _NOTABLE.match(text)
+    if prefix == before.tracing and not text.startswith((" ", "^", "+", "|")):  # of tracebacks and groups of them
+        before, notable = replace(before, tracing=None), notable or _TRACE_END.match(text)
     if notable:
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
     if before.cause and _CONTINUES.search(before.cause) and text.strip():
         return replace(before, cause=f"{before.cause}: {text.strip()}")
-    if not notable:
+    if not notable or _NO_CAUSE.search(text):
         return before
     # The first error of a burst is the cause.
     after = before if before.is_failing(now) else replace(before, cause="", symptom="", failing_since=now)

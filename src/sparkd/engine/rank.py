@@ -34,11 +34,10 @@ LOG_END_SECONDS = 0.3
 EXIT_CODE_SECONDS = 0.5
 """Docker knows a container's end some 20 ms after the kernel does (seen)."""
 KERNEL_OOM = "the kernel has killed for want of memory since its start: journalctl -k -g oom-kill"
-KILLED_CODE = "137"
-"""128 and SIGKILL."""
+KILLED_CODE, TERMINATED_CODE = "137", "143"
+"""128 and SIGKILL, SIGTERM."""
+DOCKER_ENDED = "dockerd was stopped or restarted, and ended its containers; live-restore in daemon.json would keep them"
 UNKNOWN_CODE = "unknown (docker does not report it)"
-DOCKER_END_SECONDS = 30.0
-"""A dockerd that died is restarted after 2 s, and ends the containers of its predecessor at its start (3 s, seen)."""
 
 _OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGNORECASE)
 """What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
@@ -127,6 +126,8 @@ class Running(Struct):
     """None where memory is not watched."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
+    dockerd_pid: str = ""
+    """At the start; empty where containers outlive their dockerd."""
     ready: bool = False
     segments: set[UnlinkSegment] = field(default_factory=set)
     """Shared memory that its processes had open or mapped."""
@@ -157,23 +158,23 @@ class Running(Struct):
     def seconds(self) -> float:
         return time.monotonic() - self.started_at
 
-    def with_cause(self, reason: str) -> tuple[str, Cause]:
-        """With the engine's own words, where it has logged an error."""
-        cause = self.log.progress.root_cause(time.monotonic())
-        return (f"{reason}; the engine said: {cause}", Cause.ENGINE_ERROR) if cause else (reason, Cause.ENGINE_ENDED)
-
-    def find_cause(self, host: Host, code: str) -> tuple[Cause, str]:
-        """The engine's own words, else what the machine or the exit code says; no text where none names a cause."""
+    def find_cause(self, host: Host, code: str = "") -> tuple[Cause, str]:
+        """Why it ended: what happened to it comes before what the engine says of it. No text where nothing is known."""
         now = time.monotonic()
-        if cause := self.log.progress.root_cause(now):
-            return Cause.ENGINE_ERROR, cause
-        if self.log.broken_off_at is not None and now - self.log.broken_off_at <= DOCKER_END_SECONDS:
-            return Cause.DOCKER_RESTARTED, "docker went away shortly before"
+        progress, said = self.log.progress, self.log.progress.root_cause(now)
+        if self.dockerd_pid and (not docker.running(host) or docker.daemon_replaced(host, self.dockerd_pid)):
+            return Cause.DOCKER_RESTARTED, DOCKER_ENDED
+        if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
+            return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
+        killed = (code == KILLED_CODE and not said) or progress.killed(now)
+        if said and not killed:
+            return Cause.ENGINE_ERROR, said
+        quoted = f" ({said})" if said else ""
         kills = meminfo.oom_kills(host.files)
         if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
-            return Cause.KERNEL_OOM, KERNEL_OOM
-        if code == KILLED_CODE:
-            return Cause.KILLED_FROM_OUTSIDE, "killed by signal 9 from outside, not by sparkd"
+            return Cause.KERNEL_OOM, KERNEL_OOM + quoted
+        if killed:
+            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
         return Cause.ENGINE_ENDED, ""
 
     def read_exit_code(self, host: Host) -> str:

@@ -43,6 +43,10 @@ class ConnectRefused(HttpError):  # noqa: N818 - a state of the server
     """The machine responds, and no process listens on the port."""
 
 
+class LocalAddressGone(HttpError):  # noqa: N818 - a state of this machine
+    """This machine no longer has the address to connect from."""
+
+
 class Response(NamedTuple):
     status: int
     body: bytes
@@ -118,6 +122,9 @@ class _Transport(httpx.AsyncHTTPTransport):
                         await connection.aclose()
 
 
+_KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressGone}
+
+
 def _http_error(error: Exception) -> HttpError:
     """With the system's reason, if any: httpx and anyio wrap it in their own errors."""
     if str(error) == CONNECTION_CLOSED:
@@ -127,7 +134,6 @@ def _http_error(error: Exception) -> HttpError:
         if isinstance(cause, socket.gaierror):
             return HttpError(str(cause))
         if isinstance(cause, OSError) and cause.errno:
-            kind = ConnectRefused if cause.errno == errno.ECONNREFUSED else HttpError
-            return kind(f"[Errno {cause.errno}] {os.strerror(cause.errno)}")
+            return _KINDS.get(cause.errno, HttpError)(f"[Errno {cause.errno}] {os.strerror(cause.errno)}")
         cause = cause.__cause__ or cause.__context__
     return HttpError(str(error) or type(error).__name__)

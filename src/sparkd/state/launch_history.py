@@ -83,10 +83,10 @@ class LaunchHistory(Struct, frozen=True):
     last_exit: End | None = None
 
     @property
-    def last_cause(self) -> tuple[str, str]:
-        """Why the last process ended, and the code of that; empty after a requested stop."""
+    def last_cause(self) -> End | None:
+        """Why the last process ended; None after a requested stop."""
         last = self.last_exit
-        return ("", "") if last is None or last.code == ExitCode.GOOD else (str(last), last.cause)
+        return None if last is None or last.code == ExitCode.GOOD else last
 
     def wait_seconds(self, digest: str) -> int | None:
         """Backoff before the next launch of this plan; None: too many failed, a person is needed."""

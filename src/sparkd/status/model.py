@@ -89,6 +89,8 @@ class PeerStatus(Struct, frozen=True):
     """Its last correctly signed report, without its peers."""
     said: str = ""
     """Why it does not answer, or why its answer proves nothing."""
+    own_address_gone: bool = False
+    """The node that writes this has lost its own address, and so can't reach the other one."""
     clock_ahead_seconds: float | None = None
     """How far its clock is ahead of this node's; None before its first date."""
 
@@ -128,6 +130,8 @@ class NodeReport(Struct, frozen=True):
     """Why the agent before this one ended."""
     last_cause_code: str = ""
     """The same as a `Cause` of sparkd.lib.errors."""
+    last_hint: str = ""
+    """What to do about it."""
     findings: tuple[FindingReport, ...] = ()
     engine: EngineReport = EngineReport()
     memory: MemoryReport | None = None
@@ -182,8 +186,8 @@ def clock_ahead(date: str, now: float, known: float | None) -> float | None:
 def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
     """The report without secrets: causes quote the engine, findings quote hooks."""
     findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
-    message, cause = redact(report.message), redact(report.last_cause)
-    return replace(report, message=message, last_cause=cause, findings=findings)
+    message, cause, hint = redact(report.message), redact(report.last_cause), redact(report.last_hint)
+    return replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
 
 
 def dump(report: NodeReport) -> str:

@@ -7,7 +7,16 @@ from datetime import datetime
 from msgspec import Struct
 
 from sparkd.lib.text import Parts, Table, sanitize
-from sparkd.status.model import Contact, MemoryReport, NodeReport, PeerStatus, Phase, format_duration, seconds_since
+from sparkd.status.model import (
+    Contact,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    format_duration,
+    seconds_since,
+)
 
 HEADINGS = ("RANK", "NODE", "PHASE", "SINCE", "MEMORY", "PROGRESS", "CAUSE")
 TEXT_LIMIT, NAME_LIMIT = 2000, 64
@@ -120,6 +129,7 @@ def _findings(report: NodeReport) -> Table:
     """Those that are not good: this node's, then those of the nodes that are known, which are named."""
     known = [(report, ""), *((peer.report, f"{_name(peer.report.node)}: ") for peer in report.peers if peer.report)]
     bad = [(prefix, finding) for one, prefix in known for finding in one.findings if finding.level != "ok"]
+    bad += [(prefix, FindingReport("last cause", "hint", one.last_hint, "")) for one, prefix in known if one.last_hint]
     levels = [_name(finding.level) for _, finding in bad]
     texts = [f"{prefix}{_name(one.id)}: {sanitize(one.reason, TEXT_LIMIT)}" for prefix, one in bad]
     return Table([(level.ljust(LABEL_WIDTH), text) for level, text in zip(levels, texts, strict=True)], levels)

@@ -209,14 +209,28 @@ def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None
     assert world.last_exit.reason.endswith("with exit code 137: killed by signal 9 from outside, not by sparkd")
 
 
-def test_the_next_agent_reports_the_cause_of_the_last_end_and_its_code(world: World) -> None:
-    history = LaunchHistory(last_exit=End("no image", 11, cause=Cause.IMAGE_MISSING))
+def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(world: World) -> None:
+    world.last_words = (
+        b"(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] ModuleNotFoundError: No module named 'deep_gemm'\n"
+    )
+    thread = world.once("serving", world.fail)
+    _, journal = run_agent(world)
+    thread.join()
+    meaning = "this image has no DeepGEMM"
+    assert f'hint="{meaning}' in next(line for line in journal.splitlines() if "agent.run.failed" in line)
+    assert world.last_exit.hint.startswith(meaning)
+    assert meaning in str(world.read("run/sparkd/report.json")["message"])
+
+
+def test_the_next_agent_reports_the_cause_of_the_last_end_its_code_and_its_hint(world: World) -> None:
+    history = LaunchHistory(last_exit=End("no image", 11, "pull it", cause=Cause.IMAGE_MISSING))
     world.tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
     thread = world.once("serving", end)
     run_agent(world)
     thread.join()
     report = world.read("run/sparkd/report.json")
-    assert (report["last_cause"], report["last_cause_code"]) == ("no image (exit 11)", "image-missing")
+    found = report["last_cause"], report["last_cause_code"], report["last_hint"]
+    assert found == ("no image (exit 11)", "image-missing", "pull it")
 
 
 def test_the_wrong_role_changes_nothing(world: World) -> None:

@@ -25,6 +25,7 @@ from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent.serving import follow_head
 from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
+from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import EngineEndedError, PeerLostError
 from sparkd.status.model import Phase
@@ -92,13 +93,36 @@ def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnd
     assert error.reason.endswith("RuntimeError: boom")
 
 
-def test_a_container_that_ends_with_docker_names_docker_as_the_cause(worker: AgentUnderTest) -> None:
-    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
-        until(lambda: rank.log.broken_off_at is not None)
+STOPS = "(MainProcess pid=7) INFO 01-01 00:00:00 [x.py:479] [shutdown] Executor: waiting for worker exit count=1"
+
+
+@pytest.mark.parametrize("live_restore", [False, True])
+@pytest.mark.parametrize("words", [LOADING, STOPS, "RuntimeError: boom"])
+def test_a_container_that_ends_with_docker_names_docker_whatever_the_engine_said(
+    worker: AgentUnderTest, words: str, live_restore: bool
+) -> None:
+    machine = Tree(Path(worker.agent.host.files.root))
+    machine.dockerd(700)
+    machine.docker("/info", {"LiveRestoreEnabled": live_restore})
+    with following(worker, words) as (rank, process, walk):
+        until(lambda: rank.log.progress != LoadProgress(step_since=rank.log.progress.step_since))
+        (machine.root / "proc/net/unix").write_text("")  # it no longer listens, which is how it begins to stop
         process.kill()
         error = walk.join()
     assert isinstance(error, EngineEndedError)
-    assert error.reason.endswith("docker went away shortly before")
+    expected = {LOADING: "engine-ended", STOPS: "engine-stopped", "RuntimeError: boom": "engine-error"}[words]
+    assert error.cause == (expected if live_restore else "docker-restarted")
+
+
+def test_a_rank_that_somebody_stopped_says_so(worker: AgentUnderTest) -> None:
+    dead = "vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above)"
+    with following(worker, LOADING, STOPS, dead) as (rank, process, walk):
+        until(lambda: rank.log.progress.cause != "")
+        process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert error.cause == "engine-stopped"
+    assert error.reason.endswith(": somebody else than sparkd stopped it, as by docker stop")
 
 
 @pytest.mark.parametrize("live_restore", [False, True])
@@ -118,7 +142,8 @@ def test_a_new_dockerd_ends_the_run_unless_it_keeps_containers(worker: AgentUnde
             process.kill()
         error = walk.join()
     assert isinstance(error, EngineEndedError)
-    assert ("another dockerd has started" in error.reason) is not live_restore
+    assert ("dockerd was stopped or restarted" in error.reason) is not live_restore
+    assert (error.cause == "docker-restarted") is not live_restore
 
 
 def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worker: AgentUnderTest) -> None:
@@ -126,7 +151,8 @@ def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worke
         error = walk.join()
         assert process.poll() is None
     assert isinstance(error, EngineEndedError)
-    assert error.reason.startswith("a process of the rank has died")
+    assert error.reason.startswith("a process of the rank has died: killed by signal 9 from outside, not by sparkd (W")
+    assert error.cause == "killed-from-outside"
 
 
 @pytest.mark.parametrize(

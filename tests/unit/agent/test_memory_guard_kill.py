@@ -19,6 +19,7 @@ from tests.unit.cluster_nodes import (
     running,
     settings,
 )
+from tests.unit.nodes import until
 
 from sparkd.agent.shutdown import engine_ended, shutdown_on_error
 from sparkd.agent.startup import guard_memory, wait_backoff
@@ -68,15 +69,25 @@ def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTe
         rank.guard.close()
 
 
+DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-0 died unexpectedly (exit code: -9)"
+
+
 @pytest.mark.parametrize(("before", "now", "named"), [(3, 4, True), (3, 3, False), (None, 4, False)])
-def test_an_oom_kill_by_the_kernel_is_named_as_the_cause(
-    worker: AgentUnderTest, before: int | None, now: int, named: bool
+@pytest.mark.parametrize("said", [(), (DIED,), ("RuntimeError: boom",)])
+def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_cause(
+    worker: AgentUnderTest, before: int | None, now: int, named: bool, said: tuple[str, ...]
 ) -> None:
     files(worker).file("/proc/vmstat", f"nr_free_pages 1\noom_kill {now}\n")
-    with running(worker.agent) as (rank, process):
+    with running(worker.agent, *said) as (rank, process):
         rank.oom_kills = before
+        if said:
+            until(lambda: rank.log.progress.cause != "")
         process.kill()
-        assert ("killed for want of memory" in engine_ended(worker.agent, rank).reason) is named
+        error = engine_ended(worker.agent, rank)
+    otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[said]
+    kernel = named and "boom" not in error.reason
+    assert error.cause == ("kernel-oom" if kernel else otherwise)
+    assert ("killed for want of memory" in error.reason) is kernel
 
 
 @pytest.mark.parametrize(

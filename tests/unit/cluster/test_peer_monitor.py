@@ -86,6 +86,22 @@ def test_without_a_proof_silence_is_tolerated_until_the_timeout() -> None:
     assert (caught.value.code, caught.value.hint) == (ExitCode.PEER_LOST, "sparkd starts again and awaits it")
 
 
+@pytest.mark.parametrize("proves", [True, False])
+def test_a_node_that_has_lost_its_own_address_blames_that_and_no_other_node(proves: bool) -> None:
+    peers, engine, monitor = tracked(0, proves=proves)
+    gone = "this node's own address 10.0.0.2 is gone"
+    peers[0].status = replace(peers[0].status, said=gone, own_address_gone=True)
+    peers[0].silent(OVER)
+    if proves:
+        monitor.check()
+        engine.makes(False)
+    with pytest.raises(PeerLostError) as caught:
+        monitor.check()
+    lost = caught.value
+    assert lost.reason.startswith(f"{gone}: rank 0 on spark1 (10.0.0.1) has been silent for 1001 s")
+    assert (lost.cause, lost.hint.partition(";")[0]) == (Cause.OWN_ADDRESS_GONE, "ip -brief address")
+
+
 def test_a_silence_that_ends_in_time_has_no_effect() -> None:
     for proves in (True, False):
         peers, _, monitor = tracked(0, proves=proves)

@@ -216,7 +216,8 @@ def test_one_lost_connection_is_no_silence(one: Node) -> None:
 
 def test_an_own_address_that_is_not_there_is_silence_and_no_refusal() -> None:
     with node("127.0.0.2") as one, reading("127.0.0.2", one.port, own_address="192.0.2.77") as reader:
-        assert "assign requested address" in contact_of(reader, Contact.SILENT)
+        assert contact_of(reader, Contact.SILENT) == "this node's own address 192.0.2.77 is gone"
+        assert reader.status.own_address_gone
 
 
 def test_an_address_that_nobody_routes_to_is_silence_and_no_refusal() -> None:

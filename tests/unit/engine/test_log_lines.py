@@ -137,8 +137,7 @@ def cause_of(name: str) -> str:
         ("ray-head", "RayWorkerProc rank=[1] died unexpectedly, shutting down executor."),
         ("ray-worker", "raylet [exit code=-9]"),
         ("E9-apiport", "OSError: [Errno 98] Address already in use"),
-        # Where no cause was named, a report at second hand serves.
-        ("E10a-head", "vllm.v1.engine.exceptions.EngineDeadError"),
+        ("E10a-head", "[shutdown] MPClient: engine core exited unexpectedly"),
         ("E9-kvsmall", "ValueError: To serve at least one request with the model's max seq len (4096)"),
     ],
 )
@@ -151,9 +150,69 @@ def test_a_validation_error_carries_the_line_that_says_what_is_wrong() -> None:
     assert "Invalid JSON: expected value at line 1 column 20" in cause_of("E7-badjson")
 
 
-@pytest.mark.parametrize("log", ["tp1", "tp2-worker"])
-def test_an_engine_that_ran_well_has_no_cause(log: str) -> None:
-    assert cause_of(log) == ""
+@pytest.mark.parametrize(("log", "cause"), [("tp1", "[shutdown] API server: shutdown triggered"), ("tp2-worker", "")])
+def test_an_engine_that_ran_well_has_no_cause_but_the_signal_that_stopped_it(log: str, cause: str) -> None:
+    assert cause_of(log) == cause
+    assert progress_of(log).stopped_by_signal(0.0) is bool(cause)
+
+
+def causes(*lines: str) -> str:
+    return follow(list(lines))[-1].root_cause(now=0.0)
+
+
+DEAD = "(APIServer pid=1) ERROR 01-01 00:00:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: E. See stack trace"
+CORE = "(EngineCore pid=9) ERROR 01-01 00:00:00 [c.py:1] "
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ((DEAD,), ""),
+        (("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",), ""),
+        # The last line of a trace is the cause, whatever the name of its class.
+        (
+            (f"{CORE}Traceback (most recent call last):", f'{CORE}  File "x", line 1', f"{CORE}queue.Empty: q", DEAD),
+            "queue.Empty: q",
+        ),
+        (
+            (
+                "Traceback (most recent call last):",
+                "(APIServer pid=1) INFO 01-01 00:00:00 [x.py:1] another process: says this meanwhile",
+                "    raise value",
+                "ray.exceptions.RayTaskError(ValueError): boom",
+            ),
+            "ray.exceptions.RayTaskError(ValueError): boom",
+        ),
+        (("Traceback (most recent call last):", "INFO:     Started"), ""),
+        # NCCL's reason is on the last of four lines.
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.27.5",
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+                "Last error:",
+                "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+                "frame #0: c10::Error",
+            ),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.27.5: "
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.: "
+                "Last error:: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+            ),
+        ),
+        (("spark1:77:78 [0] NCCL WARN Call to ibv_reg_mr_iova2 failed with error X", DEAD), "spark1:77:78"),
+        (("Fatal Python error: Segmentation fault", DEAD), "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_a_line_that_points_to_others_is_never_the_cause(lines: tuple[str, ...], cause: str) -> None:
+    assert causes(*lines).startswith(cause)
+    assert bool(causes(*lines)) is bool(cause)
+
+
+@pytest.mark.parametrize(
+    ("log", "killed"), [("E10a-head", True), ("E10b-head", True), ("E1b-worker", True), ("ray-worker", True)]
+)
+def test_a_process_that_is_gone_without_a_word_was_killed(log: str, killed: bool) -> None:
+    assert progress_of(log).killed(0.0) is killed
 
 
 ENGINE = "reading arguments, reading the model's configuration, starting the engine core, "

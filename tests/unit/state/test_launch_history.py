@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,8 +11,11 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
 
+from sparkd.agent import shutdown
 from sparkd.agent.serving import ProvingPeriod
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.host import Host
+from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.lib import errors
 from sparkd.lib.errors import Cause, EngineEndedError, SparkdError
 from sparkd.lib.text import Redactor
@@ -77,8 +81,9 @@ def test_a_reason_from_the_file_is_sanitized() -> None:
 def test_the_next_process_reports_why_the_last_one_ended() -> None:
     stopped = End("stop requested", 0, cause=Cause.STOP_REQUESTED)
     ends = (None, End(KILLED), stopped, End("port 8000 is taken", 10, cause=Cause.BLOCKED), End("", 1))
-    causes = [("", ""), (KILLED, ""), ("", ""), ("port 8000 is taken (exit 10)", "blocked"), (" (exit 1)", "")]
-    assert [replace(EMPTY, last_exit=end).last_cause for end in ends] == causes
+    causes = [None, KILLED, None, "port 8000 is taken (exit 10)", " (exit 1)"]
+    found = [replace(EMPTY, last_exit=end).last_cause for end in ends]
+    assert [one and str(one) for one in found] == causes
 
 
 def test_a_cause_that_only_a_later_version_knows_is_read() -> None:
@@ -152,7 +157,8 @@ def test_the_first_start_of_this_version_counts_a_killed_agent_and_removes_the_o
     after = written(started)
     assert (after.failures, after.last_failure("d1")) == ({"d2": 2, "d1": 2}, KILLED)
     assert (after.good, [one.open for one in after.boots]) == (MIGRATED.good, [False, False])
-    assert after.last_cause == (KILLED, "agent-killed"), "until its end is recorded"
+    assert after.last_cause is not None
+    assert after.last_cause == End(KILLED, at=after.last_cause.at, cause="agent-killed"), "until its end is recorded"
     assert isinstance(actions, MemoryActions)
     assert {name: actions.written[name] for name in OLD} == dict.fromkeys(OLD, "")
 
@@ -197,16 +203,48 @@ def test_a_failure_of_this_node_counts_once_for_an_open_launch(
     after = written(started)
     assert after.failures == ({agent.plan.counted_as: 1} if counted else {})
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
-    assert (after.open, after.last_cause) == (None, (f"reason (exit {int(error.code)})", error.cause))
+    last = after.last_cause
+    assert last is not None
+    assert (after.open, str(last), last.cause) == (None, f"reason (exit {int(error.code)})", error.cause)
     on_disk(started).file(FILE.path, FILE.encode(after))
     shutdown_on_error(agent, None, error)
     assert written(started).failures == after.failures, "nothing was launched since"
 
 
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (EngineEndedError("it named no cause"), Cause.DOCKER_HUNG),
+        (errors.LaunchError("TimeoutError: docker", "df -h", cause=Cause.SYSTEM_ERROR), Cause.DOCKER_HUNG),
+        (errors.StalledError("no answer"), Cause.DOCKER_HUNG),
+        (EngineEndedError("RuntimeError: boom", cause=Cause.ENGINE_ERROR), Cause.ENGINE_ERROR),
+        (errors.PeerLostError("rank 1 is gone"), Cause.PEER_LOST),
+    ],
+    ids=str,
+)
+def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_error(
+    started: AgentUnderTest, monkeypatch: pytest.MonkeyPatch, error: SparkdError, cause: Cause
+) -> None:
+    monkeypatch.setattr(shutdown, "HANG_SECONDS", 0.1)
+    answers = threading.Event()
+
+    def hangs() -> DockerFacts:
+        answers.wait(30)
+        return AWAY
+
+    hung = replace(started.agent, host=Host(started.agent.host.files.root, hangs))
+    shutdown_on_error(hung, None, error)
+    answers.set()
+    last = written(started).last_cause
+    assert last is not None
+    assert last.cause == cause
+    assert last.reason.startswith("dockerd runs and does not answer: ") is (cause is Cause.DOCKER_HUNG)
+
+
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:
     shutdown_on_request(started.agent, None)
     after = written(started)
-    assert (after.failures, after.open, after.last_cause) == ({}, None, ("", ""))
+    assert (after.failures, after.open, after.last_cause) == ({}, None, None)
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]
 
 
@@ -224,7 +262,7 @@ def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> Non
 def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
     agent = replace(started.agent, redact=Redactor(("hunter2hunter2",)))
     shutdown_on_error(agent, None, EngineEndedError("no model for hunter2hunter2", "is hunter2hunter2 right?"))
-    assert written(started).last_cause[0] == "no model for *** (exit 13)"
+    assert str(written(started).last_cause) == "no model for *** (exit 13)"
     assert "hunter2" not in FILE.encode(written(started))
 
 

@@ -100,6 +100,12 @@ def test_what_is_awaited_comes_before_what_ended_the_life_before() -> None:
     assert rows(waits)[1].endswith("waiting for rank 1; last: rank 1 was lost")
 
 
+def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
+    seen = replace(PEER, report=replace(WORKER, last_hint="give it memlock -1"))
+    assert "hint        spark2: last cause: give it memlock -1" in rows(replace(HEAD, peers=(seen,)))
+    assert "hint        last cause: drink tea" in rows(replace(HEAD, peers=(), last_hint="drink tea"))
+
+
 def test_a_cause_is_shortened_to_the_terminal_and_whole_without_one() -> None:
     long = replace(HEAD, last_cause="x" * 300)
     assert "x" * 300 in rows(long)[1]

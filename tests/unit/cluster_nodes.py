@@ -66,9 +66,13 @@ class RecordingLog(ProcessLog):
 
 class RecordingNotifier(Notifier):
     up = False
+    stops = 0
 
     def ready(self) -> None:
         self.up = True
+
+    def stopping(self) -> None:
+        self.stops += 1
 
 
 def addresses(count: int) -> tuple[str, ...]:

@@ -68,6 +68,7 @@ def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
 
     Raises MemoryGuardError where the guard killed it, PeerLostError where another rank ended first.
     """
+    agent.loop.report_stopping()  # now: to find the cause takes seconds
     if (guard := running.guard) is not None:
         agent.loop.sleep_uninterruptible(ACCOUNT_SECONDS, lambda: guard.over)
         guard.raise_if_killed()
@@ -85,6 +86,7 @@ def engine_dead(agent: Deps, running: Running, reason: str, code: str = "") -> E
 
     The engine's own words suggest it. The other nodes confirm it: by a report, a refused connection, or silence.
     """
+    agent.loop.report_stopping()
     cause, text = running.find_cause(agent.host, code)
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
     if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
@@ -112,9 +114,8 @@ def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
 def shutdown_on_request(agent: Deps, running: Running | None) -> None:
     """End the rank within its grace period, and count no failure."""
     agent.monitor.untrack_all()
-    agent.notifier.stopping()
+    agent.loop.report_stopping()
     agent.set_phase(Phase.STOPPING, STOPPED)
-    agent.loop.extend_timeout(True)
     grace_seconds: float = agent.settings.engine.stop_grace_seconds
     if running is not None and not agent.context.is_head:
         agent.loop.sleep_uninterruptible(RELEASE_SECONDS, lambda: _head_left(agent))
@@ -130,6 +131,7 @@ def shutdown_on_request(agent: Deps, running: Running | None) -> None:
 
 def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) -> ExitCode:
     """Report why the run ends, stop the rank, and record the cause for the next run."""
+    agent.loop.report_stopping()
     failed_in = agent.state.failed_in or agent.reporter.report.phase
     if error.cause in _BY_DOCKER and _dockerd_hangs(agent):
         error.reason, error.hint = f"dockerd runs and does not answer: {error.reason}", "systemctl restart docker"
@@ -145,7 +147,6 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
         hint=error.hint,
     )
     agent.monitor.untrack_all()
-    agent.loop.extend_timeout(True)
     agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS

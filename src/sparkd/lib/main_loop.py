@@ -59,6 +59,7 @@ class MainLoop:
         self._slice_seconds = min(SLICE_SECONDS, watched / 3) if watched else SLICE_SECONDS
         self._fed_at = float("-inf")
         self._extends = True
+        self._stopping = False
         self._stop_signal = 0
         self._failure: BaseException | None = None
         self._checks: tuple[Callable[[], object], ...] = ()
@@ -84,6 +85,12 @@ class MainLoop:
         if self._extends:
             self._notifier.ready()
             self._extends = False
+
+    def report_stopping(self) -> None:
+        """Send STOPPING=1 once, and extend the stop's timeout from then on. systemd sends no SIGTERM after it."""
+        if not self._stopping:
+            self._notifier.stopping()
+        self._stopping = self._extends = True
 
     def wake(self) -> None:
         os.eventfd_write(self._wake_fd, 1)

@@ -186,10 +186,12 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     assert "vllm serve" in (world.tree.root / "run/sparkd/launch.sh").read_text()
 
 
-def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World) -> None:
+def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World, said: Said) -> None:
     thread = world.once("serving", world.fail)
     code, journal = run_agent(world)
     thread.join()
+    leaves = [one.partition(":")[0] for one in said() if one.startswith(("STATUS=", "STOPPING="))]
+    assert leaves[-3:] == ["STATUS=serving", "STOPPING=1", "STATUS=failed"], "at once, and once"
     assert code is ExitCode.ENGINE_ENDED, journal
     assert phases(journal)[-2:] == ["serving", "failed"]
     last = world.last_exit

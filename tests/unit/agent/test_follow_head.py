@@ -88,6 +88,7 @@ def test_an_ended_container_ends_the_run_with_the_engines_words(worker: AgentUnd
         process.kill()
         assert until(lambda: walk.over) < 2
         error = walk.join()
+    assert worker.notifier.stops == 1, "systemd knows it before the shutdown"
     assert isinstance(error, EngineEndedError)
     assert error.reason.startswith("the engine ended while loading weights")
     assert error.reason.endswith("RuntimeError: boom")

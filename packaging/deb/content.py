@@ -45,8 +45,8 @@ def _shared(tree: Tree, source: Source) -> None:
 
 
 def _system(tree: Tree, source: Source) -> None:
-    for role in units.ROLES:
-        tree.add(f"{units.PACKAGE_UNITS[1:]}/{units.unit_name(role)}", units.render(role).encode())
+    for path, text in units.package_units().items():
+        tree.add(path[1:], text.encode())
     tree.add("usr/lib/systemd/system-preset/80-sparkd.preset", source.text("packaging/debian/preset").encode())
     # Folders, no files: what stands in /etc belongs to the administrator, and no upgrade ever prompts for it.
     for name in ("conf.d", "recipes", "preflight.d"):

@@ -7,16 +7,18 @@ from pathlib import Path
 import pytest
 from tests.bed.conftest import MakeNode
 from tests.bed.node import Node
+from tests.bed.processes import wait_for
 
 from sparkd.actions.system_config import HEADER
 
+LATE_MICROSECONDS = 3_000_000
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
 
 # A service that is up at once and stays, in the place of the agent: this is about the package, not about serving.
 STAND_IN = """\
 [Service]
 ExecStart=
-ExecStart=/bin/sh -c 'systemd-notify --ready; exec sleep infinity'
+ExecStart=/bin/sh -c 'test -e /root/loads && sleep 8; systemd-notify --ready; exec sleep infinity'
 NotifyAccess=all
 WatchdogSec=0
 """
@@ -101,17 +103,37 @@ def test_dropins_follow_the_configuration_and_systemd_reads_them(installed: Node
     assert "data.mount" not in wanted
 
 
-def test_an_enabled_unit_starts_when_the_boot_is_complete(installed: Node) -> None:
+def test_a_boot_finishes_while_an_enabled_unit_loads(installed: Node) -> None:
     stand_in(installed)
-    installed.sh("systemctl enable sparkd-head")
-    installed.reboot()
-    assert state(installed, "sparkd-head.service") == ("enabled", "active")
+    installed.sh("touch /root/loads; systemctl enable sparkd-head")
+    assert installed.reboot() == "running", "while it loads"
+    wait_for(lambda: state(installed, UNITS[0]) == ("enabled", "activating"), 5, "it to be started")
+    installed.sh("systemd-analyze time")  # fails where the boot has not finished
     assert "ordering cycle" not in installed.sh("journalctl --boot --no-pager").stdout
     reached, started = (
         int(installed.run("systemctl", "show", "--value", "--property", f"{edge}TimestampMonotonic", unit).stdout)
         for unit, edge in (("multi-user.target", "ActiveEnter"), ("sparkd-head", "InactiveExit"))
     )
-    assert 0 < reached <= started
+    assert 0 < reached <= started <= reached + LATE_MICROSECONDS
+    installed.run("systemctl", "start", "sparkd-head")  # waits for what is under way
+    assert state(installed, UNITS[0])[1] == "active"
+    before = main_pid(installed, "sparkd-head")
+    installed.run("systemctl", "isolate", "multi-user.target")
+    assert main_pid(installed, "sparkd-head") == before
+    installed.sh("rm /root/loads; systemctl disable sparkd-head")
+    installed.reboot()
+    assert [state(installed, unit) for unit in (*UNITS, "sparkd.target")] == [
+        *[("disabled", "inactive")] * 2,
+        ("static", "inactive"),
+    ]
+
+
+def test_an_upgrade_keeps_enabled_what_the_boot_itself_started(installed: Node) -> None:
+    wants = "/etc/systemd/system/multi-user.target.wants/sparkd-worker.service"
+    installed.sh(f"ln -s /usr/lib/systemd/system/sparkd-worker.service {wants}")
+    installed.sh("dpkg --install /root/sparkd.deb", timeout=120)
+    assert [state(installed, unit)[0] for unit in UNITS] == ["disabled", "enabled"]
+    installed.sh(f"test ! -L {wants} && test -L /etc/systemd/system/sparkd.target.wants/sparkd-worker.service")
 
 
 def test_an_upgrade_leaves_a_serving_unit_alone(installed: Node) -> None:

@@ -21,6 +21,7 @@ from sparkd.config import units
 CHECKOUT = Path(__file__).parents[2]
 ELF_MACHINE = {"amd64": 62, "arm64": 183}
 DEBIANS = [one.debian for one in ARCHITECTURES]
+UNITS = [Path(path).name for path in units.package_units() if not path.endswith(".conf")]
 VENDOR = "./usr/lib/sparkd/vendor"
 
 
@@ -103,13 +104,13 @@ def test_every_library_has_its_paragraph_of_copyright(package: Path) -> None:
 
 
 def test_units_are_the_ones_that_this_source_renders(unpacked: Path) -> None:
-    for role in units.ROLES:
-        assert (unpacked / f"usr/lib/systemd/system/{units.unit_name(role)}").read_text() == units.render(role)
+    for path, text in units.package_units().items():
+        assert (unpacked / path[1:]).read_text() == text
 
 
 def verify(root: Path) -> str:
     """What systemd-analyze of this machine has to say about the units below `root`."""
-    command = ["systemd-analyze", "verify", f"--root={root}", *map(units.unit_name, units.ROLES)]
+    command = ["systemd-analyze", "verify", f"--root={root}", *UNITS]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return f"{done.stdout}{done.stderr}exit {done.returncode}"
 
@@ -169,6 +170,5 @@ def test_needrestart_only_names_the_units(unpacked: Path) -> None:
 def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
     systemctl = ("systemctl", f"--root={unpacked}")
     subprocess.run([*systemctl, "preset-all", "--preset-mode=enable-only"], capture_output=True, check=True)
-    units = ("sparkd-head.service", "sparkd-worker.service")
-    enabled = subprocess.run([*systemctl, "is-enabled", *units], capture_output=True, text=True, check=False)
-    assert enabled.stdout.split() == ["disabled", "disabled"], enabled.stderr
+    enabled = subprocess.run([*systemctl, "is-enabled", *UNITS], capture_output=True, text=True, check=False)
+    assert enabled.stdout.split() == ["disabled", "disabled", "static", "static"], enabled.stderr

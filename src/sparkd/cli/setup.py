@@ -90,11 +90,10 @@ def manage_units(args: argparse.Namespace) -> None:
             raise ConfigError("\n".join(found))
         print("what systemd runs matches the configuration")
     else:
-        for dropin in wanted:
-            if args.role in (None, dropin.role):
-                print(f"# {units.PACKAGE_UNITS}/{units.unit_name(dropin.role)}\n{units.render(dropin.role)}")
-                if dropin.text:
-                    print(f"# {dropin.path}\n{dropin.text}")
+        texts = units.package_units() | {one.path: one.text for one in wanted}
+        for path, text in texts.items():
+            if text and (args.role is None or units.unit_name(args.role) in path):
+                print(f"# {path}\n{text}")
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:

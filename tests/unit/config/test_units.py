@@ -62,11 +62,24 @@ def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:
 
 def test_unit_requires_nothing_and_holds_no_boot() -> None:
     unit = units.render("head")
-    assert not {"Requires", "Requisite", "BindsTo", "RequiresMountsFor", "Conflicts"} & {
+    assert not {"Requires", "Requisite", "BindsTo", "RequiresMountsFor"} & {
         line.partition("=")[0] for line in unit.splitlines()
     }
     assert {"docker.service", "network-online.target", "multi-user.target"} <= set(words(unit, "After"))
-    assert words(unit, "WantedBy") == ["multi-user.target"]
+    assert words(unit, "WantedBy") == ["sparkd.target"]
+    texts = units.package_units()
+    boot = {name: texts[f"{units.PACKAGE_UNITS}/{name}"] for name in units.BOOT_UNITS}
+    assert [name for name, text in boot.items() if "sparkd.target" in words(text, "Wants")] == [], (
+        "no start job at boot"
+    )
+    assert lines(boot["sparkd-boot.service"], "Type") == ["exec"]
+    assert words(boot["multi-user.target.d/sparkd-boot.conf"], "Wants") == ["sparkd-boot.service"]
+
+
+def test_an_isolate_leaves_a_serving_unit_alone_and_rescue_mode_ends_it() -> None:
+    unit = units.render("head")
+    assert lines(unit, "IgnoreOnIsolate") == ["yes"]
+    assert words(unit, "Conflicts") == ["rescue.target", "emergency.target"]
     assert [word for word in words(unit, "Wants") if "docker" in word] == []
 
 
@@ -157,15 +170,17 @@ def test_remove_takes_ours_and_leaves_the_rest(tree: Tree) -> None:
 
 
 def test_a_node_in_order_has_no_drift_and_a_masked_unit_is_none(tree: Tree) -> None:
-    for role in units.ROLES:
-        tree.file(f"{units.PACKAGE_UNITS}/{units.unit_name(role)}", units.render(role))
+    for path, text in units.package_units().items():
+        tree.file(path, text)
     tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", "")
     install(tree.root, ELSEWHERE)
     assert units.drift(units.dropins(ELSEWHERE), Files(str(tree.root))) == ()
 
 
 def test_drift_names_every_difference(tree: Tree) -> None:
-    tree.file(f"{units.PACKAGE_UNITS}/sparkd-head.service", units.render("head") + "# edited\n")
+    for path, text in units.package_units().items():
+        if "worker" not in path:
+            tree.file(path, text + "# edited\n" * path.endswith("head.service"))
     tree.file(f"{units.ADMIN_UNITS}/sparkd-worker.service", units.render("worker"))
     tree.file(HEAD, OURS)
     tree.file(WORKER, "[Service]\nNice=5\n")

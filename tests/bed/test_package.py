@@ -115,7 +115,7 @@ def test_a_boot_finishes_while_an_enabled_unit_loads(installed: Node) -> None:
         for unit, edge in (("multi-user.target", "ActiveEnter"), ("sparkd-head", "InactiveExit"))
     )
     assert 0 < reached <= started <= reached + LATE_MICROSECONDS
-    installed.run("systemctl", "start", "sparkd-head")  # waits for what is under way
+    installed.run("systemctl", "start", "sparkd-head")  # joins the start that is under way
     assert state(installed, UNITS[0])[1] == "active"
     before = main_pid(installed, "sparkd-head")
     installed.run("systemctl", "isolate", "multi-user.target")

@@ -25,6 +25,23 @@ held.flush()
 time.sleep(3600)
 """
 """As vLLM leaves it when its API server is killed: orphaned, deaf to SIGTERM, holding shared memory."""
+ORPHAN = """
+import ctypes, os, signal, socket, time
+if os.fork():
+    os._exit(0)
+os.setsid()  # it leads its own group
+ctypes.CDLL(None).prctl(15, b"VLLM::EngineCor", 0, 0, 0)
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+held = socket.create_server(("", 29501))
+time.sleep(3600)
+"""
+SERVE = """#!/usr/bin/python3
+import os, signal, subprocess, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0, 0, 0); time.sleep(3600)"
+subprocess.run([sys.executable, "-c", engine])
+"""
+"""Somebody's engine, deaf to SIGTERM as one that starts."""
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +57,21 @@ def faulty(installed: SparkdNode) -> SparkdNode:
     """Strays, orphaned segments, a container of an agent that is gone, and work of others that must not be touched."""
     node = installed.node
     node.write("/root/stray.py", STRAY)
-    node.sh("setsid python3 /root/stray.py >/dev/null 2>&1")
+    node.write("/root/orphan.py", ORPHAN)
+    node.sh("setsid python3 /root/stray.py >/dev/null 2>&1; python3 /root/orphan.py >/dev/null 2>&1")
     node.sh("echo orphan > /dev/shm/psm_0000dead; echo mine > /dev/shm/psm_notvllm; echo x > /dev/shm/precious")
     node.sh("touch -d '10 minutes ago' /dev/shm/psm_0000dead /dev/shm/psm_notvllm /dev/shm/precious")
     labels = ("--label", "io.sparkd.role=head", "--label", f"io.sparkd.invocation={'0' * 32}")
     node.run("docker", "run", "--detach", "--name", "sparkd-rank0", *labels, BUSYBOX, "sleep", "3600")
     node.run("docker", "run", "--detach", "--name", "theirs", BUSYBOX, "sleep", "3600")
-    wait_for(lambda: node.pids("^VLLM::Worker_TP"), 10, "the stray")
+    wait_for(lambda: len(node.pids("^VLLM::")) == 2, 10, "the strays")
     return installed
 
 
 @pytest.fixture(autouse=True)
 def healed(installed: SparkdNode) -> None:
     """Each test begins with a node that has nothing of the last one."""
-    for pid in installed.node.pids("^VLLM::Worker_TP"):
+    for pid in installed.node.pids("^VLLM::|local/bin/vllm"):
         installed.node.kill(pid, 9)
     installed.node.sh("rm -f /dev/shm/*; docker rm --force sparkd-rank0 theirs >/dev/null 2>&1 || true")
 
@@ -86,7 +104,9 @@ def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> 
     (stray,) = faulty.node.pids("^VLLM::Worker_TP")
     assert strays["level"] == "block"
     targets = {(fix["kind"], fix["target"], fix["state"]) for fix in strays["fixes"]}  # type: ignore[attr-defined]
+    (orphan,) = faulty.node.pids("^VLLM::EngineCor")
     assert ("end-process", f"pid {stray} (VLLM::Worker_TP)", "would apply") in targets
+    assert ("end-process", f"pid {orphan} (VLLM::EngineCor)", "would apply") in targets
     assert any(kind == "remove-container" and "sparkd-rank0" in target for kind, target, _ in targets)
     segments = {fix["target"] for fix in checks["shared-memory"]["fixes"]}  # type: ignore[attr-defined]
     assert segments == {"/dev/shm/psm_0000dead"}
@@ -96,7 +116,7 @@ def test_preflight_by_hand_fixes_only_the_fixable_faults(faulty: SparkdNode) -> 
     (stray,) = faulty.node.pids("^VLLM::Worker_TP")
     code, checks = preflight(faulty)
     assert code == 0, checks
-    assert faulty.node.pids("^VLLM::Worker_TP") == []
+    assert faulty.node.pids("^VLLM::") == []
     assert faulty.node.run("docker", "ps", "--all", "--format", "{{.Names}}").stdout.split() == ["theirs"]
     kept = set(faulty.node.sh("ls /dev/shm").stdout.split())
     assert {"psm_notvllm", "precious"} <= kept
@@ -105,11 +125,10 @@ def test_preflight_by_hand_fixes_only_the_fixable_faults(faulty: SparkdNode) -> 
 
 
 def test_a_living_engine_of_somebody_else_blocks_and_is_left_alone(installed: SparkdNode) -> None:
-    engine = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'VLLM::EngineCor', 0, 0, 0); time.sleep(3600)"
-    serve = f"import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {engine!r}])"
-    installed.node.write("/usr/local/bin/vllm", f"#!/usr/bin/python3\n{serve}\n")
+    installed.node.write("/usr/local/bin/vllm", SERVE)
     installed.node.run("chmod", "755", "/usr/local/bin/vllm")
-    installed.node.run("systemd-run", "--unit=yesterdays", "/usr/local/bin/vllm", "serve", "/models/x")
+    once = "--property=TimeoutStopSec=1"
+    installed.node.run("systemd-run", "--unit=yesterdays", once, "/usr/local/bin/vllm", "serve", "/models/x")
     try:
         wait_for(lambda: installed.node.pids("^VLLM::EngineCor"), 10, "the engine")
         code, checks = preflight(installed)
@@ -117,9 +136,33 @@ def test_a_living_engine_of_somebody_else_blocks_and_is_left_alone(installed: Sp
         assert checks["stray-workers"]["level"] == "block"
         assert checks["stray-workers"]["fixes"] == []
         assert installed.show("MainPID", "yesterdays") in str(checks["stray-workers"]["reason"])
+        assert str(checks["stray-workers"]["hint"]).startswith("stop it first: systemctl stop yesterdays.service; ")
         assert installed.show("ActiveState", "yesterdays") == "active"
     finally:
         installed.node.run("systemctl", "stop", "yesterdays")
+
+
+def test_a_blocked_agent_serves_once_a_person_has_used_the_hint(installed: SparkdNode) -> None:
+    """The engine is deaf to SIGTERM, and was started by hand: no unit or container ends it."""
+    node = installed.node
+    node.write("/usr/local/bin/vllm", SERVE)
+    node.sh("chmod 755 /usr/local/bin/vllm; setsid /usr/local/bin/vllm serve /models/x >/dev/null 2>&1 &")
+    wait_for(lambda: node.pids("^VLLM::EngineCor"), 10, "the engine")
+    (theirs,) = node.pids("local/bin/vllm serve")
+    installed.start_soon()
+    try:
+        wait_for(lambda: installed.phase() == "blocked", 20, "the agent to be blocked")
+        hint = f"sparkd preflight --fix {theirs}"
+        assert f"(stop it first: {hint})" in installed.status_text(), installed.status_text()
+        (dockerd,) = node.pids("^dockerd|/dockerd")
+        refused = node.run("sparkd", "preflight", "--fix", str(dockerd), check=False)
+        assert (refused.returncode, node.pids("^dockerd|/dockerd")) == (2, [dockerd]), refused.stderr
+        done = node.run(*hint.split(), check=False)
+        assert f"applied: end-process pid {theirs} (vllm) (ended by SIGKILL)" in done.stdout, done.stdout + done.stderr
+        installed.await_serving()
+        assert node.run(*hint.split(), check=False).returncode == 10, "a serving agent owns the node"
+    finally:
+        installed.stop()
 
 
 def test_a_container_of_somebody_else_that_has_the_ranks_name_blocks_and_survives(installed: SparkdNode) -> None:
@@ -181,12 +224,13 @@ def test_the_sweep_ends_the_container_of_a_dead_agent_and_no_other(faulty: Spark
 
 
 def test_the_agent_fixes_a_faulty_node_and_serves_and_its_journal_names_each_fix(faulty: SparkdNode) -> None:
-    (stray,) = faulty.node.pids("^VLLM::Worker_TP")
+    (stray,), (orphan,) = (faulty.node.pids(name) for name in ("^VLLM::Worker_TP", "^VLLM::EngineCor"))
     cursor = faulty.cursor()
     faulty.start()
     try:
         journal = faulty.journal_since(cursor)
         assert f'preflight.fix.applied kind=end-process target="pid {stray} (VLLM::Worker_TP)"' in journal
+        assert f'preflight.fix.applied kind=end-process target="pid {orphan} (VLLM::EngineCor)"' in journal
         assert 'preflight.fix.applied kind=remove-container target="container sparkd-rank0 (' in journal
         assert "preflight.fix.applied kind=unlink-segment target=/dev/shm/psm_0000dead" in journal
         assert faulty.serves()

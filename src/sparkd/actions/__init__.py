@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from sparkd.plan.model import LaunchPlan
 
 RUN = "/run/sparkd"
-STOP_HINT = "stop that first: systemctl stop sparkd-head sparkd-worker"
 ACT_SECONDS = 60.0
 """For docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
@@ -87,14 +86,14 @@ def _name_holder(machine: Files) -> tuple[str, str]:
     with suppress(OSError):
         holder = read_owner(machine)
     if holder is None:
-        return "this node is owned by another sparkd", STOP_HINT
+        return "this node is owned by another sparkd", NodeOwner(0, "", "").hint
     uid = 0
     with suppress(OSError, ValueError):
         uid = read_status(machine, holder.pid).uid
     if uid:  # it opened the lock while that was readable
         name = f"pid {holder.pid} of user {user_name(machine, uid)}"
         return f"{name} holds {OWNER_LOCK} and is no sparkd", f"end it: kill -9 {holder.pid}"
-    return f"this node is owned by pid {holder.pid} ({holder.command or 'another sparkd'})", STOP_HINT
+    return f"this node is owned by pid {holder.pid} ({holder.command or 'another sparkd'})", holder.hint
 
 
 class Actions:

@@ -6,24 +6,33 @@ import argparse
 import os
 import sys
 import uuid
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from sparkd.cli import console
 from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.host.processes import NodeOwner
-from sparkd.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
 from sparkd.preflight.check import Finding, Level, Verdict
+from sparkd.preflight.fixes import FixState, stop_by_hand
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import CHECKS, IDS, build_checks, build_unplanned
 from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
-from sparkd.status.model import parse, read_report
+from sparkd.status.model import Phase, parse, read_report
+
+if TYPE_CHECKING:
+    from sparkd.actions import Actions
+    from sparkd.lib.main_loop import MainLoop
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +42,9 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=("head", "worker"), help="exit 78 where this node is not of this role")
     parser.add_argument(
         "--root", metavar="TREE", help="look at the machine whose files lie below TREE; implies --dry-run"
+    )
+    parser.add_argument(
+        "--fix", metavar="PID", type=int, help="end this process, which a hint names so: SIGTERM, then SIGKILL"
     )
     parser.add_argument("--explain", metavar="ID", help="say what a check looks at, and why")
     parser.set_defaults(run=preflight)
@@ -44,6 +56,8 @@ def preflight(args: argparse.Namespace) -> int:
         return ExitCode.GOOD
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
+    if args.fix is not None and (args.dry_run or args.root):
+        raise UsageError("--fix changes this node, a dry run does not", f"sudo {stop_by_hand(args.fix, '')}")
     host = Host(args.root or "/")
     config = Settings()
     try:
@@ -56,7 +70,10 @@ def preflight(args: argparse.Namespace) -> int:
         return _show(_look_without_plan(error, args.role, config, host), args, error.code)
     if node.rollback is not None:
         print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
-    shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
+    if args.fix is not None:
+        shown = _end_named(args.fix, node, config, host)
+    else:
+        shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
     blocked = blocking(shown.findings)
     if not blocked:
         return _show(shown, args, ExitCode.GOOD)
@@ -125,12 +142,45 @@ def _owner(host: NextStart) -> Owner | None:
     return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
 
 
-def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
+def _own(host: Host, loop: MainLoop) -> Actions:
     """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
     if os.geteuid() != 0:
         hint = "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
         raise UsageError("only root may change this node", hint)
     from sparkd.actions import Actions
+
+    return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
+
+
+def _end_named(pid: int, node: NodeContext, config: Settings, host: Host) -> Shown:
+    """End a process on a person's word, where a finding offers that. Raises as `_own`.
+
+    A blocked agent keeps the lock, and launches nothing as long as that finding blocks.
+    """
+    from sparkd.actions.processes import end_process
+    from sparkd.lib.main_loop import MainLoop
+    from sparkd.lib.systemd import Notifier
+
+    loop, before = MainLoop(Notifier(), {}), _only_look(node, config, host)
+    with ExitStack() as owned:
+        try:
+            owned.callback(_own(host, loop).release)
+        except BlockedError:
+            if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
+                raise
+        offers = [one for finding in before.findings for one in finding.verdict.offers]
+        offer = next((one for one in offers if pid in (fix.pid for fix in one)), None)
+        if offer is None:
+            hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
+            raise UsageError(f"no finding offers to end pid {pid}", hint)
+        ended = [(fix, end_process(fix, loop)) for fix in offer]
+    states = tuple(FixState(fix, applied.state, applied.note) for fix, applied in ended)
+    shown = _only_look(node, config, host)
+    return replace(shown, changes_nothing=False, fixes=states, hooks=(), before=before.findings)
+
+
+def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
+    """Raises as `_own`."""
     from sparkd.agent import hooks
     from sparkd.lib.log import events
     from sparkd.lib.main_loop import MainLoop
@@ -148,7 +198,7 @@ def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
 
     silent = events(lambda _priority, _line: None, Redactor())  # events are for the journal; a person reads the table
     policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person waits instead
-    actions = Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
+    actions = _own(host, loop)
     try:
         io = GateIO(actions.apply, run_hooks, wait, loop, silent, show=lambda _findings: None)
         admission = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from sparkd.host.disks import unescape
 from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Details, Process, container_id, read_status, user_name
+from sparkd.host.processes import GONE, Details, Process, container_id, read_status, systemd_unit, user_name
 from sparkd.lib.text import sanitize
 
 _KERNEL = (
@@ -22,8 +22,6 @@ _KERNEL = (
 )
 _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
-_UNIT = re.compile(r".+\.(?:service|scope)")
-_USER_MANAGER = re.compile(r"user@\d+\.service")
 
 SMALLEST_BYTES = 16 << 20
 """Of a consumer's process; smaller ones are left out."""
@@ -201,16 +199,9 @@ def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[in
 def _group(cgroup: str, process: Process) -> tuple[str, str]:
     if container := container_id(cgroup):
         return "container", container
-    for line in cgroup.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if number != "0" and controllers != "name=systemd":
-            continue
-        parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
-        if parts:
-            # Groups below a unit belong to it, except below a user's manager, which has units of its own.
-            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return "user-unit" if of_user else "unit", sanitize(parts[of_user], 120)
+    unit, of_user = systemd_unit(cgroup)
+    if unit:
+        return "user-unit" if of_user else "unit", unit
     return "process", f"pid {process.pid} ({process.comm})"
 
 

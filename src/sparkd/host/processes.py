@@ -28,6 +28,8 @@ UNLIMITED = -1
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
+_UNIT = re.compile(r".+\.(?:service|scope)")
+_USER_MANAGER = re.compile(r"user@\d+\.service")
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
@@ -67,6 +69,10 @@ class Details(Struct, frozen=True):
     shared_bytes: int
     container_id: str = ""
     """Full id; empty outside of containers."""
+    unit: str = ""
+    """The systemd unit that it runs in: a service or a scope."""
+    of_user: bool = False
+    """Whether a user's own manager runs that unit."""
 
     @property
     def private_bytes(self) -> int:
@@ -96,6 +102,12 @@ class NodeOwner(Struct, frozen=True):
     """systemd's, or generated at a start by hand: the `io.sparkd.invocation` of this owner's containers."""
     start_time: int = 0
     """As in Process."""
+
+    @property
+    def hint(self) -> str:
+        """For who wants its place. Commands other than the agent end by themselves."""
+        agent = not self.command or self.command.startswith("sparkd run")
+        return "stop that first: systemctl stop sparkd-head sparkd-worker" if agent else "it ends by itself: try again"
 
 
 class ProcessTable(Struct, frozen=True, dict=True):
@@ -183,13 +195,14 @@ def read_details(files: Files, process: Process) -> Details | None:
     """None when the process has ended, even if its pid belongs to another one now. Raises PermissionError."""
     try:
         status = read_status(files, process.pid)
-        container = container_id(files.text(f"/proc/{process.pid}/cgroup", limit=65536))
+        cgroup = files.text(f"/proc/{process.pid}/cgroup", limit=65536)
     except GONE:
         return None
     again = read_process(files, process.pid)
     if again is None or again.start_time != process.start_time:
         return None
-    return replace(status, container_id=container)
+    unit, of_user = systemd_unit(cgroup)
+    return replace(status, container_id=container_id(cgroup), unit=unit, of_user=of_user)
 
 
 def read_status(files: Files, pid: int) -> Details:
@@ -211,6 +224,19 @@ def container_id(cgroup: str) -> str:
     """Id of the innermost container in the text of /proc/PID/cgroup."""
     ids = (_CONTAINER.findall(line) for line in cgroup.splitlines())
     return next((found[-1] for found in ids if found), "")
+
+
+def systemd_unit(cgroup: str) -> tuple[str, bool]:
+    """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
+    for line in cgroup.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
+        if parts and (number == "0" or controllers == "name=systemd"):
+            # Groups below a unit belong to it, except below a user's manager, which has units of its own.
+            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
+            return sanitize(parts[of_user], 120), of_user
+    return "", False
 
 
 def open_files(files: Files, processes: Iterable[Process]) -> OpenFiles:

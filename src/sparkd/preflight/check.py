@@ -10,7 +10,7 @@ from typing import ClassVar, Generic, TypeVar
 from msgspec import Struct
 
 from sparkd.host import Host
-from sparkd.preflight.fixes import Fix
+from sparkd.preflight.fixes import EndProcess, Fix
 
 F = TypeVar("F")
 SHOWN = 4
@@ -52,6 +52,8 @@ class Verdict(Struct, frozen=True):
     needs_person: bool = False
     awaits: str = ""
     """What may come by itself and clear this, such as "docker": preflight waits for it. Empty: nothing."""
+    offers: tuple[tuple[EndProcess, ...], ...] = ()
+    """Processes that only a person may have ended, by `sparkd preflight --fix PID`: each with what descends from it."""
 
 
 ok = partial(Verdict, Level.OK)
@@ -79,6 +81,7 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
         clears=bool(blocking) and not stuck,
         needs_person=any(one.needs_person for one in ranked),
         awaits=stuck[0].awaits if stuck and all(one.awaits for one in stuck) else "",
+        offers=tuple(offer for one in ranked for offer in one.offers),
     )
 
 

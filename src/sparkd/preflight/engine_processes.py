@@ -12,9 +12,12 @@ from sparkd.host import Host
 from sparkd.host.processes import Details, Process, ProcessTable
 from sparkd.host.sockets import Holder, Listener
 
-WORKER_PREFIXES = ("VLLM::", "ray::RayWorker")
+ENGINE_PREFIX = "VLLM::"
+WORKER_PREFIXES = (ENGINE_PREFIX, "ray::RayWorker")
 """Names of EngineCore and the workers, the second under Ray; the kernel keeps 15 letters:
 VLLM::EngineCor, VLLM::Worker_TP, ray::RayWorkerP."""
+API_SERVER = f"{ENGINE_PREFIX}APIServer"
+"""One of several that `vllm serve --api-server-count` starts: it listens for requests, as the main process does."""
 MAIN_COMMS = ("vllm", "python", "pt_main_thread")
 """Beginnings of the name of a process that may be a `vllm serve`; its arguments decide."""
 REAPERS = frozenset(
@@ -48,12 +51,16 @@ class Engine(Struct, frozen=True):
     members: tuple[Member, ...]
     """The topmost first."""
     serves: bool
-    """Whether the topmost is a `vllm serve` rather than one of its children."""
+    """Whether the topmost listens for requests: a `vllm serve`, or one of its API servers."""
     adopted: bool
     leader: Leader
     user: str
     container_id: str
     """Full id of the container that it runs in; empty outside."""
+    service_stop: str = ""
+    """The command that stops the systemd service that it runs in; empty outside of one."""
+    of_init: bool = False
+    """Whether its parent is the machine's own PID 1."""
 
     @property
     def top(self) -> Member:
@@ -124,12 +131,20 @@ def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: P
     tree = [one for one in (top, *table.descendants(top.pid)) if one.pid > 1 and not one.dead]
     return Engine(
         members=tuple(_member(host, one) for one in tree),
-        serves=not is_worker(top),
+        serves=not is_worker(top) or top.comm.startswith(API_SERVER),
         adopted=_adopted(host, table, top),
         leader=_leader(table, engines, top),
         user=host.user(details.uid),
         container_id=details.container_id,
+        service_stop=_service_stop(host, details),
+        of_init=top.parent <= 1,
     )
+
+
+def _service_stop(host: Host, details: Details) -> str:
+    if not details.unit.endswith(".service"):
+        return ""
+    return f"systemctl{f' --user -M {host.user(details.uid)}@' if details.of_user else ''} stop {details.unit}"
 
 
 def _member(host: Host, process: Process) -> Member:
@@ -187,6 +202,9 @@ class PortUse(Struct, frozen=True):
     comm: str = ""
     user: str = ""
     container_id: str = ""
+    start_time: int = 0
+    service_stop: str = ""
+    """As of an `Engine`."""
 
 
 def lasting_ports(host: Host, table: ProcessTable, pids: frozenset[int]) -> tuple[PortUse, ...]:
@@ -215,4 +233,11 @@ def _use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
     process = table.get(held.pid)
     if process is None or (details := host.details(process)) is None:
         return use
-    return replace(use, comm=process.comm, user=host.user(details.uid), container_id=details.container_id)
+    return replace(
+        use,
+        comm=process.comm,
+        user=host.user(details.uid),
+        container_id=details.container_id,
+        start_time=process.start_time,
+        service_stop=_service_stop(host, details),
+    )

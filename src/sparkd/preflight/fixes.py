@@ -66,6 +66,12 @@ class CompactMemory(Struct, frozen=True):
     target: ClassVar[str] = "free memory"
 
 
+def stop_by_hand(pid: int, service_stop: str) -> str:
+    """What ends a process that only a person may have ended. Some services (cron) leave theirs when they stop."""
+    by_fix = f"sparkd preflight --fix {pid}"
+    return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
+
+
 Fix = EndProcess | RemoveContainer | UnlinkSegment | DropPageCache | CompactMemory
 
 ORDER: tuple[type, ...] = (EndProcess, RemoveContainer, UnlinkSegment, DropPageCache, CompactMemory)

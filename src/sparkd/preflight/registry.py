@@ -81,7 +81,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     Docker: lambda node: Docker(node.uses_gpu),
     EngineImage: lambda node: EngineImage(node.plan.image_to_run, tuple(str(one) for one in node.plan.asserts)),
     CompileCache: lambda node: CompileCache.from_plan(node.plan, node.need),
-    StrayWorkers: lambda _: StrayWorkers(),
+    StrayWorkers: lambda node: StrayWorkers(rendezvous=node.settings.cluster.master_port),
     StaleContainer: lambda node: StaleContainer(f"sparkd-rank{node.plan.node.rank}"),
     ForeignUnits: lambda _: ForeignUnits(),
     Ports: lambda node: Ports(wanted_ports(node.plan, node.settings)),

@@ -150,7 +150,7 @@ def test_nothing_is_touched_beside_a_living_engine_of_somebody_else(machine: Mac
     assert machine.done == []
     assert refused.value.code is ExitCode.BLOCKED
     assert refused.value.reason.startswith("stray-workers: a living engine: pid 30 (vllm)")
-    assert refused.value.hint == "stop it first: kill 30"
+    assert refused.value.hint.startswith("stop it first: ")
 
 
 def test_the_one_line_counts_what_else_blocks(machine: Machine) -> None:

@@ -127,6 +127,12 @@ def test_the_root_may_be_named_relative_to_here_and_is_never_left(tree: Tree) ->
     assert "/srv/other/tiny does not exist" in done.stdout
 
 
+@pytest.mark.parametrize("dry", [("--dry-run",), ("--root", "/tmp")])  # read, and refused
+def test_a_dry_run_ends_nothing_for_a_person_either(dry: tuple[str, ...]) -> None:
+    done = sparkd("preflight", "--fix", "1", *dry)
+    assert (done.returncode, done.stderr.count("sparkd preflight --fix 1")) == (2, 1)
+
+
 def test_settings_of_this_process_are_not_the_trees(tree: Tree) -> None:
     healthy(tree)
     done = sparkd("preflight", "--root", str(tree.root), SPARKD_ENGINE__RECIPE="no-such-recipe")

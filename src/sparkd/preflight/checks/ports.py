@@ -11,6 +11,7 @@ from sparkd.host.sockets import Listener
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.preflight.fixes import EndProcess, stop_by_hand
 from sparkd.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
@@ -156,10 +157,14 @@ def _problem(held: Held) -> Verdict:
         return refuse(f"{where} an unknown process", f"look at: ss -ltnp sport = :{wanted.port}; {choose}")
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
-    return refuse(reason, f"stop it if it may go: {_stop(held)}; {choose}")
+    stop = _stop(held)
+    offers = () if stop else ((EndProcess(use.pid, use.start_time, use.comm),),)
+    stop = stop or stop_by_hand(use.pid, use.service_stop)
+    return refuse(reason, f"stop it if it may go: {stop}; {choose}", offers=offers)
 
 
 def _stop(held: Held) -> str:
+    """Of what is no process of its own; empty where it is one."""
     use = held.use
     if held.container:
         return f"docker stop {held.container}"
@@ -167,7 +172,7 @@ def _stop(held: Held) -> str:
         return f"docker stop what this names: docker ps --filter publish={use.port}"
     if use.pid == 1:
         return "systemctl stop the socket that this names: systemctl list-sockets"
-    return f"kill {use.pid}"
+    return ""
 
 
 API_KEY = "VLLM_API_KEY"

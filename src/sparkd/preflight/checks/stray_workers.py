@@ -12,6 +12,7 @@ from sparkd.lib.text import size
 from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
 from sparkd.preflight.checks.docker import docker_unknown
 from sparkd.preflight.engine_processes import (
+    ENGINE_PREFIX,
     Engine,
     Leader,
     PortUse,
@@ -21,7 +22,7 @@ from sparkd.preflight.engine_processes import (
     lasting_ports,
     pids_of,
 )
-from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity
+from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
 
 
 class Container(Struct, frozen=True):
@@ -49,6 +50,8 @@ class StrayFacts(Struct, frozen=True):
 class StrayWorkers(Check[StrayFacts], frozen=True):
     tried: frozenset[Identity] = frozenset()
     """Of the fixes that were applied."""
+    rendezvous: int = 0
+    """cluster.master_port."""
     id = "stray-workers"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     reads = "every process; docker's containers; the engines' listening sockets"
@@ -62,6 +65,8 @@ A stray is
   - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
   - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
     leader. It is ended with its descendants: SIGTERM, then SIGKILL.
+  - a VLLM::* process adopted by PID 1 that leads its own group (setsid), outside of containers and of systemd's
+    services, which listens on no port below 32768 but cluster.master_port: nothing is above it, and nobody can use it.
 
 A `vllm serve` is never ended: it leads its engine, and one started with nohup over ssh is adopted too. Nor is a
 ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself when its raylet is gone.
@@ -70,7 +75,10 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
            holds and never touched.
   unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
            living leader that is no engine, such as a shell: it may be orphaned or not.
-  warn     zombies: they hold nothing and go when their parent reaps them."""
+  warn     zombies: they hold nothing and go when their parent reaps them.
+
+What blocks and may go is ended by the command of the hint: docker stop, systemctl stop, or
+`sparkd preflight --fix PID`, which ends the process and its descendants: SIGTERM, then SIGKILL."""
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
@@ -118,7 +126,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             return unknown(reason, f"look at: ps {owner.pid}")
         if owner is not None and owner.invocation == container.invocation:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
-            return block(reason, "stop that first: systemctl stop sparkd-head sparkd-worker")
+            return block(reason, owner.hint)
         state = f"still runs and holds {size(held)}" if container.running else "is left over"
         fix = RemoveContainer(container.id, container.name, frees_bytes=held)
         if identity(fix) in self.tried:
@@ -130,17 +138,29 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             reason = f"{_words(facts, engine)}: docker can't identify its container"
             return unknown(reason, "systemctl start docker", awaits="docker")
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
-        if engine.serves or not engine.adopted or engine.leader is Leader.ITSELF:
-            name = _container_name(facts, engine)
-            how = f"docker stop {name}" if name else f"kill {engine.top.pid}"
-            return block(f"a living engine: {_words(facts, engine)}", f"stop it first: {how}")
+        alone = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
+        name = _container_name(facts, engine)
+        how = f"docker stop {name}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
+        offers = () if name else (_ends(engine),)
+        if engine.serves or not engine.adopted or alone:
+            return block(f"a living engine: {_words(facts, engine)}", f"stop it first: {how}", offers=offers)
         if engine.leader is Leader.OTHER:
             reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
-            return unknown(reason, f"if nobody needs it: kill {engine.top.pid}")
+            return unknown(reason, f"if nobody needs it: {how}", offers=offers)
         return self._stray(facts, engine)
 
+    def _is_abandoned(self, facts: StrayFacts, engine: Engine) -> bool:
+        """Of a group's own leader: whether nothing is above it, and nobody can send it a request.
+
+        A service's or a container's process may have been started like that. Ranks listen at the rendezvous, and for
+        each other on ports that the kernel assigns; another port may be for requests.
+        """
+        listens = {use.port for use in facts.ports if use.pid in pids_of((engine,))} - {self.rendezvous}
+        started = engine.service_stop or engine.container_id or not engine.top.comm.startswith(ENGINE_PREFIX)
+        return engine.of_init and not started and not listens
+
     def _stray(self, facts: StrayFacts, engine: Engine) -> Verdict:
-        fixes = tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
+        fixes = _ends(engine)
         stuck = [one for one, fix in zip(engine.members, fixes, strict=True) if identity(fix) in self.tried]
         asleep = [one for one in stuck if one.state == "D"]
         if asleep:
@@ -152,6 +172,10 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
         return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
+
+
+def _ends(engine: Engine) -> tuple[EndProcess, ...]:
+    return tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
 
 
 def _stuck_container(inside: list[Engine], reason: str) -> Verdict:

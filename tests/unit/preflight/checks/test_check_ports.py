@@ -48,8 +48,11 @@ def test_a_port_that_is_needed_and_held_blocks(facts: PortsFacts, level: Level, 
     expect(CHECK.judge(facts), level, says)
 
 
+FIX = "sparkd preflight --fix 50"
+
+
 def test_nobody_is_ended_for_a_port() -> None:
-    expect(CHECK.judge(held(API)), fixes=(), clears=False, hint="stop it if it may go: kill 50; or change args.port")
+    expect(CHECK.judge(held(API)), fixes=(), clears=False, hint=f"stop it if it may go: {FIX}; or change args.port")
 
 
 def judged(tree: Tree, docker: DockerFacts | None = None) -> Verdict:

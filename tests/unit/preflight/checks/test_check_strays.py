@@ -17,6 +17,7 @@ from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
+SERVICE, SESSION = "systemctl stop some.service", "0::/user.slice/user-1000.slice/session-3.scope"
 OLD, NOW_SECONDS = 100, 10_000
 """Start time, in ticks, of a process that is 30 s old."""
 NO_DOCKER = DockerFacts(running=True, containers=())
@@ -40,7 +41,7 @@ def judged(
     if not (tree.root / "proc/1").exists():
         tree.process(1, "systemd", parent=0)
     host = Host(tree.root, docker=lambda: docker, gpu=(lambda: gpu) if gpu else None)
-    return StrayWorkers(tried=tried).run(host)[1]
+    return StrayWorkers(tried=tried, rendezvous=29501).run(host)[1]
 
 
 def ended(verdict: Verdict) -> list[int]:
@@ -116,16 +117,54 @@ def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> Non
     verdict = judged(tree)
     assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
     assert verdict.reason.startswith("a living engine")
-    assert verdict.hint == "stop it first: kill 30"
+    assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sparkd preflight --fix 30"
+    assert [[one.pid for one in offer] for offer in verdict.offers] == [[30]]
+
+
+def test_an_orphan_that_leads_its_own_group_is_ended_with_its_children(tree: Tree) -> None:
+    tree.process(10, "VLLM::EngineCor", cgroup=SESSION, opened=("socket:[5]", "socket:[6]"))
+    tree.process(11, "python3", parent=10, group=10, cgroup=SESSION)
+    tree.listening((29501, 5), (40000, 6))
+    assert ended(judged(tree)) == [10, 11]
 
 
 @pytest.mark.parametrize(
-    "parent", [pytest.param(21, id="a program that uses vLLM as a library"), pytest.param(1, id="its own group")]
+    ("comm", "parent", "cgroup", "port"),
+    [
+        pytest.param("VLLM::EngineCor", 21, SESSION, 29501, id="a program above it that uses vLLM as a library"),
+        pytest.param("VLLM::EngineCor", 5, SESSION, 29501, id="a reaper above it, which may have started it"),
+        pytest.param(
+            "VLLM::EngineCor", 1, "0::/system.slice/some.service", 29501, id="perhaps a service's own process"
+        ),
+        pytest.param("VLLM::EngineCor", 1, CGROUP, 29501, id="in a container, perhaps by docker exec"),
+        pytest.param("VLLM::EngineCor", 1, SESSION, 8001, id="it listens for requests"),
+        pytest.param("VLLM::APIServer", 1, SESSION, 40000, id="an API server"),
+    ],
 )
-def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(tree: Tree, parent: int) -> None:
+def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
+    tree: Tree, comm: str, parent: int, cgroup: str, port: int
+) -> None:
+    tree.process(5, "tini")
     tree.process(21, "python3", argv=("python3", "batch.py"))
-    tree.process(10, "VLLM::EngineCor", parent=parent, group=10 if parent == 1 else 21)
-    expect(judged(tree), Level.BLOCK, clears=False, fixes=())
+    tree.process(10, comm, parent=parent, group=21 if parent == 21 else 10, cgroup=cgroup, opened=("socket:[5]",))
+    tree.listening((port, 5))
+    found = judged(tree, container(ours=False))
+    expect(found, Level.BLOCK, "a living engine", clears=False, fixes=())
+    offered = [[one.pid for one in offer] for offer in found.offers]
+    assert offered == ([] if cgroup == CGROUP else [[10]]), "docker stop ends a container"
+    assert ("docker stop vllm_ds4" in found.hint) is (cgroup == CGROUP)
+
+
+def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
+    tree.process(10, "VLLM::APIServer", group=9, cgroup=SESSION)
+    expect(judged(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sparkd preflight --fix 10")
+
+
+def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:
+    tree.file("/etc/passwd", "milo:x:0:1000::/home/milo:/bin/bash\n")
+    group = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/ds4.service"
+    tree.process(30, "vllm", argv=SERVE, cgroup=group)
+    assert "systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
 
 
 def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:

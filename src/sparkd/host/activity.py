@@ -18,6 +18,7 @@ from sparkd.lib.text import sanitize
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""
 MOST_WAITS = 4
+PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
 """Where the kernel holds the threads of a stopped, traced or frozen process."""
 
@@ -29,7 +30,9 @@ class Activity(Struct, frozen=True):
     """Since the processes began, with their ended children. `faults`: memory touched for the first time, not read."""
 
     read_bytes: int = 0
-    """From disks and file servers, by read or by page fault: not from the page cache."""
+    """From disks and file servers, not from the page cache. A page fault with a read counts again as one page, for file
+    systems that account for no reads (FUSE, 9p).
+    """
     cpu_seconds: float = 0.0
     faults: int = 0
 
@@ -41,7 +44,7 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
         with suppress(*GONE):
             fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
             io = _READ.search(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
-            read += int(io[1]) if io else 0
+            read += (int(io[1]) if io else 0) + PAGE_BYTES * sum(map(int, fields[9:11]))  # majflt, cmajflt
             faults += sum(map(int, fields[7:9]))  # minflt, cminflt
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     return Activity(read, ticks / os.sysconf("SC_CLK_TCK"), faults)

@@ -34,12 +34,12 @@ def thread(tree: Tree, pid: int, tid: int, state: str = "S", wchan: str = "0", s
 
 def test_the_sums_are_of_all_processes_and_their_ended_children(tree: Tree) -> None:
     for pid, read in ((10, 100), (11, 30)):
-        tree.process(pid, "vllm")  # minflt 1, cminflt 2; utime 5, stime 6, cutime 7, cstime 8
+        tree.process(pid, "vllm")  # minflt 1, cminflt 2, majflt 3, cmajflt 4; utime 5, stime 6, cutime 7, cstime 8
         tree.file(f"/proc/{pid}/io", IO.format(read))
     tree.process(12, "vllm")  # a kernel without CONFIG_TASK_IO_ACCOUNTING
     host = Host(tree.root)
     gone = Process(13, "vllm", "S", 1, 1, 1, 1)
-    assert read_activity(host.files, [*host.processes(), gone]) == Activity(130, 3 * 0.26, 9)
+    assert read_activity(host.files, [*host.processes(), gone]) == Activity(130 + 3 * 7 * 4096, 3 * 0.26, 9)
 
 
 def test_the_places_most_threads_wait_in_are_named_and_no_more_than_four(tree: Tree) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from sparkd.host import CachedHost, Host, meminfo
 from sparkd.host.docker import ContainerFacts, DockerFacts
 from sparkd.host.gpu import GpuFacts
-from sparkd.host.meminfo import MemInfo
+from sparkd.host.meminfo import FreeMemory, MemInfo
 from sparkd.host.processes import NodeOwner, Process, ProcessTable
 from sparkd.host.shm import Segment
 from sparkd.host.sockets import Listener
@@ -67,6 +67,11 @@ class NextStart(CachedHost):
             available_bytes=min(info.total_bytes, info.available_bytes + freed),
             anonymous_bytes=max(0, info.anonymous_bytes - (freed - self._gpu_bytes)),
         )
+
+    def free_memory(self) -> FreeMemory:
+        """The driver gives its memory back in large blocks, as it took it; other memory may come back in pages."""
+        found = super().free_memory()
+        return FreeMemory(found.bytes + self._freed_bytes, found.large_bytes + self._gpu_bytes)
 
     def listeners(self) -> tuple[Listener, ...]:
         found = super().listeners()

@@ -14,6 +14,7 @@ from tests.unit.preflight.test_preflight_command import healthy
 
 from sparkd.host import Host
 from sparkd.host.gpu import GpuFacts, GpuProcess
+from sparkd.host.meminfo import FreeMemory
 from sparkd.lib.text import GIB
 from sparkd.preflight.next_start import NextStart
 from sparkd.status.model import Phase, dump
@@ -134,6 +135,8 @@ def test_what_the_gpu_holds_for_the_rank_comes_back_too(serving: Tree) -> None:
     assert host.gpu().processes == (other,)
     seen = host.meminfo()
     assert (seen.available_bytes, seen.free_bytes, seen.anonymous_bytes) == (110 * GIB, 110 * GIB, 0)
+    serving.buddyinfo(large_gib=1, small_gib=19)
+    assert host.free_memory() == FreeMemory(110 * GIB, 11 * GIB), "the driver's comes back in large blocks"
     unknown = NextStart(Host(serving.root, gpu=lambda: replace(GpuFacts(("NVIDIA GB10",)), processes=None)))
     assert unknown.gpu().processes is None
 

@@ -185,7 +185,10 @@ REPORTS = (
         _WEISS,
         _FORUM_ENV,
         corrected={"prefix-caching": None, "enable-prefix-caching": True},
-        added={"tensor-parallel-size": "The Setup says TP=2"},
+        added={
+            "tensor-parallel-size": "The Setup says TP=2",
+            "enable-flashinfer-autotune": "Safe Optimizations Applied says enabled, and calls it the dominant factor",
+        },
         privileged=True,
     ),
     Report(
@@ -199,6 +202,8 @@ REPORTS = (
     ),
     _dspark("dspark-nvfp4-1m"),
     _dspark("dspark-200k-16", "--max-model-len 200000 --max-num-seqs 16"),
+    _dspark("dspark-1m-2", "--max-num-seqs 2"),
+    _dspark("dspark-500k-4", "--max-model-len 500000 --max-num-seqs 4"),
     _dspark("dspark-speed-baseline", _DSPARK_BASELINE),
     Report("nemotron-3-super-nvfp4", _INFERACT, {}),
 )

@@ -21,6 +21,7 @@ from sparkd.recipes.loader import (
     explain,
     find_recipes,
     load_recipe,
+    read_recipe,
     recipe_folders,
 )
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
@@ -127,9 +128,13 @@ def diff_recipes(args: argparse.Namespace) -> None:
 
 
 def _load(word: str) -> Loaded:
+    return load_recipe(_locate(word), recipe_folders())
+
+
+def _locate(word: str) -> str:
     """`word` is a name, or a path where it looks like one."""
     is_path = "/" in word or word.endswith(SUFFIX)
-    return load_recipe(str(Path(word).absolute()) if is_path else word, recipe_folders())
+    return str(Path(word).absolute()) if is_path else word
 
 
 def check_recipes(args: argparse.Namespace) -> None:
@@ -137,28 +142,35 @@ def check_recipes(args: argparse.Namespace) -> None:
     faults: list[str] = []
     for word in args.recipes or find_recipes(recipe_folders()):
         try:
-            loaded = _load(word)
+            loaded, problems = read_recipe(_locate(word), recipe_folders())
         except ConfigError as error:
             faults.append(str(error))
             continue
-        errors, warnings = _lint(loaded)
+        errors, warnings = _lint(loaded, whole=not problems) if loaded else ([], [])
+        errors = [*problems, *errors]
         faults += errors
         for warning in warnings:
             print(f"warning: {warning}")
-        if not errors:
+        if loaded and not errors:
             but = f", with {len(warnings)} warning{'s' * (len(warnings) > 1)}" if warnings else ""
             print(f"{loaded.recipe.name} is good{but} ({', '.join(str(path) for path in loaded.files)})")
     if faults:
         raise ConfigError("\n".join(faults))
 
 
-def _lint(loaded: Loaded) -> tuple[list[str], list[str]]:
-    """What the rules of plan-lint find in a recipe: errors and warnings, each with its file and line."""
+def _lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
+    """What the rules of plan-lint find in a recipe: errors and warnings, each with its file and line.
+
+    Of a recipe that is not whole, only what is written counts: what seems to be left out may be wrong instead.
+    """
     errors: list[str] = []
     warnings: list[str] = []
     for issue in rules.find_issues(_launch(loaded.recipe)):
         positive = issue.at.replace("args.no-", "args.", 1)
-        where = loaded.origins.get(issue.at) or loaded.origins.get(positive) or str(loaded.files[0])
+        where = loaded.origins.get(issue.at) or loaded.origins.get(positive)
+        if where is None and not whole:
+            continue
+        where = where or str(loaded.files[0])
         (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
     return errors, warnings
 

@@ -83,24 +83,32 @@ class Layers(Struct, Generic[Model]):
         """The place of each dotted key that is set."""
         return {".".join(key): entry.at() for key, entry in self.entries.items()}
 
-    def validate(self, otherwise: Place) -> Model | None:
-        """None if the merged values have `problems`. `otherwise` is the place of a key that no document sets."""
-        values: dict[str, Any] = {}
-        for (*sections, name), entry in self.entries.items():
-            inner = values
-            for section in sections:
-                inner = inner.setdefault(section, {})
-            inner[name] = entry.value
-        try:
-            return self.model.model_validate(values)
-        except ValidationError as error:
-            self.problems += [self._describe(one, otherwise) for one in error.errors()]
-        return None
+    def validate(self, otherwise: Place, stand_in: Mapping[Key, object] | None = None) -> Model | None:
+        """The merged values; `otherwise` is the place of a key that no document sets. Faults are added to `problems`.
 
-    def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
+        With a fault None, or, with a `stand_in` of the required keys, what is left without the wrong values.
+        """
+        entries = {key: entry.value for key, entry in self.entries.items()}
+        while True:
+            try:
+                return self.model.model_validate(_nest(entries))
+            except ValidationError as error:
+                faults = error.errors()
+            self.problems += [self._describe(one, otherwise) for one in faults]
+            wrong = [self._key(one) for one in faults]
+            left = {key: value for key, value in entries.items() if not any(one[: len(key)] == key for one in wrong)}
+            repaired = {**left, **{key: value for key, value in (stand_in or {}).items() if key in wrong}}
+            if stand_in is None or repaired == entries:
+                return None
+            entries = repaired
+
+    def _key(self, error: ErrorDetails) -> Key:
         context = error.get("ctx", {})
         steps = context["at"].split(".") if "at" in context else self.shown(error["loc"])
-        key = tuple(one if isinstance(one, str) else f"[{one}]" for one in steps)
+        return tuple(one if isinstance(one, str) else f"[{one}]" for one in steps)
+
+    def _describe(self, error: ErrorDetails, otherwise: Place) -> str:
+        context, key = error.get("ctx", {}), self._key(error)
         other = tuple(context.get("other", "").split("."))
         where = self._place(key) or self._place(other) or otherwise(key)
         if error["type"] == "extra_forbidden":
@@ -122,6 +130,16 @@ class Layers(Struct, Generic[Model]):
         levels = [[".".join(one) for one in known_keys(self.model) if len(one) == depth] for depth in (1, 2)]
         near = did_you_mean(dotted, levels[0]) if len(key) == 1 else ""
         return f"{dotted}: there is no such key{near or did_you_mean(dotted, levels[1])}"
+
+
+def _nest(entries: Mapping[Key, object]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for (*sections, name), value in entries.items():
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return values
 
 
 @cache

@@ -87,8 +87,20 @@ def _find_file(name: str, folders: Sequence[Path]) -> Path:
     )
 
 
+STAND_IN: Mapping[Key, object] = {("schema",): 1, ("name",): "x", ("model", "path"): "x", ("image", "ref"): "x"}
+"""What a recipe must have."""
+
+
 def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
     """Load and validate a recipe by name or absolute path. Raises ConfigError with every fault."""
+    loaded, problems = read_recipe(name, folders)
+    if problems or loaded is None:
+        raise ConfigError("\n".join(problems), HINT)
+    return loaded
+
+
+def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list[str]]:
+    """A recipe without its wrong values, and every fault. Raises ConfigError where a file can't be read."""
     chain = _read_chain(name, folders)
     own, layers = chain[0], Layers(Recipe, _TABLES, "a mapping", shown=_without_tags)
     for file in reversed(chain):
@@ -99,13 +111,13 @@ def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
             if key not in left_out
         }
         layers.add(values, file.at)
-    recipe = layers.validate(own.at)
-    if recipe and recipe.name != own.path.stem and own.path.parent in folders:
+    recipe = layers.validate(own.at, STAND_IN)
+    written = own.document.data.get("name")
+    if recipe and written == recipe.name != own.path.stem and own.path.parent in folders:
         found = format_key(("name",), recipe.name)
         layers.problems.append(f"{own.at(('name',))}: {found}: must be the file's name")
-    if layers.problems or recipe is None:
-        raise ConfigError("\n".join(layers.problems), HINT)
-    return Loaded(recipe, tuple(file.path for file in chain), layers.origins())
+    loaded = Loaded(recipe, tuple(file.path for file in chain), layers.origins()) if recipe else None
+    return loaded, layers.problems
 
 
 def _without_tags(location: Location) -> Iterator[int | str]:

@@ -166,3 +166,37 @@ def test_settings_that_are_wrong_hide_no_recipe(tmp_path: Path) -> None:
     shown = sparkd("recipe", "show", "tiny-cpu", config=tmp_path / "sparkd.toml")
     assert (shown.returncode, "args.dtype" in shown.stdout) == (0, True)
     assert "settings are left out: " in shown.stderr
+
+
+WRONG = """\
+schema: 2
+arg: 1
+model: {served_name: -x}
+image: {ref: i, entrypoint: []}
+nodes: {min: 0}
+args:
+  gpu-memory-utilization: [true]
+  headless: true
+  compilation-config: '{"cudagraph_mode": FULL'
+  max-model-lem: 5
+env: {VLLM_WORKER_MULTIPROC_METHOD: fork, A: true}
+"""
+
+
+def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(WRONG)
+    ran = sparkd("recipe", "check", str(path))
+    assert ran.returncode == 78
+    faults = [line.partition(": line ")[2] for line in ran.stderr.splitlines()]
+    assert sorted(int(fault.partition(":")[0]) for fault in faults) == [1, 1, 2, 3, 3, 4, 5, 7, 8, 9, 10, 11, 11]
+    for needle in ("name is missing", 'model.path = ""', "--compilation-config is no JSON", "ShmRingBuffer"):
+        assert needle in ran.stderr
+    assert "is left out" not in ran.stderr, "it is wrong instead"
+    # A value that is only wrong beside another one is found once the others are put aside.
+    path.write_text(
+        "schema: 1\nname: y\nmodel: {path: m}\nimage: {ref: i}\nnodes: {min: x}\nexpect: {kv_cache_tokens: -1}\n"
+    )
+    found = sparkd("recipe", "check", str(path)).stderr
+    assert "nodes.min" in found
+    assert "expect.kv_cache_tokens = -1" in found

@@ -43,6 +43,7 @@ launch() {
     --reasoning-parser deepseek_v4 \
     --enable-expert-parallel \
     --disable-custom-all-reduce \
+    --enable-flashinfer-autotune \
     --distributed-executor-backend mp \
     --nnodes 2 \
     --node-rank 1 \

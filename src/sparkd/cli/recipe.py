@@ -26,7 +26,6 @@ from sparkd.recipes.loader import (
 )
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
 from sparkd.vllm.args import command_line
-from sparkd.vllm.container_paths import kept_caches
 from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
@@ -179,14 +178,10 @@ def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
-    env = {name: text for name, text in recipe.env.items() if text is not None}
-    gpu, volumes = recipe.container.gpus == "all", recipe.container.volumes
-    caches = kept_caches(recipe.caches, env, [volume.target for volume in volumes], gpu=gpu)
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
-        env=env,
-        gpu=gpu,
-        kept=(*caches.values(), *(volume.target for volume in volumes if not volume.read_only)),
+        env={name: text for name, text in recipe.env.items() if text is not None},
+        gpu=recipe.container.gpus == "all",
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,

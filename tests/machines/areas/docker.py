@@ -177,7 +177,7 @@ FAULTS = (
     Fault("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
     Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
     Fault("cache-wiped", _cache_wiped, Level.BLOCK, "compile-cache", says="109.5 GiB and 6.0 GiB to compile"),
-    Fault("compiles-with-room", _compiles_with_room, Level.WARN, "compile-cache", says="compiles from scratch (vllm, "),
+    Fault("compiles-with-room", _compiles_with_room, Level.WARN, "compile-cache", says="compiles from scratch (vllm empty, "),
     Fault("cache-is-no-folder", _cache_in_the_way, Level.BLOCK, "compile-cache", says="is no folder"),
     Fault("api-port-held", _port_held, Level.BLOCK, "ports", says="pid 50 (open-webui)"),
     Fault("observers-port-held", _observed_by_another, Level.WARN, "ports", says="observe.listen", rank=1),

@@ -85,10 +85,9 @@ FAULTS = (
     Fault(
         "compiled-at-each-start",
         _compiled_at_each_start,
-        Level.WARN,
-        "plan-lint",
-        says="/root/.cache/vllm",
-        also=("compile-cache",),
+        Level.BLOCK,
+        "compile-cache",
+        says="vllm not kept",
     ),
     Fault(
         "worker-script-without-headless",

@@ -16,7 +16,6 @@ from sparkd.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
 LAUNCH = Launch(
     GOOD,
-    kept=("/root/.cache/vllm", "/root/.tilelang"),
     pool_tokens=612_341,
     model=ModelLimits("deepseek_v4", 1_048_576),
 )
@@ -129,31 +128,6 @@ def test_mtp_is_deepseeks_only_where_the_model_is() -> None:
     assert seen(replace(LAUNCH, model=ModelLimits("qwen3_next")), speculative_config=DRAFTS % ("mtp", 3)) == []
 
 
-@pytest.mark.parametrize(
-    ("kept", "env", "warns"),
-    [
-        ((), {}, True),
-        (("/root/.cache/flashinfer",), {}, True),
-        (("/rootless",), {}, True),
-        (("/root/.cache/vllm",), {}, True),
-        (("/root/.cache/vllm", "/root/.tilelang"), {}, False),
-        (("/root",), {}, False),
-        (("/home/vllm",), {}, True),
-        (("/home/vllm",), {"HOME": "/home/vllm"}, False),
-        (("/cache",), {}, True),
-        (("/cache",), {"VLLM_CACHE_ROOT": "/cache/vllm", "TILELANG_CACHE_DIR": "/cache/t"}, False),
-        (("/root",), {"VLLM_CACHE_ROOT": "/tmp/vllm"}, True),
-        (("/x", "/root/.tilelang"), {"XDG_CACHE_HOME": "/x"}, False),
-    ],
-)
-def test_all_custom_operations_want_a_cache(kept: tuple[str, ...], env: dict[str, str], warns: bool) -> None:
-    assert found(replace(LAUNCH, kept=kept, env=env)) == ["compile-cache"] * warns
-    listed = {**GOOD, "compilation-config": "{}", "compilation-config.custom_ops+": "all"}
-    assert found(replace(LAUNCH, kept=kept, env=env, flags=listed)) == (["compile-cache"] * warns)
-    some = {**GOOD, "compilation-config": '{"custom_ops":["none"]}'}
-    assert rules.find_issues(replace(LAUNCH, kept=(), flags=some)) == ()
-
-
 def test_broken_json_says_where() -> None:
     (one,) = rules.find_issues(replace(LAUNCH, flags={**GOOD, "compilation-config": '{"cudagraph_mode": FULL'}))
     assert one.reason == "--compilation-config is no JSON: Expecting value, line 1 column 20"  # as vLLM 0.32 says
@@ -249,6 +223,6 @@ def test_no_flags_environment_or_config_are_too_odd(
     flags: dict[str, str | None], env: dict[str, str], config: object
 ) -> None:
     model = parse_limits(config) if isinstance(config, dict) else ModelLimits()
-    for one in rules.find_issues(Launch(flags, env, model=model, pool_tokens=1, kept=("", "/"))):
+    for one in rules.find_issues(Launch(flags, env, model=model, pool_tokens=1)):
         assert one.reason
         assert one.hint

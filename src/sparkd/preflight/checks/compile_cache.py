@@ -179,16 +179,16 @@ missing, nothing is inspected: see docker and image."""
         """A start that must compile custom_ops ["all"]; None for any other."""
         if self.need is None or facts.gpu_total_bytes is not None:
             return None
-        folders = dict(zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True))
-        empty = [name for name, one in folders.items() if one.kind != "folder" or one.empty]
-        if facts.compiled_before and len(empty) < len(folders):
-            # What that start left empty, this model does not use.
-            empty = [name for name in empty if folders[name].kind != "folder"]
-        if not empty:
+        folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
+        cold = [(name, one) for name, one in folders if one.kind != "folder" or one.empty]
+        # What the last good start left empty, this model does not use.
+        unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(cold) < len(facts.custom_ops)
+        if unused or not cold:
             return None
+        what = ", ".join(f"{name} {'not kept' if one == NOT_KEPT else 'empty'}" for name, one in cold)
         engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
         reason = (
-            f'custom_ops ["all"] compiles from scratch ({", ".join(empty)} empty) while weights load: '
+            f'custom_ops ["all"] compiles from scratch ({what}) while weights load: '
             f"{size(available)} available, {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
             f"{size(COMPILE_BYTES)} to compile)"
         )

@@ -73,12 +73,10 @@ Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"
 
 def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
     """The engine that will run: the script's where it starts its own, else the plan's."""
-    mounts = [mount.target for mount in plan.container.volumes if not mount.read_only]
     launch = Launch(
         flags=first_values(plan.argv),
         env=dict(plan.env),
         gpu=plan.container.gpus == "all",
-        kept=(*(cache.target for cache in plan.caches), *mounts),
         pool_tokens=plan.kv_cache_tokens,
         given=parse_flags(plan.argv),
         extra=plan.extra_flags,

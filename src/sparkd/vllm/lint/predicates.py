@@ -12,7 +12,6 @@ from contextlib import suppress
 from msgspec import Struct, field
 
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
 from sparkd.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
 
 Matches = Iterator[tuple[str, str]]
@@ -79,8 +78,6 @@ class Launch(Struct, frozen=True):
     flags: FirstValues
     env: Mapping[str, str] = field(default_factory=dict)
     gpu: bool = True
-    kept: tuple[str, ...] = ()
-    """Writable folders of the container that persist until the next launch."""
     pool_tokens: int | None = None
     """Size of the KV cache, if the recipe gives it."""
     model: ModelLimits = ModelLimits()
@@ -260,14 +257,6 @@ def much_memory(launch: Launch) -> Matches:
 def compiles_custom_ops(launch: Launch) -> bool:
     eager = "enforce-eager" in launch.flags
     return launch.gpu and not eager and launch.table("compilation-config").get("custom_ops") in ("all", ["all"])
-
-
-def recompiles_each_start(launch: Launch) -> Matches:
-    folders = cache_folders(launch.env)
-    lost = [folders[one] for one in CUSTOM_OPS_CACHES if not any(is_below(folders[one], kept) for kept in launch.kept)]
-    if lost and compiles_custom_ops(launch):
-        reason = f'custom_ops ["all"] compiles at each start into {", ".join(lost)}, which nothing keeps'
-        yield "args.compilation-config", f"{reason}, while weights fill the memory: two machines froze so"
 
 
 def eager_with_graphs(launch: Launch) -> Matches:

@@ -16,7 +16,7 @@ from sparkd.plan.model import Cache, LaunchPlan, Node
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint
 from sparkd.preflight.runner import examine
-from sparkd.recipes.schema import Container, Volume
+from sparkd.recipes.schema import Container
 
 PLAN = LaunchPlan(
     recipe="r",
@@ -64,12 +64,6 @@ def test_the_plan_is_judged_with_the_model_that_it_names(tree: Tree) -> None:
 def test_an_invalid_config_is_ignored(tree: Tree, config: str) -> None:
     tree.file("/srv/m/config.json", config)
     assert judged(tree, PLAN).level is Level.OK
-
-
-def test_a_volume_keeps_what_was_compiled_unless_it_is_read_only(tree: Tree) -> None:
-    for read_only, level in ((True, Level.WARN), (False, Level.OK)):
-        mount = Volume(source="/srv/cache", target="/root/.cache", read_only=read_only)
-        assert judged(tree, replace(PLAN, caches=PLAN.caches[1:], container=Container(volumes=(mount,)))).level is level
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from .sparkd_node import SparkdNode
 
 EATER = Path(__file__).with_name("programs") / "eater.py"
 EATEN_GB_PER_SECOND = 0.5
+FABRIC = "enp1s0f0np0"
 DEGRADED_SECONDS = 20.0
 """From the first request that hangs."""
 HEAD_SIDE, WORKER_SIDE, BOTH, LINK = "head", "worker", "both", "link"
@@ -47,6 +48,41 @@ def docker_kill(side: str, cluster: Cluster) -> float:
     names, now = node.containers(), time.monotonic()
     node.node.run("docker", "kill", *names)
     return now
+
+
+def docker_stop(side: str, cluster: Cluster) -> float:
+    node = member(cluster, side)
+    names, now = node.containers(), time.monotonic()
+    node.node.sh(f"docker stop {' '.join(names)} >/dev/null 2>&1 &")
+    return now
+
+
+def restart_docker(side: str, cluster: Cluster) -> float:
+    now = time.monotonic()
+    member(cluster, side).node.run("systemctl", "restart", "--no-block", "docker")
+    return now
+
+
+def kill_without_docker(side: str, cluster: Cluster) -> float:
+    """dockerd hangs, and nobody reports how the engine ended."""
+    node = member(cluster, side)
+    node.node.kill(victims.dockerd(node), signal.SIGSTOP)
+    return kill(side, victims.main_of_engine, cluster)
+
+
+def wake_docker(side: str, cluster: Cluster) -> None:
+    node = member(cluster, side)
+    node.node.kill(victims.dockerd(node), signal.SIGCONT)
+
+
+def lose_address(side: str, cluster: Cluster) -> float:
+    now = time.monotonic()
+    member(cluster, side).node.sh(f"ip address flush dev {FABRIC}")
+    return now
+
+
+def regain_address(side: str, cluster: Cluster) -> None:
+    member(cluster, side).node.run("networkctl", "reconfigure", FABRIC)
 
 
 def hang(side: str, cluster: Cluster) -> float:

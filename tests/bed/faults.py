@@ -28,6 +28,8 @@ EATEN_SECONDS = 60.0
 """For the 8 GiB of a node to go."""
 COOLING_SECONDS = 5.0
 """After a launch that counts as the first to fail."""
+DOCKER_STOP_SECONDS = 15.0
+"""A headless vLLM takes 12 s to handle SIGTERM, and docker kills it after 10."""
 STOP_SECONDS = 5.0
 """An orderly stop: a worker waits up to 3 s for its head to leave service."""
 SHOWN_SECONDS = 10.0
@@ -37,14 +39,11 @@ Act = Callable[[Cluster], None]
 Cause = Callable[[Cluster], float]
 """Gives the moment, monotonic, at which it happened."""
 Codes = Mapping[str, tuple[int, ...]]
+Causes = Mapping[str, tuple[str, ...]]
 
-ENDED = r"engine (ended|is dead)|a process of the rank has died"
-GONE = "its agent ended without a report|exited without recording a reason|has restarted"
-HANGS = "requests run and no token came"
-SILENT_API = "the API server has not answered"
-LEAVES = "leaves: stop requested"
-DIFFERS = "the plan of"
-SILENT = "has been silent for|has not answered since"
+OUTSIDE = "killed-from-outside"
+DOCKER = "docker-restarted"
+CHANGED = ("blocked", "plan-outdated")
 
 
 @dataclass(frozen=True)
@@ -61,8 +60,8 @@ class Fault:
     side: str
     cause: Cause
     codes: Codes
-    said: str
-    """What the line of each side that ends first says of the cause; a pattern."""
+    causes: Causes
+    """The code that each side's first end has, in its event and in the exit record that the next agent reports."""
     found_on: str = ""
     """The side whose line names no other node; empty for that of the fault."""
     stop_seconds: float = EVENT_SECONDS
@@ -95,10 +94,14 @@ class Noise:
     in_ci: bool = False
 
 
+_STALLED: Causes = {HEAD_SIDE: ("engine-stalled",), WORKER_SIDE: ("peer-failed",)}
+
+
 def on(side: str) -> list[Fault]:
     """Faults of either node."""
     head = side == HEAD_SIDE
-    elsewhere = {other(side): (14,)}
+    elsewhere, there = {other(side): (14,)}, other(side)
+    killed_agent = {side: ("agent-killed",)}
     table = [
         killed(side, "kill the engine's main process", partial(acts.kill, side, victims.main_of_engine)),
         killed(
@@ -106,32 +109,60 @@ def on(side: str) -> list[Fault]:
             in_ci=head,
         ),
         killed(side, "docker kill", partial(acts.docker_kill, side), in_ci=not head),
-        Fault("agent", "kill sparkd", side, partial(acts.kill, side, victims.sparkd), elsewhere, GONE, in_ci=True),
+        Fault(
+            "agent", "kill sparkd", side, partial(acts.kill, side, victims.sparkd), elsewhere,
+            {there: ("peer-lost",), **killed_agent}, in_ci=True,
+        ),
         Fault(
             "agent", "kill dockerd", side, partial(acts.kill, side, victims.dockerd),
-            {side: (11, 13), **elsewhere}, ENDED, stop_seconds=ENGINE_SECONDS,
+            {side: (11, 13), **elsewhere}, {side: (DOCKER, "launch-failed"), there: ("peer-failed",)},
+            stop_seconds=ENGINE_SECONDS,
+        ),
+        Fault(
+            "docker", "systemctl restart docker", side, partial(acts.restart_docker, side),
+            {side: (13,), **elsewhere}, {side: (DOCKER,), there: ("peer-failed",)}, stop_seconds=DOCKER_STOP_SECONDS,
+            in_ci=head,
+        ),
+        Fault(
+            "docker", "docker stop", side, partial(acts.docker_stop, side),
+            {side: (13,), **elsewhere}, {side: ("engine-stopped",), there: ("peer-failed",)},
+            stop_seconds=DOCKER_STOP_SECONDS,
+        ),
+        Fault(
+            "docker", "dockerd hangs, and the engine is killed", side, partial(acts.kill_without_docker, side),
+            {side: (13,), **elsewhere}, {side: ("docker-hung",), there: ("peer-failed",)}, stop_seconds=ENGINE_SECONDS,
+            repair=partial(acts.wake_docker, side), at_least_seconds=20,
+        ),
+        Fault(
+            "link", "the fabric's address is gone", side, partial(acts.lose_address, side),
+            {side: (14,), **elsewhere}, {side: ("own-address-gone",), there: ("peer-silent",)},
+            stop_seconds=SILENCE_SECONDS, gap_seconds=None, repair=partial(acts.regain_address, side),
+            at_least_seconds=25,
         ),
         Fault(
             "hang", "SIGSTOP of the worker process under requests", side, partial(acts.hang, side),
-            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, HANGS, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet, in_ci=head,
+            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, _STALLED, HEAD_SIDE, STALLED_SECONDS, meanwhile=acts.quiet,
+            in_ci=head,
         ),
         Fault(
             "hang", "docker pause of an idle rank, then a request", side, partial(acts.pause, side),
-            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, SILENT_API if head else HANGS, HEAD_SIDE, STALLED_SECONDS,
+            {HEAD_SIDE: (15,), WORKER_SIDE: (14,)}, _STALLED, HEAD_SIDE, STALLED_SECONDS,
             meanwhile=acts.degraded_in_time, in_ci=not head,
         ),
         Fault(
-            "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere, LEAVES,
+            "stop", "systemctl stop, later start", side, partial(acts.stop, side), elsewhere,
+            {there: ("peer-stopped",)},
             stop_seconds=STOP_SECONDS, meanwhile=partial(acts.awaits, side), repair=partial(acts.start, side),
             in_ci=True,
         ),
         Fault(
-            "power", "reboot", side, partial(acts.reboot, side), elsewhere, LEAVES,
+            "power", "reboot", side, partial(acts.reboot, side), elsewhere, {there: ("peer-stopped",)},
             stop_seconds=STOP_SECONDS, repair=partial(acts.wait_up, side), in_ci=head,
         ),
         Fault(
-            "power", "power cut", side, partial(acts.cut_power, side), elsewhere, SILENT,
-            stop_seconds=SILENCE_SECONDS, gap_seconds=None, repair=partial(acts.power_on, side), in_ci=not head,
+            "power", "power cut", side, partial(acts.cut_power, side), elsewhere,
+            {there: ("peer-silent",), **killed_agent}, stop_seconds=SILENCE_SECONDS, gap_seconds=None,
+            repair=partial(acts.power_on, side), in_ci=not head,
         ),
     ]  # fmt: skip
     if head:
@@ -141,36 +172,41 @@ def on(side: str) -> list[Fault]:
 
 def killed(side: str, name: str, cause: Cause, seconds: float = EVENT_SECONDS, in_ci: bool = False) -> Fault:
     codes: Codes = {side: (13,), other(side): (14,)}
-    return Fault("process", name, side, cause, codes, ENDED, stop_seconds=seconds, in_ci=in_ci)
+    causes: Causes = {side: (OUTSIDE,), other(side): ("peer-failed",)}
+    return Fault("process", name, side, cause, codes, causes, stop_seconds=seconds, in_ci=in_ci)
 
 
 def differing(side: str, difference: differences.Difference, in_ci: bool) -> Fault:
     return Fault(
         "difference", difference.name, side, partial(acts.stop, side), {side: (10,), other(side): (10, 14)},
-        f"{LEAVES}|{DIFFERS}|the configuration has changed",
+        {side: CHANGED, other(side): (*CHANGED, "peer-stopped")},
         stop_seconds=STOP_SECONDS, ends_surely=False, meanwhile=partial(acts.differ, side, difference),
         repair=partial(acts.undo, side, difference), extra_seconds=SHOWN_SECONDS, in_ci=in_ci,
     )  # fmt: skip
 
 
 _LOST = {HEAD_SIDE: (14,), WORKER_SIDE: (14,)}
+_SILENT = {HEAD_SIDE: ("peer-silent",), WORKER_SIDE: ("peer-silent",)}
+_CUT = {HEAD_SIDE: ("own-address-gone",), WORKER_SIDE: ("own-address-gone",)}
+"""Without a carrier systemd-networkd takes the address away."""
 FAULTS: tuple[Fault, ...] = (
     *on(HEAD_SIDE),
     *on(WORKER_SIDE),
     Fault(
-        "power", "power cut of both at once", BOTH, acts.cut_power_of_all, {}, "", stop_seconds=SILENCE_SECONDS,
+        "power", "power cut of both at once", BOTH, acts.cut_power_of_all, {},
+        {HEAD_SIDE: ("agent-killed",), WORKER_SIDE: ("agent-killed",)}, stop_seconds=SILENCE_SECONDS,
         gap_seconds=None, repair=acts.power_on_all, in_ci=True,
     ),
     Fault(
-        "link", "fabric cut for 30 s", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        "link", "fabric cut for 30 s", LINK, acts.cut, _LOST, _CUT, LINK, SILENCE_SECONDS, None,
         repair=acts.clear, at_least_seconds=30, in_ci=True,
     ),
     Fault(
-        "link", "fabric cut for good", LINK, acts.cut, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        "link", "fabric cut for good", LINK, acts.cut, _LOST, _CUT, LINK, SILENCE_SECONDS, None,
         meanwhile=acts.both_wait, repair=acts.clear, at_least_seconds=90,
     ),
     Fault(
-        "link", "fabric that swallows everything", LINK, acts.blackhole, _LOST, SILENT, LINK, SILENCE_SECONDS, None,
+        "link", "fabric that swallows everything", LINK, acts.blackhole, _LOST, _SILENT, LINK, SILENCE_SECONDS, None,
         meanwhile=acts.both_wait, repair=acts.clear, at_least_seconds=40,
     ),
 )  # fmt: skip
@@ -181,7 +217,8 @@ NOISES: tuple[Noise, ...] = (
 )
 OUT_OF_MEMORY = Fault(
     "memory", "a process in the worker's container takes all memory", WORKER_SIDE, partial(acts.eat, WORKER_SIDE),
-    {HEAD_SIDE: (14,), WORKER_SIDE: (16,)}, "memory ran out", stop_seconds=EATEN_SECONDS,
+    {HEAD_SIDE: (14,), WORKER_SIDE: (16,)}, {HEAD_SIDE: ("peer-failed",), WORKER_SIDE: ("memory-guard",)},
+    stop_seconds=EATEN_SECONDS,
     meanwhile=partial(acts.counted, WORKER_SIDE), extra_seconds=COOLING_SECONDS,
 )  # fmt: skip
 """For a pair whose launch the ledgers still have."""

@@ -215,13 +215,23 @@ def unexpected(ends: Ends, allowed: Codes, required: bool) -> list[str]:
 
 
 def misnamed(ends: Ends, fault: Fault, cluster: Cluster) -> list[str]:
-    """The first line of each side that ended must say why, and where unless it happened there."""
+    """The first end of each side must have its cause, and its line must say where unless it happened there.
+
+    The record of an end is what the next agent reports; it is all that an agent that was killed leaves.
+    """
     complaints = []
+    for side, allowed in fault.causes.items():
+        found = [match[1] for line in ends[side] if (match := re.search(r"\bcause=(\S+)", line))]
+        report = member(cluster, side).report()
+        recorded = report.last_cause_code if report else "no report"
+        first = found[0] if found else recorded if fault.ends_surely else ""
+        if first and first not in allowed:
+            complaints.append(f"{side}: the cause is {first}, not of {allowed}")
+        if found and recorded != found[-1]:
+            complaints.append(f"{side}: {recorded} is on record, and the last event has {found[-1]}")
     for side, lines in ends.items():
         if not lines or not fault.codes:
             continue
-        if not re.search(fault.said, lines[0]):
-            complaints.append(f"{side}: says nothing like {fault.said!r}: {lines[0]}")
         elsewhere = member(cluster, other(side)).node.fabric_address
         if side != (fault.found_on or fault.side) and elsewhere not in lines[0]:
             complaints.append(f"{side}: names no {elsewhere}: {lines[0]}")

@@ -104,7 +104,7 @@ def _report(agent: Deps, error: BlockedError) -> None:
     blocker = error.checks or (error.reason,)
     if before.phase is not Phase.BLOCKED or agent.state.blocker != blocker:
         agent.state.blocker, agent.state.blocked_since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        agent.events.error("agent.run.blocked", reason=error.reason, hint=error.hint)
+        agent.events.error("agent.run.blocked", cause=error.cause.value, reason=error.reason, hint=error.hint)
         if not agent.state.proven:
             log_differences(agent)
     agent.set_phase(Phase.BLOCKED, f"{error}; since {agent.state.blocked_since}")

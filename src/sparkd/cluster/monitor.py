@@ -73,7 +73,11 @@ def silence(peer: PeerStatus, what: str) -> PeerLostError:
     """The error for a peer that does not answer; `what` says for how long. This node's own address may be gone."""
     if peer.own_address_gone:
         reason = f"{peer.said}: rank {peer.rank} on {peer.name} {what}"
-        return PeerLostError(reason, "ip -brief address; look at the cable", cause=Cause.OWN_ADDRESS_GONE)
+        return PeerLostError(
+            reason,
+            "ip -brief address; look at the cable, and whether the other node is up",
+            cause=Cause.OWN_ADDRESS_GONE,
+        )
     return PeerLostError(f"rank {peer.rank} on {peer.name} {what}", HINT, cause=Cause.PEER_SILENT)
 
 

@@ -292,6 +292,7 @@ def test_a_blocked_node_serves_in_the_same_process_once_it_is_repaired(ghost: Wo
     assert phases(journal) == ["blocked", "launching", "loading", "serving", "stopping", "stopped"]
     (blocked_line,) = [line for line in journal.splitlines() if line.startswith("<3>agent.run.blocked")]
     assert f"{SCRIPT} does not exist (engine.script)" in blocked_line
+    assert " cause=blocked " in blocked_line
     assert any(
         re.match(rf"STATUS=blocked: script-paths: {SCRIPT}.*; since \d{{4}}-\d\d-\d\d \d\d:\d\d UTC", one)
         for one in said()

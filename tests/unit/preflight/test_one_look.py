@@ -83,7 +83,7 @@ def test_a_docker_that_hangs_is_waited_for_once_and_each_check_says_so(machine: 
     assert SECONDS <= time.monotonic() - began < 2 * SECONDS
     assert [one.level for one in found] == [Level.UNKNOWN] * len(UNKNOWN)
     assert all(f"no answer within {SECONDS} s" in one.reason for one in found), found
-    assert all(one.awaits == "docker" for one in found)
+    assert all(one.awaits == "docker to answer" for one in found)
 
 
 def test_no_check_waits_for_a_docker_that_hung_before(machine: Tree, silent: DockerReader) -> None:

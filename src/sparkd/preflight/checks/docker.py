@@ -18,7 +18,7 @@ UNIT = "docker.service"
 
 def docker_unknown(reason: str) -> Verdict:
     """It runs, and does not answer."""
-    return unknown(reason, "look at: systemctl status docker", awaits="docker")
+    return unknown(reason, "look at: systemctl status docker", awaits="docker to answer")
 
 
 class DockerEngineFacts(Struct, frozen=True):

@@ -48,7 +48,7 @@ def test_docker(facts: DockerEngineFacts, uses_gpu: bool, level: Level, says: st
 
 
 def test_a_docker_that_does_not_answer_is_waited_for_and_one_that_is_away_holds_nobody_up() -> None:
-    assert Docker(False).judge(DockerEngineFacts(True, True, "x")).awaits == "docker"
+    assert Docker(False).judge(DockerEngineFacts(True, True, "x")).awaits == "docker to answer"
     assert not Docker(False).judge(DockerEngineFacts(False, True)).level.blocks
 
 

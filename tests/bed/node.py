@@ -97,7 +97,7 @@ class Node(Shell):
         return state
 
     def wait_booted(self, timeout: float = 240) -> None:
-        """Until multi-user.target is reached, whatever still starts after it, as an enabled agent does for minutes.
+        """Until multi-user.target is reached, whatever still starts after it.
 
         A node that still goes down is waited for too: a unit may take its 90 s to stop.
         """

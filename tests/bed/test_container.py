@@ -30,6 +30,7 @@ container:
   volumes: ["/srv/extra:/extra:ro"]
 caches:
   vllm: /root/.cache/vllm
+  cuda: /root/.nv/ComputeCache
 env:
   AWKWARD: |
     two lines, 'quotes', "double", $HOME `id` {"json": [1, 2]} \\
@@ -80,6 +81,8 @@ def test_mounts_are_read_only_except_caches_of_this_image(serving: SparkdNode) -
     assert "/srv/extra /extra ro" in mounts
     assert "/run/sparkd/launch.sh /run/sparkd-launch.sh ro" in mounts
     assert f"/var/lib/sparkd/cache/{image}/vllm /root/.cache/vllm rw" in mounts
+    assert f"/var/lib/sparkd/cache/{image}/cuda /root/.nv/ComputeCache rw" in mounts, "a folder that the image lacks"
+    assert len([one for one in mounts if "/var/lib/sparkd/cache/" in one]) == 2, "tiny-cpu leaves the others out"
 
 
 def test_labels_say_whose_it_is(serving: SparkdNode) -> None:

@@ -18,6 +18,7 @@ from sparkd.lib.text import did_you_mean, format_key, read_file
 from sparkd.recipes.schema import COMMAND, LINES, Recipe
 from sparkd.recipes.yaml import Document, YamlError, parse_yaml
 from sparkd.vllm.args import TABLES, JsonValue
+from sparkd.vllm.container_paths import kept_caches
 from sparkd.vllm.flag import parse_amount, parse_json
 
 HINT = "`sparkd recipe schema` describes the format"
@@ -220,7 +221,13 @@ def compare_recipes(left: Recipe, right: Recipe) -> tuple[Difference, ...]:
 
 def normalize(recipe: Recipe) -> dict[str, str]:
     """Every value as canonical JSON, by its dotted key. Without null values."""
-    values = {**recipe.model_dump(mode="json", by_alias=True), "args": normalize_switches(recipe.args)}
+    env = {name: text for name, text in recipe.env.items() if text is not None}
+    mounted = [volume.target for volume in recipe.container.volumes]
+    values = {
+        **recipe.model_dump(mode="json", by_alias=True),
+        "args": normalize_switches(recipe.args),
+        "caches": kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
+    }
     return {
         key: json.dumps(value, sort_keys=True, ensure_ascii=False)
         for section in ORDER

@@ -200,3 +200,13 @@ def test_faults_of_the_format_hide_no_fault_of_the_engine(tmp_path: Path) -> Non
     found = sparkd("recipe", "check", str(path)).stderr
     assert "nodes.min" in found
     assert "expect.kv_cache_tokens = -1" in found
+
+
+def test_a_cache_that_is_left_out_or_moved_is_a_difference_and_one_that_is_named_is_none() -> None:
+    def differing(**keys: object) -> tuple[Difference, ...]:
+        return compare_recipes(recipe(**keys), recipe())
+
+    assert differing(caches={"triton": "/root/.triton"}) == ()
+    assert differing(caches={"triton": None}) == (Difference("caches.triton", "", '"/root/.triton"'),)
+    moved = differing(env={"TRITON_CACHE_DIR": "/t"})
+    assert Difference("caches.triton", '"/t"', '"/root/.triton"') in moved

@@ -43,14 +43,15 @@ def build(space: Space, bed: str, suite: str, name: str) -> None:
     model = [tiny_model.archive()] if docker else []
     started = time.monotonic()
     cache.say(f"building the disk {name}")
-    node = Node(bed, BUILDER, space, docker)
-    space.module("disk", "fill", node.image, tree, *model)
-    space.module("disk", "personalise", node.image, node.name)
-    node.boot()
-    if docker:
-        images.load(node)
-    node.power_off()
-    space.module("disk", "settle", node.image)
-    space.run("sh", "-c", 'mv "$0" "$1.new" && rm -f "$2"/"$3"-*.img && mv "$1.new" "$1"',
-              node.image, BASES / name, BASES, suite)  # fmt: skip
+    with cache.progress(f"disk {suite}"):
+        node = Node(bed, BUILDER, space, docker)
+        space.module("disk", "fill", node.image, tree, *model)
+        space.module("disk", "personalise", node.image, node.name)
+        node.boot()
+        if docker:
+            images.load(node)
+        node.power_off()
+        space.module("disk", "settle", node.image)
+        space.run("sh", "-c", 'mv "$0" "$1.new" && rm -f "$2"/"$3"-*.img && mv "$1.new" "$1"',
+                  node.image, BASES / name, BASES, suite)  # fmt: skip
     cache.say(f"built in {time.monotonic() - started:.0f} s")

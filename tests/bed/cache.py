@@ -8,12 +8,22 @@ import os
 import re
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 KEY_LENGTH = 16
+REPORT_SECONDS = 5.0
+DOWNLOADS = {
+    "node-trixie": ("Debian packages", 150),
+    "node-bookworm": ("Debian packages", 70),
+    "engine": ("vLLM, PyTorch for the CPU and what they need, and Debian packages", 1100),
+    "ray": ("Ray", 85),
+    "qemu": ("Debian packages and a kernel", 200),
+}
+"""What each build downloads, and about how many MB of it. Not beside its recipe: the recipe's text is its key."""
 
 
 def home() -> Path:
@@ -40,7 +50,7 @@ def lock(name: str) -> Iterator[None]:
         yield
 
 
-def artefact(name: str, key: str, suffix: str, build: Callable[[Path], None]) -> Path:
+def artefact(name: str, key: str, suffix: str, build: Callable[[Path], None], pause: float = REPORT_SECONDS) -> Path:
     """The file `name-key.suffix` of the cache, built first when it is not there. `build` gets the path to write."""
     path = home() / f"{name}-{key}{suffix}"
     with lock(name):
@@ -48,12 +58,43 @@ def artefact(name: str, key: str, suffix: str, build: Callable[[Path], None]) ->
             partial = home() / f"{name}.partial"
             remove(partial)
             started = time.monotonic()
-            say(f"building {path.name}")
-            build(partial)
+            what, megabytes = DOWNLOADS.get(name, ("", 0))
+            say(f"building {path.name}" + (f": downloads {what}, about {megabytes:,} MB" if what else ""))
+            with progress(name, megabytes, pause):
+                build(partial)
             partial.replace(path)
             say(f"built {path.name} in {time.monotonic() - started:.0f} s, {path.stat().st_size >> 20} MiB")
         prune(home(), name, keep=path)
     return path
+
+
+@contextmanager
+def progress(name: str, megabytes: int = 0, pause: float = REPORT_SECONDS) -> Iterator[None]:
+    """Report each `pause` seconds what this machine has received and written meanwhile."""
+    over, began = threading.Event(), time.monotonic()
+    received_before, used_before = _received_bytes(), shutil.disk_usage(home()).used
+
+    def report() -> None:
+        while not over.wait(pause):
+            received = (_received_bytes() - received_before) // 1_000_000
+            written = max(0, shutil.disk_usage(home()).used - used_before) // 1_000_000
+            of = f" of about {megabytes:,}" if received <= megabytes else ""
+            say(f"{name}: {received:,}{of} MB received, {written:,} MB written, {time.monotonic() - began:.0f} s")
+
+    thread = threading.Thread(target=report, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _received_bytes() -> int:
+    """By the interface that has received most: a bridge repeats what came by a cable."""
+    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    fields = [line.replace(":", " ").split() for line in lines]
+    return max((int(field[1]) for field in fields if field[0] != "lo"), default=0)
 
 
 @contextmanager

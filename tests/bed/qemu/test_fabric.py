@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 import pytest
 from tests.bed.processes import wait_for
+from tests.bed.qemu.machine import Machine
 from tests.bed.qemu.pair import BOND, MTU, UNIT, Pair
+
+from sparkd.preflight.registry import IDS
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 
@@ -62,7 +69,9 @@ def test_both_legs_cut_leave_no_carrier_and_rdma_down_and_nothing_is_waited_out(
     assert link.facts["paths"] == [], "no peer is probed over an interface without carrier"
     assert said["fabric-address"].level == "ok", "the address stays: the agent awaits the other node"
     rdma = said["rdma"]
-    assert (rdma.level, rdma.reason) == ("warn", f"{HCA} ({BOND}): port 1 is DOWN; {BOND} has no carrier")
+    assert rdma.level == "warn"
+    assert rdma.reason.startswith("no RDMA device is up, so NCCL goes by TCP")
+    assert rdma.reason.endswith(f"{HCA} ({BOND}): port 1 is DOWN; {BOND} has no carrier")
 
 
 def test_a_bond_that_takes_no_large_frames_is_warned_of_and_no_peer_is_probed_with_them(bonded: Pair) -> None:
@@ -125,3 +134,82 @@ def test_the_agent_waits_for_an_address_that_comes_late_to_the_bond(bonded: Pair
         wait_for(lambda: found in head.run(*report, check=False).stdout, 300, "it to find the bond", pause=2)
     finally:
         head.run("systemctl", "stop", UNIT, timeout=240)
+
+
+ONLY = ("fabric-address", "fabric-link", "rdma")
+LATE = """\
+[engine.env]
+NCCL_IB_HCA = "{{node.hcas}}"
+{env}
+[preflight]
+skip = {skip}
+wait_seconds = {seconds}
+[memory]
+settle_seconds = 0
+"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Of the head's agent, while its bond has no RDMA device."""
+
+    head: Machine
+    since: str
+
+    def add_device(self) -> None:
+        self.head.run("rdma", "link", "add", HCA, "type", "rxe", "netdev", BOND)
+
+    @property
+    def journal(self) -> str:
+        only = ("--unit", UNIT, "--since", f"@{self.since}")
+        return self.head.run("journalctl", *only, "--output", "cat", "--no-pager").stdout
+
+    @property
+    def status(self) -> str:
+        return self.head.run("systemctl", "show", "--value", "--property", "StatusText", UNIT).stdout
+
+    @property
+    def judged(self) -> list[str]:
+        return re.findall(r"preflight\.check\.judged check=rdma verdict=(\w+)", self.journal)
+
+
+@contextmanager
+def without_device(pair: Pair, env: str, wait_seconds: int) -> Iterator[Start]:
+    skip = json.dumps([one for one in IDS if one not in ONLY])
+    head, conf = pair.head, "/etc/sparkd/conf.d/50-test.toml"
+    head.run("rdma", "link", "delete", HCA)
+    head.write(conf, LATE.format(env=env, skip=skip, seconds=wait_seconds))
+    start = Start(head, head.run("date", "+%s").stdout.strip())
+    head.run("systemctl", "start", "--no-block", UNIT)
+    try:
+        yield start
+    finally:
+        head.run("systemctl", "stop", UNIT, timeout=240)
+        head.run("systemctl", "reset-failed", UNIT, check=False)
+        head.write(conf, "")
+        if HCA not in head.run("rdma", "link").stdout:
+            start.add_device()
+
+
+def test_a_device_that_comes_late_is_awaited_with_one_line_and_used(bonded: Pair) -> None:
+    with without_device(bonded, "", wait_seconds=600) as start:
+        wait_for(lambda: "waiting for RDMA devices since" in start.status, 240, "the agent to wait", pause=2)
+        assert start.journal.count("preflight.wait.started") == 1
+        start.add_device()
+        wait_for(lambda: start.judged == ["warn", "ok"], 120, "it to find the device", pause=2)
+
+
+def test_without_a_device_it_continues_by_tcp_and_names_the_cost(bonded: Pair) -> None:
+    with without_device(bonded, "", wait_seconds=10) as start:
+        wait_for(lambda: "preflight.gate.passed" in start.journal, 300, "the agent to continue by TCP", pause=2)
+        assert start.judged == ["warn"]
+        assert "so NCCL goes by TCP, slower than the 98 Gb/s" in start.journal
+        assert "code=78" not in start.journal
+
+
+def test_a_node_that_insists_on_rdma_is_blocked_and_notices_the_device_by_itself(bonded: Pair) -> None:
+    with without_device(bonded, 'NCCL_NET = "IB"', wait_seconds=0) as start:
+        wait_for(lambda: "NCCL_NET=IB insists on one" in start.status, 300, "it to be blocked", pause=2)
+        assert start.head.run("systemctl", "is-active", UNIT, check=False).stdout.strip() == "activating"
+        start.add_device()
+        wait_for(lambda: start.judged[:2] == ["block", "ok"], 240, "it to find the device", pause=2)

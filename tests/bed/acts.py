@@ -113,6 +113,14 @@ def degraded_in_time(cluster: Cluster) -> None:
         print(f"{one.node.name}: degraded {took:.1f} s after the request")
 
 
+def halt(side: str, cluster: Cluster) -> float:
+    """Its worker process, once there is one."""
+    node = member(cluster, side)
+    wait_for(lambda: node.node.pids("^VLLM::Worker"), 60, "the worker process of a rank that loads")
+    node.node.kill(victims.worker(node), signal.SIGSTOP)
+    return time.monotonic()
+
+
 def eat(side: str, cluster: Cluster) -> float:
     """The node's memory goes, in its engine's container, until the guard ends what runs there."""
     node = member(cluster, side)

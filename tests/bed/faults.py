@@ -15,7 +15,7 @@ from functools import partial
 
 from . import acts, differences, victims
 from .acts import BOTH, HEAD_SIDE, LINK, WORKER_SIDE, nothing, other
-from .pair import PEER_TIMEOUT_SECONDS, STALL_SECONDS, Cluster
+from .pair import LOAD_STALL_SECONDS, PEER_TIMEOUT_SECONDS, STALL_SECONDS, Cluster
 
 GAP_SECONDS = 2.0
 """No rank outlives another for longer, once something has happened."""
@@ -228,3 +228,11 @@ WHILE_LOADING: tuple[Fault, ...] = tuple(
     if fault.kind == "agent"
 )
 """One after the other: each hits the pair as it starts after the one before."""
+HANGING_LOADS: tuple[Fault, ...] = tuple(
+    Fault(
+        "hang", "SIGSTOP of the worker process, while the ranks load", side, partial(acts.halt, side),
+        {side: (12,), other(side): (14,)}, {side: ("load-stalled",), other(side): ("peer-failed",)},
+        stop_seconds=1.5 * LOAD_STALL_SECONDS,
+    )
+    for side in (HEAD_SIDE, WORKER_SIDE)
+)  # fmt: skip

@@ -19,6 +19,7 @@ from .sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, complete
 KEY_FILE = "/etc/sparkd/cluster.key"
 STALL_SECONDS = 20
 """Enough for `degraded` to come first."""
+LOAD_STALL_SECONDS = 20
 PEER_TIMEOUT_SECONDS = 20
 """The default of supervise.peer_timeout_seconds, which stays."""
 CONFIGURATION = """\
@@ -76,10 +77,10 @@ class Cluster:
         addresses = [member.node.fabric_address for member in self.members]
         return CONFIGURATION.format(nodes=str(addresses).replace("'", '"'), stall_seconds=STALL_SECONDS)
 
-    def configure(self) -> None:
+    def configure(self, more: str = "") -> None:
         """The same file and the same key on all nodes; started at each boot."""
         for member in self.members:
-            member.configure(self.configuration())
+            member.configure(self.configuration() + more)
             member.node.run("systemctl", "enable", member.unit)
         self.give_key(new_key(), *self.members)
 

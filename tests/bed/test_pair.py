@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tests.bed import trial
 from tests.bed.conftest import MakeNode
-from tests.bed.faults import FAULTS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
+from tests.bed.faults import FAULTS, HANGING_LOADS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
 from tests.bed.node import Node
-from tests.bed.pair import Cluster, new_key
+from tests.bed.pair import LOAD_STALL_SECONDS, Cluster, new_key
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import HEAD, WORKER, complete
 from tests.bed.trial import Result
@@ -161,6 +161,26 @@ def test_ranks_that_load_fall_as_those_that_serve_and_come_back_when_it_is_over(
     assert not complaints, "\n".join(complaints)
     serving.forget_failures()
     serving.await_serving()
+
+
+@pytest.mark.whole
+def test_a_rank_that_hangs_while_it_loads_names_itself_and_the_other_names_its_node(
+    serving: Cluster, record: Record
+) -> None:
+    serving.stop()
+    serving.configure(f"[readiness]\nstall_seconds = {LOAD_STALL_SECONDS}\n")
+    serving.start()
+    complaints: list[str] = []
+    for fault in HANGING_LOADS:
+        serving.await_loading()
+        serving.forget_failures()
+        result = trial.run_loading(fault, serving)
+        record(result)
+        complaints += result.complaints
+    assert not complaints, "\n".join(complaints)
+    serving.forget_failures()
+    serving.await_serving()
+    serving.configure()
 
 
 def test_the_pair_serves_when_the_head_is_started_first(cluster: Cluster, start_seconds: float) -> None:

@@ -23,6 +23,10 @@ canary_seconds = 5
 [readiness]
 completion_timeout_seconds = 5
 """
+HASTY = """
+[readiness]
+stall_seconds = 15
+"""
 SPAWNED = """\
 schema: 1
 name: tiny-spawned
@@ -174,6 +178,27 @@ def test_a_stop_during_the_load_leaves_nothing_and_does_not_hang(spark: SparkdNo
     assert spark.show("ActiveState") == "inactive"
     assert spark.containers() == []
     assert spark.leftovers() == []
+
+
+def test_a_load_that_hangs_names_its_step_and_its_threads_and_the_next_one_serves(spark: SparkdNode) -> None:
+    spark.stop()
+    spark.forget_failures()
+    spark.configure(CONFIGURATION + HASTY)
+    cursor = spark.cursor()
+    spark.start_soon()
+    wait_for(lambda: spark.node.pids("^VLLM::EngineCore"), 120, "the engine core")
+    old = spark.main_pid()
+    for process in (*spark.rank(), *spark.rank()):  # one that was made meanwhile too
+        process.send(signal.SIGSTOP)
+    wait_for(lambda: re.search(r"; nothing has moved for \d+ s$", spark.status_text()), 20, "STATUS= to show it")
+    line = given_up(spark, cursor, old)
+    assert "code=12 cause=load-stalled" in line
+    said = (
+        rf"rank 0 on {spark.node.name}, [a-z ]+, has stood still for 1\d s; its threads: \d+ of \S+ in do_signal_stop"
+    )
+    assert re.search(said, line), line
+    spark.await_serving()
+    spark.configure()
 
 
 def test_docker_stopped_and_started_again_as_a_package_upgrade_does(serving: SparkdNode) -> None:

@@ -2,7 +2,7 @@
 
 A rank works when it enters a step, loads a shard, reads from a disk, or computes with new memory, as compilers do. It
 moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does a spinning wait
-for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it: docs/adr/0028.
+for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it: docs/adr/0031.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ from .pair import LOAD_STALL_SECONDS, PEER_TIMEOUT_SECONDS, STALL_SECONDS, Clust
 
 GAP_SECONDS = 2.0
 """No rank outlives another for longer, once something has happened."""
+HUNG_DOCKER_GAP_SECONDS = 6.0
+"""The end is reported after a look at dockerd, which is given 3 s."""
 EVENT_SECONDS = 2.0
 ENGINE_SECONDS = 10.0
 """For the engine itself to find that one of its processes is gone, as it looks every 5 s; or for docker to go."""
@@ -131,7 +133,7 @@ def on(side: str) -> list[Fault]:
         Fault(
             "docker", "dockerd hangs, and the engine is killed", side, partial(acts.kill_without_docker, side),
             {side: (13,), **elsewhere}, {side: ("docker-hung",), there: ("peer-failed",)}, stop_seconds=ENGINE_SECONDS,
-            repair=partial(acts.wake_docker, side), at_least_seconds=20,
+            gap_seconds=HUNG_DOCKER_GAP_SECONDS, repair=partial(acts.wake_docker, side), at_least_seconds=20,
         ),
         Fault(
             "link", "the fabric's address is gone", side, partial(acts.lose_address, side),

@@ -17,6 +17,7 @@ from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits
 from sparkd.preflight.checks.fragmentation import FragmentedMemory
+from sparkd.preflight.checks.gid import GidIndex
 from sparkd.preflight.checks.gpu import Gpu
 from sparkd.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.preflight.checks.kernel_log import KernelLog
@@ -28,7 +29,7 @@ from sparkd.preflight.checks.paths import ScriptPaths, WantedDropIn, paths_of_pl
 from sparkd.preflight.checks.peers import PeerClocks, Resolver
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
-from sparkd.preflight.checks.rdma import GidIndex, Rdma, why_no_rdma
+from sparkd.preflight.checks.rdma import Rdma, why_no_rdma
 from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights

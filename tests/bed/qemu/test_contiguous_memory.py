@@ -24,8 +24,8 @@ SANDBOX = re.compile(
 ALLOWED = " -/proc/sys/vm/compact_memory"
 MIB = 1 << 20
 LEAST_GAIN_BYTES = 32 * MIB
-"""16 blocks, by one compaction; 35 of 229 lost ones were measured with Linux 6.12. A processor keeps freed pages for a
-while, 53 MiB in that run, and a block with such a page is not whole."""
+"""16 blocks, by one compaction; 35 of 229 lost ones were measured with Linux 6.12. Processors keep freed pages for a
+while, 53 MiB in a similar run, and a block with such a page is not whole."""
 
 
 class Found(Struct):

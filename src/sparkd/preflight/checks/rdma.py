@@ -9,7 +9,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.host import Host, infiniband, network
-from sparkd.host.infiniband import ACTIVE, Gid, Hca, Port
+from sparkd.host.infiniband import ACTIVE, Hca, Port
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
@@ -242,77 +242,3 @@ def _idle_twins(facts: RdmaFacts, used: tuple[Hca, ...]) -> str:
 
 def _name(hca: Hca) -> str:
     return f"{hca.name} ({', '.join(hca.interfaces)})" if hca.interfaces else hca.name
-
-
-INDEX = "NCCL_IB_GID_INDEX"
-HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"
-
-
-class GidTable(Struct, frozen=True):
-    """Of one selected port that is up."""
-
-    hca: str
-    port: int
-    at_index: Gid | None
-    good: tuple[int, ...]
-
-
-class GidFacts(Struct, frozen=True):
-    tables: tuple[GidTable, ...]
-
-
-class GidIndex(Check[GidFacts], frozen=True):
-    env: Mapping[str, str]
-    address: str
-    """Of this node on the fabric: its family is that of the GIDs."""
-    not_needed: str = ""
-    id = "gid"
-    levels = (Level.BLOCK,)
-    reads = "/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index"
-    source = "tonyd2wild (Vision), issue 38 and pull request 40: the index drifts, and an empty text means 0"
-    page = """\
-RoCE addresses a port by one entry of its GID table. The right one is of type RoCE v2 and stands for the IPv4 address of
-the interface (::ffff:10.0.0.1). Its index is often 3, but 4 and 5 are seen too, it differs between devices and nodes,
-and it moves when an address comes or goes: 3 became 4 within half an hour on one pair. Where NCCL_IB_GID_INDEX is
-unset, NCCL finds it by itself on every device (by NCCL_IB_ADDR_FAMILY=AF_INET, NCCL_IB_ROCE_VERSION_NUM=2).
-
-  block    the plan sets NCCL_IB_GID_INDEX to an empty text, which was seen to act as 0, a link-local address; or to
-           what is no number, which older versions read as 0; or to an index that is not RoCE v2 with an address of the
-           fabric's family on every device that NCCL_IB_HCA selects. The reason names the right index of each device.
-
-With a wrong index the ranks meet over TCP and then hang or fail in their first collective. Ports that are not ACTIVE
-are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8."""
-
-    def probe(self, host: Host) -> GidFacts:
-        index = parse_number(self.env.get(INDEX, ""))
-        if self.not_needed or index is None or index < 0:
-            return GidFacts(())
-        used = select_ports(Selection.parse(self.env.get(NAMES, "")), infiniband.read_hcas(host.files))
-        up = ((hca.name, port.number) for hca, port in used if port.ethernet and port.state == ACTIVE)
-        return GidFacts(tuple(self._table(index, *one, infiniband.read_gids(host.files, *one)) for one in up))
-
-    def judge(self, facts: GidFacts) -> Verdict:
-        text = self.env.get(INDEX)
-        if self.not_needed or text is None:
-            return ok(self.not_needed or f"{INDEX} is unset, so NCCL finds the index itself")
-        if not text.strip():
-            return block(f"{INDEX} is empty, which acts as 0: a link-local address", HINT)
-        if (index := parse_number(text)) is None:
-            return block(f"{INDEX} is {sanitize(text)!r}, which is no index", HINT)
-        if index < 0:
-            return ok(f"{INDEX} is {index}, so NCCL finds the index itself")
-        problems = [self._wrong(index, one) for one in facts.tables if index not in one.good]
-        where = ", ".join(one.hca for one in facts.tables)
-        return verdict(problems, f"index {index} is right on {where}" if where else "no port is up")
-
-    def _table(self, index: int, hca: str, port: int, gids: tuple[Gid, ...]) -> GidTable:
-        six = ":" in self.address
-        of_family = (one for one in gids if (not (one.ipv4 or one.link_local) if six else one.ipv4))
-        at_index = next((one for one in gids if one.index == index), None)
-        good = tuple(one.index for one in of_family if one.kind == infiniband.ROCE_V2)
-        return GidTable(hca, port, at_index, good)
-
-    def _wrong(self, index: int, table: GidTable) -> Verdict:
-        found = f"is {table.at_index.kind} {table.at_index.address}" if table.at_index else "is unused"
-        right = f"the right index is {table.good[0]}" if table.good else "no index of it would do: has it an address?"
-        return block(f"{INDEX}={index}: on {table.hca} that {found}; {right}", HINT)

@@ -173,6 +173,13 @@ class Actions:
 
         return self._loop.run_with_timeout(start, LAUNCH_SECONDS, "docker")
 
+    def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
+        """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
+        containers = self.containers
+        # Under the rank's name, by which a sweep finds it.
+        work = partial(containers.check_asserts, image_id, program, f"sparkd-rank{plan.node.rank}", labels)
+        return self._loop.run_until_stop(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
+
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
         if docker.running(self._host):

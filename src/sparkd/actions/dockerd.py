@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sparkd.actions.files import make_cache_folder, sync_folder
 from sparkd.actions.processes import Rank
 from sparkd.host.docker_config import CDI_KIND, GpuAccess
-from sparkd.host.docker_image import pull_hint
+from sparkd.host.docker_image import how_to_get
 from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
@@ -29,6 +29,8 @@ STREAM_SECONDS = 300.0
 CHUNK_BYTES = 4 << 20
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 LAST_LINES = 200
+ASSERT_SECONDS = 300
+"""For all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
     None: {},
     GpuAccess.GPUS: {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]},
@@ -46,7 +48,7 @@ class Containers:
 
     def start(self, plan: LaunchPlan, script: Path, labels: dict[str, str], gpu: GpuAccess | None) -> Rank:
         """Create and start the rank's container, under docker's default restart policy `no`."""
-        image_id = self._image_id(plan.image_to_run)
+        image_id = self._image_id(plan)
         name = f"sparkd-rank{plan.node.rank}"
         body = create_body(plan, image_id, script, labels, gpu)
         with _launch_error(f"container {name} can't be made"):
@@ -62,14 +64,29 @@ class Containers:
             raise
         return Rank(container_id, name, image_id, *init)
 
-    def _image_id(self, ref: str) -> str:
+    def check_asserts(self, image_id: str, program: str, name: str, labels: dict[str, str]) -> tuple[int, str]:
+        """Exit code and log of a bash program in a container of its own, which is removed."""
+        with _launch_error(f"container {name} can't be made"):
+            body = assert_body(image_id, program, labels)
+            container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
+        try:
+            with _launch_error(f"container {name} can't check its image"):
+                self._call(lambda api: api.start(container_id))
+                ended = self._call(lambda api: api.wait(container_id, timeout=ASSERT_SECONDS), ASSERT_SECONDS)
+                log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
+        finally:
+            self.remove(container_id)
+        return int(ended["StatusCode"]), log.decode("utf-8", "replace")
+
+    def _image_id(self, plan: LaunchPlan) -> str:
         """Full id of a local image. sparkd pulls nothing at a start: an image that changes by itself is drift."""
+        ref = plan.image_to_run
         try:
             return self._call(lambda api: str(api.inspect_image(ref)["Id"]))
         except DockerError as error:
             if error.status == MISSING:
                 reason = f"image {ref} is not on this node"
-                raise LaunchError(reason, pull_hint(ref), cause=Cause.IMAGE_MISSING) from None
+                raise LaunchError(reason, how_to_get(ref, plan.image_build), cause=Cause.IMAGE_MISSING) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
     def _open_pidfd(self, container_id: str) -> tuple[int, int] | None:
@@ -148,6 +165,34 @@ def create_body(
             ],
             "LogConfig": {"Type": "local", "Config": LOG_LIMITS},
             **GPU_REQUESTS[gpu],
+        },
+    }
+
+
+def assert_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str, object]:
+    """A container that may do less than the rank's: no GPU, network, mount or capability, and nothing to write to.
+
+    HOME is writable, because libraries make caches there when they are imported.
+    """
+    return {
+        "Image": image_id,
+        "Entrypoint": ["/bin/bash"],
+        "Cmd": ["-c", program],
+        "Labels": labels,
+        "Env": ["HOME=/tmp", "NVIDIA_VISIBLE_DEVICES=void"],  # void: nvidia's runtime, if it is docker's default
+        "NetworkDisabled": True,
+        "HostConfig": {
+            "NetworkMode": "none",
+            "IpcMode": "private",
+            "ReadonlyRootfs": True,
+            "Tmpfs": {"/tmp": "size=268435456"},  # noqa: S108  # the container's own
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "PidsLimit": 512,
+            "Memory": 8 << 30,
+            "MemorySwap": 8 << 30,
+            "Init": True,
+            "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
         },
     }
 

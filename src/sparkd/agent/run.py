@@ -1,6 +1,6 @@
 """The run of an agent, from preflight to its last report. One launch a process: systemd starts the next one.
 
-    preflight -> backoff -> await docker -> fingerprint -> wait for peers -> launch -> ready -> serve -> shutdown
+    preflight -> backoff -> await docker -> fingerprint -> image -> wait for peers -> launch -> ready -> serve -> end
 
 Each step ends well, or raises the error that ends the run. Only what blocks a launch is waited for, and tried again. A
 worker runs the same steps, but follows the head's phase instead of probing the endpoint.
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkd.agent.blocked import retry_while_blocked
+from sparkd.agent.image_check import check_image
 from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
@@ -51,6 +52,8 @@ def start(agent: Deps) -> Running:
     backed_off = wait_backoff(agent)
     await_docker(agent)
     fingerprint(agent)
+    if check_image(agent):
+        preflight(agent)
     waited = wait_for_peers(agent)
     if backed_off or waited or not docker_was_up:
         # Minutes have passed, or docker came up only now: check again.

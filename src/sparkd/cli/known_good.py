@@ -90,7 +90,7 @@ def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
     with attempt("image.identity"):
         if not docker.running(host):
             raise SparkdError("docker is away")
-        identity = read_image_identity(host, plan.image_to_run)
+        identity = read_image_identity(host, plan)
     with attempt("script"):
         script = hash_user_script(host, plan)
     values = make_agreement(plan, identity, weights, script).values

@@ -153,7 +153,7 @@ def _inspect(ref: str, host: Host) -> _Image:
             raise BlockedError("docker is not running on this node", "systemctl start docker")
         case str(identity), docker_image.Image(size_bytes=size_bytes):
             return _Image(ref, identity, size_bytes)
-    raise BlockedError(f"image {ref} is not on this node", f"docker pull {ref}")
+    raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")
 
 
 def _copy(image: _Image, host: Host, peer: SshHost) -> None:

@@ -70,11 +70,16 @@ def read_architecture(docker: DockerReader) -> str:
     return sanitize(value_of(docker.version(), "Arch", str, "docker does not say what machine it is for"), 20)
 
 
-def pull_hint(ref: str) -> str:
-    """How to get an image. No registry knows the id by which a rollback runs an image."""
+def how_to_get(ref: str, build: str) -> str:
+    """The hint of a missing image. `build`: how it is built, by its recipe.
+
+    No registry knows the id by which a rollback runs an image, nor a name without an account or a host: docker's own
+    has those for its official images alone.
+    """
     if ref.startswith("sha256:"):
         return "docker load it; or, with the image that has its name: sparkd rollback; or: sparkd rollback --end"
-    return f"docker pull {ref}, or sparkd image sync on a node that has it"
+    get = build or (f"docker pull {ref}" if "/" in ref else "build it (no registry has a name without an account)")
+    return f"{get}, or sparkd image sync on a node that has it"
 
 
 def read_user(host: Host, ref: str) -> str | None:

@@ -88,7 +88,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         secrets=engine.secrets,
         container=engine.container,
         caches=tuple(Cache(name, target) for name, target in engine.caches.items()),
-        script=script.render_script(title, lines, env, engine.secrets, recipe.image.asserts),
+        script=script.render_script(title, lines, env, engine.secrets),
         user_script=user_script,
         model_path=engine.model_path,
         served_name=engine.served_name,
@@ -102,6 +102,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
         kv_cache_tokens=_expected_tokens(recipe, settings),
         asserts=recipe.image.asserts,
+        image_build=recipe.image.build if engine.image == recipe.image.ref else "",
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
     )

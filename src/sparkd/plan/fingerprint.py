@@ -17,11 +17,12 @@ def fingerprint(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> A
 
     Raises LaunchError for a missing or unreadable image, BlockedError for an unreadable model folder or script.
     """
-    identity, manifest = read_image_identity(host, plan.image_to_run), read_weights(host, plan)
+    identity, manifest = read_image_identity(host, plan), read_weights(host, plan)
     return make_agreement(plan, identity, manifest, hash_user_script(host, plan), allow_image_difference)
 
 
-def read_image_identity(host: Host, ref: str) -> str:
+def read_image_identity(host: Host, plan: LaunchPlan) -> str:
+    ref = plan.image_to_run
     try:
         with closing(host.docker_reader()) as reader:
             found = docker_image.image_identity(reader, ref)
@@ -29,7 +30,8 @@ def read_image_identity(host: Host, ref: str) -> str:
         reason = f"docker can't be queried for the image: {error}"
         raise LaunchError(reason, "look at: systemctl status docker") from None
     if found is None:
-        raise LaunchError(f"image {ref} is not on this node", docker_image.pull_hint(ref), cause=Cause.IMAGE_MISSING)
+        hint = docker_image.how_to_get(ref, plan.image_build)
+        raise LaunchError(f"image {ref} is not on this node", hint, cause=Cause.IMAGE_MISSING)
     return found
 
 

@@ -75,7 +75,9 @@ class LaunchPlan(Struct, frozen=True):
     kv_cache_tokens: int | None = None
     """Expected size of the KV cache; None if the recipe gives none or the settings change it."""
     asserts: tuple[str | Lines, ...] = ()
-    """Requirements on the image, which the script checks before it starts the engine."""
+    """Requirements on the image, checked in a container of its own."""
+    image_build: str = ""
+    """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""
     extra_flags: tuple[str, ...] = ()
     """Flags of a fork of vLLM, missing in flag_table.py."""
     on_ray: bool = False

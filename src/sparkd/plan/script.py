@@ -24,9 +24,10 @@ SECRETS_TARGET = "/run/sparkd-secrets"
 RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # in /run/sparkd, for root alone
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 ASSERT_FAILED = 64
-"""Exit code of the script when the image fails an assertion."""
+"""Exit code of both programs when the image fails an assertion."""
 NOT_AS_NEEDED = "the image is not what the recipe needs"
 """Prefix of its log line."""
+SHOWN_COMMAND = 120
 OBJECT_STORE_BYTES = 256 << 20
 """Ray's shared memory. vLLM does not pass tensors through it, and Ray's default is 30 % of the memory."""
 RAY_ENV: Mapping[str, str] = {
@@ -70,7 +71,6 @@ def render_script(
     commands: Iterable[str],
     env: Iterable[tuple[str, str]],
     secrets: Iterable[Secret],
-    asserts: Iterable[str | Lines] = (),
 ) -> str:
     """A bash script that runs `commands` (lines of bash) with `env` and the secrets in its environment."""
     lines = [f"  export {name}={quote(value)}" for name, value in env]
@@ -78,7 +78,6 @@ def render_script(
         lines.append(f"  {secret.name}=$(<{quote(f'{SECRETS_TARGET}/{secret.name}')})")
         lines.append(f'  : "${{{secret.name}:?the file of this secret is empty}}"')
         lines.append(f"  export {secret.name}")
-    lines += [_assert_line(one) for one in asserts]
     lines += [f"  {line}" for line in commands]
     return _HEAD.format(title=" ".join(title.split())) + "\n".join(lines) + "\n}\n\nlaunch\n"
 
@@ -89,12 +88,29 @@ def exec_lines(argv: Iterable[str]) -> list[str]:
     return [f"exec -- {text.lstrip()}"]
 
 
+def render_asserts(asserts: Iterable[str | Lines]) -> str:
+    """A bash program that ends at the first assertion that fails; empty without assertions."""
+    return "\n".join(_assert_line(one) for one in asserts)
+
+
 def _assert_line(wanted: str | Lines) -> str:
     if isinstance(wanted, str):
-        message = quote(f"{NOT_AS_NEEDED}: {wanted}")
-        return f"  bash -c -- {quote(wanted)} >/dev/null || {{ echo {message} >&2; exit {ASSERT_FAILED}; }}"
+        message = quote(f"{NOT_AS_NEEDED}: {' '.join(wanted.split())[:SHOWN_COMMAND]}")
+        # A command that was killed, such as for want of memory, has shown nothing of the image.
+        found = f"{{ code=$?; test $code -lt 128 || exit $code; echo {message} >&2; exit {ASSERT_FAILED}; }}"
+        return f"bash -c -- {quote(wanted)} >/dev/null || {found}"
     words = " ".join(quote(word) for word in (wanted.pattern, wanted.file, str(wanted.times)))
-    return f"  bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
+    return f"bash -c {quote(_COUNT)} count {words} || exit {ASSERT_FAILED}"
+
+
+def find_fault(log: str) -> str:
+    """What the program of `render_asserts` has found, by the end of its log."""
+    lines = [line for line in log.splitlines() if line.strip()]
+    at = max((number for number, line in enumerate(lines) if line.startswith(f"{NOT_AS_NEEDED}: ")), default=None)
+    if at is None:
+        return lines[-1] if lines else "it said nothing"
+    wanted = lines[at].removeprefix(f"{NOT_AS_NEEDED}: ")
+    return f"{lines[at - 1]} ({wanted})" if at else wanted
 
 
 def ray_token(cluster_key: bytes, epoch: str) -> str:

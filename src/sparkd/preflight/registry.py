@@ -80,7 +80,7 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     KernelSettings: lambda node: KernelSettings(node.plan.sysctls),
     Gpu: lambda node: Gpu(node.uses_gpu),
     Docker: lambda node: Docker(node.uses_gpu),
-    EngineImage: lambda node: EngineImage(node.plan.image_to_run, tuple(str(one) for one in node.plan.asserts)),
+    EngineImage: lambda node: EngineImage.from_plan(node.plan),
     CompileCache: lambda node: CompileCache.from_plan(node.plan, node.need),
     StrayWorkers: lambda node: StrayWorkers(rendezvous=node.settings.cluster.master_port),
     StaleContainer: lambda node: StaleContainer(f"sparkd-rank{node.plan.node.rank}"),

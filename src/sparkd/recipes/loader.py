@@ -117,8 +117,20 @@ def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list
     if recipe and written == recipe.name != own.path.stem and own.path.parent in folders:
         found = format_key(("name",), recipe.name)
         layers.problems.append(f"{own.at(('name',))}: {found}: must be the file's name")
-    loaded = Loaded(recipe, tuple(file.path for file in chain), layers.origins()) if recipe else None
-    return loaded, layers.problems
+    if recipe is None:
+        return None, layers.problems
+    origins = layers.origins()
+    nearer = _depth(chain, origins, "image.ref") < _depth(chain, origins, "image.build")
+    if nearer and origins.pop("image.build", ""):
+        # A base says how its own image is built, not the one that this recipe names instead.
+        recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"build": ""})})
+    return Loaded(recipe, tuple(file.path for file in chain), origins), layers.problems
+
+
+def _depth(chain: Sequence[_File], origins: Mapping[str, str], key: str) -> int:
+    """How far below the recipe's own file a value comes from."""
+    path = origins.get(key, "").rpartition(": line ")[0]
+    return next((depth for depth, file in enumerate(chain) if str(file.path) == path), len(chain))
 
 
 def _without_tags(location: Location) -> Iterator[int | str]:

@@ -152,9 +152,10 @@ class Image(Section):
     asserts: Annotated[tuple[Assertion, ...], Strict(False)] = Field(
         (),
         alias="assert",
-        description="What must be so in the container before the engine starts: shell commands that must succeed, or "
-        "how many lines of a file match a pattern, which tells a patch that is applied twice.",  # words: keep
+        description="What the image must fulfil: shell commands that must succeed, or how many lines of a file match a "
+        "pattern, which shows a patch that is applied twice. Checked in a container without GPU, network and mounts.",
     )
+    build: Text = Field("", description="How the image is built, where no registry has it: the hint of a missing one.")
 
 
 class Nodes(Section):

@@ -44,6 +44,7 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file(HOOK, mode=0o755)
     tree.docker("/containers/json", [])
     image(tree)
+    asserted(tree, "")
     for name in KEPT:
         tree.sparse(f"{CACHES}/{name}/kernels.bin", 2 << 30)
     tree.sparse(f"/var/lib/sparkd/cache/{OTHER_IMAGE_ID}/vllm/kernels.bin", 3 << 30)
@@ -52,6 +53,18 @@ def healthy(tree: Tree, rank: int) -> None:
 def info(tree: Tree, *runtimes: str) -> None:
     names = {name: {"path": name} for name in runtimes}
     tree.docker("/info", {"Runtimes": names, "CDISpecDirs": ["/etc/cdi", "/var/run/cdi"], "LiveRestoreEnabled": False})
+
+
+def asserted(tree: Tree, fault: str) -> None:
+    """As a start left it that checked what the recipe asserts of the image."""
+    from sparkd.lib import recipes_dir
+    from sparkd.plan.script import render_asserts
+    from sparkd.recipes.loader import load_recipe
+    from sparkd.state.image_asserts import FILE, ImageAsserts, Result, result_key
+
+    recipe = load_recipe("deepseek-v4-flash-balanced", [recipes_dir()]).recipe
+    key = result_key(f"sha256:{IMAGE_ID}", render_asserts(recipe.image.asserts))
+    tree.file(FILE.path, FILE.encode(ImageAsserts().record(key, Result(fault, 9.5, "2026-05-28T06:00:00Z"))))
 
 
 def image(tree: Tree, architecture: str = "arm64") -> None:
@@ -117,6 +130,14 @@ def _image_of_another_machine(tree: Tree) -> None:
     image(tree, architecture="amd64")
 
 
+def _image_lacks_deepgemm(tree: Tree) -> None:
+    asserted(tree, "ModuleNotFoundError: No module named 'deep_gemm' (python3 -c 'import deep_gemm')")
+
+
+def _image_not_checked(tree: Tree) -> None:
+    (tree.root / "var/lib/sparkd/image-asserts.json").unlink()
+
+
 def _cache_wiped(tree: Tree) -> None:
     from sparkd.host import Host, docker_image
     from sparkd.state.launch_history import FILE, LaunchHistory
@@ -176,6 +197,8 @@ FAULTS = (
     Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
     Fault("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
     Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
+    Fault("image-without-deepgemm", _image_lacks_deepgemm, Level.BLOCK, "image", says="deepseek-ai/DeepGEMM"),
+    Fault("image-not-checked", _image_not_checked, Level.WARN, "image", says="the next start does"),
     Fault("cache-wiped", _cache_wiped, Level.BLOCK, "compile-cache", says="109.5 GiB and 6.0 GiB to compile"),
     Fault(
         "compiles-with-room",

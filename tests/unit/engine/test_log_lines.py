@@ -22,7 +22,7 @@ from sparkd.engine.log_lines import (
 )
 from sparkd.lib.text import Redactor
 from sparkd.plan import script
-from sparkd.recipes.schema import Lines
+from sparkd.plan.model import Node
 
 LOGS = Path(__file__).parent / "engine-logs"
 
@@ -313,12 +313,9 @@ def test_a_quoted_request_is_no_step() -> None:
     assert progress == replace(LoadProgress(), step="starting")
 
 
-@pytest.mark.parametrize(
-    "wanted", ["test -e /missing", Lines(file="/missing", pattern="a patch", times=1)], ids=["command", "lines"]
-)
-def test_an_image_that_is_not_as_needed_names_the_cause(wanted: str | Lines) -> None:
-    text = script.render_script("t", script.exec_lines(["true"]), [], [], asserts=[wanted])
+def test_an_image_without_ray_names_the_cause() -> None:
+    node = Node(0, "127.0.0.1", "127.0.0.1", 1)
+    text = script.render_script("t", script.ray_lines(node, 29501, {}, []), [("PATH", "/nowhere")], [])
     done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
     cause = follow(done.stderr.splitlines())[-1].root_cause(now=0.0)
-    assert cause.startswith("the image is not what the recipe needs: ")
-    assert "/missing" in cause
+    assert cause == "the image is not what the recipe needs: executor: ray, and it has no ray"

@@ -213,7 +213,7 @@ def test_a_refusal_is_an_error_with_dockers_reason_unless_the_container_is_gone(
 
 def test_a_missing_image_differs_from_a_failure(plan: LaunchPlan) -> None:
     for found, reason in (
-        ({}, "^image vllm:1 is not on this node .docker pull vllm:1"),
+        ({}, "^image vllm:1 is not on this node .sudo make demo"),
         ({"GET /images/vllm:1/json": (200, b"[]")}, "^image vllm:1 can't be looked up: not as docker's"),
     ):
         with dockerd(answers(found)) as path, pytest.raises(LaunchError, match=reason):

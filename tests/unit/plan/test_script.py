@@ -67,8 +67,8 @@ def ran(folder: Path, text: str) -> tuple[list[str], dict[str, str]]:
     return words, names
 
 
-def launched(commands: list[str], asserts: Sequence[str | Lines]) -> subprocess.CompletedProcess[str]:
-    text = script.render_script("t", commands, [], [], asserts)
+def asserted(asserts: Sequence[str | Lines]) -> subprocess.CompletedProcess[str]:
+    text = script.render_asserts(asserts)
     return subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
 
 
@@ -114,12 +114,26 @@ def test_a_secret_that_is_missing_or_empty_ends_the_launch(tmp_path: Path, conte
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("true", 7), ("test a = a", 7), ("grep -q 'no' /dev/null", 64), ("-x", 64)]
+    ("command", "code", "fault"),
+    [
+        ("true", 0, "it said nothing"),
+        ("echo out; test a = a", 0, "it said nothing"),
+        ("grep -q 'no' /dev/null", 64, "grep -q 'no' /dev/null"),
+        ("-x", 64, "bash: line 1: -x: command not found (-x)"),
+        ("echo 'No module named x' >&2; false", 64, "No module named x (echo 'No module named x' >&2; false)"),
+        # Killed, such as for want of memory: nothing is known of the image.
+        ("kill -9 $$", 137, "it said nothing"),
+    ],
 )
-def test_an_image_that_fails_its_assert_is_not_launched(command: str, code: int) -> None:
-    done = launched(["exit 7"], [command])
-    assert done.returncode == code
-    assert ("the image is not what the recipe needs: " + command in done.stderr) == (code == 64)
+def test_an_assertion_that_fails_says_what_it_found(command: str, code: int, fault: str) -> None:
+    done = asserted(["true", command])
+    assert (done.returncode, done.stdout) == (code, "")
+    assert code == 137 or script.find_fault(done.stderr) == fault
+
+
+def test_a_long_command_is_cut_where_it_is_quoted() -> None:
+    done = asserted(["test -e /x\n" * 100])
+    assert len(script.find_fault(done.stderr)) <= script.SHOWN_COMMAND
 
 
 @pytest.mark.parametrize(
@@ -134,20 +148,20 @@ def test_an_image_that_fails_its_assert_is_not_launched(command: str, code: int)
         ("-e it's $HOME", 1, None),
     ],
 )
-def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_is_not_launched(
+def test_an_image_whose_file_has_a_pattern_too_seldom_or_too_often_fails(
     tmp_path: Path, pattern: str, times: int, found: str | None
 ) -> None:
     file = tmp_path / "a file's"
     file.write_text("del w13, w2\nempty_cache()\ndel w13, w2\n-e it's $HOME\n")
-    done = launched(["exit 7"], [Lines(file=str(file), pattern=pattern, times=times)])
+    done = asserted([Lines(file=str(file), pattern=pattern, times=times)])
     message = (
         f"the image is not what the recipe needs: lines of {file} that match {pattern}: {found}, and {times} needed\n"
     )
-    assert (done.returncode, done.stdout, done.stderr) == ((7, "", "") if found is None else (64, "", message))
+    assert (done.returncode, done.stdout, done.stderr) == ((0, "", "") if found is None else (64, "", message))
 
 
 def test_a_file_that_the_image_has_not_is_not_counted_as_none(tmp_path: Path) -> None:
-    done = launched(["true"], [Lines(file=str(tmp_path / "gone"), pattern="x", times=0)])
+    done = asserted([Lines(file=str(tmp_path / "gone"), pattern="x", times=0)])
     assert done.returncode == 64
     assert "No such file" in done.stderr
     assert "match x: unread, and 0 needed" in done.stderr

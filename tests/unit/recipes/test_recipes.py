@@ -187,6 +187,24 @@ def test_a_field_of_a_flag_that_sparkd_does_not_own_is_good(tmp_path: Path) -> N
     assert args == {"compilation-config.cudagraph_mode": "FULL", "config-format": "x"}
 
 
+@pytest.mark.parametrize(
+    ("child", "build"),
+    [
+        ("", "make base"),
+        ("image: {ref: mine}\n", ""),
+        ("image: {ref: mine, build: make mine}\n", "make mine"),
+        ("image: {build: make mine}\n", "make mine"),
+    ],
+)
+def test_how_an_image_is_built_is_inherited_with_the_image_alone(tmp_path: Path, child: str, build: str) -> None:
+    base = HEAD.replace("image: {ref: i}\n", "image: {ref: i, build: make base}\n")
+    (tmp_path / "base.yaml").write_text(base.replace("name: r", "name: base"))
+    (tmp_path / "child.yaml").write_text(f"schema: 1\nname: child\nextends: base\n{child}")
+    loaded = load_recipe("child", [tmp_path])
+    assert loaded.recipe.image.build == build
+    assert ("image.build" in loaded.origins) == bool(build)
+
+
 ASSERTS = HEAD.replace("image: {ref: i}\n", "image:\n  ref: i\n  assert:\n")
 
 

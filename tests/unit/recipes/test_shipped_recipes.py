@@ -23,7 +23,7 @@ from sparkd.plan import build, script
 from sparkd.plan.build import READY_TIMEOUT, make_plan
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.recipes.loader import find_recipes, load_recipe
-from sparkd.recipes.schema import Recipe
+from sparkd.recipes.schema import Lines, Recipe
 from sparkd.vllm.flag import first_values, parse_json
 
 GOLDEN = Path(__file__).parent / "golden-recipes"
@@ -72,6 +72,100 @@ def test_every_recipe_renders_for_every_rank(name: str) -> None:
         if os.environ.get("SPARKD_UPDATE_GOLDEN"):
             golden.write_text(made.script)
         assert made.script == golden.read_text()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_recipe_says_what_its_image_must_fulfil_and_how_it_is_built(name: str) -> None:
+    image = shipped(name).image
+    assert image.asserts or name.startswith("tiny-")
+    assert image.build or image.ref.partition("/")[0] in ("ghcr.io", "vllm", "aidendle94"), "no registry has it"
+    syntax = ["bash", "-n", "-c", script.render_asserts(image.asserts)]
+    assert subprocess.run(syntax, capture_output=True, text=True, check=True).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "dspark-nvfp4-1m",
+            """\
+            if getattr(self, "_gpu_rejected_context_mask", False):
+                    rejected = torch.zeros(
+            """,
+            """\
+                getattr(self, "_gpu_rejected_context_mask", False)
+                rejected = rejected_for_gpu_mask.to(
+            """,
+        ),
+        ("deepseek-v4-flash-eugr", "torch.cuda.empty_cache()\n" * 2, "torch.cuda.empty_cache()\n" * 3),
+    ],
+)
+def test_a_patch_is_there_once(tmp_path: Path, name: str, good: str, bad: str) -> None:
+    patched = tmp_path / "patched.py"
+    wanted = [
+        one.model_copy(update={"file": str(patched)}) for one in shipped(name).image.asserts if isinstance(one, Lines)
+    ]
+    for text, code in ((good, 0), (bad, 64), ("", 64)):
+        patched.write_text(text)
+        done = subprocess.run(["bash", "-c", script.render_asserts(wanted)], capture_output=True, check=False)
+        assert done.returncode == code, done.stderr
+
+
+MODULES = {
+    "torch/__init__.py": "class version: cuda = {cuda!r}\n",
+    "deep_gemm.py": "",
+    "vllm/__init__.py": "",
+    "vllm/third_party/__init__.py": "",
+    "vllm/model_executor/layers/quantization/mxfp4.py": "torch.cuda.empty_cache()\n" * 2,
+}
+
+
+@pytest.mark.parametrize("name", ["deepseek-v4-flash-ray", "deepseek-v4-flash-balanced"])
+@pytest.mark.parametrize(
+    ("lacks", "cuda", "fault"),
+    [
+        ("", "13.0", ""),
+        ("", None, "AssertionError: torch is built without CUDA"),
+        ("torch/__init__.py", "13.0", "No module named 'torch'"),
+        ("deep_gemm.py", "13.0", "No module named 'vllm.third_party.deep_gemm'"),
+        ("vllm/model_executor/layers/quantization/mxfp4.py", "13.0", "No such file"),
+    ],
+)
+def test_what_an_image_lacks_is_found_by_importing_it(
+    tmp_path: Path, name: str, lacks: str, cuda: str | None, fault: str
+) -> None:
+    for path, text in MODULES.items():
+        if path != lacks:
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / path).write_text(text.replace("{cuda!r}", repr(cuda)))
+    program = script.render_asserts(shipped(name).image.asserts)
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == (64 if fault else 0), done.stderr
+    assert fault in script.find_fault(done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("text", "good"),
+    [
+        ("torch.cuda.empty_cache()\n" * 2, True),
+        ("torch.accelerator.empty_cache()\n" * 4, True),
+        ("torch.cuda.empty_cache()\n" * 4, False),
+        ("torch.accelerator.empty_cache()\n" * 4 + "torch.cuda.empty_cache()\n", False),
+        ("", False),
+    ],
+)
+def test_of_a_tag_that_moves_a_vllm_that_empties_the_cache_itself_is_good(
+    tmp_path: Path, text: str, good: bool
+) -> None:
+    path = tmp_path / "vllm/model_executor/layers/quantization/mxfp4.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    (tmp_path / "vllm/__init__.py").touch()
+    program = script.render_asserts(shipped("deepseek-v4-flash-balanced").image.asserts[-1:])
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, check=False)
+    assert done.returncode == (0 if good else 64), done.stderr
 
 
 def test_no_script_is_left_of_a_recipe_that_is_gone() -> None:

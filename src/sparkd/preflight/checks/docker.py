@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host import Host, docker, docker_config, docker_image
 from sparkd.host.docker import LABEL
 from sparkd.host.docker_image import Image
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import sanitize, size
+from sparkd.plan.model import LaunchPlan
+from sparkd.plan.script import render_asserts
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.state.image_asserts import Result, read_result
 
 UNIT = "docker.service"
 
@@ -93,14 +97,20 @@ class ImageFacts(Struct, frozen=True):
     """"known", "away", or why a running docker did not answer."""
     machine: str = ""  # its architecture
     image: Image | None = None
+    checked: Result | None = None
+    """The asserts; None: not checked yet."""
 
 
 class EngineImage(Check[ImageFacts], frozen=True):
     ref: str
     asserts: tuple[str, ...] = ()
+    program: str = ""
+    """The same as bash."""
+    build: str = ""
+    """How the recipe says that it is built."""
     id = "image"
-    levels = (Level.BLOCK, Level.UNKNOWN)
-    reads = "docker's description of the image; the architecture of docker"
+    levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+    reads = "docker's description of the image; the architecture of docker; /var/lib/sparkd/image-asserts.json"
     source = """Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX
     Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)"""
     page = """\
@@ -108,14 +118,24 @@ The plan names an image: engine.image of the settings, else image.ref of the rec
 image that this node has under that name, and pulls nothing at a start, so that a moved tag changes no node by itself.
 The nodes compare their images when they meet.
 
-  block    it is not here (docker pull REF, or sparkd image sync on a node that has it), or it was built for
-           another architecture than this machine's, such as amd64 on a GB10, which is arm64. It would end with
-           "exec format error". docker pull --platform linux/arm64 REF
+A recipe asserts in image.assert what its image must fulfil: commands that must succeed, or how many lines of a file
+match a pattern, which distinguishes a missing patch from one applied twice. A start runs them before its first launch
+of an image, in a container without GPU, network, mounts and capabilities, and keeps the result for this image.
+
+  warn     the recipe's asserts have not run in this image yet. The next start runs them; a check starts nothing.
+  block    it is not here: build it (the hint quotes image.build of the recipe), or docker pull REF, or sparkd image
+           sync on a node that has it. Or it was built for another architecture than this machine's, such as amd64 on
+           a GB10, which is arm64: "exec format error". docker pull --platform linux/arm64 REF
+           Or an assert failed: the finding quotes it. Build the image again; sparkd notices that. To run the asserts
+           in the same image again: rm /var/lib/sparkd/image-asserts.json
   unknown  docker runs, but can't describe the image.
 
-The content is not inspected, and the entrypoint is not used: the container begins with the launch script. There the
-entries of image.assert in the recipe run before the engine starts: commands that must succeed, or how many lines of a
-file match a pattern, which distinguishes a missing patch from one applied twice. One that fails ends the launch."""
+The entrypoint is not used: the container begins with the launch script."""
+
+    @classmethod
+    def from_plan(cls, plan: LaunchPlan) -> EngineImage:
+        wanted = tuple(str(one) for one in plan.asserts)
+        return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
     def probe(self, host: Host) -> ImageFacts:
         def look(reader: DockerReader) -> tuple[str, Image | None]:
@@ -125,7 +145,9 @@ file match a pattern, which distinguishes a missing patch from one applied twice
             found = docker.query(host, look)
         except DockerError as error:
             return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
-        return ImageFacts(self.ref, self.asserts, "known" if found else "away", *(found or ()))
+        facts = ImageFacts(self.ref, self.asserts, "known" if found else "away", *(found or ()))
+        checked = facts.image and self.program and read_result(host.files, facts.image.id, self.program)
+        return replace(facts, checked=checked or None)
 
     def judge(self, facts: ImageFacts) -> Verdict:
         image = facts.image
@@ -134,10 +156,16 @@ file match a pattern, which distinguishes a missing patch from one applied twice
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
-            return block(f"image {facts.ref} is not on this node", docker_image.pull_hint(facts.ref))
+            return block(f"image {facts.ref} is not on this node", docker_image.how_to_get(facts.ref, self.build))
         if facts.machine and image.architecture and image.architecture != facts.machine:
             reason = f"image {facts.ref} is for {image.architecture}, and this machine is {facts.machine}"
-            return block(reason, f"docker pull --platform linux/{facts.machine} {facts.ref}")
+            pull = f"docker pull --platform linux/{facts.machine} {facts.ref}"
+            return block(reason, pull if "/" in facts.ref else docker_image.how_to_get(facts.ref, self.build))
+        if facts.checked and facts.checked.fault:
+            reason = f"image {facts.ref} is not what the recipe needs: {facts.checked.fault}"
+            return block(reason, self.build or "build it with what is missing, or choose another: engine.image")
+        if self.program and not facts.checked:
+            return warn(f"image {facts.ref}: what the recipe asserts of it is not checked yet", "the next start does")
         labels = dict(image.labels)
         built = f"built {image.created[:10]}" if image.created else ""
         version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))

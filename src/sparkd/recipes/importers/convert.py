@@ -147,7 +147,11 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
                 "repo": command.model if REPO.fullmatch(command.model) else "",
                 "served_name": served_name or command.model,
             },
-            "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
+            "image": {
+                "ref": foreign.image,
+                "entrypoint": command.entrypoint,
+                "build": _describe_build(source, foreign),
+            },
             "nodes": _count_nodes(source, foreign, args),
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
@@ -230,6 +234,13 @@ def _note_code(source: Source, image: str) -> None:
     for key in ("builder", "builder_config"):
         if source.has(key):
             source.note((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
+
+
+def _describe_build(source: Source, foreign: Foreign) -> str:
+    """How the tool of eugr/spark-vllm-docker builds the image; empty where the recipe has no such arguments."""
+    words = " ".join(str(word) for word in source.items("build_args"))
+    command = f"./build-and-copy.sh -t {foreign.image} {words}"
+    return printable(f"in a checkout of eugr/spark-vllm-docker: {command}") if words else ""
 
 
 def _cut(step: object) -> str:

@@ -20,6 +20,7 @@ from sparkd.preflight.checks.docker import (
     StaleContainer,
 )
 from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.state.image_asserts import FILE, ImageAsserts, Result, result_key
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
@@ -274,10 +275,46 @@ def test_image(facts: ImageFacts, level: Level, says: str) -> None:
     assert says in verdict.reason
 
 
-def test_a_missing_image_is_pulled_by_a_person() -> None:
-    verdict = EngineImage(REF).judge(ImageFacts(REF, (), "known", "arm64", None))
-    hint = f"docker pull {REF}, or sparkd image sync on a node that has it"
-    assert (verdict.hint, verdict.fixes) == (hint, ())
+@pytest.mark.parametrize(
+    ("ref", "build", "get"),
+    [
+        (REF, "", f"docker pull {REF}"),
+        ("account/vllm:1", "", "docker pull account/vllm:1"),
+        (REF, "make image", "make image"),
+        ("vllm-node-dsv4", "./build-and-copy.sh", "./build-and-copy.sh"),
+        ("vllm-node-dsv4", "", "build it (no registry has a name without an account)"),
+    ],
+)
+def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, get: str) -> None:
+    verdict = EngineImage(ref, build=build).judge(ImageFacts(ref, (), "known", "arm64", None))
+    assert (verdict.hint, verdict.fixes) == (f"{get}, or sparkd image sync on a node that has it", ())
+
+
+@pytest.mark.parametrize(
+    ("checked", "level", "says", "hint"),
+    [
+        (None, Level.WARN, "what the recipe asserts of it is not checked yet", "the next start does"),
+        (Result("", 1.0, ""), Level.OK, "3.0 GiB", ""),
+        (Result("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
+    ],
+)
+def test_an_image_is_what_its_recipe_asserts(checked: Result | None, level: Level, says: str, hint: str) -> None:
+    check = EngineImage(REF, ("true",), "true", "make image")
+    verdict = check.judge(ImageFacts(REF, ("true",), "known", "arm64", IMAGE, checked))
+    assert (verdict.level, verdict.hint) == (level, hint)
+    assert says in verdict.reason
+
+
+def test_the_result_of_an_images_assertions_is_read(tree: Tree) -> None:
+    tree.dockerd()
+    tree.docker("/version", {"Arch": "arm64"})
+    tree.docker(f"/images/{REF}/json", {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}})
+    result = Result("no deep_gemm", 1.0, "")
+    tree.file(FILE.path, FILE.encode(ImageAsserts().record(result_key("sha256:1", "true"), result)))
+    host = Host(tree.root)
+    assert EngineImage(REF, ("true",), "true").run(host)[0].checked == result
+    assert EngineImage(REF, ("false",), "false").run(host)[0].checked is None
+    assert EngineImage(REF).run(host)[1].level is Level.OK
 
 
 def test_an_image_that_went_by_its_id_can_not_be_pulled() -> None:

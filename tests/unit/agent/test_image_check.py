@@ -1,0 +1,132 @@
+"""What a recipe asserts of its image: run once for each image, in a container of its own, and judged by preflight."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent.test_agent_run import REF, World, configuration, run_agent, serving
+from tests.unit.docker_server import dockerd, json_response, plain
+from tests.unit.engine_server import engine
+from tests.unit.wire import http
+
+from sparkd.agent import blocked
+from sparkd.lib.errors import ExitCode
+from sparkd.state.image_asserts import FILE
+
+ASSERTING = "a" * 64
+OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+FAULT = b"AssertionError: torch is built without CUDA\nthe image is not what the recipe needs: python3 -c 1\n"
+RECIPE = """\
+schema: 1
+name: asserting
+extends: tiny-cpu
+image:
+  ref: sparkd-test/vllm-cpu:0.32.0
+  build: make image
+  assert: ["python3 -c 1"]
+"""
+
+
+class AssertingWorld(World):
+    """Its docker answers as the image's assertions do; what comes after them is the rank's container."""
+
+    code, said, image = 0, b"", OLD
+
+    def __init__(self, tree: Tree, port: int) -> None:
+        super().__init__(tree, port)
+        self.runs: list[str] = []
+        self.use(OLD)
+        text = configuration(port, unskipped=("image",)).replace("tiny-cpu", "asserting")
+        self.tree.file("/etc/sparkd/sparkd.toml", text)
+        self.tree.file("/etc/sparkd/recipes/asserting.yaml", RECIPE)
+
+    def use(self, image: str, code: int = 0, said: bytes = b"") -> None:
+        self.image, self.code, self.said = image, code, said
+        fields = {"Id": image, "Architecture": "amd64", "Os": "linux", "RootFS": {"Layers": [image]}, "Config": {}}
+        self.tree.docker("/version", {"Version": "29.2.1", "Arch": "amd64"})
+        self.tree.docker(f"/images/{REF}/json", fields)
+
+    def docker(self, request: str) -> Iterable[bytes]:
+        path = plain(request)
+        if path == "POST /containers/create" and self.image not in self.runs:
+            self.runs.append(self.image)
+            return json_response({"Id": ASSERTING}, 201)
+        if ASSERTING in path:
+            self.requests.append(path)
+            action = path.rpartition("/")[2]
+            answers = {
+                "wait": json_response({"StatusCode": self.code}),
+                "json": json_response({"Config": {"Tty": True}}),
+                "logs": (http(self.said),),
+            }
+            return answers.get(action, (http(b"", status=204),))
+        return super().docker(request)
+
+    def result(self) -> dict[str, object]:
+        (found,) = json.loads((self.tree.root / FILE.path[1:]).read_text())["results"].values()
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture
+def asserting(monkeypatch: pytest.MonkeyPatch) -> Iterator[AssertingWorld]:
+    monkeypatch.setattr(blocked, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(blocked, "LOOK_SHARE", 1)
+    with tempfile.TemporaryDirectory() as folder, engine(serving) as port:  # tmp_path is too long for a socket
+        made = AssertingWorld(Tree(Path(folder)), port)
+        with dockerd(made.docker, f"{made.tree.root}/run/docker.sock"):
+            yield made
+        made.failing.set()
+        if made.rank is not None:
+            made.rank.kill()
+            made.rank.wait()
+
+
+def serve_once(world: AssertingWorld) -> str:
+    world.failing.clear()
+    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(world)
+    thread.join()
+    assert code is ExitCode.GOOD, journal
+    return journal
+
+
+def test_an_image_is_checked_before_its_first_launch_and_not_again(asserting: AssertingWorld) -> None:
+    journal = serve_once(asserting)
+    assert "engine.image.checked" in journal
+    assert asserting.runs == [OLD]
+    assert f"DELETE /containers/{ASSERTING}" in asserting.requests
+    assert asserting.result()["fault"] == ""
+    assert (asserting.tree.root / FILE.path[1:]).stat().st_mode & 0o777 == 0o600
+    assert "engine.image.checked" not in serve_once(asserting)
+
+
+def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserting: AssertingWorld) -> None:
+    asserting.use(OLD, 64, FAULT)
+    rebuilt = asserting.once("blocked", lambda: asserting.use(NEW))
+    journal = serve_once(asserting)
+    rebuilt.join()
+    (line,) = [line for line in journal.splitlines() if "agent.run.blocked" in line]
+    assert "AssertionError: torch is built without CUDA" in line
+    assert "make image" in line
+    assert asserting.runs == [OLD, NEW]
+    assert journal.index("agent.run.blocked") < journal.index("engine.container.started")
+
+
+def test_assertions_that_can_not_run_are_no_verdict_on_the_image(
+    asserting: AssertingWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asserting.use(OLD, 137)
+    stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    _code, journal = run_agent(asserting)
+    stopped.join()
+    assert "what the recipe asserts of sparkd-test/vllm-cpu:0.32.0 can't be checked: exit code 137" in journal
+    assert not (asserting.tree.root / FILE.path[1:]).exists()
+    assert asserting.rank is None

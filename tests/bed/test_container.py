@@ -20,6 +20,12 @@ RECIPE = """\
 schema: 1
 name: everything
 extends: tiny-cpu
+image:
+  assert:
+    - python3 -c 'import torch; assert torch.version.cuda is None'
+    - {file: /proc/self/status, pattern: "CapEff:.0000000000000000"}
+    - test "$(echo /sys/class/net/*)" = /sys/class/net/lo && test ! -e /models && test ! -e /extra
+    - "! touch /etc/x /root/x && touch ~/x"
 container:
   privileged: true
   shm_bytes: 268435456
@@ -83,6 +89,15 @@ def test_mounts_are_read_only_except_caches_of_this_image(serving: SparkdNode) -
     assert f"/var/lib/sparkd/cache/{image}/vllm /root/.cache/vllm rw" in mounts
     assert f"/var/lib/sparkd/cache/{image}/cuda /root/.nv/ComputeCache rw" in mounts, "a folder that the image lacks"
     assert len([one for one in mounts if "/var/lib/sparkd/cache/" in one]) == 2, "tiny-cpu leaves the others out"
+
+
+def test_the_image_was_checked_without_network_mounts_and_capabilities(serving: SparkdNode) -> None:
+    (line,) = [one for one in serving.node.journal(HEAD).splitlines() if one.startswith("engine.image.checked")]
+    assert "fault=" not in line, line
+    print(line)
+    assert serving.node.run("stat", "--format=%a", "/var/lib/sparkd/image-asserts.json").stdout.strip() == "600"
+    checks = json.loads(serving.node.run("sparkd", "preflight", "--dry-run", "--json", check=False).stdout)["checks"]
+    assert [one["level"] for one in checks if one["id"] == "image"] == ["ok"]
 
 
 def test_labels_say_whose_it_is(serving: SparkdNode) -> None:

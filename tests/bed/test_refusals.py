@@ -184,6 +184,35 @@ def test_an_image_that_is_not_there_blocks_and_is_named_with_how_to_get_it(spark
     assert "docker pull nobody/nothing:1" in blocked(spark)
 
 
+def test_an_image_that_is_not_as_its_recipe_asserts_blocks_until_it_is_built_again(spark: SparkdNode) -> None:
+    image = "sparkd-test/vllm-cpu:0.32.0"
+    asserts = "[\"python3 -c 'import torch'\", {file: /patched, pattern: twice}]"
+    recipe = f"schema: 1\nname: patched\nextends: tiny-cpu\nimage: {{build: make image, assert: {asserts}}}\n"
+    spark.node.write("/etc/sparkd/recipes/patched.yaml", recipe)
+    spark.configure('[engine]\nrecipe = "patched"\n')
+    dry = spark.node.run("sparkd", "preflight", "--dry-run", check=False).stdout
+    assert "what the recipe asserts of it is not checked yet -> the next start does" in dry
+    said = blocked(spark)
+    assert "not what the recipe needs: grep: /patched: No such file or directory" in said
+    assert "make image" in said
+    assert spark.containers() == []
+    cursor = spark.cursor()
+    build = f"docker run --name made --entrypoint bash {image} -c 'echo twice >/patched' && docker commit made {image}"
+    original = spark.node.run("docker", "inspect", "--format={{.Id}}", image).stdout.strip()
+    try:
+        spark.node.sh(f"{build} && docker rm made", timeout=60)
+        spark.await_serving()
+        checked = [one for one in spark.journal_since(cursor).splitlines() if one.startswith("engine.image.checked")]
+        print(*checked, sep="\n")
+        assert len(checked) == 1
+        spark.stop()
+        spark.start()
+        assert len([one for one in spark.journal_since(cursor).splitlines() if "engine.image.checked" in one]) == 1
+    finally:
+        spark.stop()
+        spark.node.run("docker", "tag", original, image)
+
+
 def test_a_wrong_flag_quotes_the_engines_own_first_line(spark: SparkdNode) -> None:
     unseen = '[preflight]\nskip = ["plan-lint"]\n'
     spark.configure(CONFIGURATION + "[engine.args]\nmax-model-len = 100000\n" + unseen)

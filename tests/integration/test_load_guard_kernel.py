@@ -283,13 +283,13 @@ def test_the_disks_readahead_is_lowered_and_given_back(own_disk: Path, tmp_path:
 def test_what_a_process_reads_from_the_disk_counts_as_read_by_page_faults_too(
     model: Path, loader: Loader, how: str
 ) -> None:
-    def read_bytes() -> int:
-        return read_activity(Host().files, Host().processes().descendants(loader.process.pid)).read_bytes
+    def disk_bytes() -> int:
+        return read_activity(Host().files, Host().processes().descendants(loader.process.pid)).disk_bytes
 
-    before = read_bytes()
+    before = disk_bytes()
     loader.send(how, model / "m-0.safetensors")
-    assert is_about_a_shard(read_bytes() - before)
-    before = read_bytes()
+    assert is_about_a_shard(disk_bytes() - before)
+    before = disk_bytes()
     loader.send("close", model / "m-0.safetensors")
     loader.send("open", model / "m-0.safetensors")
-    assert read_bytes() - before < SHARD_BYTES // 4, "it comes from the page cache"
+    assert disk_bytes() - before < SHARD_BYTES // 4, "it comes from the page cache"

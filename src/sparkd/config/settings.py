@@ -115,7 +115,8 @@ class Readiness(Section):
     timeout_seconds: int = Field(3600, ge=10, le=86400)
     """How long a launch may take until it has answered a completion."""
     stall_seconds: int = Field(600, ge=0, le=86400)
-    """How long a load may stand still: no new step or shard, nothing read, CPU and GPU idle. 0: not watched."""
+    """How long a load may stand still: no new step or shard, nothing read or written, CPU and GPU idle. 0: not
+    watched."""
     completion_timeout_seconds: int = Field(120, ge=1, le=3600)
     """How long one completion of one token may take, at the start and as a canary."""
 

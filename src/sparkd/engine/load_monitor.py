@@ -1,8 +1,9 @@
 """Whether a load moves. A rank that stands still for `readiness.stall_seconds` is given up. What decides is pure.
 
-A rank works when it enters a step, loads a shard, reads from a disk, or computes with new memory, as compilers do. It
-moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does a spinning wait
-for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it: docs/adr/0031.
+A rank works when it enters a step, loads a shard, reads from a disk or writes to one, or computes with new memory, as
+compilers do. It moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does
+a spinning wait for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it:
+docs/adr/0031.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from sparkd.lib.errors import Cause, NotReadyError
 
 PACE_SECONDS = 10.0
 """Between two looks; a tenth of the limit where that is less."""
-READ_BYTES_PER_SECOND = 100_000
-"""At less, the weights of a large model take weeks."""
+DISK_BYTES_PER_SECOND = 100_000
+"""At less, the weights of a large model take weeks. Log lines are less."""
 BUSY_CORES = 0.2
 """An idle rank took 0.01 to 0.02, one that loaded on two cores which it shared with seven others 0.29 and more."""
 FAULTS_PER_SECOND = 100
@@ -55,13 +56,13 @@ def advance(before: LoadState | None, seen: Look) -> LoadState:
         return LoadState(seen)
     last, now = before.seen.activity, seen.activity
     seconds = seen.at - before.seen.at
-    read, cpu = now.read_bytes - last.read_bytes, now.cpu_seconds - last.cpu_seconds
+    disk, cpu = now.disk_bytes - last.disk_bytes, now.cpu_seconds - last.cpu_seconds
     busy = cpu > BUSY_CORES * seconds
     works = (
         seen.progress != before.seen.progress
-        or read > READ_BYTES_PER_SECOND * seconds
+        or disk > DISK_BYTES_PER_SECOND * seconds
         or (busy and now.faults - last.faults > FAULTS_PER_SECOND * seconds)
-        or min(read, cpu) < 0  # a process has ended, and its parent has not waited for it
+        or min(disk, cpu) < 0  # a process has ended, and its parent has not waited for it
     )
     moves = works or busy or seen.gpu_busy
     still, idle = before.still_seconds + seconds, before.idle_seconds + seconds

@@ -1,4 +1,4 @@
-"""What a group of processes does: bytes read, CPU time, page faults; and where in the kernel its threads wait."""
+"""What processes do: bytes read and written, CPU time, page faults; and where in the kernel their threads wait."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ PAGE_BYTES = 4096
 HALTS = ("do_signal_stop", "ptrace_stop", "do_freezer_trap", "__refrigerator")
 """Where the kernel holds the threads of a stopped, traced or frozen process."""
 
-_READ = re.compile(r"^read_bytes: (\d+)$", re.MULTILINE)
+_DISK = re.compile(r"^(?:read|write)_bytes: (\d+)$", re.MULTILINE)
 _FRAME = re.compile(r"\] ([\w.]+)\+")
 
 
 class Activity(Struct, frozen=True):
     """Since the processes began, with their ended children. `faults`: memory touched for the first time, not read."""
 
-    read_bytes: int = 0
-    """From disks and file servers, not from the page cache. A page fault with a read counts again as one page, for file
-    systems that account for no reads (FUSE, 9p).
+    disk_bytes: int = 0
+    """Read from disks and file servers, not from the page cache, and written to files on them: a download counts. A
+    page fault with a read counts again as one page, for file systems that account for no reads (FUSE, 9p).
     """
     cpu_seconds: float = 0.0
     faults: int = 0
@@ -39,15 +39,15 @@ class Activity(Struct, frozen=True):
 
 def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     """Of all that could be read before they ended. Raises OSError, ValueError."""
-    read, ticks, faults = 0, 0, 0
+    moved, ticks, faults = 0, 0, 0
     for process in processes:
         with suppress(*GONE):
             fields = files.bytes(f"/proc/{process.pid}/stat", limit=4096).rpartition(b")")[2].split()
-            io = _READ.search(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
-            read += (int(io[1]) if io else 0) + PAGE_BYTES * sum(map(int, fields[9:11]))  # majflt, cmajflt
+            io = _DISK.findall(files.text_if_any(f"/proc/{process.pid}/io", limit=4096) or "")
+            moved += sum(map(int, io)) + PAGE_BYTES * sum(map(int, fields[9:11]))  # majflt, cmajflt
             faults += sum(map(int, fields[7:9]))  # minflt, cminflt
             ticks += sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
-    return Activity(read, ticks / os.sysconf("SC_CLK_TCK"), faults)
+    return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
 def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, bool]:

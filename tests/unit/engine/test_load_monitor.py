@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from tests.tree import Tree
@@ -155,6 +157,23 @@ def survives(monitor: LoadMonitor, seconds: float) -> None:
     while time.monotonic() < deadline:
         monitor.check("it", ("one step",), ())
         time.sleep(0.05)
+
+
+DOWNLOAD = """
+import os, sys, time
+with open(sys.argv[1], "wb", buffering=0) as file:
+    while True:
+        file.write(bytes(50_000))
+        time.sleep(0.05)
+"""
+
+
+def test_a_slow_download_to_a_disk_of_this_machine_is_not_ended() -> None:
+    with (
+        tempfile.NamedTemporaryFile(dir=Path(__file__).parent) as file,  # /tmp may be in memory
+        watched(sys.executable, "-c", DOWNLOAD, file.name) as (monitor, _),
+    ):
+        survives(monitor, 5)
 
 
 def test_a_process_of_this_machine_that_computes_in_one_step_is_not_ended_until_it_is_stopped() -> None:

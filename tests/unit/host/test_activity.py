@@ -39,7 +39,7 @@ def test_the_sums_are_of_all_processes_and_their_ended_children(tree: Tree) -> N
     tree.process(12, "vllm")  # a kernel without CONFIG_TASK_IO_ACCOUNTING
     host = Host(tree.root)
     gone = Process(13, "vllm", "S", 1, 1, 1, 1)
-    assert read_activity(host.files, [*host.processes(), gone]) == Activity(130 + 3 * 7 * 4096, 3 * 0.26, 9)
+    assert read_activity(host.files, [*host.processes(), gone]) == Activity(130 + 2 * 7 + 3 * 7 * 4096, 3 * 0.26, 9)
 
 
 def test_the_places_most_threads_wait_in_are_named_and_no_more_than_four(tree: Tree) -> None:

@@ -30,6 +30,8 @@ FAULTS_PER_SECOND = 100
 """A process that spins has none; a rank that loaded had 5,000 to 110,000."""
 GPU_BUSY_PERCENT = 10
 """A desktop takes some 3."""
+HALTED_LOOKS = 3
+"""In which a thread is halted before that ends its rank."""
 
 
 class Look(Struct, frozen=True):
@@ -40,7 +42,8 @@ class Look(Struct, frozen=True):
     activity: Activity = Activity()
     gpu_busy: bool = False
     waits: str = ""
-    halted: bool = False
+    halted: frozenset[int] = frozenset()
+    """Threads that were stopped or uninterruptible at that moment."""
 
 
 class LoadState(Struct, frozen=True):
@@ -49,11 +52,18 @@ class LoadState(Struct, frozen=True):
     seen: Look
     still_seconds: float = 0.0
     idle_seconds: float = 0.0
+    halts: tuple[frozenset[int], ...] = ()
+    """What was halted in the last looks, HALTED_LOOKS at most."""
+
+    @property
+    def halted(self) -> bool:
+        """A thread stays halted. One that waits for a disk, or whose stack py-spy reads, is so for a moment."""
+        return len(self.halts) == HALTED_LOOKS and bool(frozenset.intersection(*self.halts))
 
 
 def advance(before: LoadState | None, seen: Look) -> LoadState:
     if before is None:
-        return LoadState(seen)
+        return LoadState(seen, halts=(seen.halted,))
     last, now = before.seen.activity, seen.activity
     seconds = seen.at - before.seen.at
     disk, cpu = now.disk_bytes - last.disk_bytes, now.cpu_seconds - last.cpu_seconds
@@ -66,7 +76,8 @@ def advance(before: LoadState | None, seen: Look) -> LoadState:
     )
     moves = works or busy or seen.gpu_busy
     still, idle = before.still_seconds + seconds, before.idle_seconds + seconds
-    return LoadState(seen, 0.0 if moves else still, 0.0 if works else idle)
+    halts = (*before.halts, seen.halted)[-HALTED_LOOKS:]
+    return LoadState(seen, 0.0 if moves else still, 0.0 if works else idle, halts)
 
 
 def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None, ...]) -> bool:
@@ -75,7 +86,7 @@ def is_stalled(load: LoadState, limit_seconds: float, others: tuple[float | None
     A rank may wait for one that works. Where all stand still, the first that did so ends first, and the others with
     it. A thread that is stopped, or hangs in the kernel, waits for no rank.
     """
-    if load.still_seconds < limit_seconds or load.seen.halted:
+    if load.still_seconds < limit_seconds or load.halted:
         return load.still_seconds >= limit_seconds
     idle = [one for one in others if one is not None and one >= limit_seconds / 2]
     late_seconds = 3 * pace_seconds(limit_seconds)  # of another rank's report

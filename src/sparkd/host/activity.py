@@ -50,18 +50,19 @@ def read_activity(files: Files, processes: Sequence[Process]) -> Activity:
     return Activity(moved, ticks / os.sysconf("SC_CLK_TCK"), faults)
 
 
-def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, bool]:
-    """The most common places, and whether a thread is stopped or uninterruptible. Raises OSError."""
+def read_waits(files: Files, processes: Sequence[Process]) -> tuple[str, frozenset[int]]:
+    """The most common places, and the threads that are stopped or uninterruptible just now. Raises OSError."""
     found: Counter[str] = Counter()
-    halted = False
+    halted: set[int] = set()
     threads = ((one, tid) for one in processes for tid in files.names_if_any(f"/proc/{one.pid}/task"))
     for process, tid in islice(threads, MAX_THREADS):
         with suppress(*GONE):
             if thread := read_process(files, f"{process.pid}/task/{tid}"):
                 place = _read_place(files, f"/proc/{process.pid}/task/{tid}")
-                halted = halted or thread.state in "DTt" or place.startswith(HALTS)
+                if thread.state in "DTt" or place.startswith(HALTS):
+                    halted.add(int(tid))
                 found[f"{process.comm} in {place or f'state {thread.state}'}"] += 1
-    return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), halted
+    return ", ".join(f"{count} of {where}" for where, count in found.most_common(MOST_WAITS)), frozenset(halted)
 
 
 def _read_place(files: Files, folder: str) -> str:

@@ -44,7 +44,8 @@ def test_what_counts_as_moving_and_as_work(look: Look, moves: bool, works: bool)
 
 
 def test_the_first_look_proves_nothing() -> None:
-    assert advance(None, Look(10)) == LoadState(Look(10), 0, 0)
+    first = advance(None, Look(10))
+    assert (first.still_seconds, first.idle_seconds) == (0, 0)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +70,33 @@ def test_the_first_look_proves_nothing() -> None:
 def test_when_a_rank_ends_for_its_own_standstill(
     still: float, idle: float, halted: bool, others: tuple[float | None, ...], stalled: bool
 ) -> None:
-    assert is_stalled(LoadState(Look(1000, halted=halted), still, idle), 600, others) is stalled
+    halts = (frozenset({101}),) * 3 if halted else ()
+    assert is_stalled(LoadState(Look(1000), still, idle, halts), 600, others) is stalled
+
+
+A, B, AB, NONE = frozenset({1}), frozenset({2}), frozenset({1, 2}), frozenset[int]()
+
+
+@pytest.mark.parametrize(
+    ("looks", "halted"),
+    [
+        ((A,), False),
+        ((A, A), False),
+        ((NONE, A, AB, A), True),
+        ((NONE, NONE, NONE, A), False),  # py-spy reads its stack
+        ((A, B, A, B), False),  # threads that wait for a disk in turn
+        ((A, A, A, NONE), False),
+        ((B, AB, AB, A), True),
+    ],
+)
+def test_a_thread_is_halted_once_three_looks_in_a_row_found_it_so(
+    looks: tuple[frozenset[int], ...], halted: bool
+) -> None:
+    state: LoadState | None = None
+    for at, threads in enumerate(looks):
+        state = advance(state, Look(at, halted=threads))
+    assert state is not None
+    assert state.halted is halted
 
 
 class Load:
@@ -127,6 +154,20 @@ def test_a_load_that_is_not_watched_or_is_unreadable_is_not_ended(tree: Tree, li
     if limit_seconds:
         (tree.root / "proc/101/io").mkdir()
     assert load.after(2000) == 0
+
+
+def test_a_thread_that_hangs_in_the_kernel_ends_its_rank_at_the_limit_though_another_rank_works(tree: Tree) -> None:
+    load = Load(tree)
+    stat = tree.root / "proc/101/task/101/stat"
+    running = stat.read_text()
+    assert load.after(650, others=(None,)) > 600
+    stat.write_text(running.replace(") S ", ") D "))
+    assert load.after(10, others=(None,)) > 600, "one look proves nothing"
+    stat.write_text(running)
+    load.after(100, others=(None,))
+    stat.write_text(running.replace(") S ", ") D "))
+    with pytest.raises(NotReadyError):
+        load.after(40, others=(None,))
 
 
 def test_a_look_that_hangs_is_not_repeated_and_ends_nothing(tree: Tree) -> None:

@@ -154,7 +154,9 @@ def _consider_canary(
     elif state.moved_at < seen.at or state.proven_at == seen.at:  # the counters decide
         return state, False
     else:
-        waiting = [seen.at - age for age in seen.unanswered if age >= DOUBT_SECONDS]
+        # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
+        unanswered = seen.unanswered if state.work is not None else ()
+        waiting = [seen.at - age for age in unanswered if age >= DOUBT_SECONDS]
         doubted = min((came for came in waiting if came > state.excused_at), default=None)
         wanted = doubted is not None or seen.at - state.proven_at >= canary_seconds
         since = seen.at if doubted is None else max(doubted, before.moved_at)

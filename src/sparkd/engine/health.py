@@ -4,7 +4,7 @@ vLLM's exit code and /health prove little: an engine that lost a rank exits 0, a
 its counters move while requests run, and that a canary completion gets a token when nothing runs.
 
 An engine that hangs in its first step after idleness reports no request. There, a request that the kernel knows of and
-that has no answer is a reason for a canary, and no more: its client may be the one that is slow.
+that has no answer, or headers alone, is a reason for a canary, and no more: its client may be the one that is slow.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from sparkd.config.settings import Supervise
 from sparkd.engine.log_lines import LoadProgress
+from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.main_loop import MainLoop
@@ -36,6 +37,8 @@ CANARY_PAUSE_SECONDS = 30.0
 """After a canary that failed."""
 DOUBT_SECONDS = 2.0
 """A request that has waited so long for the first byte of its answer is a reason for a canary."""
+BEGUN_DOUBT_SECONDS = 6.0
+"""So is one whose answer has begun, and that still has its connection: vLLM closes it five seconds after an answer."""
 DEGRADED_SECONDS = 12.0
 """So that a hang is reported within 20 s of its first request: the clock may start one probe late."""
 COMPUTING_SHARE = 0.1
@@ -46,15 +49,15 @@ context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
 class Observation(Struct, frozen=True):
     """One probe. `health`: the status of /health, None without an answer. `counters`: None where /metrics has none.
 
-    `canary`: the answer to a canary since the last probe, None where none came. `unanswered`: how long each request
-    without any answer has waited. `computes`: the GPU is known to be at work.
+    `canary`: the answer to a canary since the last probe, None where none came. `computes`: the GPU is known to be at
+    work.
     """
 
     at: float
     health: int | None
     counters: Counters | None = None
     canary: Completion | None = None
-    unanswered: tuple[float, ...] = ()
+    unanswered: tuple[Unanswered, ...] = ()
     computes: bool = False
 
 
@@ -155,14 +158,17 @@ def _consider_canary(
         return state, False
     else:
         # Without statistics a queue looks like a hang, and each canary would wait in it until it fails.
-        unanswered = seen.unanswered if state.work is not None else ()
-        waiting = [seen.at - age for age in unanswered if age >= DOUBT_SECONDS]
+        waiting = [seen.at - one.seconds for one in seen.unanswered if state.work is not None and _is_late(one)]
         doubted = min((came for came in waiting if came > state.excused_at), default=None)
         wanted = doubted is not None or seen.at - state.proven_at >= canary_seconds
         since = seen.at if doubted is None else max(doubted, before.moved_at)
     if not wanted:
         return state, False
     return replace(state, canary_sent_at=seen.at, canary_pending=True, moved_at=since), True
+
+
+def _is_late(request: Unanswered) -> bool:
+    return request.seconds >= (BEGUN_DOUBT_SECONDS if request.begun else DOUBT_SECONDS)
 
 
 class HealthMonitor(Struct):
@@ -175,8 +181,8 @@ class HealthMonitor(Struct):
     completion_seconds: float
     """For one canary."""
     on_check: Callable[[str], None]
-    unanswered: Callable[[], tuple[float, ...]] = tuple
-    """How long each request to the API has waited for the first byte of its answer."""
+    unanswered: Callable[[], tuple[Unanswered, ...]] = tuple
+    """Requests to the API."""
     computes: Callable[[], bool] = bool
     """Whether the GPU is known to be at work."""
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))

@@ -18,7 +18,7 @@ from sparkd.host.gpu import GpuFacts
 from sparkd.host.meminfo import FreeMemory, MemInfo
 from sparkd.host.processes import Details, NodeOwner, OpenFiles, Process, ProcessTable
 from sparkd.host.shm import Segment, Uses
-from sparkd.host.sockets import Holder, Listener
+from sparkd.host.sockets import Holder, Listener, Unanswered
 from sparkd.host.units import Unit
 from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
 from sparkd.lib.text import sanitize
@@ -89,8 +89,8 @@ class Host:
             return sockets.only_ipv6() if self.live else frozenset()
         return frozenset()
 
-    def unanswered_requests(self, port: int) -> tuple[float, ...]:
-        """Seconds that each has waited, by the kernel; none for a tree of files."""
+    def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
+        """By the kernel; none for a tree of files."""
         with suppress(OSError):
             return sockets.read_unanswered(port) if self.live else ()
         return ()

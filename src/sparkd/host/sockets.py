@@ -28,6 +28,8 @@ MESSAGE_BYTES, INODE_AT = 72, 68
 """inet_diag_msg; its last word is the inode."""
 TCP_INFO = struct.Struct("=44xI4xI96xII")
 """tcp_info: milliseconds since data was last sent and received, how many segments of data came and went."""
+BEGIN_MILLISECONDS = 1000
+"""A server that streams sends its headers at once, or when it has tokenized the prompt: its first token comes later."""
 ANSWER_SECONDS = 1.0
 CHUNK_BYTES = 64 << 10
 MOST_CHUNKS = 256
@@ -42,6 +44,13 @@ class Listener(Struct, frozen=True):
 class Holder(Struct, frozen=True):
     listener: Listener
     pid: int
+
+
+class Unanswered(Struct, frozen=True):
+    """A request, `seconds` after its last byte came. `begun`: headers may have been sent, or a short answer."""
+
+    seconds: float
+    begun: bool = False
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
@@ -80,11 +89,11 @@ def only_ipv6() -> frozenset[int]:
     )
 
 
-def read_unanswered(port: int) -> tuple[float, ...]:
-    """Seconds since the last byte of each request to this local port to which nothing has been sent. Raises OSError.
+def read_unanswered(port: int) -> tuple[Unanswered, ...]:
+    """Requests to this local port to which nothing was sent later than BEGIN_MILLISECONDS. Raises OSError.
 
-    Of this network namespace's TCP connections. One that is idle, is streamed to or does not read has been sent data
-    later; one that uploads slowly counts too.
+    Of this network namespace's TCP connections. One that is streamed to has been sent data later; one that uploads
+    slowly counts too, and so does one that is idle after an answer, which has begun.
     """
     states = 1 << TCP_ESTABLISHED | 1 << TCP_CLOSE_WAIT
     clocks = (
@@ -95,9 +104,9 @@ def read_unanswered(port: int) -> tuple[float, ...]:
         if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
     )
     return tuple(
-        received_ms / 1000
+        Unanswered(received_ms / 1000, begun=bool(sent) and sent_ms <= received_ms)
         for sent_ms, received_ms, received, sent in clocks
-        if received and (not sent or received_ms < sent_ms)  # a new connection counts as sent to: same tick, maybe
+        if received and (not sent or received_ms <= sent_ms + BEGIN_MILLISECONDS)  # of a new connection, sent_ms is 0
     )
 
 

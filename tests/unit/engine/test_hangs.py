@@ -12,6 +12,7 @@ import pytest
 
 from sparkd.config.settings import Supervise
 from sparkd.engine.health import PROBE_SECONDS, TROUBLED_PROBE_SECONDS, Continue, Observation, decide, healthy
+from sparkd.host.sockets import Unanswered
 from sparkd.vllm.api import Completion, Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
@@ -26,7 +27,7 @@ def idle(_: float) -> Counters:
     return IDLE
 
 
-def no_connections(_: float) -> tuple[float, ...]:
+def no_connections(_: float) -> tuple[Unanswered, ...]:
     return ()
 
 
@@ -39,7 +40,7 @@ class Situation:
     """By monotonic second. `canary`: when one that is sent then is answered."""
 
     counters: Callable[[float], Counters | None] = idle
-    unanswered: Callable[[float], tuple[float, ...]] = no_connections
+    unanswered: Callable[[float], tuple[Unanswered, ...]] = no_connections
     canary: Callable[[float], float] = canary_at_once
     api_hangs_at: float = NEVER
     computes: bool = False
@@ -81,9 +82,14 @@ def watch(situation: Situation, seconds: float, limits: Supervise = LIMITS, firs
     return outcome
 
 
-def request_at(second: float, end: float = NEVER) -> Callable[[float], tuple[float, ...]]:
-    """One request, as the kernel sees it, until it is answered."""
-    return lambda now: (now - second,) if second <= now < end else ()
+def request_at(second: float, end: float = NEVER, *, begun: bool = False) -> Callable[[float], tuple[Unanswered, ...]]:
+    """One request, as the kernel sees it, until it is answered; `begun`: with headers at once."""
+    return lambda now: (Unanswered(now - second, begun),) if second <= now < end else ()
+
+
+def polled(every: float, kept: float = NEVER) -> Callable[[float], tuple[Unanswered, ...]]:
+    """A connection of a monitor, which the server closes when it is idle for longer than `kept`."""
+    return lambda now: (Unanswered(now % every, begun=True),) if now % every <= kept else ()
 
 
 def never(_: float) -> float:
@@ -123,6 +129,22 @@ HANGS = [
         ),
         id="right after another request was answered",
     ),
+    pytest.param(lambda at: Situation(unanswered=request_at(at, begun=True), canary=never), id="from idle, a stream"),
+    pytest.param(
+        lambda at: Situation(
+            counters=lambda now: IDLE if now < at else tokens_made(0, 0, 3),
+            unanswered=request_at(at, begun=True),
+            canary=never,
+        ),
+        id="a stream, right after another request was answered",
+    ),
+    pytest.param(
+        lambda at: Situation(
+            unanswered=lambda now: polled(7)(now) + request_at(at, begun=True)(now),
+            canary=lambda sent: NEVER if sent >= at else sent + 0.1,
+        ),
+        id="from idle, a stream, and connections that are kept for ever",
+    ),
     pytest.param(lambda at: Situation(api_hangs_at=at, unanswered=request_at(at)), id="the API server"),
 ]
 
@@ -158,7 +180,7 @@ def test_canaries_that_are_switched_off_are_not_sent_in_doubt_either() -> None:
 
 
 def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a_canary() -> None:
-    queued = Situation(counters=lambda _: None, unanswered=lambda now: (now % 20,), canary=never)
+    queued = Situation(counters=lambda _: None, unanswered=lambda now: (Unanswered(now % 20),), canary=never)
     outcome = watch(queued, 1000)
     assert outcome.canaries[0] == 300
     assert outcome.ended is not None
@@ -168,9 +190,9 @@ def test_requests_that_queue_in_an_engine_without_statistics_are_no_reason_for_a
 PREFILL_SECONDS = 300.0
 
 
-def slow_uploads(now: float) -> tuple[float, ...]:
+def slow_uploads(now: float) -> tuple[Unanswered, ...]:
     """One that sends a byte each four seconds, one that has stopped, for ever."""
-    return now % 4.0, now + 50.0
+    return Unanswered(now % 4.0), Unanswered(now + 50.0)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +217,7 @@ def slow_uploads(now: float) -> tuple[float, ...]:
         pytest.param(
             Situation(
                 counters=lambda now: steps(3, 100)(now) if now < 700 else IDLE,
-                unanswered=lambda now: tuple(now - 100 for _ in range(299)) if 100 < now < 700 else (),
+                unanswered=lambda now: (Unanswered(now - 100),) * 299 if 100 < now < 700 else (),
                 canary=lambda sent: 700.0 if sent > 90 else sent + 0.1,
             ),
             2,
@@ -218,6 +240,17 @@ def slow_uploads(now: float) -> tuple[float, ...]:
             3,
             id="a first step of ten seconds after idleness",
         ),
+        pytest.param(
+            Situation(
+                unanswered=request_at(50, 60, begun=True), canary=lambda sent: 60.0 if 50 < sent < 60 else sent + 0.1
+            ),
+            3,
+            id="a stream whose first token comes after ten seconds",
+        ),
+        pytest.param(Situation(unanswered=polled(1)), 2, id="polled each second"),
+        pytest.param(Situation(unanswered=polled(15, kept=5)), 2, id="polled each 15 s, and not kept"),
+        pytest.param(Situation(unanswered=polled(15)), 54, id="polled each 15 s on a connection that is kept for ever"),
+        pytest.param(Situation(unanswered=polled(7)), 80, id="polled each 7 s on a connection that is kept for ever"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [0.0, 1.3, 2.6, 4.9])

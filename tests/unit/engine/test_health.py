@@ -22,6 +22,7 @@ from sparkd.engine.health import (
     healthy,
 )
 from sparkd.engine.log_lines import LoadProgress
+from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
@@ -162,9 +163,11 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     with engine(reply) as port, network() as loop:
         main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
         progress = LoadProgress(failing_since=began)  # probes are frequent
-        monitor = HealthMonitor(
-            main, endpoint, lambda: progress, Supervise(), 5.0, problems.append, lambda: (time.monotonic() - came_at,)
-        )
+
+        def unanswered() -> tuple[Unanswered, ...]:
+            return (Unanswered(time.monotonic() - came_at),)
+
+        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, problems.append, unanswered)
         thread = threading.Thread(target=monitor.run, args=(reading,))
         thread.start()
         until(lambda: "POST /v1/completions" in requests)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sparkd.host import Host
+from sparkd.host.sockets import BEGIN_MILLISECONDS
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 TICK_SECONDS = 0.02
@@ -39,7 +40,10 @@ class Server:
         return client, server
 
     def waiting(self) -> int:
-        return len(Host().unanswered_requests(self.port))
+        return sum(not one.begun for one in Host().unanswered_requests(self.port))
+
+    def begun(self) -> int:
+        return len(Host().unanswered_requests(self.port)) - self.waiting()
 
 
 @pytest.fixture(
@@ -54,10 +58,29 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
 def test_a_request_waits_until_the_first_byte_of_its_answer_and_is_as_old_as_its_last_byte(server: Server) -> None:
     _, there = server.sent()
     time.sleep(0.3)
-    (age,) = Host().unanswered_requests(server.port)
-    assert 0.3 <= age < 2
+    (request,) = Host().unanswered_requests(server.port)
+    assert 0.3 <= request.seconds < 2
+    assert not request.begun
     there.sendall(ANSWER)
     assert server.waiting() == 0
+
+
+def test_an_answer_that_ends_soon_after_its_request_has_begun_and_one_that_continues_does_not_wait(
+    server: Server,
+) -> None:
+    client, there = server.sent()
+    there.sendall(ANSWER)
+    time.sleep(0.3)
+    (request,) = Host().unanswered_requests(server.port)
+    assert request.begun
+    assert 0.3 <= request.seconds < 2, "as old as the request"
+    time.sleep(BEGIN_MILLISECONDS / 1000)
+    assert (server.waiting(), server.begun()) == (0, 1)
+    there.sendall(b"data: a token")
+    assert (server.waiting(), server.begun()) == (0, 0)
+    time.sleep(TICK_SECONDS)
+    client.sendall(REQUEST)
+    assert (server.waiting(), server.begun()) == (1, 0)
 
 
 def test_a_kept_connection_is_idle_between_two_requests(server: Server) -> None:

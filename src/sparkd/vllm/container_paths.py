@@ -24,7 +24,7 @@ CUSTOM_OPS_CACHES = ("vllm", "tilelang")
 def check_target(raw: str) -> str:
     """The target of a mount, normalized as docker does it: without doubled slashes and dots."""
     path = check_path(raw, "it")
-    plain = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+    plain = _normalize(path)
     if plain == "/" or any(is_below(plain, taken) for taken in RESERVED_TARGETS):
         raise ValueError(f"{path} in the container is sparkd's own: choose another")
     for taken in SYSTEM_TARGETS:
@@ -33,30 +33,34 @@ def check_target(raw: str) -> str:
     return plain
 
 
+def _normalize(path: str) -> str:
+    """Without doubled slashes and dots; a relative path stays one."""
+    return "/" * path.startswith("/") + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
 def is_below(path: str, folder: str) -> bool:
     """Whether `path` is `folder` or in it."""
     return f"{path}/".startswith(f"{folder}/")
 
 
 def cache_folders(env: Mapping[str, str], *, gpu: bool = True) -> dict[str, str]:
-    """Where each compiler keeps its work, by the name of the cache, as the programs themselves find it.
+    """Where each compiler keeps its work, by the name of the cache, as the programs themselves find it; normalized.
 
     Sources: vllm/envs.py; torch/_inductor/runtime/cache_dir_utils.py; flashinfer/jit/env.py; triton/knobs.py;
     tilelang/env.py; DeepGEMM's README, whose cache vLLM moves into its own; CUDA's programming guide.
     """
     home = env.get("HOME") or HOME
     vllm = env.get("VLLM_CACHE_ROOT") or f"{env.get('XDG_CACHE_HOME') or f'{home}/.cache'}/vllm"
-    anywhere = {"vllm": vllm, "inductor": env.get("TORCHINDUCTOR_CACHE_DIR") or "/tmp/torchinductor_root"}  # noqa: S108
-    if not gpu:
-        return anywhere
-    return {
-        **anywhere,
-        "flashinfer": f"{env.get('FLASHINFER_WORKSPACE_BASE') or home}/.cache/flashinfer",
-        "triton": env.get("TRITON_CACHE_DIR") or f"{env.get('TRITON_HOME') or home}/.triton",
-        "tilelang": env.get("TILELANG_CACHE_DIR") or f"{home}/.tilelang",
-        "deep_gemm": env.get("DG_JIT_CACHE_DIR") or f"{home}/.deep_gemm",
-        "cuda": env.get("CUDA_CACHE_PATH") or f"{home}/.nv/ComputeCache",
-    }
+    found = {"vllm": vllm, "inductor": env.get("TORCHINDUCTOR_CACHE_DIR") or "/tmp/torchinductor_root"}  # noqa: S108
+    if gpu:
+        found |= {
+            "flashinfer": f"{env.get('FLASHINFER_WORKSPACE_BASE') or home}/.cache/flashinfer",
+            "triton": env.get("TRITON_CACHE_DIR") or f"{env.get('TRITON_HOME') or home}/.triton",
+            "tilelang": env.get("TILELANG_CACHE_DIR") or f"{home}/.tilelang",
+            "deep_gemm": env.get("DG_JIT_CACHE_DIR") or f"{home}/.deep_gemm",
+            "cuda": env.get("CUDA_CACHE_PATH") or f"{home}/.nv/ComputeCache",
+        }
+    return {name: _normalize(path) for name, path in found.items()}
 
 
 def kept_caches(

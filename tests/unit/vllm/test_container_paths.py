@@ -45,6 +45,13 @@ def test_the_variables_of_the_recipe_are_followed(env: dict[str, str], changed: 
     assert {one.name: one.target for one in plan(ALONE, env=env).caches} == {**DEFAULT, **changed}
 
 
+@pytest.mark.parametrize("text", ["/c//v", "/c/./v", "//c/v/"])
+def test_a_folder_has_the_name_that_docker_mounts_it_at(text: str) -> None:
+    (kept,) = [one.target for one in plan(ALONE, env={"VLLM_CACHE_ROOT": text}).caches if one.name == "vllm"]
+    assert cache_folders({"VLLM_CACHE_ROOT": text})["vllm"] == kept == "/c/v"
+    assert cache_folders({"VLLM_CACHE_ROOT": "c//v"})["vllm"] == "c/v", "none that docker could mount"
+
+
 def test_another_home_moves_what_lies_in_it() -> None:
     moved = {one.name: one.target for one in plan(ALONE, env={"HOME": "/home/v"}).caches}
     assert moved == {name: target.replace("/root/", "/home/v/") for name, target in DEFAULT.items()}

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,6 @@ def test_every_recipe_says_what_its_image_must_fulfil_and_how_it_is_built(name: 
                 rejected = rejected_for_gpu_mask.to(
             """,
         ),
-        ("deepseek-v4-flash-eugr", "torch.cuda.empty_cache()\n" * 2, "torch.cuda.empty_cache()\n" * 3),
     ],
 )
 def test_a_patch_is_there_once(tmp_path: Path, name: str, good: str, bad: str) -> None:
@@ -111,61 +110,66 @@ def test_a_patch_is_there_once(tmp_path: Path, name: str, good: str, bad: str) -
         assert done.returncode == code, done.stderr
 
 
+# As in a container without GPU: what loads a library of CUDA's fails there.
+NO_DRIVER = 'raise ImportError("libcuda.so.1: cannot open shared object file: No such file or directory")\n'
+MXFP4 = "vllm/model_executor/layers/quantization/mxfp4.py"
 MODULES = {
-    "torch/__init__.py": "class version: cuda = {cuda!r}\n",
-    "deep_gemm.py": "",
-    "vllm/__init__.py": "",
-    "vllm/third_party/__init__.py": "",
-    "vllm/model_executor/layers/quantization/mxfp4.py": "torch.cuda.empty_cache()\n" * 2,
+    "torch/__init__.py": NO_DRIVER,
+    "torch/version.py": "cuda: str | None = '13.0'\n",
+    "deep_gemm/__init__.py": NO_DRIVER,
+    "vllm/__init__.py": NO_DRIVER,
+    MXFP4: "torch.cuda.empty_cache()\n" * 2,
 }
 
 
-@pytest.mark.parametrize("name", ["deepseek-v4-flash-ray", "deepseek-v4-flash-balanced"])
-@pytest.mark.parametrize(
-    ("lacks", "cuda", "fault"),
-    [
-        ("", "13.0", ""),
-        ("", None, "AssertionError: torch is built without CUDA"),
-        ("torch/__init__.py", "13.0", "No module named 'torch'"),
-        ("deep_gemm.py", "13.0", "No module named 'vllm.third_party.deep_gemm'"),
-        ("vllm/model_executor/layers/quantization/mxfp4.py", "13.0", "No such file"),
-    ],
-)
-def test_what_an_image_lacks_is_found_by_importing_it(
-    tmp_path: Path, name: str, lacks: str, cuda: str | None, fault: str
-) -> None:
-    for path, text in MODULES.items():
-        if path != lacks:
-            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / path).write_text(text.replace("{cuda!r}", repr(cuda)))
-    program = script.render_asserts(shipped(name).image.asserts)
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == (64 if fault else 0), done.stderr
-    assert fault in script.find_fault(done.stderr)
+def check_asserts(root: Path, wanted: Iterable[str | Lines]) -> tuple[int, str]:
+    """Exit code and fault, where `root` has the modules of the image."""
+    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(root)}
+    program = ["bash", "-c", script.render_asserts(wanted)]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, check=False)
+    return done.returncode, script.find_fault(done.stderr)
 
 
+def write_modules(root: Path, changed: Mapping[str, str | None]) -> None:
+    for path, text in {**MODULES, **changed}.items():
+        if text is not None:
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+
+
+@pytest.mark.parametrize("name", ["balanced", "conservative", "eugr", "ray"])
 @pytest.mark.parametrize(
-    ("text", "good"),
+    ("changed", "fault"),
     [
-        ("torch.cuda.empty_cache()\n" * 2, True),
-        ("torch.accelerator.empty_cache()\n" * 4, True),
-        ("torch.cuda.empty_cache()\n" * 4, False),
-        ("torch.accelerator.empty_cache()\n" * 4 + "torch.cuda.empty_cache()\n", False),
-        ("", False),
+        ({}, ""),
+        ({"torch/version.py": "cuda: str | None = None\n"}, "AssertionError: torch is built without CUDA"),
+        ({"torch/__init__.py": None, "torch/version.py": None}, "torch is missing"),
+        ({"deep_gemm/__init__.py": None}, "AssertionError: DeepGEMM is missing"),
+        ({"deep_gemm/__init__.py": None, "vllm/third_party/deep_gemm/__init__.py": NO_DRIVER}, ""),
+        ({MXFP4: None}, "No such file"),
+        ({MXFP4: "torch.cuda.empty_cache()\n" * 4}, "4 times empty_cache"),
+        ({MXFP4: "torch.accelerator.empty_cache()\n" * 4}, ""),
+        ({MXFP4: "torch.accelerator.empty_cache()\n" * 4 + "torch.cuda.empty_cache()\n"}, "1 times empty_cache"),
+        ({MXFP4: ""}, "0 times empty_cache"),
     ],
 )
-def test_of_a_tag_that_moves_a_vllm_that_empties_the_cache_itself_is_good(
-    tmp_path: Path, text: str, good: bool
+def test_what_an_image_lacks_is_found_without_loading_what_it_has(
+    tmp_path: Path, name: str, changed: dict[str, str | None], fault: str
 ) -> None:
-    path = tmp_path / "vllm/model_executor/layers/quantization/mxfp4.py"
-    path.parent.mkdir(parents=True)
-    path.write_text(text)
-    (tmp_path / "vllm/__init__.py").touch()
-    program = script.render_asserts(shipped("deepseek-v4-flash-balanced").image.asserts[-1:])
-    environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(["bash", "-c", program], env=environment, capture_output=True, check=False)
-    assert done.returncode == (0 if good else 64), done.stderr
+    write_modules(tmp_path, changed)
+    code, found = check_asserts(tmp_path, shipped(f"deepseek-v4-flash-{name}").image.asserts)
+    assert code == (64 if fault else 0), found
+    assert fault in found
+
+
+@pytest.mark.parametrize("name", ["dspark-nvfp4-1m", "dspark-speed-baseline", "nemotron-3-super-nvfp4"])
+def test_a_torch_for_the_cpu_is_found_without_loading_it(tmp_path: Path, name: str) -> None:
+    wanted = shipped(name).image.asserts[:1]
+    write_modules(tmp_path, {})
+    assert check_asserts(tmp_path, wanted)[0] == 0
+    write_modules(tmp_path, {"torch/version.py": "cuda = None\n"})
+    code, found = check_asserts(tmp_path, wanted)
+    assert (code, "AssertionError: torch is built without CUDA" in found) == (64, True)
 
 
 def test_no_script_is_left_of_a_recipe_that_is_gone() -> None:

@@ -172,7 +172,8 @@ def create_body(
 def assert_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str, object]:
     """A container that may do less than the rank's: no GPU, network, mount or capability, and nothing to write to.
 
-    HOME is writable, because libraries make caches there when they are imported.
+    HOME is writable, because libraries make caches there when they are imported, and
+    exec, which docker's tmpfs is not by default, because some compile there what they then load.
     """
     return {
         "Image": image_id,
@@ -185,7 +186,7 @@ def assert_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str
             "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
-            "Tmpfs": {"/tmp": "size=268435456"},  # noqa: S108  # the container's own
+            "Tmpfs": {"/tmp": "size=268435456,exec"},  # noqa: S108  # the container's own
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "PidsLimit": 512,

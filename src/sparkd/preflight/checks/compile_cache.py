@@ -48,7 +48,7 @@ class CacheFacts(Struct, frozen=True):
     custom_ops: tuple[Folder, ...] = ()
     """What custom_ops ["all"] compiles into, as CUSTOM_OPS_CACHES; without a path where no mount keeps it."""
     compiled_before: bool = False
-    """Whether the last good start compiled the same: image, model, compilation-config and caches."""
+    """Whether the last good start compiled the same: image, model, compilation-config and the caches that it kept."""
     total_bytes: int = 0
     available_bytes: int = 0
     gpu_total_bytes: int | None = None
@@ -142,7 +142,9 @@ missing, nothing is inspected: see docker and image."""
                 found.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
                 for path in (self._custom_ops_paths(image.id) if self.need else ())
             ),
-            compiled_before=same and all(good.get(key) == text for key, text in self.compiled),
+            # A sparkd that kept fewer caches recorded fewer.
+            compiled_before=same
+            and all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled),
             total_bytes=memory.total_bytes if memory else 0,
             available_bytes=memory.available_bytes if memory else 0,
             gpu_total_bytes=gpu_bytes,
@@ -181,7 +183,7 @@ missing, nothing is inspected: see docker and image."""
             return None
         folders = zip(CUSTOM_OPS_CACHES, facts.custom_ops, strict=True)
         cold = [(name, one) for name, one in folders if one.kind != "folder" or one.empty]
-        # What the last good start left empty, this model does not use.
+        # What the last good start left empty, this model does not use; what it did not keep, it compiled and served.
         unused = facts.compiled_before and NOT_KEPT not in facts.custom_ops and len(cold) < len(facts.custom_ops)
         if unused or not cold:
             return None

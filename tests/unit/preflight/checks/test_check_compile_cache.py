@@ -147,6 +147,10 @@ def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tr
     check = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
     machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
     values = {**dict(made.shared), "image.identity": identity(machine)}
+    older = {key: text for key, text in values.items() if not key.startswith("caches.") or key == "caches.vllm"}
+    for of_fewer_caches, before in ((older, True), ({**older, "caches.vllm": "/elsewhere"}, False)):
+        machine.file(FILE.path, FILE.encode(LaunchHistory(good=of_fewer_caches)))
+        assert check.probe(Host(machine.root)).compiled_before is before
     for changed, before in (({}, True), ({"model": "/models/other"}, False), ({"image.identity": "other"}, False)):
         machine.file(FILE.path, FILE.encode(LaunchHistory(good={**values, **changed})))
         assert check.probe(Host(machine.root)).compiled_before is before

@@ -85,7 +85,7 @@ FAULTS = (
     Fault(
         "compiled-at-each-start",
         _compiled_at_each_start,
-        Level.BLOCK,
+        Level.WARN,
         "compile-cache",
         says="vllm not kept",
     ),

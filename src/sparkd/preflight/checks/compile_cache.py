@@ -21,11 +21,15 @@ from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_bel
 from sparkd.vllm.flag import first_values
 from sparkd.vllm.lint.predicates import Launch, compiles_custom_ops
 
-COMPILE_BYTES = 6 * GIB
-"""Beside the engine's memory, to compile custom_ops ["all"]. With some 3 GiB left two machines froze ("Two-Node DGX
-Spark Cluster: Running DeepSeek V4 Flash at 16 TPS", Tobias Weiss). A pair that had just booted compiled with a wiped
-cache at a share of 0.85 ("Another dual-Spark data point", NVIDIA developer forum), which leaves an idle Spark 6.6 GiB
-or more."""
+COMPILE_BYTES = 3 * GIB
+"""No more than this beside the engine's share, and a start that compiles custom_ops ["all"] is blocked.
+
+"Only ~3 GiB RAM available during model load": two machines froze ("Two-Node DGX Spark Cluster: Running DeepSeek V4
+Flash at 16 TPS", Tobias Weiss). No report shows a need of more. A pair just booted compiled a wiped cache at a share
+of 0.85 of 121 GiB ("Another dual-Spark data point", NVIDIA developer forum). Another kept vLLM's cache alone, and
+reports 16 s of torch.compile and a start of 8 minutes at 0.90; 116 GiB were free, and 107.7 were the share ("DeepSeek
+V4 Flash on Dual DGX Spark", Echo). More than the rest is available while weights load: the KV cache comes after them.
+"""
 WHY_NOT = {"away": "docker is away", "missing": "the image is not on this node"}
 NOT_KEPT = Folder("", "missing")
 DECIDES = ("model", "args.compilation-config", "caches.", "container.mounts")
@@ -84,7 +88,8 @@ hide what the image has there. The three images used last keep theirs, older one
 takes long: readiness.timeout_seconds must allow it (default 3600).
 
 custom_ops ["all"] compiles by nvcc and TileLang while weights fill the memory. Where vLLM's or TileLang's folder is
-empty, such a start needs 6 GiB beside the engine's memory: with 3 GiB left two machines froze.
+empty, such a start needs more than 3 GiB beside the engine's share: with 3 GiB available two machines froze. An idle
+Spark has 3.5 GiB beside a share of 0.90.
 
   warn     a cache is gone, or all of them are empty, although the last good start of this image had filled them: the
            next start compiles from scratch. custom_ops ["all"] must compile, and the memory is there. Or the image
@@ -191,11 +196,11 @@ missing, nothing is inspected: see docker and image."""
         engine, available = self.need.engine_bytes(facts.total_bytes), facts.available_bytes
         reason = (
             f'custom_ops ["all"] compiles from scratch ({what}) while weights load: '
-            f"{size(available)} available, {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
+            f"{size(available)} available, more than {size(engine + COMPILE_BYTES)} needed ({size(engine)} and "
             f"{size(COMPILE_BYTES)} to compile)"
         )
-        if available >= engine + COMPILE_BYTES:
-            return warn(reason, "leave this node to itself until it serves: with 3 GiB left two machines froze")
+        if available > engine + COMPILE_BYTES:
+            return warn(reason, "leave this node to itself until it serves: with 3 GiB available two machines froze")
         share = max(0, available - COMPILE_BYTES) * 100 // max(1, facts.total_bytes) / 100
         lower = f"lower gpu-memory-utilization to {share:g} for the first start, on all nodes; or take custom_ops out"
         return block(reason, lower, shortage_bytes=engine + COMPILE_BYTES - available)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -81,7 +82,7 @@ def require_room(room: Room | PeerRoom, need_bytes: int, what: str, remedy: str,
     if room.free_bytes < need_bytes + SPARE_BYTES:
         where, there = (f"{peer.address}: ", " there") if peer else ("", "")
         free, needed = size(room.free_bytes), size(need_bytes + SPARE_BYTES)
-        hint = f"make room{there}: df -h {room.mount}{remedy}"
+        hint = f"make room{there}: df -h {quote(room.mount)}{remedy}"
         raise BlockedError(f"{where}{free} free on {room.mount}, {needed} needed{what}", hint)
 
 

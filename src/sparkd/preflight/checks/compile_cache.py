@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from shlex import quote
 from types import MappingProxyType
 
 from msgspec import Struct
@@ -208,12 +209,12 @@ missing, nothing is inspected: see docker and image."""
     def _problems(self, facts: CacheFacts) -> Iterator[Verdict]:
         for one in facts.caches:
             if one.kind not in ("folder", "missing"):
-                yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {one.path}")
+                yield block(f"{one.path} is no folder, but a {one.kind}", f"remove it: rm {quote(one.path)}")
         if closed := [one for one in facts.caches if _is_closed(one, facts.user)]:
             names = ", ".join(one.name for one in closed)
             where = closed[0].path.rpartition("/")[0]
             reason = f"the image runs as {facts.user}, who can't write to {names} in {where}: nothing will be kept"
-            yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {where}/*")
+            yield warn(reason, f"set HOME in the recipe's env; then: mkdir -p and chown UID {quote(where)}/*")
         # One cache of the last good start may be empty now, but its folder stays.
         known = [one for one in facts.caches if one.name in facts.used_before]
         gone = ", ".join(one.name for one in known if one.kind == "missing")

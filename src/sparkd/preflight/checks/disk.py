@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from msgspec import Struct
 
 from sparkd.host import Host, disks, docker_config
@@ -86,15 +88,15 @@ Without free inodes a disk is full too. The model's disk is only read and not ju
 
 
 def _problem(place: Place, room: Room) -> Verdict | None:
-    where = f"{place.path} ({place.what})"
+    where, mount = f"{place.path} ({place.what})", quote(room.mount)
     if room.read_only:
         reason = f"{room.mount} is mounted read-only, and {where} must be written to"
-        return (block if place.vital else warn)(reason, f"look at: dmesg; then: mount -o remount,rw {room.mount}")
+        return (block if place.vital else warn)(reason, f"look at: dmesg; then: mount -o remount,rw {mount}")
     if room.free_inodes is not None and room.free_inodes < FEW_INODES:
         reason = f"{room.free_inodes} inodes free on {room.mount}, for {where}"
-        return (block if place.block_bytes else warn)(reason, f"df -i {room.mount}")
+        return (block if place.block_bytes else warn)(reason, f"df -i {mount}")
     if room.free_bytes >= place.warn_bytes:
         return None
     level, needed = (warn, place.warn_bytes) if room.free_bytes >= place.block_bytes else (block, place.block_bytes)
     reason = f"{size(room.free_bytes)} free on {room.mount}, {size(needed)} needed for {where}"
-    return level(reason, f"make room: df -h {room.mount}; docker system df")
+    return level(reason, f"make room: df -h {mount}; docker system df")

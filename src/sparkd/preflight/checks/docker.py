@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -236,4 +237,4 @@ for docker and checks again."""
                 yield block(reason, f"rename it: docker rename {one.name} old-{one.name}")
             if one.restart_policy not in ("", "no"):
                 reason = f"docker restarts container {one.name} ({one.id[:12]}) by itself, beside systemd: "
-                yield warn(reason + one.restart_policy, f"docker update --restart=no {one.name}")
+                yield warn(reason + one.restart_policy, f"docker update --restart=no {quote(one.name)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from msgspec import Struct
 
@@ -150,6 +151,6 @@ def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
         yield warn(reason, f"if sparkd is to serve: systemctl disable {unit.name}")
     for one in facts.containers:
         reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
-        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {one.name}")
+        yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(one.name)}")
     for name in facts.unread:
-        yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {name}")
+        yield warn(f"whether {name} starts vLLM is unknown: it can't be read", f"systemctl cat {quote(name)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -89,12 +91,13 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
 def _held(one: Consumer, names: dict[str, str]) -> Held:
     if one.kind == "container":
         name = names.get(one.name) or one.name[:12]
-        return Held(f"container {name}", one.bytes, f"docker stop {name}")
+        return Held(f"container {name}", one.bytes, f"docker stop {shlex.quote(name)}")
     if one.kind == "user-unit":
-        return Held(f"{one.name} of {one.user}", one.bytes, f"systemctl --user -M {one.user}@ stop {one.name}")
+        stop = shlex.join(("systemctl", "--user", "-M", f"{one.user}@", "stop", one.name))
+        return Held(f"{one.name} of {one.user}", one.bytes, stop)
     if one.kind == "unit":
         whose = "" if one.name.endswith(".service") else f" of {one.user}"
-        return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {one.name}")
+        return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {shlex.quote(one.name)}")
     return Held(one.name, one.bytes, f"kill {one.pid}")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from shlex import quote
+
 from msgspec import Struct
 
 from sparkd.config import Settings
@@ -167,7 +169,7 @@ def _stop(held: Held) -> str:
     """Of what is no process of its own; empty where it is one."""
     use = held.use
     if held.container:
-        return f"docker stop {held.container}"
+        return f"docker stop {quote(held.container)}"
     if use.comm == PROXY:
         return f"docker stop what this names: docker ps --filter publish={use.port}"
     if use.pid == 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from msgspec import Struct
 
@@ -140,7 +141,7 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
         # A `vllm serve` is its engine's leader even when adopted: one started over ssh with nohup always is.
         alone = engine.leader is Leader.ITSELF and not self._is_abandoned(facts, engine)
         name = _container_name(facts, engine)
-        how = f"docker stop {name}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
+        how = f"docker stop {quote(name)}" if name else stop_by_hand(engine.top.pid, engine.service_stop)
         offers = () if name else (_ends(engine),)
         if engine.serves or not engine.adopted or alone:
             return block(f"a living engine: {_words(facts, engine)}", f"stop it first: {how}", offers=offers)

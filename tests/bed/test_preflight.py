@@ -181,7 +181,7 @@ def test_a_blocked_agent_serves_once_a_person_has_used_the_hint(installed: Spark
     try:
         wait_for(lambda: installed.phase() == "blocked", 20, "the agent to be blocked")
         hint = f"sparkd preflight --fix {theirs}"
-        assert f"(stop it first: {hint})" in installed.status_text(), installed.status_text()
+        assert f"(stop it first: sudo {hint})" in installed.status_text(), installed.status_text()
         (dockerd,) = node.pids("^dockerd|/dockerd")
         refused = node.run("sparkd", "preflight", "--fix", str(dockerd), check=False)
         assert (refused.returncode, node.pids("^dockerd|/dockerd")) == (2, [dockerd]), refused.stderr

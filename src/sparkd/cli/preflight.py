@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import uuid
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -57,7 +58,7 @@ def preflight(args: argparse.Namespace) -> int:
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
-        raise UsageError("--fix changes this node, a dry run does not", f"sudo {stop_by_hand(args.fix, '')}")
+        raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.fix, ""))
     host = Host(args.root or "/")
     config = Settings()
     try:
@@ -65,13 +66,14 @@ def preflight(args: argparse.Namespace) -> int:
         check_ids(config.preflight)
         node = resolve_context(config, args.role, host)
     except ConfigError as error:
-        if not (args.dry_run or args.root):
+        if not (args.dry_run or args.root or args.fix is not None):
             raise
-        return _show(_look_without_plan(error, args.role, config, host), args, error.code)
+        look = partial(_look_without_plan, error, args.role, config, host)
+        return _show(look() if args.fix is None else end_named(args.fix, look, host), args, error.code)
     if node.rollback is not None:
         print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
     if args.fix is not None:
-        shown = _end_named(args.fix, node, config, host)
+        shown = end_named(args.fix, partial(_only_look, node, config, host), host)
     else:
         shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
     blocked = blocking(shown.findings)
@@ -142,18 +144,18 @@ def _owner(host: NextStart) -> Owner | None:
     return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
 
 
-def _own(host: Host, loop: MainLoop) -> Actions:
+def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:
     """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
     if os.geteuid() != 0:
-        hint = "sudo sparkd preflight, or only look: sparkd preflight --dry-run"
+        hint = f"sudo sparkd preflight{option}, or only look: sparkd preflight --dry-run"
         raise UsageError("only root may change this node", hint)
     from sparkd.actions import Actions
 
     return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
 
 
-def _end_named(pid: int, node: NodeContext, config: Settings, host: Host) -> Shown:
-    """End a process on a person's word, where a finding offers that. Raises as `_own`.
+def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
+    """End a process, with what descends from it, on a person's word, where a finding offers that. Raises as `_own`.
 
     A blocked agent keeps the lock, and launches nothing as long as that finding blocks.
     """
@@ -161,22 +163,23 @@ def _end_named(pid: int, node: NodeContext, config: Settings, host: Host) -> Sho
     from sparkd.lib.main_loop import MainLoop
     from sparkd.lib.systemd import Notifier
 
-    loop, before = MainLoop(Notifier(), {}), _only_look(node, config, host)
+    loop, before = MainLoop(Notifier(), {}), look()
     with ExitStack() as owned:
         try:
-            owned.callback(_own(host, loop).release)
+            owned.callback(_own(host, loop, f" --fix {pid}").release)
         except BlockedError:
             if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
                 raise
         offers = [one for finding in before.findings for one in finding.verdict.offers]
-        offer = next((one for one in offers if pid in (fix.pid for fix in one)), None)
+        offer = next((one for one in offers if one[0].pid == pid), None)
         if offer is None:
             hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
             raise UsageError(f"no finding offers to end pid {pid}", hint)
+        if os.getpid() in (fix.pid for fix in offer):
+            raise UsageError(f"this command descends from pid {pid}, and would end itself", "run it elsewhere")
         ended = [(fix, end_process(fix, loop)) for fix in offer]
     states = tuple(FixState(fix, applied.state, applied.note) for fix, applied in ended)
-    shown = _only_look(node, config, host)
-    return replace(shown, changes_nothing=False, fixes=states, hooks=(), before=before.findings)
+    return replace(look(), changes_nothing=False, fixes=states, hooks=(), before=before.findings)
 
 
 def _act(node: NodeContext, config: Settings, host: Host) -> Shown:

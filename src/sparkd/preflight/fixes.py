@@ -68,7 +68,7 @@ class CompactMemory(Struct, frozen=True):
 
 def stop_by_hand(pid: int, service_stop: str) -> str:
     """What ends a process that only a person may have ended. Some services (cron) leave theirs when they stop."""
-    by_fix = f"sparkd preflight --fix {pid}"
+    by_fix = f"sudo sparkd preflight --fix {pid}"
     return f"{service_stop}; if it outlives that: {by_fix}" if service_stop else by_fix
 
 

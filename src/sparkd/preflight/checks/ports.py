@@ -39,6 +39,8 @@ class Held(Struct, frozen=True):
     container: str
     told_by_strays: bool  # words: keep - a key of the report
     """Whether stray-workers names the holder: it is an engine, or in a container of sparkd's."""
+    descendants: tuple[EndProcess, ...] = ()
+    """Of the holder, ended with it: they may share the socket."""
 
 
 def wanted_ports(plan: LaunchPlan, settings: Settings) -> tuple[Wanted, ...]:
@@ -108,7 +110,9 @@ in /proc: only the engine finds it."""
             container = containers.get(use.container_id)
             name = container.name if container else use.container_id[:12]
             named = use.pid in strays or (container is not None and container.ours)
-            held.append(Held(taken[one], use, name, named))
+            below = table.descendants(use.pid) if use.pid else ()
+            ends = tuple(EndProcess(one.pid, one.start_time, one.comm) for one in below if not one.dead)
+            held.append(Held(taken[one], use, name, named, ends))
         return PortsFacts(tuple(held), owner_pid)
 
     def judge(self, facts: PortsFacts) -> Verdict:
@@ -160,7 +164,7 @@ def _problem(held: Held) -> Verdict:
     inside = f" in container {held.container}" if held.container else ""
     reason = f"{where} pid {use.pid} ({use.comm or '?'}) of {use.user or '?'}{inside}"
     stop = _stop(held)
-    offers = () if stop else ((EndProcess(use.pid, use.start_time, use.comm),),)
+    offers = () if stop else ((EndProcess(use.pid, use.start_time, use.comm), *held.descendants),)
     stop = stop or stop_by_hand(use.pid, use.service_stop)
     return refuse(reason, f"stop it if it may go: {stop}; {choose}", offers=offers)
 

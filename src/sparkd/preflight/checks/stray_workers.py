@@ -79,7 +79,7 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
   warn     zombies: they hold nothing and go when their parent reaps them.
 
 What blocks and may go is ended by the command of the hint: docker stop, systemctl stop, or
-`sparkd preflight --fix PID`, which ends the process and its descendants: SIGTERM, then SIGKILL."""
+`sudo sparkd preflight --fix PID`, which ends the process and its descendants: SIGTERM, then SIGKILL."""
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()

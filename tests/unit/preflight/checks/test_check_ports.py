@@ -48,7 +48,7 @@ def test_a_port_that_is_needed_and_held_blocks(facts: PortsFacts, level: Level, 
     expect(CHECK.judge(facts), level, says)
 
 
-FIX = "sparkd preflight --fix 50"
+FIX = "sudo sparkd preflight --fix 50"
 
 
 def test_nobody_is_ended_for_a_port() -> None:

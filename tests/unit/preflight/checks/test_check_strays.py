@@ -117,7 +117,7 @@ def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> Non
     verdict = judged(tree)
     assert (verdict.level, verdict.clears) == (Level.BLOCK, False)
     assert verdict.reason.startswith("a living engine")
-    assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sparkd preflight --fix 30"
+    assert verdict.hint == f"stop it first: {SERVICE}; if it outlives that: sudo sparkd preflight --fix 30"
     assert [[one.pid for one in offer] for offer in verdict.offers] == [[30]]
 
 
@@ -157,7 +157,7 @@ def test_a_worker_that_is_not_orphaned_beyond_doubt_is_a_living_engine(
 
 def test_an_api_server_whose_main_process_is_gone_still_takes_requests(tree: Tree) -> None:
     tree.process(10, "VLLM::APIServer", group=9, cgroup=SESSION)
-    expect(judged(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sparkd preflight --fix 10")
+    expect(judged(tree), Level.BLOCK, "a living engine", fixes=(), hint="stop it first: sudo sparkd preflight --fix 10")
 
 
 def test_an_engine_of_a_users_service_is_stopped_by_that_users_manager(tree: Tree) -> None:

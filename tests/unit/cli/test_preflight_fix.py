@@ -1,0 +1,168 @@
+"""`sparkd preflight --fix`: what it ends, and what it refuses. The processes are real, the machine is made of files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.tree import Tree
+from tests.unit.commands import sparkd
+
+from sparkd.actions import acquire_lock
+from sparkd.cli.preflight import end_named
+from sparkd.host import Host
+from sparkd.host.processes import NodeOwner, read_process
+from sparkd.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.preflight.checks.ports import Ports, Wanted
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.next_start import NextStart
+from sparkd.preflight.render import Owner, Shown
+from sparkd.preflight.runner import examine
+from sparkd.status.model import Phase
+
+SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
+SESSION = "0::/user.slice/user-1000.slice/session-3.scope"
+CHECKS = (StrayWorkers(rendezvous=29501), Ports((Wanted(8000, "", "the API", "args.port"),)))
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may use --fix")
+
+
+@pytest.fixture
+def sleeper(tree: Tree) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
+    """Starts a process that sleeps; on the machine it is what the arguments say."""
+    started: list[subprocess.Popen[bytes]] = []
+    tree.file("/proc/uptime", "10000.00 1.00\n")
+    tree.process(1, "systemd", parent=0)
+    tree.listening()
+
+    def start(comm: str, **facts: object) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        started.append(process)
+        real = read_process(Host().files, process.pid)
+        assert real is not None
+        tree.process(process.pid, comm, start_time=real.start_time, cgroup=SESSION, **facts)  # type: ignore[arg-type]  # by name
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def fix(tree: Tree, pid: int, phase: Phase | None = None) -> Shown:
+    """`phase`: of an agent that owns the node."""
+    owner = Owner(40, "sparkd run --role head", phase.value, "", ()) if phase else None
+
+    def look() -> Shown:
+        findings = examine(CHECKS, NextStart(Host(tree.root)))
+        return Shown("spark1", "head", True, findings, (), owner=owner)
+
+    return end_named(pid, look, Host(tree.root))
+
+
+@contextmanager
+def owned(tree: Tree) -> Iterator[None]:
+    """An agent holds the node's lock."""
+    fd = acquire_lock(Host(tree.root), NodeOwner(40, "sparkd run --role head", "x"))
+    tree.process(40, "sparkd")
+    tree.owner(40)
+    try:
+        yield
+    finally:
+        os.close(fd)
+
+
+@needs_root
+def test_what_a_finding_names_is_ended_with_its_children(
+    tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    main = sleeper("vllm", argv=SERVE)
+    child = sleeper("VLLM::EngineCor", parent=main.pid, group=main.pid)
+    shown = fix(tree, main.pid)
+    assert [one.state for one in shown.fixes] == ["applied", "applied"]
+    assert (main.wait(5), child.wait(5)) == (-15, -15)
+
+
+@needs_root
+def test_a_ports_holder_is_ended_with_those_that_share_its_socket(
+    tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    main = sleeper("uvicorn", opened=("socket:[5]",))
+    workers = [sleeper("uvicorn", parent=main.pid, opened=("socket:[5]",)) for _ in range(2)]
+    tree.listening((8000, 5))
+    fix(tree, main.pid)
+    assert [one.wait(5) for one in (main, *workers)] == [-15, -15, -15]
+
+
+@needs_root
+def test_a_child_of_what_is_named_is_refused_and_nothing_is_ended(
+    tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    main = sleeper("vllm", argv=SERVE)
+    child = sleeper("VLLM::EngineCor", parent=main.pid, group=main.pid)
+    with pytest.raises(UsageError, match=f"no finding offers to end pid {child.pid}"):
+        fix(tree, child.pid)
+    assert (main.poll(), child.poll()) == (None, None)
+
+
+@needs_root
+def test_what_no_finding_names_is_refused(tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]) -> None:
+    other = sleeper("postgres")
+    with pytest.raises(UsageError, match="no finding offers") as refused:
+        fix(tree, other.pid)
+    assert (refused.value.code, other.poll()) == (2, None)
+
+
+@needs_root
+def test_a_command_that_would_end_itself_is_refused(
+    tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]
+) -> None:
+    """In a terminal of a notebook, whose server holds the port."""
+    server = sleeper("jupyter", opened=("socket:[5]",))
+    tree.process(os.getpid(), "sparkd", parent=server.pid)
+    tree.listening((8000, 5))
+    with pytest.raises(UsageError, match="would end itself"):
+        fix(tree, server.pid)
+    assert server.poll() is None
+
+
+@needs_root
+@pytest.mark.parametrize("phase", [Phase.SERVING, Phase.LOADING, None])
+def test_beside_an_agent_that_is_not_blocked_nothing_is_ended(
+    tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]], phase: Phase | None
+) -> None:
+    main = sleeper("vllm", argv=SERVE)
+    with owned(tree), pytest.raises(BlockedError) as refused:
+        fix(tree, main.pid, phase)
+    assert (refused.value.code, main.poll()) == (ExitCode.BLOCKED, None)
+
+
+@needs_root
+def test_beside_a_blocked_agent_it_is_ended(tree: Tree, sleeper: Callable[..., subprocess.Popen[bytes]]) -> None:
+    main = sleeper("vllm", argv=SERVE)
+    with owned(tree):
+        fix(tree, main.pid, Phase.BLOCKED)
+    assert main.wait(5) == -15
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    before = os.geteuid()
+    if before == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(before)
+
+
+def test_only_root_may_also_on_a_node_without_a_configuration() -> None:
+    """The whole command: it looks at this machine, and is refused before it takes the lock."""
+    assert sparkd("preflight", "--dry-run").returncode == 78, "and all modules are loaded, which nobody may not read"
+    with as_nobody():
+        done = sparkd("preflight", "--fix", "1")
+    assert done.returncode == 2
+    assert "only root may change this node (sudo sparkd preflight --fix 1, or only look" in done.stderr

@@ -10,6 +10,7 @@ from functools import partial
 
 from sparkd.cli import console
 from sparkd.engine.log_lines import LineSplitter
+from sparkd.lib.errors import UsageError
 from sparkd.lib.text import sanitize
 from sparkd.vllm.known_errors import KnownError, explain
 
@@ -46,6 +47,8 @@ def render_explanations(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:  # closed: <&-
+        raise UsageError("there is no stdin", "give a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
     splitter = LineSplitter()
     for data in iter(partial(os.read, sys.stdin.fileno(), CHUNK_BYTES), b""):
         yield from splitter.feed(data)

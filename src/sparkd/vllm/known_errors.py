@@ -99,9 +99,12 @@ TABLE = tuple(KnownError(*row) for row in (
      "the memory that CPU and GPU share ran out", "lower gpu_memory_utilization or max-num-seqs", _FLASH),
 ))
 KERNEL_TABLE = tuple(KnownError(*row) for row in (
-    (("NVRM: Xid…: 119, ", "NVRM: Xid…: 120, ", "NVRM: Xid…: 154, ", "waiting for RPC…GSP"),
+    (("NVRM: Xid…: 119, ", "NVRM: Xid…: 120, ", "waiting for RPC…GSP"),
      "the GPU's firmware (GSP) no longer answers", "shut this node down, unplug it for 60 s, and start it again",
      _FLASH + "; NVIDIA/open-gpu-kernel-modules#446"),
+    (("NVRM: Xid…: 154, ",),
+     "the driver reports which recovery the GPU needs", "see the Xid before it; sparkd preflight names the recovery",
+     "NVIDIA's list of Xid errors"),
     (("NVRM: Xid",),
      "the GPU or its driver reports a fault", "reboot this node; if it returns, look up the Xid's number at NVIDIA",
      "NVIDIA's list of Xid errors"),
@@ -110,8 +113,9 @@ KERNEL_TABLE = tuple(KnownError(*row) for row in (
      "if the engine fails after it: stop other work, or reboot for unfragmented memory", "vllm-project/vllm#56824"),
 ))
 # fmt: on
-_KERNEL_LINE = re.compile(r"(?:\[[ \d.]{1,20}\] |[^|()]{0,80}\bkernel: )?NVRM: ")
-"""As dmesg and journalctl -k print it; never one of the engine's lines."""
+_DATE = r"[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}"
+_KERNEL_LINE = re.compile(rf"(?:\[(?:[ \d.]{{1,20}}|{_DATE})\] |[^|()]{{0,80}}\bkernel: )?NVRM: ")
+"""As dmesg, dmesg -T and journalctl -k print it; never one of the engine's lines."""
 
 
 def explain(line: str) -> KnownError | None:

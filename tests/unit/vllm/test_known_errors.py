@@ -44,6 +44,12 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ("[/x/gloo/gloo/transport/tcp/pair.cc:761] connect [127.0.1.1]:60817: Connection refused", "127.0.0.1"),
         (f"{KERNEL}NVRM: Xid (PCI:000F:01:00): 119, pid=77, name=VLLM, Timeout after 6s of waiting for RPC", "GSP"),
         ("[   84.738] NVRM: Xid (PCI:000F:01:00): 79, GPU has fallen off the bus.", "reboot"),
+        ("[Fri Nov 20 10:00:00 2026] NVRM: Xid (PCI:000F:01:00): 79, GPU has fallen off the bus.", "reboot"),
+        ("[Sun Nov  1 10:00:00 2026] NVRM: Xid (PCI:000F:01:00): 119, Timeout after 6s of waiting for RPC", "GSP"),
+        (
+            f"{KERNEL}NVRM: Xid (PCI:000F:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset)",
+            "see the Xid before it",
+        ),
         ("NVRM: nvAssertOkFailedNoLog: Assertion failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "alone"),
         ("vllm: error: unrecognized arguments: --no-such-flag", "no such flag"),
         ("Value error, User-specified max_model_len (100000) is greater than the derived max_model_len (", "max-model"),
@@ -87,6 +93,12 @@ def test_whole_logs_are_explained_on_stdin(log: str, said: str, monkeypatch: pyt
         done = sparkd("explain", "-")
     assert (done.returncode, done.stderr) == (0, "")
     assert said in done.stdout
+
+
+def test_a_closed_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # what Python makes of <&-
+    done = sparkd("explain")
+    assert (done.returncode, done.stderr.splitlines()[0].startswith("sparkd: there is no stdin")) == (2, True)
 
 
 def test_a_line_is_explained_with_meaning_remedy_and_source() -> None:

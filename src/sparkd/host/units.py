@@ -62,6 +62,13 @@ class Unit(Struct, frozen=True):
     commands: tuple[UnitCommand, ...]
 
 
+class Enabled(NamedTuple):
+    by: str
+    """The unit that wants it, such as multi-user.target."""
+    shipped: bool
+    """Whether a package ships such a link, which `systemctl disable` leaves in place."""
+
+
 def read_unit(files: Files, name: str) -> Unit | None:
     """None where there is no such unit. Raises OSError, ValueError."""
     for folder in SEARCH_PATH:
@@ -84,16 +91,17 @@ def find_drop_ins(files: Files, folders: Iterable[str]) -> tuple[str, ...]:
     return tuple(path for _, path in sorted(chosen.items()) if _is_mask(files, path) is False)
 
 
-def enabled_services(files: Files) -> dict[str, str]:
-    """Services that another unit wants or requires; by name, with that unit, such as multi-user."""
-    found: dict[str, str] = {}
+def enabled_services(files: Files) -> dict[str, Enabled]:
+    """Services that another unit wants or requires, by name."""
+    found: dict[str, Enabled] = {}
     for folder in ENABLING_FOLDERS:
         for name in files.names_if_any(folder):
             by, dot, kind = name.rpartition(".")
             if dot and kind in ("wants", "requires", "upholds"):
                 for wanted in files.names_if_any(f"{folder}/{name}"):
                     if wanted.endswith(".service"):
-                        found.setdefault(wanted, by)
+                        first = found.get(wanted, Enabled(by, shipped=False))
+                        found[wanted] = Enabled(first.by, first.shipped or folder.startswith("/usr/"))
     return found
 
 

@@ -36,6 +36,8 @@ class ForeignUnit(Struct, frozen=True):
     wanted_by: str
     key: str
     source: str
+    shipped: bool = False
+    """Whether its link is a package's own, which `systemctl disable` leaves in place."""
 
 
 class ForeignContainer(Struct, frozen=True):
@@ -76,17 +78,19 @@ restart policy is not `no`, and its image or command is vLLM's.
 
              systemctl disable NAME        docker update --restart=no NAME
 
-           Neither stops what runs now. sparkd disables nothing: the other engine may be meant, on another port.
+           Where a package ships the link (below /usr/lib), `systemctl disable` leaves it: systemctl mask NAME.
+           None of these stops what runs now. sparkd disables nothing: the other engine may be meant, on another port.
 
 Units of a user's own systemd, cron and /etc/rc.local are not inspected."""
 
     def probe(self, host: Host) -> ForeignFacts:
-        wanted = {name: by for name, by in units.enabled_services(host.files).items() if not name.startswith("sparkd-")}
+        enabled = units.enabled_services(host.files).items()
+        wanted = {name: how for name, how in enabled if not name.startswith("sparkd-")}
         found_units, unread = [], []
-        for name, by in wanted.items():
+        for name, how in wanted.items():
             try:
                 if found := _starts_vllm(host.files, _read(host.files, name)):
-                    found_units.append(ForeignUnit(sanitize(name, 80), sanitize(by, 80), *found))
+                    found_units.append(ForeignUnit(sanitize(name, 80), sanitize(how.by, 80), *found, how.shipped))
             except (OSError, ValueError):
                 unread.append(sanitize(name, 80))
         docker = host.docker()
@@ -148,7 +152,8 @@ def _restarts_vllm(one: ContainerFacts) -> bool:
 def _problems(facts: ForeignFacts) -> Iterator[Verdict]:
     for unit in facts.units:
         reason = f"{unit.name} starts vLLM too, wanted by {unit.wanted_by} ({unit.key} in {unit.source})"
-        yield warn(reason, f"if sparkd is to serve: systemctl disable {unit.name}")
+        verb = "mask" if unit.shipped else "disable"
+        yield warn(reason, f"if sparkd is to serve: systemctl {verb} {quote(unit.name)}")
     for one in facts.containers:
         reason = f"docker starts container {one.name} ({one.image}) again by itself: {one.restart_policy}"
         yield warn(reason, f"if sparkd is to serve: docker update --restart=no {quote(one.name)}")

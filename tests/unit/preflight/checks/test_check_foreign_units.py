@@ -66,6 +66,15 @@ def test_it_is_named_with_who_wants_it_and_how_to_disable_it(tree: Tree) -> None
     assert verdict.fixes == ()
 
 
+@pytest.mark.parametrize("also_in_etc", [False, True])
+def test_a_link_that_a_package_ships_is_masked_as_disable_leaves_it(tree: Tree, also_in_etc: bool) -> None:
+    tree.file("/usr/lib/systemd/system/ds4.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
+    tree.link("/usr/lib/systemd/system/multi-user.target.wants/ds4.service", "../ds4.service")
+    if also_in_etc:
+        tree.link(f"{WANTS}/ds4.service", "/usr/lib/systemd/system/ds4.service")
+    assert looked(tree)[1].hint == "if sparkd is to serve: systemctl mask ds4.service"
+
+
 def test_a_unit_that_nobody_wants_or_that_is_masked_or_sparkds_own_does_not_count(tree: Tree) -> None:
     tree.file("/etc/systemd/system/unwanted.service", "[Service]\nExecStart=/usr/bin/vllm serve x\n")
     enabled(tree, "ExecStart=/usr/bin/vllm serve x", "sparkd-head.service")

@@ -76,8 +76,17 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     # The lock is never removed: one on an unlinked file would exclude nobody.
     process = read_process(Files(), owner.pid)
     account = replace(owner, start_time=process.start_time if process is not None else 0)
-    files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
+    try:
+        files.write(Path(host.files.real(OWNER_FILE)), encode(account).decode(), 0o644, durable=False)
+    except OSError:  # a full /run ends no agent: without an account, the lock alone shows who the owner is
+        _remove_account(host)
     return fd
+
+
+def _remove_account(host: Host) -> None:
+    """Or leave it: it counts no longer than its process lives."""
+    with suppress(OSError):
+        Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)
 
 
 def _name_holder(machine: Files) -> tuple[str, str]:
@@ -112,7 +121,7 @@ class Actions:
         return cls(host, loop, owner, acquire_lock(host, owner))
 
     def release(self) -> None:
-        Path(self._host.files.real(OWNER_FILE)).unlink(missing_ok=True)
+        _remove_account(self._host)
         os.close(self._lock_fd)
 
     @cached_property

@@ -1,0 +1,41 @@
+"""Who owns the node, on a /run that can't be written."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions import Actions, acquire_lock
+from sparkd.host import Host
+from sparkd.host.processes import OWNER_FILE, NodeOwner
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
+
+ME = NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32)
+
+
+def test_an_account_that_cannot_be_written_ends_no_agent_and_keeps_the_lock(tree: Tree) -> None:
+    tree.folder(OWNER_FILE)
+    actions = Actions.acquire(Host(tree.root), MainLoop(Notifier(), {}), ME)
+    with pytest.raises(BlockedError, match="is owned by another sparkd"):
+        acquire_lock(Host(tree.root), ME)
+    actions.release()
+    os.close(acquire_lock(Host(tree.root), ME))
+
+
+def test_an_earlier_account_goes_where_the_disk_is_full(tree: Tree) -> None:
+    tree.owner(1)
+    signals, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        fd = acquire_lock(Host(tree.root), ME)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, signals)
+    os.close(fd)
+    assert os.listdir(tree.root / "run/sparkd") == ["hands.lock"]

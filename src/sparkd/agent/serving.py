@@ -32,6 +32,8 @@ COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
 """Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
+CACHES_SECONDS = 5.0
+"""To list some ten folders, while nothing else watches the engine."""
 DOCKER_AWAY_SECONDS = 0.2
 """Between polls for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
@@ -42,9 +44,11 @@ class ProvingPeriod:
     def __init__(self, agent: Deps) -> None:
         self._agent = agent
         self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
-        image, files = agent.reporter.report.engine.image, agent.host.files
-        paths = {one.name: caches.path(image, one.name) for one in agent.plan.caches}
-        filled = tuple(name for name, path in paths.items() if files.names_if_any(path))
+        filled: tuple[str, ...] | None = None
+        with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
+            filled = agent.loop.run_with_timeout(
+                partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches"
+            )
         agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
@@ -53,6 +57,12 @@ class ProvingPeriod:
             self._agent.state.proven = True
             self._agent.record(lambda launches: launches.reset(self._agent.plan.counted_as))
             _keep_known_good(self._agent)
+
+
+def _filled_caches(agent: Deps) -> tuple[str, ...]:
+    """Names of the compile caches with files in them. Raises OSError."""
+    image, files = agent.reporter.report.engine.image, agent.host.files
+    return tuple(one.name for one in agent.plan.caches if files.names_if_any(caches.path(image, one.name)))
 
 
 def _keep_known_good(agent: Deps) -> None:

@@ -25,6 +25,8 @@ BOOTS_KEPT = 8
 """A good start removes the boots before it."""
 MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
 """Both tables fit into the file even if each character takes twelve bytes of JSON."""
+IMAGE = "image.identity"
+"""The fact that identifies an image."""
 REASON_LIMIT = 1000
 LOADING, SERVING = "loading", "serving"
 STOPPED = "stop requested"
@@ -115,9 +117,15 @@ class LaunchHistory(Struct, frozen=True):
         texts = {name[:NAME_LENGTH]: value[:VALUE_LENGTH] for name, value in list(facts.items())[:MOST_FACTS]}
         return replace(self, open=Open(digest, boot_id), boots=boots, tried=texts)
 
-    def record_serving(self, boot_id: str, filled: tuple[str, ...] = ()) -> LaunchHistory:
-        """The launch of this boot is a good start: earlier boots no longer count. `filled`: caches with files."""
+    def record_serving(self, boot_id: str, filled: tuple[str, ...] | None = ()) -> LaunchHistory:
+        """The launch of this boot is a good start: earlier boots no longer count.
+
+        `filled`: caches with files; None where unknown: those of the last good start of this image stay.
+        """
         boots = tuple(replace(one, phase=SERVING) for one in self.boots if one.boot_id == boot_id)
+        if filled is None:
+            same_image = self.good.get(IMAGE) == self.tried.get(IMAGE)
+            filled = self.good_caches if same_image else ()
         return replace(self, boots=boots, good=self.tried, good_caches=filled)
 
     def record_failure(self, digest: str, end: End) -> LaunchHistory:

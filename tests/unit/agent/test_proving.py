@@ -79,6 +79,24 @@ def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest
     assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).good_caches == ("vllm",)
 
 
+@pytest.mark.parametrize(("image", "known"), [("i", ("triton",)), ("another", ())])
+def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_the_image(
+    started: AgentUnderTest, image: str, known: tuple[str, ...]
+) -> None:
+    plan = replace(started.agent.plan, caches=(Cache("vllm", "/a"),))
+    agent = replace(started.agent, context=replace(started.agent.context, plan=plan))
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:1234"))
+    files = Tree(Path(agent.host.files.root))
+    files.link("/var/lib/sparkd/cache/1234/vllm", "vllm")
+    facts = {"image.identity": "i", "kernel": "6.17"}
+    before = LaunchHistory(good={"image.identity": image}, good_caches=("triton",), tried=facts)
+    files.file(launch_history.FILE.path, launch_history.FILE.encode(before))
+    ProvingPeriod(agent)
+    assert isinstance(agent.actions, MemoryActions)
+    after = launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode())
+    assert (after.good, after.good_caches) == (facts, known)
+
+
 def failed(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDED) -> list[str]:
     """The journal's lines on what differs, of a start that failed after one that was good with values of `then`."""
     on_disk(made, changed(made, **then))

@@ -114,9 +114,9 @@ class Tree:
         os.truncate(real, size_bytes)
         return real
 
-    def dockerd(self, pid: int = 700) -> None:
+    def dockerd(self, pid: int = 700, argv: tuple[str, ...] = ()) -> None:
         """A dockerd that lives and listens."""
-        self.process(pid, "dockerd", opened=(f"socket:[{pid}]",))
+        self.process(pid, "dockerd", argv=argv, opened=(f"socket:[{pid}]",))
         self.file(f"/proc/{pid}/comm", "dockerd\n")
         self.file("/run/docker.pid", f"{pid}\n")
         self.file("/proc/net/unix", f"Num\n0: 00000002 00000000 00010000 0001 01 {pid} /run/docker.sock\n")

@@ -21,7 +21,7 @@ from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
-from sparkd.host import caches, docker
+from sparkd.host import caches, docker, docker_config
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
@@ -168,7 +168,9 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
         if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds, running.rank.pidfd):
             raise engine_ended(agent, running)
         if alarmed and docker.daemon_replaced(agent.host, running.dockerd_pid):
-            raise engine_dead(agent, running, "the engine is dead")
+            if not docker_config.keeps_containers(agent.host):
+                raise engine_dead(agent, running, "the engine is dead")
+            running.dockerd_pid = ""  # a reload has turned live-restore on since the launch
         if running.log.progress.worker_died:
             raise engine_dead(agent, running, "a process of the rank has died")
 

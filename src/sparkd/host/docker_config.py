@@ -76,6 +76,19 @@ def read_defaults(host: Host) -> DockerDefaults:
     return DockerDefaults(SHM_BYTES if shm is None else _size_bytes(shm, path), memlock)
 
 
+def keeps_containers(host: Host) -> bool:
+    """Whether dockerd was started with live-restore, by its arguments and its file. False where those can't be read.
+
+    dockerd itself answers only after it has ended the containers that an earlier one left and it does not keep: 10 s.
+    """
+    flags = _flags(host)
+    if "--live-restore" in flags or "--live-restore=true" in flags:
+        return True
+    with suppress(OSError, ValueError):
+        return _read_table(host.files, _value(flags, "--config-file", DAEMON_JSON)).get("live-restore") is True
+    return False
+
+
 def _flags(host: Host) -> tuple[str, ...]:
     """Of the running dockerd; none where none runs."""
     with suppress(OSError):

@@ -147,6 +147,27 @@ def test_a_new_dockerd_ends_the_run_unless_it_keeps_containers(worker: AgentUnde
     assert (error.cause == "docker-restarted") is not live_restore
 
 
+@pytest.mark.parametrize(
+    ("argv", "file"), [((), '{"live-restore": true}'), (("/usr/bin/dockerd", "--live-restore"), "")]
+)
+def test_live_restore_that_a_reload_turned_on_keeps_a_healthy_rank(
+    worker: AgentUnderTest, argv: tuple[str, ...], file: str
+) -> None:
+    machine = Tree(Path(worker.agent.host.files.root))
+    machine.dockerd(700)
+    machine.docker("/info", {"LiveRestoreEnabled": False})
+    with following(worker, LOADING, docker_goes=True) as (rank, process, walk):
+        until(lambda: rank.log.broken_off_at is not None)
+        machine.file("/etc/docker/daemon.json", file)
+        machine.dockerd(701, argv)
+        until(lambda: not rank.dockerd_pid)
+        assert not walk.over
+        process.kill()
+        error = walk.join()
+    assert isinstance(error, EngineEndedError)
+    assert error.cause != "docker-restarted"
+
+
 def test_a_dead_process_of_the_rank_ends_the_run_before_the_container_ends(worker: AgentUnderTest) -> None:
     with following(worker, LOADING, DIED) as (_, process, walk):
         error = walk.join()

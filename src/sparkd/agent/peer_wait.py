@@ -7,9 +7,11 @@ order, and no rank of an older launch meets the new head.
 
 from __future__ import annotations
 
+import math
 import time
 
 from sparkd.agent.deps import Deps
+from sparkd.agent.startup import note_late_rdma
 from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.monitor import ENDING, expect_peer
 from sparkd.lib.errors import BlockedError, NotReadyError, OutdatedPlanError
@@ -20,6 +22,7 @@ from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
 
 POLL_SECONDS = 1.0
 """Reports wake the loop; this is for silence."""
+DEVICES_POLL_SECONDS = 3.0
 A_MOMENT_SECONDS = 5.0
 VALUES_SECONDS = 15.0
 RANKS_SECONDS = 450.0
@@ -35,10 +38,16 @@ STARTED = frozenset({Phase.LOADING, Phase.SERVING, Phase.DEGRADED})
 def wait_for_peers(agent: Deps) -> bool:
     """Wait, without a deadline, until this node may launch, then track the others.
 
-    Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ.
+    Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ, or where RDMA
+    devices have come that the plan lacks.
     """
     began = time.monotonic()
+    looked_at = -math.inf
     while True:
+        if time.monotonic() - looked_at >= DEVICES_POLL_SECONDS:
+            # A head calls all to TCP where one node reports no RDMA, for as long as the engine serves.
+            note_late_rdma(agent)
+            looked_at = time.monotonic()
         peers = agent.monitor.check()
         if (differing := _find_differing(agent, peers)) is not None:
             raise BlockedError(_report_differences(agent, differing), _agreement_hint(agent))

@@ -28,7 +28,7 @@ from sparkd.plan import agreement, script
 from sparkd.plan.agreement import Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.preflight.check import Finding
-from sparkd.preflight.checks.rdma import BY_TCP, Rdma
+from sparkd.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.preflight.gate import Gate, GateIO
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.registry import build_checks
@@ -39,6 +39,7 @@ DOCKER_POLL_SECONDS = 0.5
 DOCKER_SECONDS = 10.0
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
+DEVICES_SECONDS = 10.0
 DISK_SECONDS = 10.0
 """For the disk of the model, which may be a file server."""
 
@@ -155,6 +156,25 @@ def read_transport(agent: Deps) -> str:
         return check.transport(check.probe(agent.host))
     except (OSError, ValueError):
         return ""
+
+
+def note_late_rdma(agent: Deps) -> None:
+    """RDMA devices may come up after `fingerprint`, with the link to a node that boots later.
+
+    Raises OutdatedPlanError where the plan lacks their names.
+    """
+    if agent.reporter.report.transport != BY_TCP:
+        return
+    interface = agent.plan.node.interface
+    with suppress(OSError):  # also at the deadline
+        hcas, transport = agent.loop.run_until_stop(
+            lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
+            DEVICES_SECONDS,
+            "looking at the RDMA devices",
+        )
+        if transport == BY_RDMA:
+            check_hcas(agent, hcas)
+            agent.reporter.update(transport=transport)
 
 
 def check_hcas(agent: Deps, now: tuple[str, ...]) -> None:

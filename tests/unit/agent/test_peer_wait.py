@@ -19,10 +19,19 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
+from sparkd.agent import peer_wait
 from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.lib.errors import BlockedError, EngineEndedError, ExitCode, NotReadyError, PeerLostError, SparkdError
+from sparkd.lib.errors import (
+    BlockedError,
+    EngineEndedError,
+    ExitCode,
+    NotReadyError,
+    OutdatedPlanError,
+    PeerLostError,
+    SparkdError,
+)
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.text import Redactor
 from sparkd.state import known_good
@@ -164,6 +173,33 @@ def test_a_worker_goes_as_its_head_called(
     assert (error is None) is (joins is not None)
     assert worker.report.transport == (joins or own)
     assert worker.report.epoch == ("e" if joins else "")
+
+
+@pytest.mark.parametrize("names_devices", [False, True])
+@pytest.mark.parametrize("up", [True, False])
+def test_rdma_that_comes_up_while_a_node_waits_is_used(
+    worker: AgentUnderTest, up: bool, names_devices: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_wait, "DEVICES_POLL_SECONDS", 0.1)
+    plan, machine = worker.agent.plan, Tree(Path(worker.agent.host.files.root))
+    container = plan.container.model_copy(update={"gpus": "all", "privileged": True})
+    shared = (*plan.shared, *([("env.NCCL_IB_HCA", "{node.hcas}")] if names_devices else []))
+    plan = replace(plan, container=container, shared=shared)
+    worker.agent = replace(worker.agent, context=replace(worker.agent.context, plan=plan))
+    worker.agent.reporter.update(transport="tcp")
+    with running_steps(worker, wait_and_join) as walk:
+        await_message(worker, "waiting for 127.0.0.1")
+        machine.folder("/sys/class/net/bond0")
+        machine.file("/sys/class/infiniband/rxe0/parent", "bond0\n")
+        machine.file("/sys/class/infiniband/rxe0/ports/1/link_layer", "Ethernet\n")
+        machine.file("/sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n" if up else "1: DOWN\n")
+        if up and names_devices:
+            assert isinstance(walk.join(), OutdatedPlanError), "its plan was made without them"
+        elif up:
+            until(lambda: worker.report.transport == "rdma")
+        else:
+            time.sleep(0.5)
+        assert worker.report.transport == ("rdma" if up and not names_devices else "tcp")
 
 
 @pytest.mark.parametrize(

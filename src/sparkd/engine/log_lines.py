@@ -78,8 +78,8 @@ _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_\S+/logs/ray
 _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 _STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
-_KILLED = re.compile(r"exit code[:=] ?-9\b|engine core exited unexpectedly")
-"""A process that ends by itself logs an error first."""
+_KILLED = re.compile(r"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly")
+"""A process that ends by itself logs an error first. None: vLLM was told of the end before it could read the code."""
 _TRACE = "Traceback (most recent call last):"
 _TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]*(?:\(\w+\))?(?:: |$)")
 BURST_SECONDS = 60.0

@@ -215,6 +215,12 @@ def test_a_process_that_is_gone_without_a_word_was_killed(log: str, killed: bool
     assert progress_of(log).killed(0.0) is killed
 
 
+@pytest.mark.parametrize(("code", "killed"), [("-9", True), ("None", True), ("1", False), ("-11", False)])
+def test_of_a_workers_exit_codes_signal_9_and_an_unread_one_mean_a_kill(code: str, killed: bool) -> None:
+    line = f"Worker proc VllmWorker-0 died unexpectedly (exit code: {code}), shutting down executor."
+    assert advance_progress(LoadProgress(), line, 0.0).killed(0.0) is killed
+
+
 ENGINE = "reading arguments, reading the model's configuration, starting the engine core, "
 LOADING = "waiting for all ranks, building process groups, loading weights, profiling memory, "
 RAY = "starting Ray, waiting for the engine, "

@@ -19,7 +19,7 @@ from tests.unit.wire import http, message, passed_on
 from sparkd.cluster.auth import new_nonce, sign_request
 from sparkd.cluster.client import PeerReader
 from sparkd.cluster.service import Cluster
-from sparkd.lib.errors import BlockedError
+from sparkd.lib.errors import AwaitedError
 from sparkd.lib.http_connection import Limits
 from sparkd.status.model import NodeReport
 
@@ -269,7 +269,7 @@ def test_a_port_that_another_program_has_blocks_the_start_and_is_named(tree: Tre
     node = context(settings(addresses(2), port), host)
     with (
         socket.create_server(("127.0.0.1", port)),
-        pytest.raises(BlockedError, match=rf"port {port} of 127\.0\.0\.1") as caught,
+        pytest.raises(AwaitedError, match=rf"port {port} of 127\.0\.0\.1") as caught,
         joined(node, host),
     ):
         pass

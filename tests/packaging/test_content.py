@@ -119,6 +119,8 @@ def test_units_verify_clean(unpacked: Path, tmp_path: Path) -> None:
     system = tmp_path / units.PACKAGE_UNITS[1:]
     shutil.copytree(units.PACKAGE_UNITS, system, symlinks=True)
     shutil.copytree(unpacked / "usr", tmp_path / "usr", dirs_exist_ok=True)
+    (tmp_path / "bin").mkdir()
+    shutil.copy("/bin/sh", tmp_path / "bin/sh")  # which a unit runs
     assert verify(tmp_path) == "exit 0"
     head = system / "sparkd-head.service"
     head.write_text(head.read_text().replace("KillMode=mixed", "KillMode=maybe"))

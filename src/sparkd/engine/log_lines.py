@@ -79,7 +79,7 @@ _NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
 """Errors that point to lines above, and say nothing themselves."""
 _STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
 _KILLED = re.compile(r"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly")
-"""A process that ends by itself logs an error first. None: vLLM was told of the end before it could read the code."""
+"""A process that ends by itself logs an error first. None: vLLM saw the end before it could read the code."""
 _TRACE = "Traceback (most recent call last):"
 _TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]*(?:\(\w+\))?(?:: |$)")
 BURST_SECONDS = 60.0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from random import Random
 
+from sparkd.vllm.args import JsonValue
+from sparkd.vllm.field_table import FIELDS
 from sparkd.vllm.flag import Flag, Kind
 from sparkd.vllm.flag_table import FLAGS
 
@@ -47,6 +50,20 @@ def lines(seed: int, count: int) -> Iterator[tuple[str, ...]]:
             random.randint(0, len(chosen)), _bad(random) if number % 2 else _good(random.choice(flags), random)
         )
         yield (*START, *(word for words in chosen for word in words))
+
+
+def wrong_fields() -> Iterator[tuple[str, ...]]:
+    """For each field of a flag that the parser itself reads as a class: values that it does not take; and odd keys."""
+    for flag in (one for one in FLAGS if one.kind == "object" and one.name in FIELDS):
+        yield (*START, f"--{flag.name}", '{"no_such_key": 1}')
+        for field in FIELDS[flag.name]:
+            values: list[JsonValue] = ["abc", [{}], {"no_such_key": {}}, 1.5]
+            for value in values:
+                if field.wrong_value(value):
+                    table: JsonValue = value
+                    for part in reversed(field.name.split(".")):
+                        table = {part: table}
+                    yield (*START, f"--{flag.name}", json.dumps(table))
 
 
 def _good(flag: Flag, random: Random) -> list[str]:

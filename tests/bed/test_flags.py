@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.bed.engine_parser import TABLE, query_parser
-from tests.bed.flag_lines import lines
+from tests.bed.engine_parser import query_parser
+from tests.bed.flag_lines import lines, wrong_fields
 
 from sparkd.config import Settings
 from sparkd.plan.build import make_plan
@@ -20,6 +20,7 @@ from sparkd.vllm.lint.predicates import Launch
 
 RECIPES = Path("config/recipes")
 ON_THE_WORDS = {"json", "flag-value", "flag-misprint", "flag-unknown", "flag-choice", "misnamed-flag"}
+IN_JSON = {"json-field", "json-unknown"}
 SEED, COUNT = 20260, 1000
 
 
@@ -28,23 +29,26 @@ Line = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ParserAnswers:
-    table: str
+    tables: dict[Path, str]
     generated: list[tuple[Line, str]]
+    fields: list[tuple[Line, str]]
+    """Lines that the rules find wrong."""
     shipped: list[tuple[str, str]]
     """Each rank of a recipe, and what the parser says to its words."""
 
 
 @pytest.fixture(scope="module")
 def parser() -> ParserAnswers:
-    made, ranks = [*lines(SEED, COUNT)], [*_ranks()]
-    answers = query_parser([*made, *(line for _, line in ranks)])
-    generated = zip(made, answers.refusals[:COUNT], strict=True)
-    shipped = zip((name for name, _ in ranks), answers.refusals[COUNT:], strict=True)
-    return ParserAnswers(answers.table, [*generated], [*shipped])
+    made, wrong, ranks = [*lines(SEED, COUNT)], [*wrong_fields()], [*_ranks()]
+    answers = query_parser([*made, *wrong, *(line for _, line in ranks)])
+    refusals = iter(answers.refusals)
+    generated, fields = [(line, next(refusals)) for line in made], [(line, next(refusals)) for line in wrong]
+    shipped = zip((name for name, _ in ranks), refusals, strict=True)
+    return ParserAnswers(answers.tables, generated, fields, [*shipped])
 
 
-def test_the_table_is_what_the_parser_says(parser: ParserAnswers) -> None:
-    assert parser.table == TABLE.read_text(), "run `make flags`"
+def test_the_tables_are_what_the_parser_says(parser: ParserAnswers) -> None:
+    assert {file: file.read_text() for file in parser.tables} == parser.tables, "run `make flags`"
 
 
 def test_the_rules_agree_with_the_parser_on_good_and_bad_lines(parser: ParserAnswers) -> None:
@@ -53,15 +57,21 @@ def test_the_rules_agree_with_the_parser_on_good_and_bad_lines(parser: ParserAns
     assert [(line, why, seen) for line, why in parser.generated if bool(seen := _seen(line)) != bool(why)] == []
 
 
+def test_the_parser_refuses_every_field_that_the_rules_find_wrong(parser: ParserAnswers) -> None:
+    assert len(parser.fields) > 300
+    assert [line for line, why in parser.fields if not why] == []
+    assert [line for line, _ in parser.fields if not _seen(line, IN_JSON)] == []
+
+
 def test_the_parser_takes_every_rank_of_every_shipped_recipe_of_upstreams_flags(parser: ParserAnswers) -> None:
     assert len(parser.shipped) > 15
     assert [(rank, why) for rank, why in parser.shipped if why] == []
 
 
-def _seen(line: Line) -> list[str]:
+def _seen(line: Line, by: set[str] = ON_THE_WORDS) -> list[str]:
     argv = ("vllm", *line)
     found = rules.find_issues(Launch(flags=first_values(argv), given=parse_flags(argv)))
-    return [one.reason for one in found if one.rule in ON_THE_WORDS]
+    return [one.reason for one in found if one.rule in by]
 
 
 def _ranks() -> Iterator[tuple[str, Line]]:

@@ -165,13 +165,20 @@ def _lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
     errors: list[str] = []
     warnings: list[str] = []
     for issue in rules.find_issues(_launch(loaded.recipe)):
-        positive = issue.at.replace("args.no-", "args.", 1)
-        where = loaded.origins.get(issue.at) or loaded.origins.get(positive)
+        where = _find_origin(loaded, issue.at)
         if where is None and not whole:
             continue
         where = where or str(loaded.files[0])
         (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
     return errors, warnings
+
+
+def _find_origin(loaded: Loaded, key: str) -> str | None:
+    """Where a key is written: under its positive name, as a field of it, or as part of its JSON."""
+    positive = key.replace("args.no-", "args.", 1)
+    fields = (one for one in loaded.origins if one.startswith(f"{key}."))
+    flag = ".".join(key.split(".")[:2])
+    return next(filter(None, map(loaded.origins.get, (key, positive, *fields, flag))), None)
 
 
 def _launch(recipe: Recipe) -> Launch:

@@ -18,6 +18,8 @@ _LONGEST_AMOUNT = 23
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')
 _BARE_AMOUNT = re.compile(r"\b\d{1,15}(?:\.\d{1,6})?[kKmMgGtT]\b", re.ASCII)
 
+SHORTEST_TYPO = 8
+"""Shorter names that differ in one letter may both exist."""
 MODULES = ("vllm.entrypoints.openai.api_server",)
 """Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
 PASSED_ON = 'vllm serve "$@"'
@@ -56,6 +58,8 @@ class Flag(Struct, frozen=True):
     """Whether choices ignore case and accept dashes for underscores."""
     repeats: bool = False
     """Whether repeated flags add up; otherwise the last wins."""
+    registered: tuple[str, ...] = ()
+    """Names that vLLM's parser does not check, and that fail later unless a plugin registers them."""
 
     def wrong_arity(self, values: int, joined: bool) -> str:
         """Why this number of values is wrong (`joined`: one after `=`); empty if right."""
@@ -89,6 +93,56 @@ class Flag(Struct, frozen=True):
             return ""
         known = did_you_mean(folded, self.choices) or f": {', '.join(self.choices[:8])}"
         return f"has no choice {value[:60]!r} in vLLM's own{known}"
+
+
+class Field(Struct, frozen=True):
+    """A field of a flag's JSON, such as `pass_config.fuse_norm_quant`."""
+
+    name: str
+    takes: str
+    """Kinds of JSON values, with blanks between them. Text means any text."""
+    choices: tuple[str, ...] = ()
+    folds: bool = False
+    """Whether choices ignore case."""
+
+    def wrong_value(self, value: JsonValue) -> str:
+        """Why vLLM of this version refuses the value; empty if it takes it. Its numbers and booleans may be text."""
+        if not _kinds(value).isdisjoint(self.takes.split()):
+            return ""
+        if isinstance(value, str) and self.choices:
+            if value in self.choices or (self.folds and value.lower() in map(str.lower, self.choices)):
+                return ""
+            known = did_you_mean(value.upper() if self.folds else value, self.choices)
+            return f"has no choice {value[:60]!r} in vLLM's own{known or ': ' + ', '.join(self.choices[:8])}"
+        needed = " or ".join(kind for kind in self.takes.split() if kind != "null") or f"one of {self.choices[:8]}"
+        return f"needs {needed}, and {json.dumps(value)[:60]} is none"
+
+
+def _kinds(value: JsonValue) -> set[str]:
+    if isinstance(value, bool) or value in (0, 1):
+        return {"bool"} if isinstance(value, bool) else {"bool", "int", "float"}
+    if isinstance(value, int | float):
+        return {"int", "float"} if isinstance(value, int) or value.is_integer() else {"float"}
+    if isinstance(value, str):
+        with suppress(ValueError, RecursionError):
+            parsed = json.loads(value.lower())
+            return {"text"} | (_kinds(parsed) if isinstance(parsed, bool | int | float) else set())
+        return {"text"}
+    return {"null" if value is None else "list" if isinstance(value, list) else "object"}
+
+
+def misprint_of(name: str, known: Iterable[str]) -> str:
+    """The known name that differs by one letter: wrong, missing, extra, or swapped with its neighbour; else empty."""
+    return next((one for one in known if _one_off(name, one)), "") if len(name) >= SHORTEST_TYPO else ""
+
+
+def _one_off(typed: str, known: str) -> bool:
+    pairs = enumerate(zip(typed, known, strict=False))
+    start = next((at for at, (a, b) in pairs if a != b), min(len(typed), len(known)))
+    rest, right = typed[start:], known[start:]
+    if any(letter.isdigit() for letter in rest[:1] + right[:1]):  # another size or number is another flag
+        return False
+    return rest[1:] == right or rest == right[1:] or rest[1:] == right[1:] or rest[1::-1] + rest[2:] == right
 
 
 def parse_amount(text: str) -> int | None:

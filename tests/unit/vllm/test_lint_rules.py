@@ -51,7 +51,7 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"reasoning_config": "[]"}, ["json"]),
         ({"reasoning_config": "[" * 100_000}, ["json"]),
         ({"kv_transfer_config": ""}, []),
-        ({"kv_transfer_config": '{"a": 80m, "b": "x 1k"}'}, []),
+        ({"kv_transfer_config": '{"kv_port": 80m, "engine_id": "x 1k"}'}, []),
         ({"kv_transfer_config": '{"a": 80x}'}, ["json"]),
         ({"override_generation_config": '{"temperature":0.0}'}, []),
         ({"default_chat_template_kwargs": "thinking=true", "reasoning_config": "x"}, ["json", "json"]),

@@ -103,6 +103,8 @@ class Launch(Struct, frozen=True):
             head, dot, key = name.partition(".")
             if head == flag and dot and text is not None:
                 value = parse_json(text)
+                if key.endswith("+"):  # adds to a list, with commas between its items
+                    value = [*text.split(",")]
                 table[key.removesuffix("+")] = text if value is None else value
         return table
 

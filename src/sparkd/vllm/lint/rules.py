@@ -12,13 +12,10 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from sparkd.lib.text import did_you_mean
-from sparkd.vllm.flag import Flag, ParsedFlag
+from sparkd.vllm.flag import Flag, ParsedFlag, misprint_of
 from sparkd.vllm.flag_table import FLAGS, VERSION
-from sparkd.vllm.lint import predicates
+from sparkd.vllm.lint import fields, parsers, predicates
 from sparkd.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
-
-SHORTEST_TYPO = 8
-"""Shorter names that differ in one letter may both exist."""
 
 _BY_NAME = {flag.name: flag for flag in FLAGS} | {f"no-{flag.name}": flag for flag in FLAGS if flag.negative}
 NAMES = tuple(_BY_NAME)
@@ -126,18 +123,7 @@ def _wrong_type(flag: Flag, text: str) -> str:
 
 def _typo_of(name: str) -> str:
     """The flag whose name differs by one letter: wrong, missing, extra, or swapped with its neighbour."""
-    if name in _BY_NAME or _completed(name) or len(name) < SHORTEST_TYPO:
-        return ""
-    return next((known for known in NAMES if _one_off(name, known)), "")
-
-
-def _one_off(typed: str, known: str) -> bool:
-    pairs = enumerate(zip(typed, known, strict=False))
-    start = next((at for at, (a, b) in pairs if a != b), min(len(typed), len(known)))
-    rest, right = typed[start:], known[start:]
-    if any(letter.isdigit() for letter in rest[:1] + right[:1]):  # another size or number is another flag
-        return False
-    return rest[1:] == right or rest == right[1:] or rest[1:] == right[1:] or rest[1::-1] + rest[2:] == right
+    return "" if name in _BY_NAME or _completed(name) else misprint_of(name, NAMES)
 
 
 BLOCKS, WARNS = True, False
@@ -159,6 +145,26 @@ RULES = (
          what="a flag that vLLM does not know, one letter from one that it does",
          hint="correct it; where a fork has this flag, name it under flags.extra of the recipe",
          source="the parser of vLLM 0.32 (`make flags`): it ends with status 2"),
+    Rule("json-field", BLOCKS, fields.surely_wrong,
+         what="in a flag's JSON, a key one letter from one that vLLM knows, or no number where one is needed",
+         hint="correct it; where a fork's flag takes it, name the flag under flags.extra of the recipe",
+         source="the classes of vLLM 0.32 (`make flags`): it ends with status 2 or 1"),
+    Rule("json-unknown", WARNS, fields.unknown,
+         what="in a flag's JSON, a key or a value that vLLM 0.32 does not know; a fork may have more",
+         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2 or 1",
+         source="the classes of vLLM 0.32 (`make flags`)"),
+    Rule("tool-choice", BLOCKS, parsers.incomplete,
+         what="enable-auto-tool-choice without tool-call-parser, enable-log-outputs without enable-log-requests",
+         hint="give the other flag too, or take this one out",
+         source="vLLM 0.32 (validate_parsed_serve_args): it ends with status 1"),
+    Rule("parser-unused", WARNS, parsers.unused,
+         what="tool-call-parser without enable-auto-tool-choice",
+         hint="add enable-auto-tool-choice: true, or take the parser out",
+         source="vLLM 0.32: it answers requests with tool_choice auto, the default, with status 400"),
+    Rule("not-registered", WARNS, parsers.unregistered,
+         what="a parser or load format that vLLM 0.32 does not register, without a plugin that may",
+         hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 1",
+         source="the registries of vLLM 0.32 (`make flags`)"),
     Rule("model-length", BLOCKS, predicates.longer_than_model,
          what="max-model-len is above what config.json of the model allows",
          hint="lower max-model-len",

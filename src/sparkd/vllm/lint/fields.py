@@ -1,0 +1,72 @@
+"""Predicates on the fields in the JSON of flags. A fork may have more fields and choices than field_table.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from sparkd.lib.text import did_you_mean, sanitize
+from sparkd.vllm.args import JsonValue
+from sparkd.vllm.field_table import FIELDS
+from sparkd.vllm.flag import Field, misprint_of
+from sparkd.vllm.flag_table import VERSION
+from sparkd.vllm.lint.predicates import Launch, Matches
+
+NUMBERS = frozenset(("null", "bool", "int", "float"))
+LONGEST_KEY = 60
+MOST_FIELDS = 200
+"""Of one flag; vLLM's own have 50 at most."""
+
+_BY_FLAG = {flag: {field.name: field for field in fields} for flag, fields in FIELDS.items()}
+
+
+def surely_wrong(launch: Launch) -> Matches:
+    return _wrong(launch, sure=True)
+
+
+def unknown(launch: Launch) -> Matches:
+    return _wrong(launch, sure=False)
+
+
+def _wrong(launch: Launch, *, sure: bool) -> Matches:
+    for flag, name, value in _given(launch):
+        at, shown, known = f"args.{flag}.{name}", sanitize(name, LONGEST_KEY), _BY_FLAG[flag]
+        if name not in known:
+            right = misprint_of(name, known)
+            if sure is bool(right):
+                meant = f": {right} is" if right else did_you_mean(shown, known)
+                yield at, f"--{flag}: {shown} is no key of vLLM {VERSION}{meant}"
+        elif sure is _needs_number(known[name], value) and (reason := known[name].wrong_value(value)):
+            yield at, f"--{flag}: {name} {reason}"
+
+
+def _needs_number(field: Field, value: JsonValue) -> bool:
+    """Whether no build takes other values than numbers: a later one may give names to what is a switch."""
+    takes = set(field.takes.split())
+    return "int" in takes and takes <= NUMBERS and not field.choices and value is not None
+
+
+def _given(launch: Launch) -> Iterator[tuple[str, str, JsonValue]]:
+    """Flag, dotted key and value, of each flag with a table of fields."""
+    for flag, known in _BY_FLAG.items():
+        if flag not in launch.extra:
+            entries = _flatten(launch.table(flag), known, dashes=flag == "speculative-config")
+            yield from ((flag, name, value) for name, value in islice(entries, MOST_FIELDS))
+
+
+def _flatten(
+    table: Mapping[str, JsonValue], known: Mapping[str, Field], *, dashes: bool, prefix: str = ""
+) -> Iterator[tuple[str, JsonValue]]:
+    for key, value in table.items():
+        # vLLM itself changes dashes in the keys of this one flag.
+        name = prefix + (key.replace("-", "_") if dashes else key)
+        if isinstance(value, dict) and any(one.startswith(f"{name}.") for one in known):
+            yield from _flatten(value, known, dashes=False, prefix=f"{name}.")
+        elif not _is_free(name, known):
+            yield name, value
+
+
+def _is_free(name: str, known: Mapping[str, Field]) -> bool:
+    """Whether it lies in an object of which vLLM does not know the keys."""
+    folder = name.rpartition(".")[0]
+    return folder in known and not any(one.startswith(f"{folder}.") for one in known)

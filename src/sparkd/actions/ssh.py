@@ -5,7 +5,6 @@ It deletes nothing there except sparkd's own file, and no program waits for inpu
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from msgspec import Struct
 
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import BlockedError
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
@@ -105,7 +104,7 @@ class SshHost(Struct, frozen=True):
         ended = self.run("docker", "image", "inspect", "--format", "{{json .}}", "--", ref)
         if ended.code == 0:
             try:
-                return json.loads(ended.answer)
+                return parse_json(ended.answer)
             except ValueError:
                 raise DockerError(f"GET /images/{ref}/json: not JSON") from None
         if any(words in ended.trouble.lower() for words in _NO_IMAGE):

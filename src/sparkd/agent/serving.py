@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.engine import readiness
+from sparkd.engine.api_owner import ApiOwner
 from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.engine.health import HealthMonitor
 from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
@@ -92,7 +93,7 @@ def make_ready(agent: Deps, running: Running) -> None:
 
     wanted, pidfd = agent.settings.readiness, running.rank.pidfd
     ready = readiness.await_ready(
-        agent.loop, pidfd, _endpoint(agent), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
+        agent.loop, pidfd, _endpoint(agent, running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
     )
     if not ready:
         raise engine_ended(agent, running)
@@ -116,7 +117,7 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     agent.set_phase(Phase.SERVING, served)
     proving = ProvingPeriod(agent)
     gpu = _gpu_watch(agent)
-    endpoint = _endpoint(agent)
+    endpoint = _endpoint(agent, running)
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
     def on_check(trouble: str) -> None:
@@ -201,8 +202,10 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
     return before is not None and after is not None and after.work != before.work
 
 
-def _endpoint(agent: Deps) -> Endpoint:
-    return Endpoint(agent.plan.api_host, agent.plan.api_port, agent.plan.served_name, agent.api_key)
+def _endpoint(agent: Deps, running: Running) -> Endpoint:
+    plan = agent.plan
+    admit = ApiOwner(agent.host, running.rank, agent.events).admit if agent.host.live else None
+    return Endpoint(plan.api_host, plan.api_port, plan.served_name, agent.api_key, admit)
 
 
 def _load_monitor(agent: Deps, running: Running) -> LoadMonitor:

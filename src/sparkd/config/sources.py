@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,7 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 from sparkd.config.layers import Check, Key, Layers, known_keys
 from sparkd.config.settings import Settings
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import did_you_mean, read_file
+from sparkd.lib.text import did_you_mean, parse_json, read_file
 from sparkd.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
@@ -110,8 +109,8 @@ def _parsed(raw: str, default: object) -> object:
     if isinstance(default, tuple) and not raw.lstrip().startswith("["):
         return [part.strip() for part in raw.split(",")] if raw.strip() else []
     try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):
+        return parse_json(raw)
+    except ValueError:
         return raw
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from sparkd.engine.log_lines import LoadProgress
 from sparkd.lib.errors import NotReadyError
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.http_client import HttpError, WrongServerError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.vllm.api import Endpoint, KeyRefusedError
 
@@ -25,6 +25,7 @@ class ReadinessStage(Enum):
     """In order; the values are texts for reports."""
 
     HTTP = "HTTP to answer"
+    PORT = "the rank to have its port"
     KEY = "the endpoint to take the key"
     MODEL = "the model to be listed"
     COMPLETION = "the first completion"
@@ -40,6 +41,8 @@ class ProbeResult(Struct, frozen=True):
 async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
     try:
         served = await endpoint.serves()
+    except WrongServerError as error:
+        return ProbeResult(ReadinessStage.PORT, str(error))
     except HttpError as error:
         return ProbeResult(ReadinessStage.HTTP, str(error))
     except KeyRefusedError:
@@ -91,7 +94,7 @@ def await_ready(
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
         if now >= deadline:
-            answer = f": {said}" if said and stage is ReadinessStage.COMPLETION else ""
+            answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
             waited_for = f"waited for {stage.value}{answer}; the engine was {progress.step}"
             raise NotReadyError(
                 f"not ready within {launch_seconds:g} s: {waited_for}", "readiness.timeout_seconds allows more"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 from enum import Enum
@@ -13,7 +12,7 @@ from msgspec import Struct
 
 from sparkd.host import docker, processes
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import parse_json, sanitize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -110,10 +109,10 @@ def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
 def _read_table(files: Files, path: str) -> Mapping[str, object]:
     """As dockerd reads it: a byte order mark is skipped, and a blank file is empty."""
     try:
-        table = json.loads(files.text(path, limit=1 << 20).removeprefix("\ufeff").strip() or "{}")
+        table = parse_json(files.text(path, limit=1 << 20).removeprefix("\ufeff").strip() or "{}")
     except FileNotFoundError:
         return {}
-    except (ValueError, RecursionError):
+    except ValueError:
         raise ValueError(f"{path} is not JSON") from None
     if not isinstance(table, dict):
         raise ValueError(f"{path} is no JSON object")

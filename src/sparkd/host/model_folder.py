@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from msgspec.structs import replace
 
 from sparkd.host import weights
 from sparkd.host.files import Files, Kind
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import parse_json, sanitize
 
 SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")
@@ -128,8 +127,8 @@ class _Folder:
             return weights.POINTER
         if name not in CONFIGS:
             return ""
-        with suppress(ValueError, RecursionError):
-            if isinstance(json.loads(self._files.bytes(path)), dict):
+        with suppress(ValueError):
+            if isinstance(parse_json(self._files.bytes(path)), dict):
                 return ""
         return "is no JSON object"
 

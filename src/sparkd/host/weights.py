@@ -11,7 +11,6 @@ tensors, to the last byte. Its library (safetensors 0.8) refuses a file that is 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import stat
@@ -23,6 +22,7 @@ from msgspec import Struct
 
 from sparkd.host.files import Files, Kind
 from sparkd.host.shm import File
+from sparkd.lib.text import parse_json
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INDEX = ".index.json"
@@ -117,8 +117,8 @@ def leaves(shard: str) -> bool:
 def read_config(files: Files, folder: str) -> Mapping[str, object]:
     """config.json; empty where it is missing or unreadable, which `model_folder` reports."""
     try:
-        found = json.loads(files.bytes(f"{folder}/config.json"))
-    except (OSError, ValueError, RecursionError):
+        found = parse_json(files.bytes(f"{folder}/config.json"))
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -13,9 +13,9 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import aclosing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sparkd.lib import without
 
@@ -47,6 +47,14 @@ class LocalAddressGone(HttpError):  # noqa: N818 - a state of this machine
     """This machine no longer has the address to connect from."""
 
 
+class WrongServerError(HttpError):
+    """Another process than the expected one accepts connections."""
+
+
+Admit = Callable[[socket.socket], Coroutine[Any, Any, None]]
+"""Proves the server of a new connection before anything is sent on it. Raises HttpError."""
+
+
 class Response(NamedTuple):
     status: int
     body: bytes
@@ -57,12 +65,17 @@ class HttpClient:
     """Keep-alive client of one server, for the tasks of one event loop. Requests may overlap."""
 
     def __init__(
-        self, base_url: str, *, headers: Mapping[str, str] | None = None, local_address: str | None = None
+        self,
+        base_url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        local_address: str | None = None,
+        admit: Admit | None = None,
     ) -> None:
         """`local_address`: the address of this machine to connect from."""
         self._base_url = base_url
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "sparkd", **(headers or {})}
-        self._transport = _Transport(local_address)
+        self._transport = _Transport(local_address, admit)
 
     async def request(
         self,
@@ -110,8 +123,12 @@ class HttpClient:
 class _Transport(httpx.AsyncHTTPTransport):
     """httpcore's connection pool without an SSL context, which httpx would create and which takes 0.4 MiB."""
 
-    def __init__(self, local_address: str | None) -> None:
-        self._pool = httpcore.AsyncConnectionPool(keepalive_expiry=KEEPALIVE_SECONDS, local_address=local_address)
+    def __init__(self, local_address: str | None, admit: Admit | None) -> None:
+        self._pool = httpcore.AsyncConnectionPool(
+            keepalive_expiry=KEEPALIVE_SECONDS,
+            local_address=local_address,
+            network_backend=None if admit is None else _ProvenConnections(admit),
+        )
 
     async def close_unclean(self) -> None:
         """Close connections with data behind the response: h11 would take it for the next response."""
@@ -120,6 +137,27 @@ class _Transport(httpx.AsyncHTTPTransport):
                 case httpcore.AsyncHTTPConnection(_connection=httpcore.AsyncHTTP11Connection(_h11_state=http11)):
                     if connection.is_idle() and http11.trailing_data[0]:
                         await connection.aclose()
+
+
+class _ProvenConnections(httpcore.AnyIOBackend):
+    def __init__(self, admit: Admit) -> None:
+        self._admit = admit
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        stream = await super().connect_tcp(host, port, timeout, local_address, socket_options)
+        try:
+            await self._admit(stream.get_extra_info("socket"))
+        except BaseException:
+            await stream.aclose()
+            raise
+        return stream
 
 
 _KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressGone}

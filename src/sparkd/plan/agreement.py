@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from sparkd.host.weights import Weights
-from sparkd.lib.text import Table, sanitize
+from sparkd.lib.text import Table, parse_json, sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.vllm.args import JsonValue, check_value
 
@@ -103,7 +103,7 @@ def format_value(name: str, value: JsonValue) -> str:
         return HIDDEN
     if isinstance(value, str) and value.lstrip().startswith("{"):
         with suppress(ValueError, RecursionError):  # a JSON object in a text is compared by its values
-            value = check_value(json.loads(value))
+            value = check_value(parse_json(value))
     if isinstance(value, str) and value not in ("", "true", "false") and not value.startswith(("[", '"')):
         return value
     # A text that looks like a list or a switch is quoted, as JSON.

@@ -11,6 +11,7 @@ import msgspec
 
 from sparkd.host.files import Files
 from sparkd.lib.errors import UsageError
+from sparkd.lib.text import parse_json
 
 FOLDER = "/var/lib/sparkd"
 PRIVATE, PUBLIC = 0o600, 0o644
@@ -61,10 +62,10 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
 
     def decode(self, content: bytes) -> Content:
         """Raises ValueError."""
+        document = parse_json(content)
+        if not isinstance(document, dict) or document.get("schema") != VERSION:
+            raise ValueError(f"it is no object of schema {VERSION}")
         try:
-            document = json.loads(content)
-            if not isinstance(document, dict) or document.get("schema") != VERSION:
-                raise ValueError(f"it is no object of schema {VERSION}")
             return self.convert(document)
         except RecursionError:
             raise ValueError("it is nested too deep") from None

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.host.files import Files
 from sparkd.host.processes import read_process
+from sparkd.lib.text import parse_json
 
 PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
 REPORT_SCHEMA = 1
@@ -196,8 +197,8 @@ def dump(report: NodeReport) -> str:
 
 def parse(text: str) -> NodeReport | None:
     """Read a report; None where it is not one (other schema, cut off, nested without end)."""
-    with suppress(ValueError, RecursionError):  # msgspec's own ValidationError is a ValueError
-        match json.loads(text):
+    with suppress(ValueError):  # msgspec's own ValidationError is a ValueError
+        match parse_json(text):
             case {"schema": 1, **fields}:
                 return convert(fields, NodeReport)
     return None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.lib.http_client import HttpClient
+from sparkd.lib.http_client import Admit, HttpClient
+from sparkd.lib.text import parse_json
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 
@@ -81,10 +81,12 @@ class KeyRefusedError(Exception):
 class Endpoint:
     """Every request may raise HttpError."""
 
-    def __init__(self, host: str, port: int, served_name: str, api_key: str | None = None) -> None:
+    def __init__(
+        self, host: str, port: int, served_name: str, api_key: str | None = None, admit: Admit | None = None
+    ) -> None:
         address = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = HttpClient(f"http://{address}:{port}", headers=headers)
+        self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit)
         self.served_name = served_name
 
     async def health(self) -> int:
@@ -99,7 +101,7 @@ class Endpoint:
         if answer.status != 200:
             return ()
         with suppress(ValueError):
-            match json.loads(answer.body):
+            match parse_json(answer.body):
                 case {"data": [*models]}:
                     ids = (model.get("id") for model in models if isinstance(model, dict))
                     return tuple(one for one in ids if isinstance(one, str))
@@ -115,11 +117,11 @@ class Endpoint:
         answer = await self._http.request("/v1/completions", timeout_seconds, json=body)
         if answer.status != 200:
             return Completion(token=False, said=f"HTTP {answer.status} {_head(answer.body)}".strip())
-        try:
-            made = json.loads(answer.body)["usage"]["completion_tokens"]
-        except (ValueError, KeyError, TypeError):
-            return Completion(token=False, said=f"no completion: {_head(answer.body)}")
-        return Completion(token=isinstance(made, int) and made >= 1, said="no token was made" if not made else "")
+        with suppress(ValueError):
+            match parse_json(answer.body):
+                case {"usage": {"completion_tokens": int(made)}}:
+                    return Completion(token=made >= 1, said="" if made else "no token was made")
+        return Completion(token=False, said=f"no completion: {_head(answer.body)}")
 
 
 def _head(body: bytes) -> str:

@@ -38,12 +38,18 @@ def test_a_model_that_is_not_listed_fails_the_second_stage() -> None:
     assert (result.failed, result.said) == (ReadinessStage.MODEL, "other")
 
 
+def test_brackets_without_end_list_no_model() -> None:
+    with engine(lambda *_: (200, b"[" * 100_000)) as port:
+        assert tried(port, 1) == ProbeResult(ReadinessStage.MODEL)
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         ((500, b"engine is dead"), "HTTP 500 engine is dead"),
         ((200, b'{"usage": {"completion_tokens": 0}}'), "no token was made"),
         ((200, b"not json"), "no completion: not json"),
+        ((200, b"[" * 100_000), f"no completion: {'[' * 200}"),
     ],
 )
 def test_a_completion_without_a_token_fails_the_third_stage(answer: Reply, said: str) -> None:

@@ -1,0 +1,132 @@
+"""Only the rank gets a request of sparkd's, although another user listens on its port, on a real kernel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.integration.stranger import UID, Stranger
+
+from sparkd.actions.processes import Rank
+from sparkd.engine.api_owner import ApiOwner
+from sparkd.engine.readiness import ProbeResult, ReadinessStage, probe
+from sparkd.host import Host
+from sparkd.lib.log import events
+from sparkd.lib.text import Redactor
+from sparkd.vllm.api import Endpoint
+
+KEY = "the-key-of-the-api"
+SERVER = """\
+import http.server, json, os, socket, sys, time
+
+address, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def answer(self):
+        print("got", self.requestline, self.headers, flush=True)
+        self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        body = json.dumps({"data": [{"id": "tiny"}], "usage": {"completion_tokens": 1}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    do_GET = do_POST = answer
+    def log_message(self, *_):
+        pass
+
+class Server(http.server.ThreadingHTTPServer):
+    address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    daemon_threads = True
+    def server_bind(self):  # as vLLM: both options, long before it listens
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        self.socket.bind((address, port))
+
+if mode == "child" and os.fork():
+    os.wait()
+server = Server((address, port), Handler, bind_and_activate=False)
+try:
+    server.server_bind()
+    print("bound", flush=True)
+    if mode == "loading":
+        time.sleep(60)
+    server.server_activate()
+    print("listens", flush=True)
+    server.serve_forever()
+except OSError as error:
+    print("refused", error.errno, flush=True)
+"""
+
+
+@contextmanager
+def rank(address: str, port: int, mode: str = "", until: str = "listens") -> Iterator[Rank]:
+    words = [sys.executable, "-I", "-c", SERVER, address, str(port), mode]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, process_group=0) as process:
+        assert process.stdout is not None
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            assert any(line.startswith(until) for line in process.stdout)
+            yield Rank("c" * 64, "sparkd-rank0", "", process.pid, pidfd)
+        finally:
+            os.killpg(process.pid, 9)
+            os.close(pidfd)
+
+
+def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ProbeResult:
+    lines = [] if journal is None else journal
+    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redactor())).admit
+    return asyncio.run(probe(Endpoint(host, port, "tiny", KEY, admit), 5))
+
+
+@pytest.mark.parametrize(
+    ("address", "mode", "host"),
+    [
+        ("0.0.0.0", "", "127.0.0.1"),
+        ("127.0.0.1", "child", "127.0.0.1"),
+        ("::", "", "127.0.0.1"),
+        ("::1", "", "::1"),
+    ],
+)
+def test_the_rank_itself_gets_the_requests(address: str, mode: str, host: str, port: int) -> None:
+    with rank(address, port, mode) as serving:
+        assert probe_as(serving, port, host).failed is None
+
+
+def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(port: int) -> None:
+    journal: list[str] = []
+    with rank("0.0.0.0", port, "loading", "bound") as loading:
+        with Stranger(SERVER, "127.0.0.1", str(port), "") as stranger:
+            first = stranger.wait_for("")
+            result = probe_as(loading, port, journal=journal)
+        rest = stranger.output()
+    assert first == "bound", "the kernel let another user take it: this is the attack"
+    assert not [line for line in rest if KEY in line or line.startswith("got")]
+    assert result.failed is ReadinessStage.PORT
+    assert f"held by pid {stranger.pid} (" in result.said
+    assert f"of uid {UID}" in result.said
+    (line,) = journal
+    assert "engine.port.foreign" in line
+    assert f"pid={stranger.pid}" in line
+
+
+def test_another_user_who_listens_after_the_rank_has_ended_gets_nothing(port: int) -> None:
+    with rank("127.0.0.1", port) as ended:
+        pass
+    pidfd = os.pidfd_open(os.getpid())
+    with Stranger(SERVER, "127.0.0.1", str(port), "") as stranger:
+        stranger.wait_for("listens")
+        result = probe_as(Rank(ended.container_id, ended.name, "", ended.pid, pidfd), port)
+    os.close(pidfd)
+    assert result.failed is ReadinessStage.PORT
+    assert not [line for line in stranger.output() if line.startswith("got")]
+
+
+def test_a_more_specific_address_of_another_user_takes_nothing_from_a_serving_rank(port: int) -> None:
+    with rank("0.0.0.0", port) as serving, Stranger(SERVER, "127.0.0.1", str(port), "") as stranger:
+        assert stranger.wait_for("refused")
+        assert probe_as(serving, port).failed is None

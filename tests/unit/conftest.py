@@ -63,3 +63,11 @@ def said(tmp_path: Path) -> Iterator[Said]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as last:
             last.sendto(b"", str(tmp_path / "notify"))
         thread.join()
+
+
+@pytest.fixture
+def no_thread() -> Iterator[None]:
+    """No thread can be started: its stack would be larger than the machine."""
+    before = threading.stack_size(1 << 46)
+    yield
+    threading.stack_size(before)

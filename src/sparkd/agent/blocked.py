@@ -144,7 +144,10 @@ class _BlockedWait:
         agent.state.hung_look = look if self.hangs else None
         if self.hangs:
             return HANGS
-        seen, self._cpu_seconds = look.result()
+        try:
+            seen, self._cpu_seconds = look.result()
+        except BlockingIOError as error:  # no thread for it
+            return str(error)
         return seen
 
     def _read(self) -> tuple[object, float]:

@@ -35,7 +35,7 @@ def check_image(agent: Deps) -> bool:
         agent.set_phase(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
         labels = container_labels(agent.plan, "", agent.incarnation)
         code, log = agent.actions.check_asserts(agent.plan, image.id, program, labels)
-    except (DockerError, LaunchError, TimeoutError) as error:
+    except (DockerError, LaunchError, TimeoutError, BlockingIOError) as error:
         raise _blocked(agent, "can't be checked", str(error), HINT) from None
     found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):

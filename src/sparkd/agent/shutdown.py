@@ -73,7 +73,7 @@ def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
         agent.loop.sleep_uninterruptible(ACCOUNT_SECONDS, lambda: guard.over)
         guard.raise_if_killed()
     code = UNKNOWN_CODE
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, BlockingIOError):
         code = agent.loop.run_with_timeout(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
     running.log.stop(LOG_END_SECONDS)
     during = "while serving" if running.ready else f"while {running.log.progress.step}"

@@ -29,7 +29,7 @@ from sparkd.plan.agreement import Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.preflight.check import Finding
 from sparkd.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
-from sparkd.preflight.gate import Gate, GateIO
+from sparkd.preflight.gate import THREADS_HINT, Gate, GateIO
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.registry import build_checks
 from sparkd.state.launch_history import BACKOFF_SECONDS
@@ -130,6 +130,8 @@ def fingerprint(agent: Deps) -> None:
             FINGERPRINT_SECONDS,
             "looking at the image and the model",
         )
+    except BlockingIOError as error:
+        raise BlockedError(f"no look at the image and the model: {error}", THREADS_HINT) from None
     except TimeoutError as error:
         raise BlockedError(str(error), f"what holds {agent.plan.model_path}? look at dmesg") from None
     except LaunchError:
@@ -213,7 +215,7 @@ def launch(agent: Deps) -> Running:
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
     log.start()
     running = Running(rank, log, time.monotonic(), guard, meminfo.oom_kills(agent.host.files))
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, BlockingIOError):
         running.dockerd_pid = agent.loop.run_with_timeout(
             partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -87,7 +88,8 @@ class GpuThrottleMonitor(Struct):
         """The current warning; empty where there is none."""
         now = self.clock()
         if self._reading is not None and self._reading.done():
-            self._seen = self._reading.result()
+            with suppress(BlockingIOError):  # no thread for it
+                self._seen = self._reading.result()
             before, self._state = self._state.warning, decide_throttle(self._state, self._seen, now)
             self._reading = None
             if self._state.warning and not before:

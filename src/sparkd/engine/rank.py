@@ -17,6 +17,7 @@ from sparkd.engine.log_lines import LineSplitter, LoadProgress, LogForwarder, ad
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, docker, meminfo
 from sparkd.host.docker import LABEL
+from sparkd.lib import start_thread
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import Cause
 from sparkd.lib.log import Events
@@ -69,7 +70,7 @@ class LogReader:
         self.broken_off_at: float | None = None
         """Monotonic, when docker last went away: the next dockerd may end the container."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
-        self.start = self._thread.start
+        self.start = partial(start_thread, self._thread)
 
     def stop(self, seconds: float) -> None:
         """Read to the end of an ended container's log, for at most this long."""

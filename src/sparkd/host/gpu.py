@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from sparkd.host.files import Files
 from sparkd.host.processes import OpenFiles, Process, open_files
+from sparkd.lib import start_thread
 from sparkd.lib.text import sanitize
 
 T = TypeVar("T")
@@ -99,13 +100,16 @@ def read_clocks() -> tuple[GpuClocks, ...]:
 
 
 def answer_within(deadline_seconds: float, query: Callable[[], T]) -> T | None:
-    """The answer; None where there was none in time, and at once while an earlier thread hangs."""
+    """The answer; None where there was none in time, and at once while an earlier thread hangs.
+
+    Raises BlockingIOError where no thread can be started.
+    """
     if any(one.is_alive() for one in _hung):
         return None
     _hung.clear()
     answers: list[T] = []
     thread = threading.Thread(target=lambda: answers.append(query()), name="nvml", daemon=True)
-    thread.start()
+    start_thread(thread)
     thread.join(deadline_seconds)
     if answers:
         return answers[0]

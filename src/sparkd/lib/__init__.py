@@ -6,12 +6,14 @@ in a checkout, a wheel and the .deb; the .deb keeps them in /usr/share/sparkd.
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
 
 
@@ -46,3 +48,11 @@ def _data_dir(name: str) -> Path:
 
     # Resolved: people read it as it is called in /usr/share.
     return Path(str(files("sparkd") / "data" / name)).resolve()
+
+
+def start_thread(thread: threading.Thread) -> None:
+    """Raises BlockingIOError (EAGAIN) where the machine has no room for one more now, as with too many processes."""
+    try:
+        thread.start()
+    except RuntimeError as error:
+        raise BlockingIOError(errno.EAGAIN, str(error)) from None

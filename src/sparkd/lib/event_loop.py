@@ -24,7 +24,10 @@ class _Loop(asyncio.SelectorEventLoop):
         try:
             return socket.getaddrinfo(host, port, **{**options, "flags": numeric})
         except socket.gaierror:
-            return await super().getaddrinfo(host, port, **options)
+            try:
+                return await super().getaddrinfo(host, port, **options)
+            except RuntimeError as error:  # no thread can be started now
+                raise socket.gaierror(socket.EAI_AGAIN, str(error)) from None
 
 
 class EventLoop:

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from sparkd.lib import start_thread
 from sparkd.lib.systemd import Notifier, watchdog_seconds
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class MainLoop:
     def listen(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
+        # No reason to end: changed configuration is seen without it. Not SIG_IGN, which programs would inherit.
+        signal.signal(signal.SIGHUP, lambda _number, _frame: None)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stop_signal = number
@@ -147,7 +150,10 @@ class MainLoop:
         return False
 
     def start(self, work: Callable[[], T]) -> Future[T]:
-        """Run `work`, which may hang, in a thread of its own; its end wakes the loop."""
+        """Run `work`, which may hang, in a thread of its own; its end wakes the loop.
+
+        Where no thread can be started, the result is BlockingIOError: no look this time.
+        """
         future: Future[T] = Future()
 
         def run() -> None:
@@ -157,7 +163,11 @@ class MainLoop:
                 future.set_exception(error)
             self.wake()
 
-        threading.Thread(target=run, name="blocking-call", daemon=True).start()
+        try:
+            start_thread(threading.Thread(target=run, name="blocking-call", daemon=True))
+        except BlockingIOError as error:
+            future.set_exception(error)
+            self.wake()
         return future
 
     def run_with_timeout(self, work: Callable[[], T], seconds: float, what: str) -> T:

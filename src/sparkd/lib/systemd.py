@@ -1,8 +1,8 @@
 """systemd: messages to it, its environment variables, and the only writer to stdout, which is the journal.
 
 A slow journal must not block the main loop (watchdog) nor the engine's log reader. Lines wait in a bounded queue; those
-that do not fit are counted, and the count is written in their place. sparkd's own events are always queued: they are
-few, and a person needs them.
+that do not fit are counted, and the count is written in their place. sparkd's own events have as much room again: they
+are few, and a person needs them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Journal:
         self._thread.start()
 
     def put(self, priority: int, text: str, *, keep: bool = False) -> None:
-        """Queue one line without waiting. `keep`: never drop it, for sparkd's own events."""
+        """Queue one line without waiting. `keep`: for sparkd's own events, which have twice the room."""
         line = f"<{priority}>{text}\n".encode("utf-8", "backslashreplace")
         with self._changed:
-            if self._queued_bytes + len(line) > self._capacity_bytes and not keep:
+            if self._queued_bytes + len(line) > self._capacity_bytes * (1 + keep):
                 self._dropped += 1
                 return
             if self._dropped:

@@ -25,6 +25,7 @@ SLOW_POLL_SECONDS = 5.0
 """After the first ten seconds: what has not come by then takes longer."""
 LOOK_SECONDS = 120.0
 """For all checks together: 0.3 s on a healthy node. Beyond it a driver or a file server hangs."""
+THREADS_HINT = "see who has so many processes: ps -eLo user= | sort | uniq -c"
 MAX_ROUNDS = 4
 """Rounds of fixes. Ending strays sets segments free, so a second is common. More: something makes new ones."""
 
@@ -123,6 +124,8 @@ class Gate(Struct):
     def _examine_with_deadline(self) -> tuple[Finding, ...]:
         try:
             return self.io.loop.run_until_stop(self._examine, LOOK_SECONDS, "looking at this node")
+        except BlockingIOError as error:
+            raise BlockedError(f"no look at this node: {error}", THREADS_HINT, IDS) from None
         except TimeoutError as error:
             hint = "a driver or a file server hangs: see dmesg; where that does not help, reboot this node"
             raise BlockedError(str(error), hint, IDS) from None

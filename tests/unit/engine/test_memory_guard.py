@@ -260,6 +260,9 @@ def test_a_killed_guard_is_restarted_and_logged() -> None:
     with guarded(1) as rank:
         until(rank.watched)
         (first,) = killers()
+        os.kill(first, signal.SIGHUP)  # of a terminal that is closed
+        time.sleep(0.2)
+        assert killers() == {first}
         os.kill(first, signal.SIGKILL)
         until(lambda: killers() - {first})
         assert rank.process.poll() is None

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from tests.unit.conftest import Said
 from tests.unit.nodes import network, until
 
+from sparkd.lib.event_loop import _Loop
 from sparkd.lib.main_loop import MainLoop, StopRequested
 from sparkd.lib.systemd import Notifier
 
@@ -34,7 +38,7 @@ def pipe() -> Iterator[tuple[int, int]]:
 @pytest.fixture
 def signals() -> Iterator[None]:
     """Their handlers are as before afterwards."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -84,6 +88,30 @@ def test_sigterm_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tu
     begun = time.monotonic()
     assert main.wait_fd_uninterruptible(0.2, pipe[0]) is False
     assert time.monotonic() - begun >= 0.2
+
+
+def test_a_hangup_ends_nothing_and_programs_that_it_starts_do_not_ignore_it(main: MainLoop, signals: None) -> None:
+    main.listen()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGHUP)).start()
+    assert main.wait(0.3) is False
+    with subprocess.Popen(["sleep", "60"]) as program:
+        program.send_signal(signal.SIGHUP)
+    assert program.returncode == -signal.SIGHUP
+
+
+def test_where_no_thread_can_be_started_a_call_fails_for_now(main: MainLoop, no_thread: None) -> None:
+    begun = time.monotonic()
+    with pytest.raises(BlockingIOError):
+        main.run_with_timeout(list, 5, "a call")
+    with pytest.raises(BlockingIOError):
+        main.run_until_stop(list, 5, "a call")
+    assert time.monotonic() - begun < 1
+
+
+def test_where_no_thread_can_be_started_a_name_is_not_resolved_for_now(no_thread: None) -> None:
+    loop = _Loop()
+    with closing(loop), pytest.raises(socket.gaierror):
+        loop.run_until_complete(loop.create_connection(asyncio.Protocol, "a.name.invalid", 1))
 
 
 def test_a_blocking_call_runs_while_the_watchdog_is_fed(said: Said) -> None:

@@ -131,6 +131,11 @@ def test_a_healthy_node_is_admitted_and_nothing_is_touched(machine: Machine) -> 
     assert machine.events[-1][0] == "preflight.gate.passed"
 
 
+def test_a_node_without_room_for_a_thread_is_blocked_until_there_is_some(machine: Machine, no_thread: None) -> None:
+    with pytest.raises(BlockedError, match=r"no look at this node: .*thread"):
+        machine.gate().admit()
+
+
 def test_strays_are_ended_and_then_what_they_left_is_unlinked(machine: Machine) -> None:
     machine.orphan()
     admission = machine.gate().admit()

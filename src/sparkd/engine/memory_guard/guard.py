@@ -12,6 +12,7 @@ from pathlib import Path
 
 import sparkd
 from sparkd.engine.memory_guard.killer import KILLED, LOCKED, MIB, UNLOCKED
+from sparkd.lib import start_thread
 from sparkd.lib.errors import MemoryGuardError
 from sparkd.lib.log import Events
 
@@ -44,7 +45,7 @@ class MemoryGuard:
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        start_thread(self._thread)
 
     @property
     def over(self) -> bool:

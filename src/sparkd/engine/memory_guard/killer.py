@@ -167,6 +167,7 @@ def _lock() -> str:
 def main() -> int:
     floor_bytes, rank, proc = int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     gc.disable()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     meter, samples = Meter(proc), Samples()
     # Run all code of a kill once, so that it is in memory before the lock.
     tried = Samples()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import pytest
 from tests.tree import Tree
@@ -53,6 +55,11 @@ class Target:
     def connect(self, source: str) -> socket.socket:
         return socket.create_connection((OWN, self.port), 5, (source, 0))
 
+    def get(self, path: str) -> bytes:
+        with self.connect(PEER) as sock:
+            sock.sendall(request(path, challenge_of(sock)))
+            return message(sock)
+
     def send(self, data: bytes, source: str = PEER) -> bytes:
         return passed_on(data, OWN, self.port, source)
 
@@ -77,11 +84,21 @@ def target(tree: Tree, port: int) -> Iterator[Target]:
         yield made
 
 
-def request(path: str, *, key: bytes = KEY, to: str = OWN, nonce: str = "", signed_path: str = "") -> bytes:
+def request(
+    path: str, challenge: str = "", *, key: bytes = KEY, to: str = OWN, nonce: str = "", signed_path: str = ""
+) -> bytes:
     nonce = nonce or new_nonce()
-    signature = sign_request(key, nonce, to, signed_path or path)
+    signature = sign_request(key, challenge, nonce, to, signed_path or path)
     lines = (f"GET {path} HTTP/1.1", "Host: a", f"Sparkd-Nonce: {nonce}", f"Sparkd-Signature: {signature}", "", "")
     return "\r\n".join(lines).encode()
+
+
+def challenge_of(sock: socket.socket) -> str:
+    """Of a connection, by its refusal of a request that nobody has signed."""
+    sock.sendall(b"GET /report HTTP/1.1\r\nHost: a\r\n\r\n")
+    found = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", message(sock))
+    assert found is not None
+    return found[1].decode()
 
 
 @pytest.mark.parametrize(
@@ -92,42 +109,51 @@ def request(path: str, *, key: bytes = KEY, to: str = OWN, nonce: str = "", sign
         b"GET /report HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: 1\r\nSparkd-Signature: \xff\r\n\r\n",
         b"GET /plan HTTP/1.1\r\nHost: a\r\n\r\n",
         b"GET /nothing HTTP/1.1\r\nHost: a\r\n\r\n",
-        request("/report", key=OTHER_KEY),
-        request("/report", to=OTHER_PEER),
-        request("/plan", signed_path="/report"),
-        request("/report?known=x", signed_path="/report"),
-        request("/report", nonce="n" * 65),
+        partial(request, "/report", key=OTHER_KEY),
+        partial(request, "/report", to=OTHER_PEER),
+        partial(request, "/plan", signed_path="/report"),
+        partial(request, "/report?known=x", signed_path="/report"),
+        partial(request, "/report", nonce="n" * 65),
+        request("/report", "0" * 32),
     ],
-    ids=["none", "empty", "bytes", "plan", "nothing", "key", "address", "path", "query", "nonce"],
+    ids=["none", "empty", "bytes", "plan", "nothing", "key", "address", "path", "query", "nonce", "challenge"],
 )
-def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(target: Target, data: bytes) -> None:
-    head, _, body = target.send(data).partition(b"\r\n\r\n")
+def test_who_has_not_signed_this_request_gets_401_and_learns_nothing(
+    target: Target, data: bytes | Callable[[str], bytes]
+) -> None:
+    with target.connect(PEER) as sock:
+        challenge = challenge_of(sock)
+        sock.sendall(data if isinstance(data, bytes) else data(challenge))
+        head, _, body = message(sock).partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 401 ")
     assert body == b""
     assert b"signature" not in head.lower()
     assert b"sparkd" not in head.lower()
 
 
-def test_a_stranger_gets_401_even_with_the_key(target: Target) -> None:
-    assert target.send(request("/report"), STRANGER).startswith(b"HTTP/1.1 401 ")
-    assert target.send(request("/report")).startswith(b"HTTP/1.1 200 ")
+def test_a_stranger_gets_401_and_no_challenge(target: Target) -> None:
+    answer = target.send(request("/report"), STRANGER)
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"www-authenticate" not in answer.lower()
+    assert target.get("/report").startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_request_that_was_recorded_gives_the_same_page_again_under_the_same_nonce_and_no_other_page(
-    target: Target,
-) -> None:
-    recorded = request("/report")
-    first = target.send(recorded)
-    assert first.startswith(b"HTTP/1.1 200 ")
-    assert target.send(recorded) == first
-    # What it gets is signed for a nonce that nobody waits for any more: no reader believes it.
-    for page in (b"/plan", b"/report?known=x"):
-        assert target.send(recorded.replace(b"/report", page)).startswith(b"HTTP/1.1 401 ")
+def test_a_request_that_was_recorded_is_worthless_on_another_connection_and_for_another_page(target: Target) -> None:
+    with target.connect(PEER) as first, target.connect(PEER) as second:
+        recorded = request("/report", challenge_of(first))
+        first.sendall(recorded)
+        assert message(first).startswith(b"HTTP/1.1 200 ")
+        challenge_of(second)
+        second.sendall(recorded)
+        assert message(second).startswith(b"HTTP/1.1 401 ")
+        for page in (b"/plan", b"/report?known=x"):
+            first.sendall(recorded.replace(b"/report", page))
+            assert message(first).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_page_that_is_not_there_is_signed_too(target: Target) -> None:
     for page in ("/plan", "/nothing", "/"):
-        answer = target.send(request(page))
+        answer = target.get(page)
         assert answer.startswith(b"HTTP/1.1 404 ")
         assert b"Sparkd-Signature: " in answer
 
@@ -212,8 +238,8 @@ def hogged(target: Target, source: str, data: bytes) -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"GET /report HTTP/1.1\r\nHost: a\r\n", request("/report", key=OTHER_KEY)],
-    ids=["silent", "slow", "unsigned"],
+    [b"", b"GET /report HTTP/1.1\r\nHost: a\r\n", request("/report", "0" * 32)],
+    ids=["silent", "slow", "recorded on another connection"],
 )
 def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_news(target: Target, data: bytes) -> None:
     with hogged(target, PEER, data):
@@ -227,7 +253,7 @@ def test_who_takes_all_connections_of_a_nodes_address_keeps_its_agent_from_no_ne
     with ExitStack() as stack:
         places = [stack.enter_context(target.connect(PEER)) for _ in range(Limits().per_source - 1)]
         for one in places:
-            one.sendall(request("/report"))
+            one.sendall(request("/report", challenge_of(one)))
             assert message(one).startswith(b"HTTP/1.1 200 ")
     target.news_come()
 

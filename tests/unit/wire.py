@@ -33,6 +33,18 @@ def passed_on(request: bytes, address: str, port: int, source: str = "") -> byte
         return message(sock)
 
 
+@contextmanager
+def relay(address: str, port: int) -> Iterator[Callable[[bytes], bytes]]:
+    """Passes requests on, all of them on one connection."""
+    with socket.create_connection((address, port), 10) as sock:
+
+        def pass_on(request: bytes) -> bytes:
+            sock.sendall(request)
+            return message(sock)
+
+        yield pass_on
+
+
 def http(body: bytes, *headers: bytes, status: int = 200) -> bytes:
     lines = (b"HTTP/1.1 %d x" % status, b"Content-Length: %d" % len(body), *headers)
     return b"\r\n".join(lines) + END + body

@@ -5,8 +5,9 @@ key is accepted. To change keys without a break, put the new key above the old o
 the old one. In between, a node repeats a request with the old key where the new one is refused, and an answer is
 signed with the key of its request.
 
-Each request has a fresh nonce, so an old answer is worthless, and no clock takes part. The signature covers the address
-of the serving node: one node's answer can't be passed off as another's.
+Each request has a fresh nonce, so an old answer is worthless, and no clock takes part. Each connection has a challenge,
+sent with the 401 to a first request, with which the next ones are signed: an old request is worthless on any other. The
+signature covers the address of the serving node: one node's answer can't be passed off as another's.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from threading import Lock
 from sparkd.host.files import FileFacts, Files, Kind
 from sparkd.lib.errors import AwaitedError, ConfigError
 
+CHALLENGE_HEADER = "WWW-Authenticate"
 NONCE_HEADER = "Sparkd-Nonce"
 SIGNATURE_HEADER = "Sparkd-Signature"
 MAX_KEYS = 4
 LIMIT_BYTES = 4096
 
 # Part of each signature: no request can be taken for an answer.
-_REQUEST = "sparkd request 1"
+_REQUEST = "sparkd request 2"
 _ANSWER = "sparkd answer 1"
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
@@ -39,9 +41,12 @@ def new_nonce() -> str:
     return os.urandom(16).hex()
 
 
-def sign_request(key: bytes, nonce: str, to: str, path: str) -> str:
-    """Hex. `to` is the serving node's fabric address as in the settings; `path` includes the query."""
-    return _mac(key, _REQUEST, nonce, to, path)
+def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> str:
+    """Hex. `challenge` is the connection's; `to` is the serving node's fabric address as in the settings.
+
+    `path` includes the query.
+    """
+    return _mac(key, _REQUEST, challenge, nonce, to, path)
 
 
 def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:

@@ -18,7 +18,15 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, new_nonce, sign_answer, sign_request, signatures_match
+from sparkd.cluster.auth import (
+    CHALLENGE_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    new_nonce,
+    sign_answer,
+    sign_request,
+    signatures_match,
+)
 from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
 from sparkd.lib.text import sanitize
 from sparkd.status.model import Contact, NodeReport, PeerStatus, clock_ahead, parse, utc_now
@@ -59,6 +67,51 @@ class Source(Struct, frozen=True):
         return self.hold_seconds + self.answer_seconds
 
 
+class SignedClient:
+    """Of one peer, for one request at a time."""
+
+    def __init__(self, source: Source, keys: Callable[[], tuple[bytes, ...]]) -> None:
+        host = f"[{source.address}]" if ":" in source.address else source.address
+        self._client = HttpClient(f"http://{host}:{source.port}", local_address=source.own_address)
+        self.close = self._client.close
+        self._source = source
+        self._keys = keys
+        self._challenge = ""
+        """Of the last connection."""
+
+    async def request(self, path: str) -> Response:
+        """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
+        for key in self._keys():  # while keys change, the peer may have only the old one
+            answer = await self._request_with(key, path)
+            if answer.status == 401 and self._replaced_challenge(answer):
+                answer = await self._request_with(key, path)
+            if answer.status != 401:
+                return answer
+        what = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
+        raise UnsignedError(f"it refuses this node: {what} must be the same on all nodes")
+
+    def _replaced_challenge(self, refusal: Response) -> bool:
+        """Whether a new connection was the reason of a refusal."""
+        before, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
+        return self._challenge not in ("", before)
+
+    async def _request_with(self, key: bytes, path: str) -> Response:
+        nonce, address = new_nonce(), self._source.address
+        signature = sign_request(key, self._challenge, nonce, address, path)
+        answer = await self._client.request(
+            path,
+            self._source.patience_seconds,
+            headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: signature},
+            connect_seconds=CONNECT_SECONDS,
+        )
+        expected = sign_answer(key, nonce, address, path, answer.status, answer.body)
+        found = answer.headers.get(SIGNATURE_HEADER.lower(), "")
+        if answer.status != 401 and not signatures_match(expected, found):
+            what = "cluster.key_file must be the same on all nodes"
+            raise UnsignedError(f"its answer is not signed with this node's key; {what}")
+        return answer
+
+
 class PeerReader:
     """`status` may be read from any thread; `wake` is called at each change and at each failure."""
 
@@ -67,14 +120,10 @@ class PeerReader:
         self.heard_at: float | None = None
         """Monotonic time of the last valid answer. Set before `status`; read after it."""
         self._source = source
-        self._keys = keys
         self._wake = wake
         self._known = ""
-        self._client = self._new_client()
-
-    def _new_client(self) -> HttpClient:
-        host = f"[{self._source.address}]" if ":" in self._source.address else self._source.address
-        return HttpClient(f"http://{host}:{self._source.port}", local_address=self._source.own_address)
+        self._keys = keys
+        self._client = SignedClient(source, keys)
 
     async def run(self) -> None:
         failed = False
@@ -92,7 +141,7 @@ class PeerReader:
     async def _read_once(self) -> bool:
         """Whether a valid answer came."""
         try:
-            answer = await self._request_signed(self._client, f"/report?known={self._known}")
+            answer = await self._client.request(f"/report?known={self._known}")
             if answer.status == 404:
                 raise HttpError("it has no report yet")
             report = parse_peer_report(answer.body, self._source.rank) if answer.status == 200 else None
@@ -140,35 +189,14 @@ class PeerReader:
 
     async def plan_values(self) -> bytes:
         """The peer's plan values, unparsed. Raises HttpError or UnsignedError."""
-        client = self._new_client()
+        client = SignedClient(self._source, self._keys)
         try:
-            answer = await self._request_signed(client, "/plan")
+            answer = await client.request("/plan")
         finally:
             await client.close()
         if answer.status != 200:
             raise HttpError(f"HTTP {answer.status}")
         return answer.body
-
-    async def _request_signed(self, client: HttpClient, path: str) -> Response:
-        """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
-        address = self._source.address
-        for key in self._keys():  # while keys change, the peer may have only the old one
-            nonce = new_nonce()
-            answer = await client.request(
-                path,
-                self._source.patience_seconds,
-                headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: sign_request(key, nonce, address, path)},
-                connect_seconds=CONNECT_SECONDS,
-            )
-            if answer.status == 401:
-                continue
-            signature = sign_answer(key, nonce, address, path, answer.status, answer.body)
-            if not signatures_match(signature, answer.headers.get(SIGNATURE_HEADER.lower(), "")):
-                raise UnsignedError(
-                    "its answer is not signed with this node's key; cluster.key_file must be the same on all nodes"
-                )
-            return answer
-        raise UnsignedError("it refuses this node: cluster.key_file and cluster.nodes must be the same on all")
 
 
 def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:

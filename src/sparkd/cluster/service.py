@@ -18,7 +18,15 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, KeyRing, sign_answer, sign_request, signatures_match
+from sparkd.cluster.auth import (
+    CHALLENGE_HEADER,
+    NONCE_HEADER,
+    SIGNATURE_HEADER,
+    KeyRing,
+    sign_answer,
+    sign_request,
+    signatures_match,
+)
 from sparkd.cluster.client import PeerReader, Source
 from sparkd.cluster.membership import NodeContext
 from sparkd.host import Host
@@ -67,7 +75,7 @@ class PeerApi(Struct):
         nonce = request.headers.get(NONCE_HEADER.lower(), "")
         key = self._find_key(request, nonce) if 0 < len(nonce) <= NONCE_LIMIT else None
         if key is None:
-            return Response(401)
+            return Response(401, headers=((CHALLENGE_HEADER, request.challenge),))
         path, body = urlsplit(request.path), b""
         if path.path == "/report" and self._report:
             known = parse_qs(path.query).get("known", [""])[0]
@@ -87,7 +95,8 @@ class PeerApi(Struct):
         """The key of the request's signature, any of the file's keys; None where it is signed with none."""
         found = request.headers.get(SIGNATURE_HEADER.lower(), "")
         for key in self.keys():
-            if signatures_match(sign_request(key, nonce, self.own_address, request.path), found):
+            expected = sign_request(key, request.challenge, nonce, self.own_address, request.path)
+            if signatures_match(expected, found):
                 return key
         return None
 

@@ -32,11 +32,15 @@ SILENT = Logger("uvicorn", CRITICAL)
 
 
 class Request(NamedTuple):
-    """A GET without a body. `source`: the client's IP. `path` includes the query. Names of headers are lower-case."""
+    """A GET without a body. `source`: the client's IP. `path` includes the query. Names of headers are lower-case.
+
+    `challenge`: random, the same for all requests of one connection.
+    """
 
     source: str
     path: str
     headers: Mapping[str, str]
+    challenge: str = ""
 
 
 class Response(NamedTuple):
@@ -93,6 +97,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.logger = SILENT
         self.source = ""
         self.served = False
+        self.challenge = os.urandom(16).hex()
         self._server = server
         self._limits = server.limits
         self._deadline: asyncio.TimerHandle | None = None
@@ -188,7 +193,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         headers = {name.decode("ascii"): value.decode("latin-1") for name, value in self.headers}
         try:
             async with asyncio.timeout(self._limits.handler_seconds):
-                return await self._server.handle(Request(self.source, target.decode("ascii"), headers))
+                return await self._server.handle(Request(self.source, target.decode("ascii"), headers, self.challenge))
         except TimeoutError:
             raise RuntimeError("no answer in time") from None
 

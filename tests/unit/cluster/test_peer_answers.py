@@ -21,14 +21,14 @@ from tests.unit.nodes import (
     served,
     until,
 )
-from tests.unit.wire import answering, dripped, http, passed_on
+from tests.unit.wire import answering, dripped, http, relay
 
 from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
 from sparkd.lib.http_connection import Handler, Request, Response
 from sparkd.status.model import Contact, dump
 
 KEYS = "cluster.key_file must be the same on all nodes"
-REFUSES = "it refuses this node: cluster.key_file and cluster.nodes must be the same on all"
+REFUSES = "it refuses this node: cluster.key_file must be the same on all nodes"
 ANSWER_SECONDS = 0.6
 PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
 
@@ -65,15 +65,28 @@ def test_nodes_with_different_keys_learn_nothing_of_each_other() -> None:
                 assert reader.heard_at is None
 
 
+def test_a_refusal_without_a_challenge_is_of_another_version_or_cluster() -> None:
+    async def refuse(_: Request) -> Response:
+        return Response(401)
+
+    with served("127.0.0.2", refuse) as server, reading("127.0.0.2", server.port) as reader:
+        why = "it refuses this node: cluster.nodes and the version of sparkd must be the same on all nodes"
+        assert contact_of(reader, Contact.UNSIGNED) == why
+
+
 def test_an_answer_that_was_recorded_is_not_believed_a_second_time(one: Node) -> None:
-    recorded: list[bytes] = []
+    answers: list[bytes] = []
 
     def answer(request: bytes) -> Iterable[bytes]:
-        if not recorded:
-            recorded.append(passed_on(request, "127.0.0.2", one.port))
-        return (recorded[0],)
+        if len(answers) < 2:  # the first one brings the challenge
+            answers.append(pass_on(request))
+        return (answers[-1],)
 
-    with answering("127.0.0.2", answer) as port, reading("127.0.0.2", port) as reader:
+    with (
+        relay("127.0.0.2", one.port) as pass_on,
+        answering("127.0.0.2", answer) as port,
+        reading("127.0.0.2", port) as reader,
+    ):
         until(lambda: reader.heard_at is not None)
         heard_at = reader.heard_at
         assert contact_of(reader, Contact.UNSIGNED) == f"its answer is not signed with this node's key; {KEYS}"
@@ -86,7 +99,8 @@ def test_an_answer_of_one_node_is_not_believed_as_another_ones() -> None:
     with node("127.0.0.2") as other:
         other.publish(report(2))
         with (
-            answering("127.0.0.3", lambda request: (passed_on(request, "127.0.0.2", other.port),)) as port,
+            relay("127.0.0.2", other.port) as pass_on,
+            answering("127.0.0.3", lambda request: (pass_on(request),)) as port,
             reading("127.0.0.3", port, rank=2) as reader,
         ):
             assert contact_of(reader, Contact.UNSIGNED) == REFUSES
@@ -103,11 +117,13 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[byt
     with node("127.0.0.2") as one:
         one.publish(report(message="standby"))
 
-        def answer(request: bytes) -> Iterable[bytes]:
-            return (passed_on(request, "127.0.0.2", one.port).replace(*change, 1),)
-
-        with answering("127.0.0.2", answer) as port, reading("127.0.0.2", port) as reader:
-            contact_of(reader, Contact.UNSIGNED)
+        with (
+            relay("127.0.0.2", one.port) as pass_on,
+            answering("127.0.0.2", lambda request: (pass_on(request).replace(*change, 1),)) as port,
+            reading("127.0.0.2", port) as reader,
+        ):
+            said = contact_of(reader, Contact.UNSIGNED)
+            assert said == f"its answer is not signed with this node's key; {KEYS}"
             assert reader.status.report is None
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -30,7 +30,7 @@ from tests.unit.nodes import (
     served,
     until,
 )
-from tests.unit.wire import answering, passed_on
+from tests.unit.wire import answering, relay
 
 from sparkd.cluster.client import PeerReader, Source, UnsignedError
 from sparkd.lib.http_client import HttpError
@@ -200,14 +200,12 @@ def test_a_frozen_node_is_silent_keeps_its_last_report_and_is_heard_again_and_re
 
 
 def test_one_lost_connection_is_no_silence(one: Node) -> None:
-    lost = iter([False, True, False, True, False])
-
-    def answer(request: bytes) -> Iterable[bytes]:
-        return () if next(lost, False) else (passed_on(request, "127.0.0.2", one.port),)
+    lost = iter([False, False, True, False, True, False])  # the first one brings the challenge
 
     contacts: list[Contact] = []
     with (
-        answering("127.0.0.2", answer) as port,
+        relay("127.0.0.2", one.port) as pass_on,
+        answering("127.0.0.2", lambda request: () if next(lost, False) else (pass_on(request),)) as port,
         reading("127.0.0.2", port, wake=lambda: contacts.append(source.status.contact)) as source,
     ):
         until(lambda: len(contacts) >= 3)

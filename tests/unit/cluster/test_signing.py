@@ -8,17 +8,17 @@ import pytest
 from sparkd.cluster.auth import new_nonce, sign_answer, sign_request, signatures_match
 
 KEY, OTHER = b"k" * 32, b"o" * 32
-REQUEST = (KEY, "nonce", "10.0.0.2", "/report?known=x")
+REQUEST = (KEY, "challenge", "nonce", "10.0.0.2", "/report?known=x")
 ANSWER = (KEY, "nonce", "10.0.0.2", "/report", 200, b"body")
 
 
 def test_a_request_is_signed_by_hmac_sha256_over_parts_with_their_lengths_before_them() -> None:
-    parts = (b"sparkd request 1", b"nonce", b"10.0.0.2", b"/report?known=x")
+    parts = (b"sparkd request 2", b"challenge", b"nonce", b"10.0.0.2", b"/report?known=x")
     text = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
     assert sign_request(*REQUEST) == hmac.new(KEY, text, hashlib.sha256).hexdigest()
 
 
-@pytest.mark.parametrize("place", range(4))
+@pytest.mark.parametrize("place", range(5))
 def test_every_part_of_a_request_counts(place: int) -> None:
     changed = list(REQUEST)
     changed[place] = OTHER if place == 0 else "another"
@@ -32,12 +32,12 @@ def test_every_part_of_an_answer_counts(place: int, value: object) -> None:
 
 
 def test_no_byte_can_move_from_one_part_to_the_next() -> None:
-    assert sign_request(KEY, "ab", "c", "/") != sign_request(KEY, "a", "bc", "/")
+    assert sign_request(KEY, "", "ab", "c", "/") != sign_request(KEY, "a", "b", "c", "/")
     assert sign_answer(KEY, "n", "a", "/", 200, b"1") != sign_answer(KEY, "n", "a", "/", 2001, b"")
 
 
 def test_no_request_is_an_answer() -> None:
-    assert sign_answer(KEY, "n", "a", "/", 200, b"") != sign_request(KEY, "n", "a", "/")
+    assert sign_answer(KEY, "n", "a", "/", 200, b"") != sign_request(KEY, "", "n", "a", "/")
 
 
 def test_only_the_exact_signature_matches() -> None:

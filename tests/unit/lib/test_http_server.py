@@ -30,6 +30,7 @@ from tests.unit.http_clients import (
     simple,
 )
 from tests.unit.nodes import network, until
+from tests.unit.wire import message
 
 from sparkd.lib.http_connection import Request, Response
 from sparkd.lib.http_server import HttpServer
@@ -47,7 +48,22 @@ def test_a_handler_gets_source_path_with_query_and_headers_in_lower_case() -> No
     request = b"GET /report?known=a%20b HTTP/1.1\r\nHost: a\r\nSparkd-Nonce: Xy\r\n\r\n"
     with serving(handle) as server:
         assert fetch(server, request, "127.0.0.9") == (200, BODY)
-    assert seen == [Request("127.0.0.9", "/report?known=a%20b", {"host": "a", "sparkd-nonce": "Xy"})]
+    challenge = seen[0].challenge
+    assert seen == [Request("127.0.0.9", "/report?known=a%20b", {"host": "a", "sparkd-nonce": "Xy"}, challenge)]
+
+
+def test_each_connection_has_a_challenge_of_its_own() -> None:
+    async def handle(request: Request) -> Response:
+        return Response(200, request.challenge.encode())
+
+    with serving(handle) as server:
+        with connect(server) as sock:
+            found = []
+            for _ in range(2):
+                sock.sendall(GET)
+                found.append(message(sock).rpartition(b"\r\n")[2])
+        assert found[0] == found[1]
+        assert fetch(server, GET)[1] not in (found[0], b"")
 
 
 def test_an_answer_has_its_type_and_the_handlers_headers_but_no_server_header() -> None:

@@ -160,7 +160,7 @@ class SparkdNode:
             "engine": " ".join(map(str, engine)),
             "containers": self.node.run("docker", "ps", "--all", "--no-trunc", "--format", "{{.ID}} {{.State}}").stdout,
             "files": self.node.sh(
-                "ls -l --time-style=full-iso /etc/sparkd /var/lib/sparkd /run/sparkd/launch.sh"
+                "ls -l --time-style=full-iso /etc/sparkd /var/lib/sparkd /run/sparkd/private/launch.sh"
             ).stdout,
             "segments": self.node.sh("ls /dev/shm").stdout,
             "sysctl": self.node.sh("cat /proc/sys/vm/drop_caches").stdout,

@@ -85,7 +85,12 @@ def test_mounts_are_read_only_except_caches_of_this_image(serving: SparkdNode) -
     mounts = serving.node.run("docker", "inspect", "--format", row, "sparkd-rank0").stdout.splitlines()
     assert "/srv/models /models ro" in mounts
     assert "/srv/extra /extra ro" in mounts
-    assert "/run/sparkd/launch.sh /run/sparkd-launch.sh ro" in mounts
+    assert "/run/sparkd/private/launch.sh /run/sparkd-launch.sh ro" in mounts
+    nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "cat")
+    serving.node.run("docker", "exec", "--user=65534", "sparkd-rank0", "cat", "/run/sparkd-launch.sh")
+    assert "Permission denied" in serving.node.run(*nobody, "/run/sparkd/private/launch.sh", check=False).stderr
+    serving.node.run(*nobody, "/run/sparkd/report.json", "/run/sparkd/owner.json")
+    assert serving.node.run("stat", "--format=%a", f"/var/lib/sparkd/cache/{image}").stdout.strip() == "700"
     assert f"/var/lib/sparkd/cache/{image}/vllm /root/.cache/vllm rw" in mounts
     assert f"/var/lib/sparkd/cache/{image}/cuda /root/.nv/ComputeCache rw" in mounts, "a folder that the image lacks"
     assert len([one for one in mounts if "/var/lib/sparkd/cache/" in one]) == 2, "tiny-cpu leaves the others out"
@@ -133,7 +138,7 @@ def test_a_key_works_and_is_never_shown(serving: SparkdNode) -> None:
             serving.node.run("sparkd", "plan").stdout,
             serving.node.run("sparkd", "plan", "--json").stdout,
             serving.node.run("sparkd", "config", "show").stdout,
-            serving.node.sh("cat /run/sparkd/report.json /run/sparkd/launch.sh /var/lib/sparkd/*.json").stdout,
+            serving.node.sh("cat /run/sparkd/report.json /run/sparkd/private/launch.sh /var/lib/sparkd/*.json").stdout,
             serving.node.run("systemctl", "status", HEAD).stdout,
         )
     )

@@ -34,7 +34,7 @@ from sparkd.host.processes import (
 )
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
-from sparkd.plan.script import RAY_TOKEN_FILE
+from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.preflight.fixes import (
     Applied,
     CompactMemory,
@@ -166,10 +166,12 @@ class Actions:
     def launch(self, plan: LaunchPlan, labels: dict[str, str], ray_token: str = "") -> Rank:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
-        script = self._run / "launch.sh"
+        (self._run / "launch.sh").unlink(missing_ok=True)  # of an earlier version, readable for all
+        script = Path(self._host.files.real(SCRIPT_FILE))
+        script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(script, plan.script, 0o644, durable=False)
         if plan.on_ray:
-            files.write(self._run / RAY_TOKEN_FILE, ray_token, 0o600, durable=False)
+            files.write(script.with_name(RAY_TOKEN_FILE), ray_token, 0o600, durable=False)
 
         def start() -> Rank:
             gpu: docker_config.GpuAccess | None = None

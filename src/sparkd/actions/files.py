@@ -80,10 +80,14 @@ class Pruned(Struct, frozen=True):
     """Why it could not be removed; empty where it was."""
 
 
-def make_cache_folder(image_id: str, name: str) -> Path:
-    """The folder, made on first use; marks the image as used now."""
-    found = Path(caches.path(image_id, name))
+def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> Path:
+    """The folder, made on first use; marks the image as used now.
+
+    A container may open its folder to all, and the next one runs what is in it: only root gets there.
+    """
+    found = root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")
     found.mkdir(mode=0o755, parents=True, exist_ok=True)
+    found.parent.chmod(0o700)
     os.utime(found.parent)
     return found
 

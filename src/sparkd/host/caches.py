@@ -47,6 +47,8 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
         facts = files.stat(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         return Folder(path, "missing" if isinstance(error, FileNotFoundError) else "something else")
+    except PermissionError:  # for a user who is not root
+        return Folder(path, "folder", whole=False)
     if facts.kind is not Kind.FOLDER:
         return Folder(path, facts.kind.value)
     count, size, whole = _walked(files.real(path), most)

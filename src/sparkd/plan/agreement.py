@@ -46,7 +46,7 @@ HIDDEN = "set, not compared"
 
 _SECRET = re.compile(r"secret|passw|passphrase|credential|token(?!i)|key", re.IGNORECASE)
 _COUNTED = re.compile(r"tokens", re.IGNORECASE)
-_WITH_PASSWORD = re.compile(r"://[^/\s]*@")
+_WITH_SECRET = re.compile(r"://[^/\s]*@|\b(?:hf_|sk-|nvapi-)[\w-]{16}|--(?:api-key|password)[ =]")
 
 
 class Agreement(Struct, frozen=True):
@@ -119,10 +119,10 @@ def _without_secrets(value: JsonValue) -> JsonValue:
 
 
 def _is_secret(name: str, value: JsonValue) -> bool:
-    """Whether the name (HF_TOKEN) or a password in a URL marks a secret. `max-num-batched-tokens = 16384` is none."""
+    """Whether the name (HF_TOKEN) or the text (a password in a URL) marks it. `max-num-batched-tokens` is none."""
     if value is None or isinstance(value, bool):
         return False
-    if isinstance(value, str) and _WITH_PASSWORD.search(value):
+    if isinstance(value, str) and _WITH_SECRET.search(value):
         return True
     if isinstance(value, int | float) or (isinstance(value, str) and value.isdecimal()):
         name = _COUNTED.sub("", name)

@@ -53,7 +53,7 @@ class LaunchPlan(Struct, frozen=True):
     """The recipe's container with the model's mount as its first volume."""
     caches: tuple[Cache, ...]
     script: str
-    """Text of /run/sparkd/launch.sh."""
+    """Text of the launch script."""
     user_script: str
     """Host path of `engine.script`; empty for a generated script."""
     model_path: str

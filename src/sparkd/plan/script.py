@@ -18,10 +18,12 @@ from sparkd.plan.model import Node, Secret
 if TYPE_CHECKING:
     from sparkd.recipes.schema import Lines
 
+SCRIPT_FILE = "/run/sparkd/private/launch.sh"
+"""In a folder of root's: the image's user has it mounted and may read it, and no other."""
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
-RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # in /run/sparkd, for root alone
+RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # beside the script, for root alone
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 ASSERT_FAILED = 64
 """Exit code of both programs when the image fails an assertion."""

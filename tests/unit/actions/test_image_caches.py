@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.actions.files import DOOMED, Pruned, prune_caches
+from sparkd.actions.files import DOOMED, Pruned, make_cache_folder, prune_caches
 
 IMAGES = tuple(f"{number:064x}" for number in range(6))
 
@@ -86,3 +86,10 @@ def test_nothing_else_is_touched(root: Path, tmp_path: Path) -> None:
 
 def test_no_cache_is_nothing_to_do(tmp_path: Path) -> None:
     assert list(prune_caches(IMAGES[0], (), tmp_path / "none")) == []
+
+
+def test_only_root_gets_to_what_a_container_opens_to_all(root: Path) -> None:
+    made = make_cache_folder(f"sha256:{IMAGES[0]}", "vllm", root)
+    made.chmod(0o777)
+    assert make_cache_folder(f"sha256:{IMAGES[0]}", "vllm", root) == made
+    assert made.parent.stat().st_mode & 0o777 == 0o700

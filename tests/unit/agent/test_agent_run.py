@@ -183,7 +183,9 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     assert "engine| " in journal
     assert world.last_exit == End(STOPPED, ExitCode.GOOD, at=world.last_exit.at, cause="stop-requested")
     assert world.phase == "stopped"
-    assert "vllm serve" in (world.tree.root / "run/sparkd/launch.sh").read_text()
+    script = world.tree.root / "run/sparkd/private/launch.sh"
+    assert "vllm serve" in script.read_text()
+    assert (script.parent.stat().st_mode & 0o777, script.stat().st_mode & 0o777) == (0o700, 0o644)
 
 
 def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World, said: Said) -> None:

@@ -52,6 +52,12 @@ def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
     assert "$" not in unit
 
 
+def test_each_service_makes_files_for_root_alone_where_no_mode_is_said() -> None:
+    services = {path: text for path, text in units.package_units().items() if path.endswith(".service")}
+    assert len(services) == 3
+    assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 3
+
+
 def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:
     unit = units.render("head")
     assert lines(unit, "Restart") == ["always"]

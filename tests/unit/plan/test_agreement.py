@@ -172,6 +172,8 @@ def test_an_image_that_may_differ_stays_in_the_table_and_out_of_the_digest() -> 
         ("DbPassword", "1234", agreement.HIDDEN),
         ("some_secret", 1234, agreement.HIDDEN),
         ("proxy", "http://me:hunter2@proxy:3128", agreement.HIDDEN),
+        ("extra", "--port 1 --api-key=hunter2", agreement.HIDDEN),
+        ("extra", "login hf_AbCdEfGhIjKlMnOpQr", agreement.HIDDEN),
         ("kv", {"token": "hunter2", "tokens": 5, "in": [{"api_key": "x"}]}, {"in": [{"api_key": 0}], "tokens": 5}),
         ("kv", ' {"token": "hunter2"}', {"token": 0}),
         ("max-num-batched-tokens", 16384, "16384"),

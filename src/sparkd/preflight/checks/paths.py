@@ -13,6 +13,7 @@ from sparkd.host import Host
 from sparkd.host.files import FileFacts, Files, Kind
 from sparkd.host.units import Unit, parse_assignments
 from sparkd.plan.model import LaunchPlan
+from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
@@ -114,7 +115,6 @@ def _find_program(program: str, files: Files) -> str:
 
 
 NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
-LAUNCH_SCRIPT = "/run/sparkd/launch.sh"
 
 
 class WantedDropIn(Struct, frozen=True):
@@ -167,7 +167,7 @@ the engine. A missing model shows only after a minute of imports. This check ins
 
     def probe(self, host: Host) -> ScriptFacts:
         files, unit, wanted = host.files, host.unit(self.unit), self.drop_in
-        launch_script = _stat(files, LAUNCH_SCRIPT)
+        launch_script = _stat(files, SCRIPT_FILE)
         of_unit, unknown = paths_of_unit(unit, files) if unit else ((), ())
         return ScriptFacts(
             unit=self.unit,
@@ -190,8 +190,8 @@ the engine. A missing model shows only after a minute of imports. This check ins
         for word in facts.unknown_words:
             yield warn(f"{word} can't be looked up: only systemd knows what it means")
         if facts.launch_script not in (None, Kind.FILE):
-            reason = f"{LAUNCH_SCRIPT} is a {facts.launch_script.value}, not a file"
-            yield block(reason, f"remove it: rm -r {LAUNCH_SCRIPT}")
+            reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
+            yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
         wanted, found = self.drop_in, facts.drop_in
         if not facts.unit_sources:
             yield warn(f"{facts.unit} is not installed", "install the package")

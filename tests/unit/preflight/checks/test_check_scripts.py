@@ -123,8 +123,8 @@ def test_a_path_must_be_of_the_right_kind(tree: Tree, path: str, good_as: set[Ne
 
 def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
     unit(tree, f"ExecStart={program(tree)}")
-    tree.folder("/run/sparkd/launch.sh")
-    assert judged(tree).reason == "/run/sparkd/launch.sh is a folder, not a file"
+    tree.folder("/run/sparkd/private/launch.sh")
+    assert judged(tree).reason == "/run/sparkd/private/launch.sh is a folder, not a file"
 
 
 @pytest.mark.parametrize(

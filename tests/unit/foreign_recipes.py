@@ -1,7 +1,7 @@
 """Recipes as eugr and sparkrun users publish them, made by chance, and what those tools would have run.
 
-The templating here shares nothing with sparkd's: eugr's is Python's own `str.format`, sparkrun's is its regular
-expression, and the words are those that bash itself makes.
+The templating here shares nothing with sparkd's: eugr's is Python's own `str.format`, sparkrun's reads one brace after
+the other, and the words are those that bash itself makes. tests/bed compares sparkrun's with sparkrun itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ DEFAULTS: dict[str, tuple[str, tuple[object, ...]]] = {
     "dtype": ("--dtype", ("bfloat16",)),
     "quantization": ("-q", ("fp8", "modelopt")),
 }
-BARE = ("--trust-remote-code", "--enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce_eager", "-ep")
+BARE = (
+    "--trust-remote-code", "--enable-prefix-caching", "--no-enable-chunked-prefill", "--enforce_eager", "-ep", "-O3",
+    "-O=2",
+)  # fmt: skip
 JSON = (
     '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}',
     '{"method": "mtp", "num_speculative_tokens": 2}',
@@ -47,6 +50,26 @@ LITERAL = (
     "--response-role a\\ b",
     "--long-prefill-token-threshold -1",
 )
+FILLED = (
+    '{"method":"mtp","num_speculative_tokens":{tokens}}',
+    '{"a":{"b":"{chosen}"},"c":[{tokens},null]}',
+    '{"x": {"y": {"z": {tokens}}}}',
+)
+"""JSON with placeholders in it, as sparkrun's recipes have it."""
+SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enforce_eager", "trust_remote_code")
+NEGATED = SWITCHES[:3]
+MAPPINGS: dict[str, object] = {
+    "speculative_config": {"method": "mtp", "num_speculative_tokens": 2},
+    "compilation_config": '{"mode": 3, "custom_ops": ["all"]}',
+    "generation_config": "vllm",
+    "limit_mm_per_prompt": {"image": 2},
+    "moe_backend": "marlin",
+    "async_scheduling": False,
+    "enable_prefix_caching": "off",
+    "enforce_eager": 1,
+    "no_flag_of_this_name": 3,
+}
+"""What becomes flags of a recipe without a command."""
 OWNED = (
     "--distributed-executor-backend ray",
     "--nnodes 2",
@@ -55,7 +78,10 @@ OWNED = (
     "--master-port 29501",
     "--headless",
 )
-SHORT = {"-tp": "tensor-parallel-size", "-q": "quantization", "-ep": "enable-expert-parallel"}
+SHORT = {
+    "-tp": "tensor-parallel-size", "-pp": "pipeline-parallel-size", "-q": "quantization",
+    "-ep": "enable-expert-parallel", "-O3": "optimization-level=3", "-O=2": "optimization-level=2",
+}  # fmt: skip
 NAMES_OF_SPARKD = {one.split()[0].split("=")[0].replace("_", "-")[2:] for one in OWNED}
 
 
@@ -67,6 +93,15 @@ class Made:
     command: str
     model: str
     overrides: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str] = field(default_factory=dict)
+    """What the tool sets of the recipe, less secrets."""
+
+
+ENV = {
+    "VLLM_USE_X": 1, "NCCL_DEBUG": "WARN", "ARCH": "12.1a", "RATIO": 0.5, "QUOTED": "a b", "JSON": '{"a": 1}',
+    "ON": True, "EMPTY": "", "HF_TOKEN": "$HF_TOKEN",
+}  # fmt: skip
+SECRET = "HF_TOKEN"  # its name
 
 
 def eugr(seed: int) -> Made:
@@ -80,12 +115,14 @@ def eugr(seed: int) -> Made:
         "description": "what it is: good for",
         "mods": ["mods/fix-chat-template"],
         "build_args": ["--rebuild-vllm", "-f", "Dockerfile.x"],
-        "env": {"VLLM_USE_X": 1, "NCCL_DEBUG": "WARN", "ARCH": "12.1a", "RATIO": 0.5, "HF_TOKEN": "$HF_TOKEN"},
+        "env": ENV,
         "solo_only": False,
+        "notes": "a key that nobody reads",
     }
     keys |= {key: value for key, value in chances.items() if chance.random() < 0.5}
     rendered = command.format(**{**defaults, **overrides})
-    return Made(_yaml(chance, keys, defaults, command), rendered, model, overrides)
+    env = exported_by_bash(ENV) if "env" in keys else {}
+    return Made(_yaml(chance, keys, defaults, command), rendered, model, overrides, env)
 
 
 def sparkrun(seed: int) -> Made:
@@ -94,35 +131,57 @@ def sparkrun(seed: int) -> Made:
     defaults, lines = _flags(chance, spell=None)
     if chance.random() < 0.3:
         defaults["served_model_name"] = "some-name"
-    if chance.random() < 0.3:
-        defaults["chosen"] = "{port}"
+    if chance.random() < 0.5:
+        defaults |= {"chosen": "{port}", "tokens": 2}
         defaults.setdefault("port", 8000)
-        lines.append("--data-parallel-rpc-port {chosen}")
+        lines += ["--data-parallel-rpc-port {chosen}", f"--hf-overrides '{chance.choice(FILLED)}'"]
     if chance.random() < 0.3:
-        lines.append("--stays '{not_known}'")
+        lines.append("--attention-config '{\"a\": 1}'")
+    if chance.random() < 0.2:
+        lines.append("--revision {model_revision}")
+    # As in recipes that were eugr's: doubled wherever braces are text.
+    doubled = chance.random() < 0.3
+    if doubled:
+        lines.append('--override-generation-config \'{{"top_k": {{"b": 20}}}}\'')
+        lines = [line for line in lines if "}}" not in line or "{{" in line]
     command = _joined(chance, "vllm serve {model}", lines)
     if chance.random() < 0.3:
-        command = command.replace("\\\n", "\\  \n", 2)
+        command = command.replace("\\\n", "\\ \t\n", 2)
     overrides = {"port": str(chance.randint(1024, 29000))} if "{port}" in command and chance.random() < 0.5 else {}
-    keys: dict[str, object] = {"recipe_version": "2", "model": model, "runtime": "vllm", "container": "i:1"}
-    keys["min_nodes"] = 1
+    keys: dict[str, object] = {"model": model, "container": "i:1", "min_nodes": 1}
+    keys["recipe_version"] = chance.choice(("1", "2", "2", "3", "4", 7))
+    keys["runtime"] = chance.choice(("vllm", "vllm", "vllm-distributed", "vllm-ray", ""))
+    if "{model_revision}" in command or chance.random() < 0.3:
+        keys["model_revision"] = "0123456789abcdef0123456789abcdef01234567"
     chances: dict[str, object] = {
         "metadata": {"description": "what it is", "created": "2026-07-11"},
         "mods": ["mods/drop-caches", "@registry/x"],
         "build_args": ["--apply-vllm-pr", "40991"],
         "pre_exec": ["pip install x", {"copy": "a", "dest": "/b"}],
-        "env": {"VLLM_USE_X": "1", "HF_TOKEN": "${HF_TOKEN}"},
-        "executor_config": {"shm_size": "64gb", "ulimit": ["memlock=-1:-1"], "user": "1000"},
+        "env": ENV,
+        "executor_config": chance.choice(EXECUTORS),
         "maintainer": "somebody",
+        "name": "Some Model",
     }
     keys |= {key: value for key, value in chances.items() if chance.random() < 0.5}
-    known: dict[str, object] = {"model": model, **defaults, **overrides}
+    env = {name: str(value) for name, value in ENV.items() if name != SECRET} if "env" in keys else {}
+    known: dict[str, object] = {"model": model, **keys, **defaults, **overrides}
     if chance.random() < 0.15:
-        return Made(_yaml(chance, keys, defaults, ""), _without_command(model, defaults), model)
-    rendered = filled(command.strip(), known).replace("\\  \n", "\\\n")
-    if "served_model_name" in defaults and "--served-model-name" not in rendered:
-        rendered += f" --served-model-name {defaults['served_model_name']}"
-    return Made(_yaml(chance, keys, defaults, command), rendered, model, overrides)
+        defaults |= {name: MAPPINGS[name] for name in chance.sample(sorted(MAPPINGS), 4)}
+        rendered = _without_command(model, keys.get("model_revision"), defaults)
+        return Made(_yaml(chance, keys, defaults, ""), rendered, model, {}, env)
+    rendered = filled(command.strip(), known).replace("\\ \t\n", "\\\n")
+    if "--served-model-name" not in rendered:
+        rendered += f" --served-model-name {defaults.get('served_model_name', model)}"
+    return Made(_yaml(chance, keys, defaults, command), rendered, model, overrides, env)
+
+
+EXECUTORS: tuple[dict[str, object], ...] = (
+    {"shm_size": "64gb", "ulimit": ["memlock=-1:-1"], "user": "1000"},
+    {"privileged": True, "ipc": "host", "entrypoint": ""},
+    {"devices": ["/dev/infiniband:/dev/infiniband"], "cap_add": ["IPC_LOCK"], "security_opt": []},
+    {"ipc": "private", "shm_size": "10g", "volumes": ["/srv/x:/srv/y:ro", "/srv/z"], "auto_remove": False},
+)
 
 
 def _flags(chance: random.Random, spell: object) -> tuple[dict[str, object], list[str]]:
@@ -169,23 +228,59 @@ def _yaml(chance: random.Random, keys: Mapping[str, object], defaults: Mapping[s
 
 
 def filled(text: str, known: Mapping[str, object]) -> str:
-    def value(match: re.Match[str]) -> str:
-        found = known.get(match.group().strip("}{"))
-        return match.group() if found is None else str(found)
+    """sparkrun 0.4: one brace after the other, then values until nothing changes; a name without a value stays."""
+    doubled = 1 if "{{" in text else 2
+    parts, at = [""], 0
+    while at < len(text):
+        end = text.find("}", at) + 1
+        if text[at : at + 2] in ("{{", "}}"):
+            parts.append(("<" if text[at] == "{" else ">") * doubled)
+            at += 2
+        elif text[at] == "{" and end and "{" not in text[at + 1 : end]:
+            parts.append(text[at:end])
+            at = end
+        else:
+            parts.append({"{": "<", "}": ">"}.get(text[at], text[at].translate(_HIDDEN)))
+            at += 1
+    shown = "".join(parts)
+    for _ in range(10):
+        shown = re.sub(r"\{(.*?)\}", lambda match: _value(match.group(), known), shown)
+    return shown.replace("<", "{").replace(">", "}").translate(_SHOWN)
 
-    done = re.sub(r"\{(.*?)\}", value, text)
-    return done if done == text else filled(done, known)
+
+_HIDDEN, _SHOWN = str.maketrans("<>", "\2\3"), str.maketrans("\2\3", "<>")
 
 
-def _without_command(model: str, defaults: Mapping[str, object]) -> str:
+def _value(found: str, known: Mapping[str, object]) -> str:
+    value = known.get(found.strip("}{"))
+    return found if value is None else str(value).translate(_HIDDEN)
+
+
+def _without_command(model: str, revision: object, defaults: Mapping[str, object]) -> str:
     spelled = {name: flag.replace("_", "-") for name, (flag, _) in DEFAULTS.items()}
-    spelled |= {"quantization": "--quantization", "served_model_name": "--served-model-name"}
-    left_out = ("block_size", "tool_call_parser", "load_format", "seed")
+    spelled |= {name: f"--{name.replace('_', '-')}" for name in ("quantization", "served_model_name", *MAPPINGS)}
+    del spelled["no_flag_of_this_name"]
     words = ["vllm", "serve", model, "-tp", str(defaults["tensor_parallel"])]
+    words += ["--revision", str(revision)] if revision else []
+    given = {"gpu_memory_utilization": 0.8, "served_model_name": model, **defaults}
     for name, flag in spelled.items():
-        if name in defaults and name not in left_out:
-            words += [flag, str(defaults[name])]
+        value = given.get(name)
+        if name in SWITCHES and name in given:
+            is_on = value in (True, 1)
+            words += [flag] if is_on else [f"--no-{flag[2:]}"] if name in NEGATED else []
+        elif isinstance(value, dict):
+            words += [flag, f"'{json.dumps(value, separators=(',', ':'))}'"]
+        elif value is not None:
+            words += [flag, f"'{value}'"]
     return " ".join(words)
+
+
+def exported_by_bash(env: Mapping[str, object]) -> dict[str, str]:
+    """What a script of `export NAME="value"` gives the program that it runs, less the secret."""
+    script = "".join(f'export {name}="{value}"\n' for name, value in env.items() if name != SECRET)
+    done = subprocess.run(["bash", "-c", f"{script}env -0"], capture_output=True, text=True, check=True, timeout=20)
+    found = dict(line.split("=", 1) for line in done.stdout.split("\0")[:-1])
+    return {name: found[name] for name in env if name != SECRET}
 
 
 def words_by_bash(command: str) -> list[str]:
@@ -200,9 +295,11 @@ def meaning(words: list[str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     last: list[str] = []
     for word in words:
+        long = SHORT.get(word) or SHORT.get(word.partition("=")[0])
+        word = f"--{long}{word[word.find('=') :] if '=' in word and '=' not in long else ''}" if long else word
         head, equals, value = word.partition("=")
-        if head.startswith("--") or head in SHORT:
-            name, dot, rest = (SHORT.get(head) or head[2:]).partition(".")
+        if head.startswith("--"):
+            name, dot, rest = head[2:].partition(".")
             last = [value] if equals else []
             found[name.replace("_", "-") + dot + rest] = last
         else:

@@ -151,6 +151,7 @@ def create_body(
             "NetworkMode": wanted.network,
             "IpcMode": wanted.ipc,
             "Privileged": wanted.privileged,
+            "SecurityOpt": ["no-new-privileges"] if wanted.no_new_privileges else [],
             "Init": wanted.init,
             "ShmSize": wanted.shm_bytes or 0,
             "Memory": wanted.memory_limit_bytes or 0,

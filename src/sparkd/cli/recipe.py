@@ -49,7 +49,7 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="say what is wrong with recipes")
     check.set_defaults(run=check_recipes)
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
-    foreign = actions.add_parser("import", help="make recipes of those of eugr (version 1) and sparkrun (version 2)")
+    foreign = actions.add_parser("import", help="make recipes of those of eugr and sparkrun")
     foreign.set_defaults(run=import_recipes)
     foreign.add_argument("path", metavar="FILE|DIR", type=Path)
     foreign.add_argument(

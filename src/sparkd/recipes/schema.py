@@ -178,6 +178,7 @@ class Container(Section):
     ipc: Literal["host", "private", "shareable"] = Field("host", description="Whose shared memory the engine uses.")
     network: Literal["host"] = Field("host", description="Ranks meet on the node's own addresses.")
     privileged: bool = Field(False, description="Every device and capability of the node.")
+    no_new_privileges: bool = Field(False, description="No program in it gains rights, such as by setuid.")
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
     shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: docker's 64 MiB.")
     memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")

@@ -322,11 +322,12 @@ def test_a_container_that_does_not_run_is_removed(
     [
         ({}, GpuAccess.DEVICE, {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=all"]}]}, {}),
         ({"init": False}, None, {"Init": False}, {}),
+        ({"no_new_privileges": True}, None, {"SecurityOpt": ["no-new-privileges"]}, {}),
         ({"privileged": True, "shm_bytes": 1 << 34}, None, {"Privileged": True, "ShmSize": 1 << 34}, {}),
         ({}, GpuAccess.RUNTIME, {"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}),
         ({}, GpuAccess.GPUS, {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, {}),
     ],
-    ids=["cdi", "no init", "privileged", "runtime", "hook"],
+    ids=["cdi", "no init", "no new privileges", "privileged", "runtime", "hook"],
 )
 def test_what_docker_is_sent_for_a_container(
     plan: LaunchPlan,

@@ -15,6 +15,7 @@ from sparkd.vllm.flag_table import FLAGS
 
 SHORT = {alias: flag.name for flag in FLAGS for alias in flag.aliases if not alias.startswith("--")}
 _NUMBER = re.compile(r"-\.?[0-9]")
+_LEVEL = re.compile(r"-O=?([0-3])")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _EXPANDS = re.compile(r"\$[A-Za-z0-9_{(@*#?!$\-]")
 _TOKEN = re.compile(
@@ -191,6 +192,8 @@ def _split_flag(word: str) -> tuple[str, str, str]:
     name, equals, value = word.partition("=")
     if name.startswith("--"):
         return kebab_case(name[2:]), equals, value
+    if level := _LEVEL.fullmatch(word):
+        return "optimization-level", "=", level[1]
     head, dot, fields = name.partition(".")
     if head not in SHORT:
         raise CommandError(f"the short flag {name[:60]} is not known: write its long form")

@@ -15,14 +15,15 @@ from pydantic import ValidationError
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import format_key, printable, read_file, validator_message
 from sparkd.recipes.importers.command import Flag, Serve, is_serve, parse_serve, split_commands
-from sparkd.recipes.importers.formats import read_eugr, read_sparkrun
+from sparkd.recipes.importers.formats import read_foreign
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
 from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
 
-READERS = {"1": read_eugr, "2": read_sparkrun}
 COMMAND = ("command",)
+FABRIC = ("devices", ["/dev/infiniband"])
+"""Of no use to one node alone, which may not have it."""
 _MOST_RANKS = 9999
 SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
@@ -126,16 +127,15 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     """Raises Unusable."""
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
         raise Unusable((), "is no recipe: it names neither a model nor a command")
-    version = source.text("recipe_version") or "2"
-    if version not in READERS:
-        raise source.fault(("recipe_version",), version, "1 (eugr) and 2 (sparkrun) are known")
     try:
-        foreign = READERS[version](source, overrides)
+        foreign = read_foreign(source, overrides)
         command = _find_serve(source, foreign.command)
     except CommandError as error:
         raise Unusable(COMMAND, f"command: {error}") from None
     served_name, args = _convert_flags(source, command)
     _note_code(source, foreign.image)
+    nodes = _count_nodes(source, foreign, args)
+    is_alone = nodes.get("max") == 1
     return _validate(
         {
             "schema": 1,
@@ -152,10 +152,10 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
                 "entrypoint": command.entrypoint,
                 "build": _describe_build(source, foreign),
             },
-            "nodes": _count_nodes(source, foreign, args),
+            "nodes": nodes,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
-            "container": foreign.container,
+            "container": {key: one for key, one in foreign.container.items() if not is_alone or (key, one) != FABRIC},
         }
     )
 

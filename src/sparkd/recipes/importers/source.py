@@ -1,6 +1,6 @@
-"""Typed access to a foreign recipe, its overrides, and the template rules of both formats.
+"""Typed access to a foreign recipe, its overrides, and the template rules of both tools.
 
-The two formats interpret the same braces differently.
+They interpret the same braces differently.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from sparkd.vllm.args import parse_count
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""
 
-YES = ("true", "yes", "y", "t", "1", "on")
 _LONGEST_NUMBER = 300
-_ROUNDS = 50
+_ROUNDS = 10
 _LONGEST_SPEC = 32
 _SPEC = re.compile(r"[^\d{}]*\d{0,3}(?:[^\d{}]+\d{0,3})?[^\d{}]*")
 """Format specifications with widths below 1000, so that the result stays small."""
 _CLOSED = re.compile(r"^.*\}", re.MULTILINE)
 _PLACEHOLDER = re.compile(r"\{([^}\n]*)\}")
+_BRACES = re.compile(r"\{\{|\}\}|\{[^{}]*\}|[{}]")
+_NAMED = re.compile(r"(?<!\$)\{[A-Za-z_]\w*\}")
+"""A placeholder; ${NAME} is the shell's."""
+_MASKED = {"{": "\0", "}": "\1"}
 
 
 class Unusable(Exception):  # noqa: N818  # describes the recipe
@@ -107,6 +110,8 @@ class Foreign(Struct, frozen=True):
     """Keys of schema 1's `container`."""
     nodes: tuple[int, int | None]
     """Fewest and most nodes."""
+    revision: str = ""
+    """Of the model on Hugging Face."""
 
 
 class CommandError(Exception):
@@ -184,13 +189,27 @@ def _bounded(text: str, when: str = "") -> str:
 
 
 def substitute(template: str, values: Values) -> str:
-    """sparkrun's rule: replaces {name} by its value until nothing changes; unknown names stay."""
-    text = _bounded(template)
+    """sparkrun's rule: replaces {name} by its value until nothing changes; a name without a value is a fault.
+
+    Braces of the template that enclose braces are text. {{ makes all doubled braces of the template single ones.
+    """
+    times = 1 if "{{" in template else 2
+
+    def mask(match: re.Match[str]) -> str:
+        found = match[0]
+        doubled = found in ("{{", "}}")
+        return _MASKED[found[0]] * (times if doubled else 1) if doubled or len(found) == 1 else found
+
+    text = _BRACES.sub(mask, _bounded(template))
     for _ in range(_ROUNDS):
         before, text = text, _substitute_once(text, values)
         if text == before:
-            return text
-    raise CommandError("a placeholder stands for itself: filling in has no end")
+            break
+    else:
+        raise CommandError("a placeholder stands for itself: filling in has no end")
+    if left := _NAMED.search(text):
+        raise CommandError(f"{left[0][:60]} is given no value")
+    return text.replace(_MASKED["{"], "{").replace(_MASKED["}"], "}")
 
 
 def _substitute_once(text: str, values: Values) -> str:

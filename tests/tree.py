@@ -54,6 +54,7 @@ class Tree:
         kernel: bool = False,
         opened: tuple[str, ...] = (),
         maps: str = "",
+        uid: int = 0,
     ) -> None:
         """Everything of /proc/PID that Host reads."""
         leader = pid if group is None else group
@@ -61,17 +62,25 @@ class Tree:
         before = f"{pid} ({comm}) {state} {parent} {leader} {leader} 0 -1 {flags} 1 2 3 4 5 6 7 8 20 0 {threads} 0"
         after = " ".join(["1000 10 18446744073709551615", *["0"] * 27])
         self.file(f"/proc/{pid}/stat", f"{before} {start_time} {after}\n")
+        ids_of_user = f"\t{uid}" * 4
         ids = f"{pid}\t{namespace_pid}" if namespace_pid is not None else str(pid)
         self.file(
             f"/proc/{pid}/status",
-            f"Name:\t{comm}\nUid:\t0\t0\t0\t0\nNSpid:\t{ids}\nRssAnon:\t{private_kib} kB\nRssShmem:\t0 kB\n",
+            f"Name:\t{comm}\nUid:{ids_of_user}\nNSpid:\t{ids}\nRssAnon:\t{private_kib} kB\nRssShmem:\t0 kB\n",
         )
         self.file(f"/proc/{pid}/cmdline", "".join(f"{word}\0" for word in argv))
         self.file(f"/proc/{pid}/cgroup", cgroup + "\n")
+        self.groups(cgroup)
         self.file(f"/proc/{pid}/maps", maps)
         self.folder(f"/proc/{pid}/fd")
         for number, target in enumerate(opened):
             self.link(f"/proc/{pid}/fd/{number}", target)
+
+    def groups(self, cgroup: str) -> None:
+        """The folders of the groups in a text of /proc/PID/cgroup: of the same owner as their root, as docker's are."""
+        for line in cgroup.splitlines():
+            _, controllers, path = line.split(":", 2)
+            self.folder(f"/sys/fs/cgroup/{controllers}{path}")
 
     def owner(self, pid: int, invocation: str = "x", start_time: int = 100) -> None:
         """An agent with this invocation, which is process `pid`, owns the node."""

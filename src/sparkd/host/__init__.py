@@ -71,8 +71,8 @@ class Host:
         return processes.scan_processes(self.files)
 
     def argv(self, process: Process) -> tuple[str, ...]:
-        """Empty for one that has ended."""
-        return processes.read_argv(self.files, process.pid)
+        """The first words, enough to know the program; empty for one that has ended."""
+        return processes.read_argv(self.files, process.pid, processes.PROGRAM_WORDS)
 
     def details(self, process: Process) -> Details | None:
         return processes.read_details(self.files, process)

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
+from sparkd.host.cgroups import Group, read_group
 from sparkd.host.disks import unescape
 from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Details, Process, container_id, read_status, systemd_unit, user_name
+from sparkd.host.processes import GONE, Details, Process, read_status, user_name
 from sparkd.lib.text import sanitize
 
 _KERNEL = (
@@ -188,7 +189,7 @@ def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[in
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
             if size >= SMALLEST_BYTES:
-                group = _group(files.text(f"/proc/{process.pid}/cgroup", limit=65536), process)
+                group = _group(read_group(files, process.pid), process)
                 groups.setdefault(group, []).append((size, process.pid, status))
         except (*GONE, PermissionError, ValueError):
             continue
@@ -196,12 +197,11 @@ def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[in
     return tuple(sorted(found, key=lambda one: (-one.bytes, one.name)))
 
 
-def _group(cgroup: str, process: Process) -> tuple[str, str]:
-    if container := container_id(cgroup):
-        return "container", container
-    unit, of_user = systemd_unit(cgroup)
-    if unit:
-        return "user-unit" if of_user else "unit", unit
+def _group(group: Group, process: Process) -> tuple[str, str]:
+    if group.container_id:
+        return "container", group.container_id
+    if group.unit:
+        return "user-unit" if group.of_user else "unit", group.unit
     return "process", f"pid {process.pid} ({process.comm})"
 
 

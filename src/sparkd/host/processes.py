@@ -15,6 +15,8 @@ from msgspec import Struct
 from msgspec.json import decode
 from msgspec.structs import replace
 
+from sparkd.host import cgroups
+from sparkd.host.cgroups import Group
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
 
@@ -22,15 +24,12 @@ KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
 CMDLINE_BYTES = 32 << 10
 """The first words identify a process; some have megabytes of them."""
+PROGRAM_WORDS = 32
+"""A user may start thousands of processes with thousands of words each."""
 STATUS_BYTES = 1 << 20
 UNLIMITED = -1
 
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
-_CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
-"""docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
-_UNIT = re.compile(r"(?!-)[A-Za-z0-9:_.\\@-]+\.(?:service|scope)")
-"""A name that systemd accepts, and that is no option. A user may give folders of cgroups any name."""
-_USER_MANAGER = re.compile(r"user@\d+\.service")
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
@@ -63,17 +62,12 @@ class Process(Struct, frozen=True):
 
 class Details(Struct, frozen=True):
     uid: int
-    """The effective one."""
+    """The effective one, but root's only where the real one is root's too: a user may start a setuid program."""
     namespace_pid: int
     """Its pid in its own PID namespace: 1 for a container's first process."""
     anonymous_bytes: int
     shared_bytes: int
-    container_id: str = ""
-    """Full id; empty outside of containers."""
-    unit: str = ""
-    """The systemd unit that it runs in: a service or a scope."""
-    of_user: bool = False
-    """Whether a user's own manager runs that unit."""
+    group: Group = Group()
 
     @property
     def private_bytes(self) -> int:
@@ -141,6 +135,17 @@ class ProcessTable(Struct, frozen=True, dict=True):
             todo += [one.pid for one in new]
         return tuple(found.values())
 
+    def topmost(self, pids: Iterable[int]) -> tuple[int, ...]:
+        """Those of them that descend from no other of them. Each process is visited once, in trees of any depth."""
+        among = tuple(pids)
+        below: set[int] = set()
+        todo = list(among)
+        while todo:
+            new = [one.pid for one in self._by_parent.get(todo.pop(), ()) if one.pid not in below]
+            below.update(new)
+            todo += new
+        return tuple(pid for pid in among if pid not in below)
+
     def group_leader(self, process: Process) -> Process | None:
         """The running leader of its process group, perhaps itself; None where that has ended."""
         leader = self.get(process.group)
@@ -183,27 +188,27 @@ def parse_stat(line: bytes) -> Process | None:
         return None
 
 
-def read_argv(files: Files, pid: int) -> tuple[str, ...]:
-    """Empty once it has ended. The NULs with which setproctitle pads it are cut."""
+def read_argv(files: Files, pid: int, limit: int = 4096) -> tuple[str, ...]:
+    """The first words; empty once it has ended. The NULs with which setproctitle pads it are cut."""
     try:
         raw = files.head(f"/proc/{pid}/cmdline", CMDLINE_BYTES).rstrip(b"\0")
     except GONE:
         return ()
-    return tuple(sanitize(word, 4096) for word in raw.decode("utf-8", "backslashreplace").split("\0")) if raw else ()
+    words = raw.split(b"\0", limit)[:limit] if raw else ()
+    return tuple(sanitize(word.decode("utf-8", "backslashreplace"), 4096) for word in words)
 
 
 def read_details(files: Files, process: Process) -> Details | None:
     """None when the process has ended, even if its pid belongs to another one now. Raises PermissionError."""
     try:
         status = read_status(files, process.pid)
-        cgroup = files.text(f"/proc/{process.pid}/cgroup", limit=65536)
+        group = cgroups.read_group(files, process.pid)
     except GONE:
         return None
     again = read_process(files, process.pid)
     if again is None or again.start_time != process.start_time:
         return None
-    unit, of_user = systemd_unit(cgroup)
-    return replace(status, container_id=container_id(cgroup), unit=unit, of_user=of_user)
+    return replace(status, group=group)
 
 
 def read_status(files: Files, pid: int) -> Details:
@@ -212,32 +217,13 @@ def read_status(files: Files, pid: int) -> Details:
     found = {match[1]: match[2].split() for match in _STATUS.finditer(text)}
     try:
         return Details(
-            uid=int(found["Uid"][1]),
+            uid=int(found["Uid"][1]) or int(found["Uid"][0]),
             namespace_pid=int(found["NSpid"][-1]) if "NSpid" in found else pid,  # one in each of its namespaces
             anonymous_bytes=int(found["RssAnon"][0]) * 1024 if "RssAnon" in found else 0,  # missing for a kernel thread
             shared_bytes=int(found["RssShmem"][0]) * 1024 if "RssShmem" in found else 0,
         )
     except (IndexError, KeyError, ValueError):
         raise ValueError(f"/proc/{pid}/status has another format") from None
-
-
-def container_id(cgroup: str) -> str:
-    """Id of the innermost container in the text of /proc/PID/cgroup."""
-    ids = (_CONTAINER.findall(line) for line in cgroup.splitlines())
-    return next((found[-1] for found in ids if found), "")
-
-
-def systemd_unit(cgroup: str) -> tuple[str, bool]:
-    """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
-    for line in cgroup.splitlines():
-        number, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
-        if parts and (number == "0" or controllers == "name=systemd"):
-            # Groups below a unit belong to it, except below a user's manager, which has units of its own.
-            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
-            return parts[of_user], of_user
-    return "", False
 
 
 def open_files(files: Files, processes: Iterable[Process]) -> OpenFiles:

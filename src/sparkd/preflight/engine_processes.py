@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from enum import Enum
 
 from msgspec import Struct
@@ -25,6 +25,9 @@ REAPERS = frozenset(
     ("systemd", "init", "containerd-shim", "conmon", "docker-init", "tini", "dumb-init", "catatonit", "s6-svscan")
 )
 """Programs that adopt orphans, beside PID 1 of the machine and of every container. At most 15 letters."""
+
+SHOWN = 3
+"""Users, and processes of each, whose names prove nothing."""
 
 
 class Leader(Enum):
@@ -97,29 +100,54 @@ def is_serve(argv: tuple[str, ...]) -> bool:
     return False
 
 
-def find_engines(host: Host, table: ProcessTable) -> tuple[Engine, ...]:
-    """Every engine on the machine: each topmost process of vLLM with all that descends from it."""
-    engines = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
-    return tuple(
-        _engine(host, table, engines, top, details)
-        for top in engines.values()
-        if not _has_ancestor(table, top, engines) and (details := host.details(top)) is not None
-    )
+class Named(Struct, frozen=True):
+    """Processes of one user that have no more of an engine than its name, which each may choose."""
+
+    user: str
+    pids: tuple[int, ...]
+    """The first of them."""
+    count: int
+
+
+class Engines(Struct, frozen=True):
+    found: tuple[Engine, ...]
+    named: tuple[Named, ...] = ()
+
+
+def find_engines(host: Host, table: ProcessTable) -> Engines:
+    """Every engine on the machine: each topmost process of vLLM with all that descends from it.
+
+    It is one by more than its name: it is root's, in a container, or has the GPU open.
+    """
+    named = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
+    tops = {pid: details for pid in table.topmost(named) if (details := host.details(named[pid])) is not None}
+    unproven = {pid: one.uid for pid, one in tops.items() if one.uid and not one.group.container_id}
+    top_of = {one: pid for pid in unproven for one in (pid, *(below.pid for below in table.descendants(pid)))}
+    for pid in {top_of[pid] for pid in _with_gpu(host, table, top_of)}:
+        del unproven[pid]
+    engines = {pid: process for pid, process in named.items() if top_of.get(pid) not in unproven}
+    found = (_engine(host, table, engines, named[pid], tops[pid]) for pid in tops if pid not in unproven)
+    return Engines(tuple(found), _by_user(host, unproven))
+
+
+def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int]:
+    """Those that have the GPU open. One whose open files are unreadable may have."""
+    if not host.gpu_present():
+        return set()
+    opened = host.gpu_users(process for process in table if process.pid in among)
+    return {*(file.pid for file in opened.found), *opened.unreadable_pids}
+
+
+def _by_user(host: Host, uids: Mapping[int, int]) -> tuple[Named, ...]:
+    users: dict[int, list[int]] = {}
+    for pid, uid in uids.items():
+        users.setdefault(uid, []).append(pid)
+    most = sorted(users.items(), key=lambda one: -len(one[1]))[:SHOWN]
+    return tuple(Named(host.user(uid), tuple(pids[:SHOWN]), len(pids)) for uid, pids in most)
 
 
 def pids_of(engines: Iterable[Engine]) -> frozenset[int]:
     return frozenset(member.pid for engine in engines for member in engine.members)
-
-
-def _has_ancestor(table: ProcessTable, process: Process, among: Container[int]) -> bool:
-    seen: set[int] = set()
-    parent = table.get(process.parent)
-    while parent is not None and parent.pid not in seen:
-        if parent.pid in among:
-            return True
-        seen.add(parent.pid)
-        parent = table.get(parent.parent)
-    return False
 
 
 def _is_engine(host: Host, process: Process) -> bool:
@@ -136,17 +164,18 @@ def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: P
         adopted=_adopted(host, table, top),
         leader=_leader(table, engines, top),
         user=host.user(details.uid),
-        container_id=details.container_id,
+        container_id=details.group.container_id,
         service_stop=_service_stop(host, details),
         of_init=top.parent <= 1,
     )
 
 
 def _service_stop(host: Host, details: Details) -> str:
-    if not details.unit.endswith(".service"):
+    group = details.group
+    if not group.unit.endswith(".service"):
         return ""
-    user = ("--user", "-M", f"{host.user(details.uid)}@") if details.of_user else ()
-    return shlex.join(("systemctl", *user, "stop", details.unit))
+    user = ("--user", "-M", f"{host.user(details.uid)}@") if group.of_user else ()
+    return shlex.join(("systemctl", *user, "stop", group.unit))
 
 
 def _member(host: Host, process: Process) -> Member:
@@ -239,7 +268,7 @@ def _use(host: Host, table: ProcessTable, held: Holder) -> PortUse:
         use,
         comm=process.comm,
         user=host.user(details.uid),
-        container_id=details.container_id,
+        container_id=details.group.container_id,
         start_time=process.start_time,
         service_stop=_service_stop(host, details),
     )

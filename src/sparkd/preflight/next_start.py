@@ -40,7 +40,7 @@ class NextStart(CachedHost):
         for one in containers:
             first = table.get(one.pid) if one.ours and one.running and one.invocation == invocation else None
             details = self.details(first) if first else None
-            if first and details and details.container_id == one.id:
+            if first and details and details.group.container_id == one.id:
                 own.append(one)
                 released |= {process.pid: process for process in (first, *table.descendants(first.pid))}
         by_gpu = gpu_memory_by_pid(self, released.values())

@@ -7,7 +7,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.host import Host
-from sparkd.host.processes import Process, container_id, parse_stat, systemd_unit
+from sparkd.host.cgroups import container_id, systemd_unit
+from sparkd.host.processes import Process, ProcessTable, parse_stat
 
 ID = "0123456789abcdef" * 4
 INNER = "f" * 64
@@ -70,8 +71,9 @@ def test_a_zombie_leads_no_group(tree: Tree) -> None:
         ("", ""),
     ],
 )
-def test_the_container_id_is_in_the_cgroup(cgroup: str, found: str) -> None:
-    assert container_id(cgroup) == found
+def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) -> None:
+    tree.groups(cgroup)
+    assert container_id(Host(tree.root).files, cgroup) == found
 
 
 def test_details_of_a_process_in_a_container(tree: Tree) -> None:
@@ -84,7 +86,7 @@ def test_details_of_a_process_in_a_container(tree: Tree) -> None:
     assert found is not None
     assert host.argv(host.processes().processes[0]) == ("VLLM::Worker_TP0",)
     assert (found.uid, found.namespace_pid) == (0, 1)
-    assert (found.container_id, found.private_bytes) == (ID, 4096)
+    assert (found.group.container_id, found.private_bytes) == (ID, 4096)
 
 
 def test_details_of_this_process_and_of_one_whose_status_has_another_format(tree: Tree) -> None:
@@ -128,6 +130,18 @@ def test_two_thousand_processes_are_scanned_within_a_fifth_of_a_second(tree: Tre
         assert len(host.processes().processes) == 2_000
         took.append(time.perf_counter() - began)
     assert min(took) < 0.2
+
+
+def test_the_topmost_of_thirty_thousand_processes_are_found_in_one_walk() -> None:
+    """A chain, and at its end as many children: a walk up from each of these would take minutes."""
+    half = 15_000
+    chain = [Process(pid, "sh", "S", pid - 1, 1, 1, 1) for pid in range(2, half)]
+    leaves = [Process(pid, "VLLM::Worker_TP", "S", half - 1, 1, 1, 1) for pid in range(half, 2 * half)]
+    table = ProcessTable((*chain, *leaves))
+    began = time.process_time()
+    assert table.topmost(one.pid for one in leaves) == tuple(range(half, 2 * half))
+    assert table.topmost((half, 5, 2, 9)) == (2,)
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(

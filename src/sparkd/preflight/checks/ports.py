@@ -103,7 +103,7 @@ in /proc: only the engine finds it."""
         if not taken:
             return PortsFacts((), owner_pid)
         table = host.processes()
-        strays = pids_of(find_engines(host, table))
+        strays = pids_of(find_engines(host, table).found)
         containers = {one.id: one for one in host.docker().containers}
         held = []
         for one, use in zip(taken, port_holders(host, table, tuple(taken)), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from shlex import quote
 
 from msgspec import Struct
@@ -16,6 +17,7 @@ from sparkd.preflight.engine_processes import (
     ENGINE_PREFIX,
     Engine,
     Leader,
+    Named,
     PortUse,
     find_engines,
     gpu_memory_by_pid,
@@ -24,6 +26,9 @@ from sparkd.preflight.engine_processes import (
     pids_of,
 )
 from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+
+MOST_ZOMBIES = 16
+"""A user can have thousands."""
 
 
 class Container(Struct, frozen=True):
@@ -46,6 +51,7 @@ class StrayFacts(Struct, frozen=True):
     ports: tuple[PortUse, ...]
     zombies: tuple[str, ...]
     scanned: int
+    named: tuple[Named, ...] = ()
 
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
@@ -62,6 +68,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
 The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
 behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
 
+A name is no proof: each user may give a process any. What follows is of processes of root, of processes in containers
+(in a control group of root's, as docker makes them), and of those that have /dev/nvidia* open, themselves or by a
+descendant.
+
 A stray is
   - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
   - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
@@ -76,17 +86,18 @@ ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself wh
            holds and never touched.
   unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
            living leader that is no engine, such as a shell: it may be orphaned or not.
-  warn     zombies: they hold nothing and go when their parent reaps them.
+  warn     zombies: they hold nothing and go when their parent reaps them. Processes of other users that have the name
+           of an engine's: should one hold a port or the memory of the plan, `ports` and `unified-memory` block.
 
 What blocks and may go is ended by the command of the hint: docker stop, systemctl stop, or
 `sudo sparkd preflight --fix PID`, which ends the process and its descendants: SIGTERM, then SIGKILL."""
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
-        found = find_engines(host, table)
-        pids = pids_of(found)
-        extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if found else {}
-        found = tuple(engine.with_memory(extra) for engine in found)
+        engines = find_engines(host, table)
+        pids = pids_of(engines.found)
+        extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if pids else {}
+        found = tuple(engine.with_memory(extra) for engine in engines.found)
         docker = host.docker()
         seen = tuple(
             Container(one.id, one.name, one.ours, one.invocation, one.running)
@@ -100,7 +111,8 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
             docker_error=docker.error,
             owner=host.owner(),
             ports=lasting_ports(host, table, pids),
-            zombies=tuple(_zombies(table)),
+            zombies=tuple(islice(_zombies(table), MOST_ZOMBIES)),
+            named=engines.named,
             scanned=len(table.processes),
         )
 
@@ -112,6 +124,7 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
                 continue  # named with its container, or with the main process that it belongs to
             problems.append(self._engine(facts, engine))
         problems += [warn(zombie) for zombie in facts.zombies]
+        problems += [_named(one) for one in facts.named]
         if facts.docker_error:
             problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         away = "" if facts.docker_known else "; docker is away, so containers were not checked"
@@ -156,7 +169,8 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
         A service's or a container's process may have been started like that. Ranks listen at the rendezvous, and for
         each other on ports that the kernel assigns; another port may be for requests.
         """
-        listens = {use.port for use in facts.ports if use.pid in pids_of((engine,))} - {self.rendezvous}
+        pids = pids_of((engine,))
+        listens = {use.port for use in facts.ports if use.pid in pids} - {self.rendezvous}
         started = engine.service_stop or engine.container_id or not engine.top.comm.startswith(ENGINE_PREFIX)
         return engine.of_init and not started and not listens
 
@@ -175,6 +189,14 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
         return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
 
 
+def _named(one: Named) -> Verdict:
+    pids = ", ".join(map(str, one.pids)) + (
+        f" and {one.count - len(one.pids)} more" if one.count > len(one.pids) else ""
+    )
+    reason = f"pid {pids} of user {one.user} has the name of an engine's process and nothing else of one: left alone"
+    return warn(reason, f"if nobody needs it: sudo kill {one.pids[0]}")
+
+
 def _ends(engine: Engine) -> tuple[EndProcess, ...]:
     return tuple(EndProcess(one.pid, one.start_time, one.comm, one.frees_bytes) for one in engine.members)
 
@@ -190,7 +212,8 @@ def _stuck_container(inside: list[Engine], reason: str) -> Verdict:
 def _words(facts: StrayFacts, engine: Engine) -> str:
     """Pid, name, count of its processes, user, container, ports, memory."""
     top, others = engine.top, len(engine.members) - 1
-    ports = sorted({use.port for use in facts.ports if use.pid in pids_of((engine,))})
+    pids = pids_of((engine,))
+    ports = sorted({use.port for use in facts.ports if use.pid in pids})
     parts = (
         f"pid {top.pid} ({top.comm})" + (f" and {others} with it" if others else ""),
         f"user {engine.user}",

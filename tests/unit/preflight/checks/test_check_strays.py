@@ -101,14 +101,49 @@ def test_two_orphans_of_one_group_are_ended_once_each(tree: Tree) -> None:
 
 def test_a_living_engine_blocks_and_is_never_touched(tree: Tree) -> None:
     tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nmilo:x:1000:1000::/home/milo:/bin/bash\n")
-    tree.process(9, "vllm", argv=SERVE, private_kib=1024)
-    (tree.root / "proc/9/status").write_text("Uid:\t1000\t1000\t1000\t1000\nNSpid:\t9\n")
-    tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]",))
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    tree.process(9, "vllm", argv=SERVE, private_kib=1024, uid=1000)
+    tree.process(10, "VLLM::EngineCor", parent=9, group=9, opened=("socket:[5]", "/dev/nvidia0"), uid=1000)
     tree.listening((29501, 5))
     verdict = judged(tree)
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert "a living engine: pid 9 (vllm) and 1 with it, user milo, port 29501" in verdict.reason
     assert "held by" not in verdict.reason, "the port is explained by the engine"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "opened", "level"),
+    [
+        pytest.param(SESSION, "/dev/null", Level.WARN, id="a name"),
+        pytest.param(SESSION, "/dev/nvidia0", Level.BLOCK, id="a name and the GPU"),
+        pytest.param(CGROUP, "/dev/null", Level.BLOCK, id="a name and a container"),
+    ],
+)
+def test_an_engine_of_a_user_is_one_by_more_than_its_name(tree: Tree, cgroup: str, opened: str, level: Level) -> None:
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    tree.process(9, "vllm", argv=SERVE, uid=1000, cgroup=cgroup)
+    tree.process(11, "python3", parent=9, group=9, uid=1000, cgroup=cgroup, opened=(opened,))
+    tree.process(10, "VLLM::EngineCor", group=9, uid=1000, cgroup=cgroup)
+    found = judged(tree, container(ours=False))
+    assert (found.level, found.fixes) == (level, ())
+    assert ("pid 9, 10 of user uid 1000" if level is Level.WARN else "a living engine: pid 9") in found.reason
+
+
+def test_an_orphan_with_the_gpu_whose_leader_only_has_the_name_is_unknown(tree: Tree) -> None:
+    tree.file("/dev/nvidia0")
+    tree.meminfo(MemTotal=120, MemFree=20, MemAvailable=20)
+    tree.process(9, "vllm", argv=SERVE, uid=1000)
+    tree.process(10, "VLLM::EngineCor", group=9, uid=1000, opened=("/dev/nvidia0",))
+    expect(judged(tree), Level.UNKNOWN, "may be orphaned or not", fixes=())
+
+
+def test_a_main_process_that_is_titled_an_api_server_serves(tree: Tree) -> None:
+    """As that of vLLM 0.10 is: adopted, its group's leader (a shell) gone."""
+    tree.process(10, "VLLM::APIServer", group=9, argv=("VLLM::APIServer_0",), cgroup=SESSION)
+    tree.process(11, "VLLM::EngineCor", parent=10, group=9, cgroup=SESSION)
+    expect(judged(tree), Level.BLOCK, "a living engine: pid 10 (VLLM::APIServer) and 1 with it", clears=False, fixes=())
 
 
 def test_a_living_engine_beside_a_stray_holds_everything_back(tree: Tree) -> None:

@@ -1,0 +1,70 @@
+"""The control group of a process: the container and the systemd unit that it runs in.
+
+A user may name the groups below those that systemd gave him (user@1000.service) as he likes, after a container too. The
+kernel says whose a group is: docker's and systemd's own are root's.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.host.files import Files
+
+ROOT = "/sys/fs/cgroup"
+_CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")
+"""docker/ID (cgroupfs), docker-ID.scope (systemd), libpod-ID.scope, cri-containerd-ID.scope: cgroup v1 and v2."""
+_UNIT = re.compile(r"(?!-)[A-Za-z0-9:_.\\@-]+\.(?:service|scope)")
+"""A name that systemd accepts, and that is no option."""
+_USER_MANAGER = re.compile(r"user@\d+\.service")
+
+
+class Group(Struct, frozen=True):
+    container_id: str = ""
+    """Full id of the innermost container; empty outside of containers, and where only a name says so."""
+    unit: str = ""
+    """A service or a scope."""
+    of_user: bool = False
+    """Whether a user's own manager runs that unit."""
+
+
+def read_group(files: Files, pid: int) -> Group:
+    """Raises OSError, one of `processes.GONE` among them."""
+    text = files.text(f"/proc/{pid}/cgroup", limit=65536)
+    return Group(container_id(files, text), *systemd_unit(text))
+
+
+def container_id(files: Files, text: str) -> str:
+    """Of the text of /proc/PID/cgroup."""
+    for line in text.splitlines():
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if found := list(_CONTAINER.finditer(path)):
+            last = found[-1]
+            scope = ".scope" if path.startswith(".scope", last.end()) else ""
+            if _is_roots(files, controllers.removeprefix("name="), path[: last.end()] + scope):
+                return last[0]
+    return ""
+
+
+def _is_roots(files: Files, hierarchy: str, path: str) -> bool:
+    """False where the group is nowhere: then it may be anybody's."""
+    for mounted in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
+        with suppress(FileNotFoundError):
+            return files.stat(mounted + path).uid in (0, files.stat(ROOT).uid)
+    return False
+
+
+def systemd_unit(text: str) -> tuple[str, bool]:
+    """The unit in the text of /proc/PID/cgroup, empty outside of one, and whether it is of a user's manager."""
+    for line in text.splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        parts = [part for part in path.split("/") if _UNIT.fullmatch(part)]
+        if parts and (number == "0" or controllers == "name=systemd"):
+            # Groups below a unit belong to it, except below a user's manager, which has units of its own.
+            of_user = len(parts) > 1 and _USER_MANAGER.fullmatch(parts[0]) is not None
+            return parts[of_user], of_user
+    return "", False

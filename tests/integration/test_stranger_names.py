@@ -1,0 +1,175 @@
+"""What a local user names his processes and control groups proves nothing, and costs the agent little time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.stranger import UID, Stranger
+
+from sparkd.host import Host
+from sparkd.host.processes import Process
+from sparkd.preflight.check import Level, Verdict
+from sparkd.preflight.checks.ports import Ports, Wanted
+from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.preflight.fixes import Identity
+
+USER = f"uid {UID}"
+NAME = """\
+import ctypes, os, platform, sys, time
+libc = ctypes.CDLL(None)
+def name(text):
+    libc.prctl(15, text, 0, 0, 0)
+"""
+ORPHAN = f"""{NAME}
+if os.fork() or os.fork():  # its group has lost its leader, as that of a killed engine has
+    os._exit(0)
+name(b"VLLM::EngineCor")
+print("ready", os.getpid(), flush=True)
+CLONE, CLONE_VFORK, SIGCHLD = {{"x86_64": 56, "aarch64": 220}}[platform.machine()], 0x4000, 17
+if len(sys.argv) > 1 and libc.syscall(CLONE, CLONE_VFORK | SIGCHLD, 0, 0, 0, 0) != 0:  # asleep (D) until the child ends
+    pass
+time.sleep(600)
+"""
+LISTENER = f"""{NAME}
+import socket
+held = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+name(b"VLLM::APIServer")
+print("ready", flush=True)
+time.sleep(600)
+"""
+SETUID = f"""{NAME}
+import pty, tempfile
+folder = tempfile.mkdtemp()
+program = folder + "/VLLM::EngineCor"
+os.symlink("/bin/su", program)
+pid, terminal = pty.fork()
+if pid == 0:
+    os.execv(program, ["VLLM::EngineCore"])
+assert b":" in os.read(terminal, 64)  # its prompt
+os.unlink(program)
+os.rmdir(folder)
+print("ready", pid, flush=True)
+time.sleep(600)
+"""
+IN_A_GROUP = f"""{NAME}
+os.mkdir(sys.argv[1])
+with open(sys.argv[1] + "/cgroup.procs", "w") as file:
+    file.write(str(os.getpid()))
+print("ready", flush=True)
+time.sleep(600)
+"""
+CROWD = """\
+import os, sys
+os.chdir(sys.argv[1])
+os.symlink("/bin/sh", "VLLM::Worker_TP")
+os.mkfifo("never")
+with open("chain", "w") as file:
+    file.write('''
+        if [ $1 -gt 0 ]; then
+            sh chain $(($1 - 1)) $2
+        else
+            exec 3<>never
+            for one in $(seq $2); do ./VLLM::Worker_TP -c "read line <&3" & done
+        fi
+        wait
+    ''')
+os.execv("/bin/sh", ["sh", "chain", *sys.argv[2:]])
+"""
+"""A chain of processes, and at its end many with an engine's name."""
+
+
+def process(pid: int) -> Process:
+    found = Host().processes().get(pid)
+    assert found is not None
+    return found
+
+
+def strays(tried: frozenset[Identity] = frozenset()) -> Verdict:
+    return StrayWorkers(tried=tried).run(Host())[1]
+
+
+@pytest.mark.parametrize("asleep", [False, True], ids=["waiting", "asleep in the kernel"])
+def test_a_name_makes_no_stray_and_needs_nobody(asleep: bool) -> None:
+    with Stranger(ORPHAN, *(["asleep"] * asleep)) as stranger:
+        pid = int(stranger.wait_for("ready").split()[1])
+        deadline = time.monotonic() + 5
+        while process(pid).state != "SD"[asleep] and time.monotonic() < deadline:
+            time.sleep(0.01)
+        found = strays(frozenset({("end-process", pid, process(pid).start_time)}))
+        assert process(pid).state == "SD"[asleep]
+    assert f"pid {pid} of user {USER} has the name of an engine's process" in found.reason
+    assert (found.level, found.fixes, found.offers, found.needs_person) == (Level.WARN, (), (), False)
+
+
+def test_who_holds_the_port_of_the_plan_is_named_whatever_his_name_is() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = int(found.getsockname()[1])
+    with Stranger(LISTENER, str(port)) as stranger:
+        stranger.wait_for("ready")
+        verdict = Ports((Wanted(port, "127.0.0.1", "the API", "args.port"),)).run(Host())[1]
+    assert verdict.level is Level.BLOCK
+    assert f"by pid {stranger.pid} (VLLM::APIServer) of {USER}" in verdict.reason
+
+
+def test_a_setuid_program_under_an_engines_name_is_the_users_who_started_it() -> None:
+    with Stranger(SETUID) as stranger:
+        pid = int(stranger.wait_for("ready").split()[1])
+        assert "Uid:\t64000\t0\t0\t0" in Path(f"/proc/{pid}/status").read_text(), "it runs with root's rights"
+        found = strays()
+    assert (found.level, found.fixes) == (Level.WARN, ())
+    assert f"pid {pid} of user {USER}" in found.reason
+
+
+@pytest.fixture
+def delegated() -> Iterator[Path]:
+    """A control group given to the stranger, as systemd gives one to each user's manager."""
+    mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    folder = next(Path(at) for _, at, kind, *_ in mounts if kind == "cgroup2") / f"stranger-{secrets.token_hex(4)}"
+    folder.mkdir()
+    for one in (folder, folder / "cgroup.procs"):
+        os.chown(one, UID, UID)
+    yield folder
+    for one in (*folder.glob("*/"), folder):
+        one.rmdir()
+
+
+def test_a_control_group_named_after_a_container_is_no_container(delegated: Path) -> None:
+    forged = delegated / f"docker-{'0123456789abcdef' * 4}.scope"
+    enter = f"import time\nwhile {delegated.name!r} not in open('/proc/self/cgroup').read(): time.sleep(0.01)\n"
+    with Stranger(enter + IN_A_GROUP, str(forged)) as stranger:
+        (delegated / "cgroup.procs").write_text(str(stranger.pid))
+        stranger.wait_for("ready")
+        assert forged.name in Path(f"/proc/{stranger.pid}/cgroup").read_text()
+        details = Host().details(process(stranger.pid))
+        assert details is not None
+        assert details.group.container_id == ""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    made = Path(tempfile.mkdtemp())
+    os.chown(made, UID, UID)
+    yield made
+    shutil.rmtree(made)
+
+
+def test_a_crowd_of_names_is_read_in_a_time_that_grows_with_the_crowd_alone(folder: Path) -> None:
+    depth, leaves = 900, 1100
+    with Stranger(CROWD, str(folder), str(depth), str(leaves)):
+        deadline = time.monotonic() + 20
+        while sum(one.comm == "VLLM::Worker_TP" for one in Host().processes()) < leaves and time.monotonic() < deadline:
+            time.sleep(0.1)
+        began = time.process_time()
+        facts, found = StrayWorkers().run(Host())
+        took = time.process_time() - began
+    assert facts.scanned >= depth + leaves
+    assert (found.level, len(found.reason) < 400, f"and {leaves - 3} more" in found.reason) == (Level.WARN, True, True)
+    assert took < 1.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,6 +15,9 @@ from sparkd.cli import console
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import Table, sanitize
+from sparkd.plan.model import LaunchPlan
+from sparkd.plan.trial import try_recipe
+from sparkd.preflight.checks.paths import mounted_paths
 from sparkd.recipes.loader import (
     SUFFIX,
     Loaded,
@@ -26,6 +30,7 @@ from sparkd.recipes.loader import (
 )
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
 from sparkd.vllm.args import command_line
+from sparkd.vllm.container_paths import is_below
 from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
@@ -158,7 +163,7 @@ def check_recipes(args: argparse.Namespace) -> None:
 
 
 def _lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
-    """What the rules of plan-lint find in a recipe: errors and warnings, each with its file and line.
+    """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
     Of a recipe that is not whole, only what is written counts: what seems to be left out may be wrong instead.
     """
@@ -170,6 +175,11 @@ def _lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
             continue
         where = where or str(loaded.files[0])
         (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
+    if whole:
+        trial = try_recipe(loaded.recipe)
+        missing = _find_missing(trial.plan) if trial.plan else ()
+        errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
+        warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
     return errors, warnings
 
 
@@ -181,13 +191,35 @@ def _find_origin(loaded: Loaded, key: str) -> str | None:
     return next(filter(None, map(loaded.origins.get, (key, positive, *fields, flag))), None)
 
 
+def _locate_key(loaded: Loaded, text: str) -> str:
+    """Where the first key that a text names is written."""
+    keys = (found.rstrip(".") for found in re.findall(r"\b[a-z]+\.[\w.-]+", text))
+    return next(filter(None, (_find_origin(loaded, key) for key in keys)), str(loaded.files[0]))
+
+
+def _find_missing(plan: LaunchPlan) -> Iterator[str]:
+    """Files that the recipe names, and that are not on this machine. The models may come later."""
+    missing = [plan.container.volumes[0].source]
+    for one in mounted_paths(plan):
+        if not any(is_below(one.path, folder) for folder in missing) and _is_missing(Path(one.path)):
+            missing.append(one.path)
+            yield f"{one.path} is not on this machine: {one.what} ({one.hint})"
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # unreadable for this user
+        return False
+
+
 def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
-        env={name: text for name, text in recipe.env.items() if text is not None},
+        env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
         gpu=recipe.container.gpus == "all",
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),

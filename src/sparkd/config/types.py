@@ -31,7 +31,8 @@ def _address(raw: str) -> str:
         raise ValueError("must be an IP address, such as 10.0.0.1 (names are not looked up)") from None
     if address.is_unspecified or address.is_multicast:
         raise ValueError("must be the address of one node")
-    return str(address)
+    # One form for each address, or two nodes could have the same.
+    return str((address.ipv4_mapped if address.version == 6 else None) or address)
 
 
 def split_address(raw: str) -> tuple[str, int]:
@@ -55,6 +56,24 @@ def _listen(raw: str) -> str:
 
 def _path(raw: str) -> str:
     return check_path(raw, "it")
+
+
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_REGISTRY = rf"(?:{_HOST}(?:\.{_HOST})*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
+_FOLDER = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"((?:{_REGISTRY}/)?{_FOLDER}(?:/{_FOLDER})*)(?::[A-Za-z0-9_][\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?",
+    re.ASCII,
+)
+"""References as docker reads them (the grammar of the distribution project, with digests by SHA-256)."""
+_LONGEST_NAME, _LONGEST_IMAGE = 255, 512
+
+
+def _image(raw: str) -> str:
+    match = _IMAGE.fullmatch(raw) if len(raw) <= _LONGEST_IMAGE else None
+    if raw and (match is None or len(match[1]) > _LONGEST_NAME):
+        raise ValueError("must be an image, such as name:tag or name@sha256:…; only a registry has capital letters")
+    return raw
 
 
 def _recipe(raw: str) -> str:
@@ -94,9 +113,7 @@ PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
 RecipeName = Annotated[str, AfterValidator(_recipe)]
 Listen = Annotated[str, AfterValidator(_listen)]
 InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
-ImageOrEmpty = Annotated[
-    str, matching(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*|", "an image, such as name:tag or name@sha256:…")
-]
+ImageOrEmpty = Annotated[str, AfterValidator(_image)]
 Hca = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]*", "the name of an RDMA device, such as rocep1s0f0")]
 Hcas = Annotated[tuple[Hca, ...], Strict(False), AfterValidator(_distinct)]
 CheckId = Annotated[str, matching(r"[a-z0-9][a-z0-9._-]*", "the id of a check, such as page-cache")]

@@ -13,14 +13,14 @@ from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean
 from sparkd.plan import agreement, script
 from sparkd.plan.model import HCAS, PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
+from sparkd.plan.ports import api_port
 from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
-from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share, parse_count
+from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
 from sparkd.vllm.container_paths import kept_caches
 
 MODELS_TARGET = "/models"
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
-API_PORT = 8000
 RAY = "ray"
 POOL_SIZE_FLAGS = frozenset(
     ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
@@ -61,8 +61,9 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
     args = {flag: _fill_value(value, values, f"{name}: args.{flag}") for flag, value in engine.args.items()}
     env = tuple((key, _fill_text(text, values, f"{name}: env.{key}")) for key, text in engine.env.items())
-    check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)
-    host, port = api_host(recipe.name, args.get("host")), _api_port(recipe, settings, args.get("port"))
+    host, port = api_host(recipe.name, args.get("host")), api_port(recipe.name, args, dict(env), settings)
+    share = memory_share(recipe.name, args.get("gpu-memory-utilization"))
+    check_ranks(recipe.name, args, node.cluster_size, recipe.container.gpus)  # last: the rest holds for any size
     command = (
         *recipe.image.entrypoint,
         engine.model_target,
@@ -96,7 +97,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         api_port=port,
         master_port=settings.cluster.master_port,
         memory_bytes=recipe.memory_bytes,
-        gpu_memory_utilization=memory_share(recipe.name, args.get("gpu-memory-utilization")),
+        gpu_memory_utilization=share,
         shared=shared,
         digest=agreement.compute_digest(shared),
         sysctls=tuple(sorted(recipe.host.sysctls.items())),
@@ -233,16 +234,6 @@ def _fill_value(template: JsonValue, values: Mapping[str, str], where: str) -> J
     if isinstance(template, dict):
         return {key: _fill_value(one, values, where) for key, one in template.items()}
     return template
-
-
-def _api_port(recipe: Recipe, settings: Settings, port: JsonValue) -> int:
-    found = parse_count(API_PORT if port is None else port, 65535)
-    if not found:
-        raise ConfigError(f"recipe {recipe.name}: args.port is {port!r}: a number from 1 to 65535 is needed")
-    taken = {number: key for key, number in settings.ports.items()}
-    if found in taken:
-        raise ConfigError(f"recipe {recipe.name}: args.port is {found}, the port of {taken[found]}", "change one")
-    return found
 
 
 def _expected_tokens(recipe: Recipe, settings: Settings) -> int | None:

@@ -38,6 +38,9 @@ OTHER_HOMES = {
 
 SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-parallel-size")
 """Their product is the number of ranks of one engine; the default of each is 1 (vLLM, ParallelConfig.world_size)."""
+DATA_SIZE = "data-parallel-size"
+STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
+"""With one of these, the other data-parallel ranks are on other nodes than the plan's."""
 HIGHEST_SIZE = 10_000
 LONGEST_TEXT_BYTES = 100_000
 """Linux limits one argument or variable to 128 KiB."""
@@ -229,7 +232,8 @@ def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: st
 
     Without GPUs a single node may run several ranks, as processes of one container.
     """
-    sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in SIZES if args.get(flag) is not None}
+    flags = SIZES if any(args.get(flag) is not None for flag in STARTED_APART) else (*SIZES, DATA_SIZE)
+    sizes = {flag: _parse_size(recipe, flag, args[flag]) for flag in flags if args.get(flag) is not None}
     ranks = prod(sizes.values())
     if ranks == nodes or (nodes == 1 and gpus == "none"):
         return

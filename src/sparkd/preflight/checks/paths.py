@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterator
 from enum import Enum
@@ -15,10 +16,14 @@ from sparkd.host.units import Unit, parse_assignments
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.vllm.container_paths import is_below
+from sparkd.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """sparkd itself makes these at the launch."""
 MOUNT_HINT = "make it, or take it out of the recipe"
+FILE_FLAGS = ("chat-template", "tool-parser-plugin", "reasoning-parser-plugin")
+FILE_HINT = "write it there, or correct the flag"
 DEVICE_HINT = "load its driver, or take it out of the recipe"
 UNIT_HINT = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
 
@@ -43,11 +48,6 @@ class NeededPath(Struct, frozen=True):
 def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     """The launch script's own source, the model, secrets, and everything that the container gets from outside."""
     model, device = f"the model of recipe {plan.recipe}", f"a device of recipe {plan.recipe}"
-    mounts = [
-        NeededPath(one.source, f"the source of the container's {one.target}", Needed.ANYTHING, MOUNT_HINT)
-        for one in plan.container.volumes
-        if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
-    ]
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
         NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
@@ -55,9 +55,30 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     return (
         *(one for one in may_be_empty if one.path),
         *(NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets),
-        *mounts,
+        *mounted_paths(plan),
         *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices),
     )
+
+
+def mounted_paths(plan: LaunchPlan) -> tuple[NeededPath, ...]:
+    """The sources of the container's mounts, and the files in them that flags name. Other files are the image's."""
+    found = [
+        NeededPath(one.source, f"the source of the container's {one.target}", Needed.ANYTHING, MOUNT_HINT)
+        for one in plan.container.volumes
+        if not one.source.startswith(OWN_FOLDERS) and one.source != plan.model_path
+    ]
+    flags = first_values(plan.argv)
+    for flag in FILE_FLAGS:
+        inside = posixpath.normpath(flags.get(flag) or "")
+        volume = max(
+            (one for one in plan.container.volumes if is_below(inside, one.target)),
+            key=lambda one: len(one.target),
+            default=None,
+        )
+        if volume:
+            path = volume.source + inside.removeprefix(volume.target)
+            found.append(NeededPath(path, f"--{flag} {inside} in the container", Needed.ANYTHING, FILE_HINT))
+    return tuple(found)
 
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -159,7 +180,8 @@ the engine. A missing model shows only after a minute of imports. This check ins
   - every absolute path in the Exec* lines of the unit as systemd sees it, drop-ins included; programs must be
     executable files. A command with `-` before it may fail, so its missing paths only warn.
   - engine.script, the model's folder (which must hold something: an empty one is often a disk that is not mounted),
-    the files of secrets, the sources of the container's mounts, and its devices.
+    the files of secrets, the sources of the container's mounts, a chat template or a parser's plugin that a flag names
+    in one of them, and its devices.
   - the installed drop-in is the one that the configuration requires.
 
   block  something is missing, or of the wrong kind.

@@ -14,7 +14,7 @@ from msgspec import Struct
 from sparkd.lib.text import did_you_mean
 from sparkd.vllm.flag import Flag, ParsedFlag, misprint_of
 from sparkd.vllm.flag_table import FLAGS, VERSION
-from sparkd.vllm.lint import fields, parsers, predicates
+from sparkd.vllm.lint import fields, predicates, values
 from sparkd.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
 
 _BY_NAME = {flag.name: flag for flag in FLAGS} | {f"no-{flag.name}": flag for flag in FLAGS if flag.negative}
@@ -153,18 +153,22 @@ RULES = (
          what="in a flag's JSON, a key or a value that vLLM 0.32 does not know; a fork may have more",
          hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 2 or 1",
          source="the classes of vLLM 0.32 (`make flags`)"),
-    Rule("tool-choice", BLOCKS, parsers.incomplete,
+    Rule("tool-choice", BLOCKS, values.incomplete,
          what="enable-auto-tool-choice without tool-call-parser, enable-log-outputs without enable-log-requests",
          hint="give the other flag too, or take this one out",
          source="vLLM 0.32 (validate_parsed_serve_args): it ends with status 1"),
-    Rule("parser-unused", WARNS, parsers.unused,
+    Rule("parser-unused", WARNS, values.unused,
          what="tool-call-parser without enable-auto-tool-choice",
          hint="add enable-auto-tool-choice: true, or take the parser out",
          source="vLLM 0.32: it answers requests with tool_choice auto, the default, with status 400"),
-    Rule("not-registered", WARNS, parsers.unregistered,
+    Rule("not-registered", WARNS, values.unregistered,
          what="a parser or load format that vLLM 0.32 does not register, without a plugin that may",
          hint="correct it, or name the flag under flags.extra where a fork has it: upstream ends with status 1",
          source="the registries of vLLM 0.32 (`make flags`)"),
+    Rule("unfilled", WARNS, values.unfilled,
+         what="a placeholder of another tool or a variable of the shell in a flag or in the environment",
+         hint="write the value, or a placeholder of sparkd's: `sparkd recipe schema` names the format",
+         source="plan/build.py: all words are quoted for the shell"),
     Rule("model-length", BLOCKS, predicates.longer_than_model,
          what="max-model-len is above what config.json of the model allows",
          hint="lower max-model-len",

@@ -1,0 +1,201 @@
+"""`sparkd recipe check` sees what a plan would: planted mistakes of nodes, ports, placeholders and files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from sparkd.cli import main
+
+TP, PP, DP, CP = (f"{name}-parallel-size" for name in ("tensor", "pipeline", "data", "prefill-context"))
+Table = Mapping[str, object]
+
+
+class Checker:
+    def __init__(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        self._file, self._capsys = folder / "x.yaml", capsys
+
+    def check(self, args: Table, **keys: object) -> tuple[int, str]:
+        """Exit code, and all that is said of a recipe that is good except for these keys."""
+        table = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}, **keys}
+        self._file.write_text(json.dumps({**table, "args": {"gpu-memory-utilization": 0.9, **args}}, indent=1))
+        code = main.main(["recipe", "check", str(self._file)])
+        said = self._capsys.readouterr()
+        return code, said.out + said.err
+
+
+@pytest.fixture
+def checker(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Checker:
+    return Checker(tmp_path, capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes"),
+    [
+        ({}, {}),
+        ({}, {"min": 1, "max": 1}),
+        ({TP: 2}, {}),
+        ({TP: 2}, {"min": 2, "max": 2}),
+        ({TP: 2, PP: 2}, {"min": 4}),
+        ({DP: 2}, {"min": 2, "max": 2}),
+        ({DP: 4, "data-parallel-rank": 1}, {"max": 1}),
+        ({TP: "{cluster.size}"}, {"min": 1, "max": 4}),
+        ({TP: "{cluster.size}", "port": 9000}, {"min": 1, "max": 64}),
+        ({CP: 2}, {"min": 2, "max": 2}),
+    ],
+)
+def test_a_recipe_that_some_nodes_can_serve_is_good(checker: Checker, args: Table, nodes: Table) -> None:
+    code, said = checker.check(args, nodes=nodes)
+    assert (code, "x is good (" in said) == (0, True), said
+
+
+@pytest.mark.parametrize(
+    ("args", "nodes", "expected"),
+    [
+        ({TP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
+        ({TP: 2}, {"min": 3, "max": 4}, "no number fits"),
+        ({TP: 4}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
+        ({TP: "4"}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
+        ({PP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
+        ({PP: 3}, {"min": 2, "max": 2}, "makes 3 rank(s)"),
+        ({TP: 2, PP: 2}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
+        ({TP: 2, PP: 2}, {"min": 2, "max": 3}, "no number fits"),
+        ({}, {"min": 2, "max": 2}, "makes 1 rank(s)"),
+        ({}, {"min": 2}, "no number fits"),
+        ({TP: 16}, {}, "no number fits"),
+        ({TP: 9}, {"min": 9, "max": 9}, "names at most 8"),
+        ({CP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
+        ({DP: 2}, {"min": 1, "max": 1}, f"args.{DP} 2 makes 2 rank(s)"),
+        ({DP: 3}, {"min": 2, "max": 2}, "makes 3 rank(s)"),
+        ({TP: 2, DP: 2}, {"min": 2, "max": 2}, f"args.{TP} 2 x args.{DP} 2 makes 4 rank(s)"),
+        ({TP: 2, PP: 2, DP: 2}, {"min": 4, "max": 4}, "makes 8 rank(s)"),
+        ({TP: "{cluster.size}", DP: 2}, {"min": 1, "max": 8}, "no number fits"),
+        ({DP: 0}, {}, f"args.{DP} is 0: a number from 1"),
+        ({DP: "two"}, {}, f"args.{DP} is 'two': a number from 1"),
+        ({TP: 0}, {}, f"args.{TP} is 0: a number from 1"),
+        ({TP: 2}, {"min": 1, "max": 2}, "nodes.min is 1, and the recipe fits 2 node(s) only"),
+        ({TP: 4}, {"min": 2, "max": 4}, "nodes.min is 2, and the recipe fits 4 node(s) only"),
+    ],
+)
+def test_sizes_that_the_nodes_cannot_hold_are_found(checker: Checker, args: Table, nodes: Table, expected: str) -> None:
+    code, said = checker.check(args, nodes=nodes)
+    assert expected in said
+    assert "x.yaml: " in said
+    assert code == (0 if "only" in expected else 78)
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "expected"),
+    [
+        ({"port": 29501}, {}, "args.port is 29501, the port of cluster.master_port"),
+        ({"port": 29510}, {}, "args.port is 29510, the port of cluster.report_port"),
+        ({"port": "29510"}, {}, "args.port is 29510, the port of cluster.report_port"),
+        ({"port": 29511}, {}, "args.port is 29511, the port of observe.listen"),
+        ({"port": 0}, {}, "args.port is 0"),
+        ({"port": 65536}, {}, "args.port is 65536"),
+        ({"port": -1}, {}, "args.port is -1"),
+        ({"port": "http"}, {}, "args.port is 'http'"),
+        ({"port": True}, {}, "args.port is True"),
+        ({"port": "{node.rank}"}, {}, "args.port is '0'"),
+        ({"some-port": 8000}, {}, "args.some-port is 8000, the port of args.port"),
+        ({"port": 9000, "some-port": "9000"}, {}, "args.some-port is 9000, the port of args.port"),
+        ({"some-port": 29501}, {}, "the port of cluster.master_port"),
+        ({"one-port": 7000, "other-port": 7000}, {}, "the port of args.one-port"),
+        ({DP: 2, "data-parallel-rpc-port": 29501}, {}, "the port of cluster.master_port"),
+        ({DP: 2, "data-parallel-rpc-port": 8000}, {}, "the port of args.port"),
+        ({"kv-transfer-config": {"kv_port": 8000}}, {}, "kv-transfer-config.kv_port is 8000, the port of args.port"),
+        ({"kv-transfer-config": '{"kv_port": 29510}'}, {}, "the port of cluster.report_port"),
+        ({"kv-transfer-config.kv_port": 8000}, {}, "the port of args.port"),
+        ({}, {"VLLM_NIXL_SIDE_CHANNEL_PORT": "8000"}, "env.VLLM_NIXL_SIDE_CHANNEL_PORT is 8000, the port of args.port"),
+        ({}, {"VLLM_DP_MASTER_PORT": 29501}, "the port of cluster.master_port"),
+    ],
+)
+def test_ports_that_two_would_take_are_found(checker: Checker, args: Table, env: Table, expected: str) -> None:
+    code, said = checker.check(args, env=env, flags={"extra": ["some-port", "one-port", "other-port"]})
+    assert (code, expected in said) == (78, True), said
+
+
+def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
+    args = {"port": 8001, "data-parallel-rpc-port": 29501, "kv-transfer-config": {"kv_port": 14579}}
+    assert checker.check(args, env={"VLLM_PORT": "8001", "MASTER_PORT": "29501"})[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected", "code"),
+    [
+        ({"env": {"A": "{node.adress}"}}, "no placeholder {node.adress}; did you mean node.address?", 78),
+        ({"env": {"A": "{node.x}"}}, "there is no placeholder {node.x}", 78),
+        ({"env": {"A": "{head.port}"}}, "there is no placeholder {head.port}", 78),
+        ({"env": {"A": "{cluster.nodes}"}}, "there is no placeholder {cluster.nodes}", 78),
+        ({"env": {"A": "{model.name}"}}, "there is no placeholder {model.name}", 78),
+        ({"env": {"A": "{node.}"}}, "there is no placeholder {node.}", 78),
+        ({"args": {"seed": "{node.number}"}}, "there is no placeholder {node.number}", 78),
+        ({"args": {"hf-overrides": {"a": ["{node.x}"]}}}, "there is no placeholder {node.x}", 78),
+        ({"env": {"A": "{nodes.address}"}}, "A is given {nodes.address} as it stands", 0),
+        ({"env": {"A": "{port}"}}, "A is given {port} as it stands", 0),
+        ({"env": {"A": "x-{interface}-y"}}, "A is given {interface} as it stands", 0),
+        ({"env": {"A": "$HOME/x"}}, "A is given $HOME as it stands", 0),
+        ({"env": {"A": "/x:${LD_LIBRARY_PATH}"}}, "A is given ${LD_LIBRARY_PATH} as it stands", 0),
+        ({"args": {"tokenizer": "{model}"}}, "--tokenizer is given {model} as it stands", 0),
+        ({"args": {"tokenizer": "${MODEL}"}}, "--tokenizer is given ${MODEL} as it stands", 0),
+        ({"args": {"hf-overrides": {"a": "{b}"}}}, "--hf-overrides is given {b} as it stands", 0),
+        ({"model": {"path": "{model}"}}, "model.path: {model} is taken as it stands", 0),
+        ({"model": {"path": "m", "served_name": "{name}"}}, "model.served_name: {name} is taken", 0),
+        ({"container": {"volumes": ["/etc/$USER:/x:ro"]}}, "container.volumes: $USER is taken", 0),
+        ({"container": {"volumes": ["/etc:/x/{node.rank}:ro"]}}, "container.volumes: {node.rank} is taken", 0),
+        ({"secrets": {"A": "/etc/{name}"}}, "secrets.A: {name} is taken", 0),
+        ({"caches": {"vllm": "/x/{name}"}}, "caches.vllm: {name} is taken", 0),
+    ],
+)  # fmt: skip
+def test_placeholders_that_nothing_fills_are_found(checker: Checker, keys: Table, expected: str, code: int) -> None:
+    found, said = checker.check(**{"args": {}, **keys})  # type: ignore[arg-type]  # args is a table
+    assert (found, expected in said) == (code, True), said
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"chat-template": "{% for m in messages %}{{ m }}{content}{% endfor %}"},
+        {"hf-overrides": {"a": {"b": 1}}},
+        {"compilation-config": {"cudagraph_mode": "NONE"}},
+        {"generation-config": "costs 5$ {1}"},
+    ],
+)
+def test_braces_that_are_no_placeholder_are_good(checker: Checker, args: Table) -> None:
+    assert "x is good (" in checker.check(args)[1]
+
+
+def test_files_that_are_nowhere_are_found_once(checker: Checker, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/good.jinja").touch()
+    volumes = [f"{tmp_path}/there:/t:ro", f"{tmp_path}/gone:/g:ro", f"{tmp_path}/there:/t/deeper:ro"]
+    for flag in ("chat-template", "tool-parser-plugin", "reasoning-parser-plugin"):
+        for path, missing in (
+            ("/t/good.jinja", ""),
+            ("/t/deeper/good.jinja", ""),
+            ("/t/x/../good.jinja", ""),
+            ("/models/m/of-the-model.jinja", ""),
+            ("/in/the/image.jinja", ""),
+            ("relative.jinja", ""),
+            ("/g/x.jinja", ""),
+            ("/t/bad.jinja", "there/bad.jinja"),
+            ("/t/deeper/good.jinj", "there/good.jinj"),
+            ("/t/x/../bad", "there/bad"),
+        ):
+            code, said = checker.check({flag: path}, container={"volumes": volumes})
+            lines = [line for line in said.splitlines() if "is not on this machine" in line]
+            assert (code, len(lines)) == (0, 2 if missing else 1), said
+            assert f"{tmp_path}/gone is not on this machine: the source of the container's /g" in lines[0]
+            assert not missing or f"{tmp_path}/{missing} is not on this machine: --{flag}" in lines[1]
+
+
+def test_contradictions_of_other_keys_are_found(checker: Checker) -> None:
+    assert (
+        "A is given both under env and under secrets" in checker.check({}, env={"A": "b"}, secrets={"A": "/etc/x"})[1]
+    )
+    assert "args.host is '[::]'" in checker.check({"host": "[::]"})[1]
+    assert "mounted twice" in checker.check({}, model={"path": "/m"}, container={"volumes": ["/m:/m:ro"]})[1]
+    assert "gives no name to serve it as" in checker.check({}, model={"path": "/-m"})[1]

@@ -53,8 +53,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "look at it as `check` does. HF_ENDPOINT may name a mirror, HTTPS_PROXY a proxy.",
     )
     pull.set_defaults(run=pull_model)
-    pull.add_argument("name", nargs="?", help="such as deepseek-ai/DeepSeek-V4-Flash; the recipe's where none is named")
-    pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the newest files")
+    named = "such as deepseek-ai/DeepSeek-V4-Flash; or a recipe, by name or file; engine.recipe's where none is named"
+    pull.add_argument("name", nargs="?", help=named)
+    pull.add_argument("--revision", help="a branch, a tag or a commit, instead of the recipe's or the newest files")
     pull.add_argument("--to", metavar="FOLDER", help="folder of the model, instead of its own below engine.models_dir")
     pull.add_argument(
         "--exclude", metavar="PATTERN", action="append", default=[], help='files to leave out, such as "original/*"'
@@ -136,9 +137,9 @@ def pull_model(args: argparse.Namespace) -> None:
     from sparkd.actions import hub
 
     host, configured = Host(), load_settings(os.environ)
-    name, folder = _choose_repo(args.name, args.to, configured)
+    name, folder, revision = _choose_repo(args.name, args.to, configured)
     token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
-    repo = hub.find_repo(name, args.revision, token, tuple(args.exclude))
+    repo = hub.find_repo(name, args.revision or revision or None, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
@@ -169,28 +170,32 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[str, str]:
-    """Name of the repository, and the folder that it goes to."""
-    from sparkd.recipes.loader import load_recipe, recipe_folders
+def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[str, str, str]:
+    """Name of the repository, the folder that it goes to, and the recipe's revision of it, if any."""
+    from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
     from sparkd.recipes.schema import REPO, Model
 
-    model = Model()
-    with suppress(*(() if word is None else (ConfigError,))):  # a named model needs no good recipe
-        model = load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
-    name = word or model.repo
+    model, recipe = Model(), settings.engine.recipe
+    of_recipe = word is None or "/" not in word or word.endswith(SUFFIX)
+    if word and of_recipe:
+        recipe = os.path.abspath(word) if "/" in word else word  # noqa: PTH100 - links stay as they are
+    with suppress(*(() if of_recipe else (ConfigError,))):  # a named model needs no good recipe
+        model = load_recipe(recipe, recipe_folders()).recipe.model
+    name = model.repo if of_recipe else word or ""
     if not name:
         hint = "name it: sparkd model pull ORGANISATION/NAME"
-        raise UsageError(f"recipe {settings.engine.recipe} does not say where its model is published", hint)
+        raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
     if not REPO.fullmatch(name):
         raise UsageError(f"{name} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
+    revision = model.revision if name == model.repo else ""
     if to is not None:
-        return name, os.path.abspath(to)  # noqa: PTH100 - links stay as they are
+        return name, os.path.abspath(to), revision  # noqa: PTH100
     last = name.rpartition("/")[2]
     fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
     path = model.path if fits else last
     if path == model.path and model.repo and name.lower() != model.repo.lower():
         raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
-    return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+    return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}", revision
 
 
 def _read_token(path: str | None, files: Files) -> str | None:

@@ -62,6 +62,8 @@ ServedName = Annotated[str, AfterValidator(_served_name)]
 Target = Annotated[str, AfterValidator(check_target)]
 REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
 RepoName = Annotated[str, t.matching(f"({REPO.pattern})?", "ORGANISATION/NAME, as on Hugging Face")]
+REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,199}")
+Revision = Annotated[str, t.matching(f"({REVISION.pattern})?", "a branch, a tag or a commit")]
 Text = Annotated[str, AfterValidator(lambda raw: check_text(raw))]
 Words = Annotated[tuple[Text, ...], Strict(False)]
 CacheName = Annotated[str, t.matching(r"[a-z0-9][a-z0-9._-]*", "a short name in small letters, such as vllm")]
@@ -118,6 +120,7 @@ class Model(Section):
 
     path: ModelPath = Field("", description="Folder of the model: below engine.models_dir, or an absolute path.")
     repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
+    revision: Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
 
 

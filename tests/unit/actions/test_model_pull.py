@@ -283,7 +283,8 @@ def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, 
     ("words", "env", "code", "text"),
     [
         (["org/other"], {}, 10, "has no model org/other"),
-        (["name"], {}, 2, "name is no name of a model on the hub"),
+        (["name"], {}, 78, "there is no recipe name"),
+        (["a b/c"], {}, 2, "a b/c is no name of a model on the hub"),
         (["other/DeepSeek-V4-Flash"], {}, 2, "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/"),
         ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),
     ],
@@ -295,3 +296,15 @@ def test_each_refusal_is_one_line(
     assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stderr
     assert text in done.stderr
     assert not machine.models.exists()
+
+
+def test_a_recipe_by_its_file_says_where_its_model_is_and_which_revision(machine: Machine, hub: Hub) -> None:
+    recipe = machine.home / "mine.yaml"
+    text = "schema: 1\nname: mine\nimage: {ref: i}\nmodel: {path: of-recipe, repo: org/name, revision: v1.0}\n"
+    recipe.write_text(text)
+    assert machine.pull(str(recipe), SPARKD_ENGINE__RECIPE="tiny-cpu").returncode == 0
+    assert f"GET /api/models/{REPO}/revision/v1.0?blobs=true" in " ".join(hub.requests)
+    assert (machine.models / "of-recipe" / SHARD).is_file()
+    hub.requests.clear()
+    assert machine.pull(str(recipe), "--revision", "v2").returncode == 0, "the option goes before the recipe"
+    assert "/revision/v2?" in " ".join(hub.requests)

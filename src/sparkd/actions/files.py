@@ -20,7 +20,7 @@ DOOMED = ".removed-"
 """Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
 
 
-def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True) -> None:
+def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: bool = True) -> None:
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
     Without `over`, an existing file stays: FileExistsError.
@@ -28,8 +28,8 @@ def write(path: Path, text: str, mode: int, *, durable: bool, over: bool = True)
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(fd, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fchmod(fd, mode)
             if durable:

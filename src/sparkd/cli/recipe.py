@@ -56,11 +56,13 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
     foreign = actions.add_parser("import", help="make recipes of those of eugr and sparkrun")
     foreign.set_defaults(run=import_recipes)
-    foreign.add_argument("path", metavar="FILE|DIR", type=Path)
+    foreign.add_argument("path", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https")
     foreign.add_argument(
         "-o", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="put in another default"
     )
-    foreign.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there; without it, print")
+    foreign.add_argument("--write", type=Path, metavar="FOLDER", help="write NAME.yaml there, with what it needs")
+    foreign.add_argument("--mods", type=Path, metavar="FOLDER", help="further folder that holds mods")
+    foreign.add_argument("--yes", action="store_true", help="write what a URL gave without a question")
     foreign.add_argument("--force", action="store_true", help="write over a recipe that is there")
     schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
     schema.set_defaults(run=lambda _args: print(json_schema()))
@@ -228,40 +230,6 @@ def _launch(recipe: Recipe) -> Launch:
 
 
 def import_recipes(args: argparse.Namespace) -> None:
-    """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
-    from sparkd.recipes.importers import convert
-    from sparkd.recipes.importers.source import parse_overrides
+    from sparkd.cli.recipe_import import import_recipes
 
-    overrides = parse_overrides(args.overrides)
-    faults: list[str] = []
-    taken: set[str] = set()
-    for path in convert.find_files(args.path):
-        try:
-            result = convert.import_file(path, overrides, taken)
-            if args.write:
-                print(_write(args.write, result.name, result.text, args.force))
-            else:
-                print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
-        except ConfigError as error:
-            faults.append(str(error))
-            continue
-        taken.add(result.name)
-        for note in result.notes:
-            print(note, file=sys.stderr)
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _write(folder: Path, name: str, text: str, force: bool) -> Path:
-    from sparkd.actions import files
-
-    path = folder / f"{name}{SUFFIX}"
-    if not folder.is_dir():
-        raise ConfigError(f"{folder}: is no folder")
-    try:
-        files.write(path, text, 0o644, durable=True, over=force)
-    except FileExistsError:
-        raise ConfigError(f"{path}: exists already", "--force writes over it") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    return path
+    import_recipes(args)

@@ -137,6 +137,13 @@ def is_serve(command: Command) -> bool:
     return _end_of_program(command.words) > 0
 
 
+def exported_variables(command: Command) -> dict[str, str]:
+    """Of `export NAME=literal ...`; empty for any other command."""
+    found = [_ASSIGNMENT.fullmatch(word) for word in command.words[1:]]
+    is_export = command.words[:1] == ["export"] and not command.unclear and all(found)
+    return {one[1]: one[2] for one in found if one} if is_export else {}
+
+
 def _end_of_program(words: list[str]) -> int:
     """Number of words before the model; 0 without a `vllm serve`."""
     for at in range(1, len(words)):

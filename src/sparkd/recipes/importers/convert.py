@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 from pydantic import ValidationError
 
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import format_key, printable, read_file, validator_message
-from sparkd.recipes.importers.command import Flag, Serve, is_serve, parse_serve, split_commands
+from sparkd.recipes.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
+from sparkd.recipes.importers.endpoint import Place, complete
 from sparkd.recipes.importers.formats import read_foreign
+from sparkd.recipes.importers.mods import File
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
@@ -28,8 +31,6 @@ _MOST_RANKS = 9999
 SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
-    "mods": "it would change each container before the engine starts; build an image in which it is done, and name it "
-    "under image.ref",
     "pre_exec": "it would run before the engine; build an image in which it is done, or do it on the node",
     "post_exec": "it would run in the container once the engine serves",
     "post_commands": "it would run on the machine that started it once the engine serves",
@@ -43,6 +44,10 @@ class Result(Struct, frozen=True):
     """The recipe as YAML."""
     notes: tuple[str, ...]
     """Each with file and line."""
+    files: Mapping[str, File]
+    """To leave beside the recipe, by path."""
+    steps: tuple[str, ...]
+    """Commands from here to an endpoint."""
 
 
 def find_files(path: Path) -> list[Path]:
@@ -64,22 +69,30 @@ def _below(folder: Path) -> Iterator[Path]:
         yield from (Path(here, name) for name in files if name.endswith(SUFFIXES) and not name.startswith("."))
 
 
-def import_file(path: Path, overrides: Overrides, taken: Collection[str] = ()) -> Result:
+def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None) -> Result:
     """Convert one file, under a name that is not in `taken`. Raises ConfigError with file and line."""
     try:
-        document = parse_as_pyyaml(read_file(path))
+        return import_text(read_file(path), path, overrides, taken, place or Place(), beside=path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: does not exist") from None
+
+
+def import_text(
+    text: str, path: Path, overrides: Overrides, taken: Collection[str], place: Place, *, beside: Path | None
+) -> Result:
+    """`beside`: the file that the recipe's mods lie beside. Raises ConfigError with `path` and line."""
+    try:
+        document = parse_as_pyyaml(text)
     except YamlError as error:
         raise ConfigError(printable(f"{path}: {error}")) from None
     source, name = Source(document), _choose_name(path, taken)
     try:
-        recipe = _convert(source, name, overrides)
+        bundle = complete(source, _convert(source, name, overrides), beside, place)
     except Unusable as fault:
         raise ConfigError(printable(f"{path}: line {document.line(fault.key)}: {fault.reason}")) from None
     notes = sorted(source.notes, key=lambda note: note.line)
-    text = _render(recipe, path.name, notes)
-    return Result(name, text, tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes))
+    steps, shown = tuple(bundle.steps()), tuple(printable(f"{path}: line {note.line}: {note.text}") for note in notes)
+    return Result(name, _render(bundle.recipe, path.name, notes, steps), shown, bundle.files, steps)
 
 
 def _choose_name(path: Path, taken: Collection[str]) -> str:
@@ -95,11 +108,12 @@ def _slug(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.lower()).strip("-._") or "imported"
 
 
-def _render(recipe: Recipe, file: str, notes: list[Note]) -> str:
+def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) -> str:
     lines = [f"# Imported from {_one_line(file)} ({recipe.source.partition(' recipe of ')[0]})."]
     if notes:
-        lines += ["#", "# What is not below, or is for you to do:"]
+        lines += ["#", "# What is left out, or needs you:"]
         lines += [f"#   line {note.line}: {_one_line(note.text)}" for note in notes]
+    lines += ["#", "# To an endpoint:", *(f"#   {number}. {_one_line(step)}" for number, step in enumerate(steps, 1))]
     lines += ["schema: 1"]
     for key in ("name", "description", "source"):
         if text := getattr(recipe, key):
@@ -133,25 +147,22 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     except CommandError as error:
         raise Unusable(COMMAND, f"command: {error}") from None
     served_name, args = _convert_flags(source, command)
-    _note_code(source, foreign.image)
+    _note_code(source)
     nodes = _count_nodes(source, foreign, args)
-    is_alone = nodes.get("max") == 1
+    model, is_alone = command.model, nodes.get("max") == 1
     return _validate(
         {
             "schema": 1,
             "name": name,
             "description": " ".join(foreign.description.split()),
-            "source": f"{foreign.format} recipe of {command.model}",
+            "source": f"{foreign.format} recipe of {model}",
             "model": {
-                "path": _model_folder(source, command.model),
-                "repo": command.model if REPO.fullmatch(command.model) else "",
-                "served_name": served_name or command.model,
+                "path": model if model.startswith("/") else model.rstrip("/").rpartition("/")[2],
+                "repo": model if REPO.fullmatch(model) else "",
+                "revision": foreign.revision,
+                "served_name": served_name or model,
             },
-            "image": {
-                "ref": foreign.image,
-                "entrypoint": command.entrypoint,
-                "build": _describe_build(source, foreign),
-            },
+            "image": {"ref": foreign.image, "entrypoint": command.entrypoint},
             "nodes": nodes,
             "args": args,
             "env": _convert_environment(source, {**foreign.env, **command.env}),
@@ -168,16 +179,19 @@ def _find_serve(source: Source, text: str) -> Serve:
         raise CommandError(f"runs {len(served)} times `vllm serve`, and once is needed")
     if served[0].unclear:
         raise CommandError(served[0].unclear)
+    exported: dict[str, str] = {}
     for command in found:
         if command is served[0]:
+            continue
+        if variables := exported_variables(command):
+            exported.update(variables)
             continue
         words = " ".join(command.words)[:120]
         if words.startswith("-"):
             raise CommandError(f"ends before {words}: the line before it lacks its backslash")
-        source.note(
-            COMMAND, f"command: not run: {words}: build an image in which it is done, and name it under image.ref"
-        )
-    return parse_serve(served[0])
+        source.note(COMMAND, f"command: not run: {words}: do it in an image, and name that under image.ref")
+    serve = parse_serve(served[0])
+    return replace(serve, env={**exported, **serve.env})
 
 
 def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonValue]]:
@@ -194,8 +208,7 @@ def _convert_flags(source: Source, command: Serve) -> tuple[str, dict[str, JsonV
             if flag.values[1:]:
                 source.note(COMMAND, f"{where}: further names left out: {', '.join(flag.values[1:])}")
         elif stem in OWNED:
-            value = "".join(f" {value}" for value in flag.values)
-            source.note(COMMAND, f"{where}{value}: left out: sparkd sets it from {OWNED[stem]}")
+            continue  # sparkd sets it, from the recipe's executor or cluster.nodes
         elif stem in OTHER_HOMES:
             source.note(COMMAND, f"{where}: left out: {OTHER_HOMES[stem]}")
         else:
@@ -218,42 +231,19 @@ def _convert_flag(source: Source, args: dict[str, JsonValue], flag: Flag, where:
         raise Unusable(COMMAND, f"command: {error}") from None
 
 
-def _note_code(source: Source, image: str) -> None:
-    """Note the code that the tool would run besides the engine, and what that requires of the image."""
-    runtime_config = source.document.data.get("runtime_config")
+def _note_code(source: Source) -> None:
+    """Note the code that the tool would run besides the engine, except what `endpoint` makes commands of."""
     for key, meaning in _NOT_RUN.items():
         for step in source.items(key):
             source.note((key,), f"{key}: {_cut(step)}: not run: {meaning}")
-    if isinstance(runtime_config, Mapping):
-        for key in ("mods", "build_args"):
-            if runtime_config.get(key):
-                source.note(("runtime_config", key), f"runtime_config.{key}: not run: {_cut(runtime_config[key])}")
-    if source.has("build_args"):
-        words = " ".join(str(word) for word in source.items("build_args"))
-        source.note(("build_args",), f"build_args: not run: {image} must be on every node, built with: {words}")
     for key in ("builder", "builder_config"):
-        if source.has(key):
+        if source.has(key) and source.document.data[key] not in ("eugr", "docker-pull"):
             source.note((key,), f"{key}: not run: {_cut(source.document.data[key])}: sparkd builds no image")
-
-
-def _describe_build(source: Source, foreign: Foreign) -> str:
-    """How the tool of eugr/spark-vllm-docker builds the image; empty where the recipe has no such arguments."""
-    words = " ".join(str(word) for word in source.items("build_args"))
-    command = f"./build-and-copy.sh -t {foreign.image} {words}"
-    return printable(f"in a checkout of eugr/spark-vllm-docker: {command}") if words else ""
 
 
 def _cut(step: object) -> str:
     text = " ".join((step if isinstance(step, str) else json.dumps(step, default=str)).split())
     return text if len(text) <= 200 else f"{text[:197]}..."
-
-
-def _model_folder(source: Source, model: str) -> str:
-    if model.startswith("/"):
-        return model
-    folder = model.rstrip("/").rpartition("/")[2]
-    source.note(COMMAND, f"model {model}: it must lie in {folder} below engine.models_dir: sparkd model pull")
-    return folder
 
 
 def _count_nodes(source: Source, foreign: Foreign, args: Mapping[str, JsonValue]) -> dict[str, int]:

@@ -1,0 +1,58 @@
+"""One text from the web, for a person who named its URL: by https alone, bounded, without credentials.
+
+No cookie, no password of a URL or of ~/.netrc is sent; a proxy and SSL_CERT_FILE of the environment count.
+"""
+
+from __future__ import annotations
+
+import time
+from urllib.parse import urlsplit
+
+from sparkd.lib import without
+from sparkd.lib.errors import ConfigError
+from sparkd.lib.text import sanitize
+
+with without("rich", "click"):
+    import httpx
+
+LIMIT_BYTES = 1 << 20
+WAIT_SECONDS = 10.0
+"""For each step: connection, answer, next bytes."""
+TOTAL_SECONDS = 30.0
+MOST_REDIRECTS = 5
+
+
+def download_text(url: str) -> str:
+    """UTF-8 text of at most LIMIT_BYTES. Raises ConfigError."""
+    shown, ends = sanitize(url), time.monotonic() + TOTAL_SECONDS
+    try:
+        for _ in range(MOST_REDIRECTS + 1):
+            _check(url)
+            with httpx.stream("GET", url, timeout=WAIT_SECONDS, headers={"Accept-Encoding": "identity"}) as answer:
+                if not answer.has_redirect_location:
+                    return _read(answer, shown, ends)
+                url = str(answer.url.join(answer.headers["Location"]))
+    except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
+        raise ConfigError(f"{shown}: {sanitize(str(error)) or type(error).__name__}") from None
+    raise ConfigError(f"{shown}: is redirected more than {MOST_REDIRECTS} times")
+
+
+def _check(url: str) -> None:
+    parts = urlsplit(url)
+    if parts.scheme != "https" or not parts.hostname:
+        raise ConfigError(f"{sanitize(url)}: only https is used")
+    if parts.username or parts.password:
+        raise ConfigError("a URL with a name or a password is not used")
+
+
+def _read(answer: httpx.Response, shown: str, ends: float) -> str:
+    if answer.status_code != httpx.codes.OK:
+        raise ConfigError(f"{shown}: HTTP {answer.status_code}")
+    body = bytearray()
+    for chunk in answer.iter_raw():
+        body += chunk
+        if len(body) > LIMIT_BYTES:
+            raise ConfigError(f"{shown}: is larger than {LIMIT_BYTES} bytes")
+        if time.monotonic() > ends:
+            raise ConfigError(f"{shown}: took longer than {TOTAL_SECONDS:g} s")
+    return body.decode()

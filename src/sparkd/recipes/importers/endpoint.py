@@ -1,0 +1,242 @@
+"""From an imported recipe to an endpoint: the files to leave beside it, and the commands to run. Runs none of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
+from sparkd.recipes.importers.source import Source
+from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
+from sparkd.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
+
+ADMINISTRATORS = Path("/etc/sparkd/recipes")
+SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"
+MODELS = RESERVED_TARGETS[0]
+DRAFT = "speculative-config"
+EUGR = "https://github.com/eugr/spark-vllm-docker"
+_BUILD_TOOL = "build-and-copy.sh"
+_OF_HUB_CACHE = re.compile(
+    r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
+    r"/snapshots/([0-9a-f]{7,40})/?",
+    re.ASCII,
+)
+_OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
+"""Where eugr's tool and sparkrun mount the hub's cache of their node."""
+_NAMED_FILES = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
+_MISSING = f"import again with --mods FOLDER, such as that of `git clone {EUGR}`: spark-vllm-docker/mods"
+MOST_MODS = 32
+
+
+class Place(Struct, frozen=True):
+    folder: Path = ADMINISTRATORS
+    """Where the recipe goes; absolute."""
+    mods: Path | None = None
+    """Further folder of mods."""
+
+
+class Pull(Struct, frozen=True):
+    """A model to download."""
+
+    repo: str
+    revision: str
+    to: str = ""
+    """Its folder, if it is none below engine.models_dir."""
+
+    def command(self) -> str:
+        revision, to = ["--revision", self.revision] * bool(self.revision), ["--to", self.to] * bool(self.to)
+        return shlex.join(["sudo", "sparkd", "model", "pull", self.repo, *revision, *to])
+
+
+class Bundle(Struct):
+    """A recipe with what it needs. Grows while it is completed."""
+
+    recipe: Recipe
+    place: Place
+    base: str
+    """The image that no mod has changed."""
+    build: str = ""
+    """Command that builds it, if any is known."""
+    pulls: list[Pull] = field(default_factory=list)
+    files: dict[str, File] = field(default_factory=dict)
+    """By path below the recipe's folder."""
+
+    def update(self, section: str, **values: object) -> None:
+        part = getattr(self.recipe, section).model_copy(update=values)
+        self.recipe = self.recipe.model_copy(update={section: part})
+
+    def steps(self) -> Iterator[str]:
+        """The commands from here to a served token, in order."""
+        recipe, many = self.recipe, self.recipe.nodes.min > 1
+        path = str(self.place.folder / f"{recipe.name}.yaml")
+        if "/" in self.base:
+            yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
+        elif self.build:
+            yield self.build
+        if recipe.image.ref != self.base:
+            yield recipe.image.build
+        yield from (pull.command() for pull in self.pulls)
+        each = "  # on each node" * many
+        beside = ", ".join(sorted({path, *(str(self.place.folder / name.partition("/")[0]) for name in self.files)}))
+        yield shlex.join(["sparkd", "recipe", "check", path]) + f"{each}, which needs {beside} and cluster.nodes" * many
+        named = recipe.name if self.place.folder == ADMINISTRATORS else path
+        setting = shlex.join(["printf", r"%s\n", "[engine]", f"recipe = {json.dumps(named)}"])
+        yield f"{setting} | sudo install -D -m 644 /dev/stdin {SETTINGS}{each}"
+        yield f"sparkd config check{each}"
+        if many:
+            yield "sparkd image sync"
+            yield from (shlex.join(["sparkd", "model", "sync", pull.repo.rpartition("/")[2]]) for pull in self.pulls)
+        yield f"sudo sparkd units install{each}"
+        yield f"sudo sparkd preflight --dry-run{each}"
+        yield "sudo systemctl start sparkd-head" + "  # on the others: sparkd-worker" * many
+
+
+def complete(source: Source, recipe: Recipe, path: Path | None, place: Place) -> Bundle:
+    """The recipe, of the file `path` if any, with its models, mods and image; what stays open becomes a note."""
+    bundle = Bundle(recipe, place, recipe.image.ref)
+    bundle.build = _build_command(source, recipe, path)
+    if bundle.build:
+        bundle.update("image", build=bundle.build)
+    _find_model(source, bundle)
+    _find_drafts(source, bundle)
+    _take_mods(source, bundle, path)
+    _note_paths(source, bundle.recipe)
+    return bundle
+
+
+def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
+    """How the image is built; empty where a registry has it."""
+    image = recipe.image.ref
+    words = [str(word) for word in source.items("build_args")]
+    if "/" in image and not words:
+        return ""
+    if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
+        source.note(("container",), f"container: {image}: no registry is named, and nothing says how it is built")
+        return ""
+    above = [folder for folder in trees(path) if (folder / _BUILD_TOOL).is_file()]
+    checkout, clone = (str(above[0]), "") if above else (EUGR.rpartition("/")[2], f"git clone {EUGR} && ")
+    run = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *words])
+    command = f"{clone}(cd {shlex.quote(checkout)} && {run})"
+    if not command.isprintable():
+        source.note(("build_args",), "build_args: left out: not plain words")
+        return ""
+    return command
+
+
+def _find_model(source: Source, bundle: Bundle) -> None:
+    if cached := _OF_HUB_CACHE.fullmatch(bundle.recipe.model.path):
+        bundle.update("model", path=cached[2], repo=f"{cached[1]}/{cached[2]}", revision=cached[3])
+    elif REVISION.fullmatch(revision := str(bundle.recipe.args.get("revision", ""))):
+        bundle.update("model", revision=revision)
+    model = bundle.recipe.model
+    if model.repo:
+        bundle.pulls.append(Pull(model.repo, model.revision, model.path if model.path.startswith("/") else ""))
+    else:
+        place = model.path if model.path.startswith("/") else f"{model.path} below engine.models_dir"
+        source.note(("model",), f"model: no repository is named: put it into {place}")
+
+
+def _find_drafts(source: Source, bundle: Bundle) -> None:
+    """Models on the hub that speculative decoding names: downloaded, and read below sparkd's mount of the models."""
+    args, model = dict(bundle.recipe.args), bundle.recipe.model
+    for flag in (DRAFT, f"{DRAFT}.model"):
+        try:
+            config = json.loads(str(args.get(flag))) if flag == DRAFT else {"model": args.get(flag)}
+        except ValueError:
+            continue
+        if not isinstance(config, dict):
+            continue
+        draft, revision = str(config.get("model")), str(config.get("revision") or "")
+        if cached := _OF_HUB_CACHE.fullmatch(draft):
+            draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
+        name = draft.rpartition("/")[2]
+        if not REPO.fullmatch(draft) or (revision and not REVISION.fullmatch(revision)):
+            continue
+        if model.path.startswith("/") or (name == model.path and draft != model.repo):
+            source.note(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
+            continue
+        if draft != model.repo:
+            bundle.pulls.append(Pull(draft, revision))
+        config["model"] = f"{MODELS}/{name}"
+        args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
+    bundle.recipe = bundle.recipe.model_copy(update={"args": args})
+
+
+def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
+    """Templates that mods only copy become mounts; all other mods, a Dockerfile."""
+    runtime = source.document.data.get("runtime_config")
+    inner = runtime.get("mods") if isinstance(runtime, Mapping) else None
+    given = [*source.items("mods"), *(inner if isinstance(inner, list) else [])]
+    mods: dict[str, Mod] = {}
+    for reference in given[:MOST_MODS]:
+        try:
+            mod = find_mod(reference, path, bundle.place.mods)
+            if mods.get(mod.name, mod).files != mod.files:
+                raise ModError("another one of that name is taken")
+            mods[mod.name] = mod
+        except ModError as error:
+            shown = " ".join(str(reference).split())[:100]
+            source.note(("mods",), f"mods: {shown}: {error}: left out; {_MISSING}")
+    if given[MOST_MODS:]:
+        source.note(("mods",), f"mods: only the first {MOST_MODS} are taken")
+    contents = sha256()
+    for mod in mods.values():
+        for name, file in mod.files.items():
+            contents.update(f"{mod.name}/{name}\0{len(file.content)}\0".encode() + file.content)
+    folder = f"{bundle.recipe.name}.mods-{contents.hexdigest()[:12]}"
+    built = [mod for mod in mods.values() if not _mount(bundle, mod, folder)]
+    for mod in built:
+        bundle.files |= {f"{folder}/{mod.name}/{name}": file for name, file in mod.files.items()}
+        if mod.starts_beside():
+            source.note(("mods",), f"mods: {mod.name}: what it starts in the background ends with the build")
+    if built:
+        _build(bundle, built, folder)
+
+
+def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
+    """Whether the mod only copies templates that the flags name; then they are mounted."""
+    templates, args = mod.templates(), dict(bundle.recipe.args)
+    users = {flag: name for name in templates for flag in _NAMED_FILES if args.get(flag) in (name, f"./{name}")}
+    if not templates or {*users.values()} != {*templates}:
+        return False
+    volumes = list(bundle.recipe.container.volumes)
+    for flag, name in users.items():
+        file = templates[name]
+        target = f"{CONTAINER_FOLDER}/{mod.name}/{file}"
+        args[flag] = target
+        bundle.files[f"{folder}/{mod.name}/{file}"] = mod.files[file]
+        if target not in [volume.target for volume in volumes]:
+            volumes.append(
+                Volume(source=f"{bundle.place.folder}/{folder}/{mod.name}/{file}", target=target, read_only=True)
+            )
+    bundle.update("container", volumes=tuple(volumes))
+    bundle.recipe = bundle.recipe.model_copy(update={"args": args})
+    return True
+
+
+def _build(bundle: Bundle, mods: list[Mod], folder: str) -> None:
+    """Name the built image by its content, under a registry of this machine's own, where no stranger can publish it."""
+    name, text = bundle.recipe.name, dockerfile(bundle.base, mods)
+    file = f"{name}.Dockerfile"
+    bundle.files[file] = File(text.encode(), False)
+    image = f"localhost/{re.sub('[._-]+', '-', name).strip('-')}:{sha256(text.encode()).hexdigest()[:12]}"
+    where = bundle.place.folder
+    command = ["sudo", "docker", "build", "-t", image, "-f", f"{where}/{file}", f"{where}/{folder}"]
+    bundle.update("image", ref=image, build=shlex.join(command))
+
+
+def _note_paths(source: Source, recipe: Recipe) -> None:
+    """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
+    env = {name: text for name, text in recipe.env.items() if text}
+    kept = kept_caches(recipe.caches, env, (), gpu=True).values()
+    for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
+        named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
+        if named and not any(is_below(target, str(value)) for target in kept):
+            where = f"{key}: {str(value)[:120]}"
+            source.note(("command",), f"{where}: sparkd mounts nothing there: add a volume, or change it")

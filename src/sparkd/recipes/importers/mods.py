@@ -1,0 +1,149 @@
+"""Mods of a foreign recipe: found beside it and read, never run; as a Dockerfile, or as a template to mount.
+
+A mod is a folder with a run.sh, which both tools copy into each container and run there before the engine starts.
+The names come from the recipe, the files from its publisher: nothing outside the recipe's tree is read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+
+from msgspec import Struct
+
+from sparkd.host.files import Files
+from sparkd.lib.text import sanitize
+
+CONTAINER_FOLDER = "/workspace/mods"
+"""Where both tools copy a mod to."""
+SCRIPT = "run.sh"
+MOST_FILES, MOST_BYTES = 300, 16 << 20
+"""Of one mod. The largest one published has 30 files and 2 MB."""
+_MOST_LEVELS = 4
+"""Folders above the recipe's own that may hold its mods."""
+_ROOTS = (".git", ".sparkrun", "run-recipe.py")
+"""Each lies in the root of a published tree: nothing above it belongs to the recipe."""
+_STEP = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_NO_EFFECT = re.compile(r"\s*(?:#.*|set -[a-z]+(?: pipefail)?|echo (?:\"[^\"`$\\]*\"|'[^']*'|[\w .,:=-]*))?\s*")
+_COPY = re.compile(
+    r"\s*cp (?P<file>[\w.-]+\.jinja) \"?\$(?:WORKSPACE_DIR|\{WORKSPACE_DIR\})/(?P<name>[\w.-]+\.jinja)\"?\s*"
+)
+_BESIDE = re.compile(r"\bnohup\b|(?<![&>|])&[ \t]*(?:$|#)", re.MULTILINE)
+
+
+class ModError(Exception):
+    """The mod cannot be taken; the message says why."""
+
+
+class File(Struct, frozen=True):
+    content: bytes
+    executable: bool
+
+
+class Mod(Struct, frozen=True):
+    name: str
+    files: Mapping[str, File]
+    """By path below the mod."""
+
+    def templates(self) -> dict[str, str]:
+        """File of the mod by the name that it gets beside the engine; empty where run.sh may do anything else."""
+        found: dict[str, str] = {}
+        for line in self._script().splitlines():
+            copied = _COPY.fullmatch(line)
+            if copied and copied["file"] in self.files:
+                found[copied["name"]] = copied["file"]
+            elif not _NO_EFFECT.fullmatch(line):
+                return {}
+        return found
+
+    def starts_beside(self) -> bool:
+        """Whether run.sh seems to leave something running, which a build ends."""
+        return bool(_BESIDE.search(self._script()))
+
+    def _script(self) -> str:
+        return self.files[SCRIPT].content.decode("utf-8", "replace")
+
+
+def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mod:
+    """A mod beside the recipe, or in the folder `further`. Raises ModError."""
+    text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
+    steps = text.removeprefix("mods/").rstrip("/").split("/")
+    if text.startswith("@"):
+        raise ModError("it is in another registry")
+    if not all(_STEP.fullmatch(step) for step in steps) or len(steps) > _MOST_LEVELS:
+        raise ModError("is no name of a folder beside the recipe")
+    for root, place in _places(recipe, further):
+        folder = place.joinpath(*steps)
+        if (folder / SCRIPT).is_file():
+            if not folder.resolve().is_relative_to(root.resolve()):
+                raise ModError("a link leads out of the recipe's tree")
+            return Mod(steps[-1], _read(folder))
+    raise ModError("it is not beside the recipe")
+
+
+def _places(recipe: Path | None, further: Path | None) -> Iterator[tuple[Path, Path]]:
+    """Folders that may hold mods, each with the tree that it must stay in."""
+    for root in (*([further] if further else []), *trees(recipe)):
+        yield root, root
+        yield from ((root, place) for place in sorted(root.glob("*mods")))
+
+
+def trees(recipe: Path | None) -> Iterator[Path]:
+    """The recipe's folder and those above it that belong to what was published with it."""
+    folder = recipe.absolute().parent if recipe else Path("/")
+    for _ in range(_MOST_LEVELS):
+        if folder == folder.parent or folder.stat().st_mode & 0o002:
+            return  # such as /tmp: anybody may have put a mod there
+        yield folder
+        if any((folder / mark).exists() for mark in _ROOTS):
+            return
+        folder = folder.parent
+
+
+def _read(folder: Path) -> dict[str, File]:
+    """Every file below a mod. Raises ModError: a link could lead to a secret of the reader's."""
+    found: dict[str, File] = {}
+    left, seen = MOST_BYTES, 0
+    try:
+        owner = folder.stat().st_uid
+        for here, folders, names in os.walk(folder, onerror=_fail):
+            seen += len(names) + len(folders)
+            if seen > MOST_FILES:
+                raise ModError(f"has over {MOST_FILES} files")
+            for path in (Path(here, name) for name in names + folders):
+                name = str(path.relative_to(folder))
+                if path.is_symlink() or not (path.is_dir() or path.is_file()) or not name.isprintable():
+                    raise ModError(f"{sanitize(name)} is a link, no file, or has an odd name")
+                if path.is_file():
+                    opened = Files().itself(str(path), left)
+                    found[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
+                    left -= len(opened.content)
+                    if opened.facts.uid != owner:  # a folder may become a link while it is read
+                        raise ModError(f"{sanitize(name)} has another owner than the mod's folder")
+    except OSError as error:
+        raise ModError(f"{sanitize(str(error.filename))} cannot be read: {error.strerror}") from None
+    return dict(sorted(found.items()))
+
+
+def _fail(error: OSError) -> None:
+    raise error
+
+
+def dockerfile(base: str, mods: list[Mod]) -> str:
+    """Does to the image what both tools do to each container. Names are of `find_mod`; the reference is checked."""
+    lines = [
+        "# Made by `sparkd recipe import`. Read the run.sh of each mod before you build: a build runs it as root,",
+        "# with access to the network. Checksums (SHA-256) of what is copied:",
+    ]
+    for mod in mods:
+        lines += [f"#   {sha256(file.content).hexdigest()}  {mod.name}/{path}" for path, file in mod.files.items()]
+    lines += [f"FROM {base}"]
+    for mod in mods:
+        folder = f"{CONTAINER_FOLDER}/{mod.name}"
+        run = f"export WORKSPACE_DIR=$PWD && cd {folder} && chmod +x {SCRIPT} && ./{SCRIPT}"
+        lines += [f"COPY {json.dumps([f'{mod.name}/', f'{folder}/'])}", f"RUN {json.dumps(['bash', '-c', run])}"]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,130 @@
+"""A text from a URL: by https alone, bounded; and `sparkd recipe import URL`, which writes after a yes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from sparkd.cli import main
+from sparkd.lib.download import LIMIT_BYTES, download_text
+from sparkd.lib.errors import ConfigError
+
+RECIPE = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\nmods: [x]\ncommand: vllm serve o/m\n"
+
+
+@dataclass
+class Site:
+    url: str = ""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    """Of each request."""
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    words = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=localhost"
+    names = ("-addext", "subjectAltName=IP:127.0.0.1")
+    subprocess.run([*words.split(), *names, "-keyout", path, "-out", f"{path}.crt"], check=True, capture_output=True)
+    path.write_text(path.read_text() + Path(f"{path}.crt").read_text())
+    return path
+
+
+@pytest.fixture
+def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    found = Site()
+    monkeypatch.setenv("SSL_CERT_FILE", f"{certificate}.crt")
+    for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found.headers.append(dict(self.headers))
+            bodies = {"/x.yaml": RECIPE.encode(), "/large": b"x" * (LIMIT_BYTES + 1), "/binary": b"\xff"}
+            to = {"/moved": "/x.yaml", "/down": "http://127.0.0.1:1/x", "/loop": "/loop", "/file": "file:///etc/passwd"}
+            body = bodies.get(self.path, b"")
+            self.send_response(302 if self.path in to else 200 if self.path in bodies else 404)
+            self.send_header("Set-Cookie", "a=b")
+            if self.path in to:
+                self.send_header("Location", to[self.path])
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base's name
+            """Nothing on stderr."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    found.url = f"https://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield found
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_text_comes_through_redirects_without_credentials(site: Site) -> None:
+    assert download_text(f"{site.url}/moved") == RECIPE
+    assert len(site.headers) == 2
+    assert not any(name.lower() in ("authorization", "cookie", "referer") for one in site.headers for name in one)
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("/none", "HTTP 404"),
+        ("/large", f"larger than {LIMIT_BYTES} bytes"),
+        ("/down", "http://127.0.0.1:1/x: only https is used"),
+        ("/file", "only https is used"),
+        ("/loop", "redirected more than"),
+        ("/binary", "can't decode"),
+    ],
+)
+def test_anything_else_is_one_fault(site: Site, path: str, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        download_text(site.url + path)
+
+
+def test_what_is_no_https_url_is_not_requested(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("http://127.0.0.1:1/x", "ftp://x/y", "https://", "https://[", site.url.replace("//", "//me:secret@")):
+        with pytest.raises(ConfigError) as caught:
+            download_text(url)
+        assert "secret" not in str(caught.value)
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with pytest.raises(ConfigError, match="CERTIFICATE_VERIFY_FAILED"):
+        download_text(site.url)
+    assert site.headers == []
+
+
+def test_a_recipe_of_a_url_is_shown_and_written_only_after_a_yes(
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["recipe", "import", f"{site.url}/x.yaml"]
+    assert main.main(words) == 0
+    shown = capsys.readouterr()
+    assert "# Imported from x.yaml" in shown.out
+    assert "x.yaml: line 4: mods: x: it is not beside the recipe" in shown.err
+    assert main.main([*words, "--write", str(tmp_path)]) == 2, "nobody is there to answer"
+    for answer, there in (("\n", False), ("no\n", False), ("y\n", True)):
+        ours, theirs = pty.openpty()
+        os.write(ours, answer.encode())
+        command = [sys.executable, "-m", "sparkd.cli.main", *words, "--write", str(tmp_path)]
+        done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=True, timeout=60)
+        os.close(ours)
+        os.close(theirs)
+        assert done.stdout.index("schema: 1") < done.stdout.index("write it to")
+        assert (tmp_path / "x.yaml").exists() is there
+    assert main.main([*words, "--write", str(tmp_path), "--yes", "--force"]) == 0

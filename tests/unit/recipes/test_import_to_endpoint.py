@@ -1,0 +1,252 @@
+"""What an import leaves beside the recipe, and the commands that it prints: models, mods, templates, images, URLs."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from sparkd.cli import main
+from sparkd.lib.errors import ConfigError
+from sparkd.recipes.importers import convert
+from sparkd.recipes.importers.endpoint import Place
+from sparkd.recipes.importers.mods import MOST_FILES
+from sparkd.recipes.loader import load_recipe
+from sparkd.recipes.schema import Recipe
+
+V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node\n"
+V2 = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\n"
+TEMPLATE = (
+    '#!/bin/bash\nset -e\ncp chat.jinja $WORKSPACE_DIR/fixed.jinja\necho "=====> use --chat-template fixed.jinja"\n'
+)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """As eugr's tool has it: recipes, and mods beside their folder."""
+    root = tmp_path / "tree"
+    (root / "recipes").mkdir(parents=True)
+    (root / "run-recipe.py").touch()
+    return root
+
+
+def add_mod(folder: Path, script: str, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "run.sh").write_text(script)
+    for name, text in files.items():
+        (folder / name.replace("_", ".")).write_text(text)
+    return folder
+
+
+def imported(tree: Path, text: str, mods: Path | None = None) -> tuple[Recipe, convert.Result]:
+    path = tree / "recipes/given.yaml"
+    path.write_text(text)
+    result = convert.import_file(path, {}, (), Place(mods=mods))
+    written = tree / "written.yaml"
+    written.write_text(result.text)
+    notes = tuple(note for note in result.notes if "container.privileged" not in note)  # in all of eugr's
+    return load_recipe(str(written), []).recipe, replace(result, notes=notes)
+
+
+def test_a_revision_and_a_draft_model_are_pulled(tree: Path) -> None:
+    config = '{"method": "dflash", "model": "z-lab/M-DFlash", "num_speculative_tokens": 7}'
+    text = f"{V2}model_revision: 60d8d70\ncommand: |\n  vllm serve {{model}} --speculative-config '{config}'\n"
+    recipe, result = imported(tree, text)
+    assert (recipe.model.repo, recipe.model.revision, recipe.model.path) == ("o/m", "60d8d70", "m")
+    assert '"model": "/models/M-DFlash"' in str(recipe.args["speculative-config"])
+    pulls = [step for step in result.steps if " model pull " in step]
+    assert pulls == ["sudo sparkd model pull o/m --revision 60d8d70", "sudo sparkd model pull z-lab/M-DFlash"]
+    assert (result.steps[0], result.notes) == ("sudo docker pull r/i:1", ())
+
+
+def test_a_draft_has_a_revision_of_its_own_and_no_odd_one(tree: Path) -> None:
+    for revision, ends in (("v1", "model pull z/d --revision v1"), ("; id", None), ("a\\u001b", None)):
+        config = f'{{"model": "z/d", "revision": "{revision}"}}'
+        recipe, result = imported(tree, f"{V2}command: |\n  vllm serve o/m --speculative-config '{config}'\n")
+        assert any(step.endswith(str(ends)) for step in result.steps) is bool(ends)
+        assert ('"/models/d"' in str(recipe.args["speculative-config"])) is bool(ends)
+
+
+def test_a_draft_that_is_the_model_itself_is_pulled_once(tree: Path) -> None:
+    recipe, result = imported(tree, f"{V2}command: vllm serve o/m --speculative-config.model o/m\n")
+    assert recipe.args == {"speculative-config.model": "/models/m"}
+    assert len([step for step in result.steps if " model pull " in step]) == 1
+
+
+def test_a_model_in_the_other_tools_cache_of_the_hub_is_pulled_at_its_revision(tree: Path) -> None:
+    path = f"/cache/huggingface/hub/models--org--Name-1.5/snapshots/{'9e16' * 10}"
+    recipe, result = imported(tree, f"{V2}command: vllm serve {path} --served-model-name n --hf-config-path {path}\n")
+    assert (recipe.model.repo, recipe.model.path) == ("org/Name-1.5", "Name-1.5")
+    assert f"sudo sparkd model pull org/Name-1.5 --revision {'9e16' * 10}" in result.steps
+    assert [note.partition(": line ")[2] for note in result.notes] == [
+        f"4: args.hf-config-path: {path}: sparkd mounts nothing there: add a volume, or change it"
+    ]
+
+
+def test_literal_exports_become_variables_and_others_are_named(tree: Path) -> None:
+    text = f"{V2}command: |\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
+    recipe, result = imported(tree, text)
+    assert {name: recipe.env[name] for name in "ABC"} == {"A": "1", "B": "x y", "C": "2"}
+    assert [note.partition("not run: ")[2].split(":")[0] for note in result.notes] == ["export P=/x"]
+
+
+def test_a_template_that_a_mod_only_copies_is_mounted(tree: Path) -> None:
+    add_mod(tree / "mods/fix-chat", TEMPLATE, chat_jinja="{{ x }}")
+    recipe, result = imported(tree, f"{V1}mods: [mods/fix-chat]\ncommand: vllm serve o/m --chat-template fixed.jinja\n")
+    (volume,) = recipe.container.volumes
+    ((name, file),) = result.files.items()
+    assert (volume.source, volume.read_only) == (f"/etc/sparkd/recipes/{name}", True)
+    assert recipe.args["chat-template"] == volume.target == "/workspace/mods/fix-chat/chat.jinja"
+    assert (file.content, recipe.image.ref) == (b"{{ x }}", "vllm-node")
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "pip install x",
+        "cp chat.jinja /usr/x.jinja",
+        'echo "$(id)"',
+        "echo a > /etc/x",
+        "cp none.jinja $WORKSPACE_DIR/b.jinja",
+    ],
+)
+def test_a_mod_that_does_anything_else_is_built(tree: Path, more: str) -> None:
+    add_mod(tree / "mods/fix-chat", TEMPLATE + more, chat_jinja="{{ x }}")
+    recipe, _ = imported(tree, f"{V1}mods: [fix-chat]\ncommand: vllm serve o/m --chat-template fixed.jinja\n")
+    assert recipe.image.ref.startswith("localhost/given:")
+    assert recipe.container.volumes == ()
+
+
+def test_mods_become_a_dockerfile_in_their_order(tree: Path) -> None:
+    add_mod(tree / "mods/b", "patch -p1 < x.patch\n", x_patch="--- a\n")
+    add_mod(tree / "recipes/a", "true\n")
+    recipe, result = imported(tree, f"{V1}mods: [mods/b, a]\nbuild_args: [--tf5, 'a b']\ncommand: vllm serve o/m\n")
+    lines = result.files["given.Dockerfile"].content.decode().splitlines()
+    assert [line for line in lines if not line.startswith("#")] == [
+        "FROM vllm-node",
+        'COPY ["b/", "/workspace/mods/b/"]',
+        'RUN ["bash", "-c", "export WORKSPACE_DIR=$PWD && cd /workspace/mods/b && chmod +x run.sh && ./run.sh"]',
+        'COPY ["a/", "/workspace/mods/a/"]',
+        'RUN ["bash", "-c", "export WORKSPACE_DIR=$PWD && cd /workspace/mods/a && chmod +x run.sh && ./run.sh"]',
+    ]
+    digest = subprocess.run(["sha256sum", "x.patch"], cwd=tree / "mods/b", capture_output=True, text=True, check=True)
+    assert f"#   {digest.stdout.split()[0]}  b/x.patch" in lines
+    build, made = shlex.split(result.steps[0]), shlex.split(result.steps[1])
+    assert build[-4:] == ["-t", "vllm-node", "--tf5", "a b)"]
+    assert made[:3] == ["sudo", "docker", "build"]
+    assert made[made.index("-t") + 1] == recipe.image.ref
+    assert result.steps[1] == recipe.image.build
+    context = Path(made[-1])
+    assert context.parent == Path("/etc/sparkd/recipes")
+    assert {name for name in result.files if "/" in name} == {
+        f"{context.name}/{name}" for name in ("a/run.sh", "b/run.sh", "b/x.patch")
+    }
+
+
+def test_another_content_gives_another_image(tree: Path) -> None:
+    script = add_mod(tree / "mods/b", "true\n") / "run.sh"
+    text = f"{V1}mods: [b]\ncommand: vllm serve o/m\n"
+    first = imported(tree, text)[0].image.ref
+    assert imported(tree, text)[0].image.ref == first
+    script.write_text("false\n")
+    assert imported(tree, text)[0].image.ref != first
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("@eugr/mods/x", "../outside", "/etc", "mods/../../outside", "a\nRUN id", 'a"]', "$(id)", "-x", ".", ""),
+        *({"a": 1}, "b/" * 9),
+    ],
+)
+def test_a_mod_outside_of_the_recipes_tree_is_named_and_left_out(tree: Path, name: object) -> None:
+    add_mod(tree.parent / "outside", "true\n")
+    _, result = imported(tree, f"{V1}mods: {[name]!r}\ncommand: vllm serve o/m\n".replace("\\n", "\\\\n"))
+    assert result.files == {}
+    assert "mods: " in result.notes[0]
+    assert result.notes[0].isprintable()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "mod", "pipe", "name", "many", "owner"])
+def test_a_mod_with_a_link_or_an_odd_file_is_left_out(tree: Path, kind: str) -> None:
+    secret = tree.parent / "secret"
+    add_mod(secret, "true\n")
+    mod = tree / "mods/b"
+    if kind == "mod":
+        mod.parent.mkdir()
+        mod.symlink_to(secret)
+    else:
+        add_mod(mod, "true\n")
+    if kind in ("file", "folder"):
+        (mod / "x").symlink_to(secret / "run.sh" if kind == "file" else secret)
+    if kind == "owner":
+        if os.geteuid():
+            pytest.skip("root alone can give a file away")
+        os.chown(mod / "run.sh", 64000, -1)
+    if kind == "pipe":
+        os.mkfifo(mod / "x")
+    if kind == "name":
+        (mod / "x\nRUN id").touch()
+    for number in range(MOST_FILES + 1 if kind == "many" else 0):
+        (mod / f"{number}").touch()
+    _, result = imported(tree, f"{V1}mods: [b]\ncommand: vllm serve o/m\n")
+    assert (result.files, len(result.notes)) == ({}, 1)
+
+
+def test_a_folder_that_anybody_may_write_in_gives_no_mods(tree: Path) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    tree.chmod(0o1777)
+    (tree / "recipes").chmod(0o755)
+    assert imported(tree, f"{V1}mods: [b]\ncommand: vllm serve o/m\n")[1].files == {}
+    assert imported(tree, f"{V1}mods: [b]\ncommand: vllm serve o/m\n", tree / "mods")[1].files, (
+        "a folder that is named is trusted"
+    )
+
+
+def test_hostile_words_stay_words(tree: Path) -> None:
+    text = f"{V1}build_args: ['; touch /x; $(id)']\ncommand: vllm serve o/m\n"
+    _, result = imported(tree, text)
+    assert result.steps[0].endswith("-t vllm-node '; touch /x; $(id)')")
+    _, result = imported(
+        tree, f"{V2}container: nowhere\ncommand: vllm serve /cache/huggingface/hub/models--o--../snapshots/0123456\n"
+    )
+    assert result.steps[0].startswith("sparkd recipe check ")
+    assert "no registry is named" in result.notes[1]
+    _, result = imported(tree, text.replace("; touch", "\\u001b[2J").replace("'", '"'))
+    assert "build_args: left out" in result.notes[0]
+
+
+def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    (tree / "recipes/given.yaml").write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m -tp 2\n")
+    folder = tree.parent / "to here"
+    folder.mkdir()
+    words = ["recipe", "import", str(tree / "recipes/given.yaml"), "--write", str(folder)]
+    assert main.main(words) == 0
+    shown = capsys.readouterr()
+    steps = [line.partition(". ")[2] for line in shown.out.splitlines()[2:]]
+    recipe = load_recipe(str(folder / "given.yaml"), []).recipe
+    assert steps[1] == recipe.image.build
+    assert all(Path(word).exists() for word in shlex.split(steps[1])[-2:])
+    (setting,) = [step for step in steps if "90-recipe.toml" in step]
+    done = subprocess.run(["bash", "-c", setting.partition(" |")[0]], capture_output=True, text=True, check=True)
+    assert done.stdout == f'[engine]\nrecipe = "{folder}/given.yaml"\n'
+    assert "sparkd image sync" in steps
+    assert main.main(words) == 78
+    assert main.main([*words, "--force"]) == 0
+    assert main.main([*words[:-1], str(folder / "none")]) == 78
+    assert main.main(words[:3]) == 0
+    assert "it needs 2 files: --write FOLDER leaves them" in capsys.readouterr().err
+
+
+def test_a_recipe_without_a_file_finds_no_mods(tree: Path) -> None:
+    text = f"{V1}mods: [b]\ncommand: vllm serve o/m\n"
+    add_mod(tree / "mods/b", "true\n")
+    result = convert.import_text(text, Path("x.yaml"), {}, (), Place(), beside=None)
+    assert "it is not beside the recipe" in result.notes[-1]
+    with pytest.raises(ConfigError, match=r"x\.yaml: line 1: "):
+        convert.import_text("[", Path("x.yaml"), {}, (), Place(), beside=None)

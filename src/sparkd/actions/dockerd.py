@@ -17,7 +17,8 @@ from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
 from sparkd.lib.text import sanitize
-from sparkd.plan.script import RAY_TOKEN_FILE, RAY_TOKEN_TARGET, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
+from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
+from sparkd.recipes.additions import RAY_TOKEN_TARGET
 
 if TYPE_CHECKING:
     from sparkd.plan.model import LaunchPlan
@@ -155,7 +156,7 @@ def create_body(
             "Init": wanted.init,
             "ShmSize": wanted.shm_bytes or 0,
             "Memory": wanted.memory_limit_bytes or 0,
-            "Ulimits": [{"Name": name, "Soft": one.soft, "Hard": one.hard} for name, one in wanted.ulimits.items()],
+            "Ulimits": [{"Name": name, "Soft": one.soft, "Hard": one.hard} for name, one in wanted.limits.items()],
             "Devices": [
                 {"PathOnHost": path, "PathInContainer": path, "CgroupPermissions": "rwm"} for path in wanted.devices
             ],

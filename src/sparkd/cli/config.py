@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from sparkd.cluster import auth, membership
 from sparkd.config import Settings, load_settings, load_with_origins, reference
@@ -17,6 +18,7 @@ from sparkd.lib.errors import ConfigError, UsageError
 from sparkd.lib.text import size
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan
+from sparkd.recipes.additions import HCAS, INTERFACE
 from sparkd.recipes.loader import load_recipe, recipe_folders
 from sparkd.recipes.schema import Container, Lines
 from sparkd.state.known_good import Rollback
@@ -105,7 +107,10 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
     recipe = load_recipe(settings.engine.recipe, recipe_folders()).recipe
-    return make_plan(recipe, settings, membership.node_of_rank(settings, rank))
+    node = membership.node_of_rank(settings, rank)
+    # What only that node knows stays as its placeholder.
+    found = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
+    return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
 
 
 def _as_json(plan: LaunchPlan) -> str:
@@ -115,8 +120,8 @@ def _as_json(plan: LaunchPlan) -> str:
 
 def _dump_model(value: Container | Lines) -> dict[str, object]:
     fields = value.model_dump()
-    if "volumes" in fields:
-        fields["ulimits"] = [{"name": name, **limit} for name, limit in fields["ulimits"].items()]
+    if isinstance(value, Container):
+        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
         fields["mounts"] = fields.pop("volumes")
     return fields
 
@@ -134,7 +139,7 @@ def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:
         *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
         *([("shm", size(spec.shm_bytes))] if spec.shm_bytes is not None else []),
-        *(("ulimit", f"{name} {_limit(one.soft)} to {_limit(one.hard)}") for name, one in spec.ulimits.items()),
+        *(("ulimit", f"{name} {_limit(one.soft)} to {_limit(one.hard)}") for name, one in spec.limits.items()),
         *(("device", one) for one in spec.devices),
         *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.volumes),
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),

@@ -94,7 +94,7 @@ def container_values(spec: Container) -> dict[str, JsonValue]:
     values: dict[str, JsonValue] = spec.model_dump(exclude={"ulimits", "devices", "volumes"})
     values["devices"] = [*sorted(spec.devices)]
     values["mounts"] = [*sorted(f"{one.target} {'read-only' if one.read_only else 'writable'}" for one in spec.volumes)]
-    return values | {f"ulimits.{name}": f"{one.soft} to {one.hard}" for name, one in spec.ulimits.items()}
+    return values | {f"ulimits.{name}": f"{one.soft} to {one.hard}" for name, one in spec.limits.items()}
 
 
 def format_value(name: str, value: JsonValue) -> str:

@@ -12,16 +12,14 @@ from sparkd.config import Settings
 from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean
 from sparkd.plan import agreement, script
-from sparkd.plan.model import HCAS, PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
+from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
 from sparkd.plan.ports import api_port
+from sparkd.recipes.additions import HCAS, RAY, added_env
 from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
 from sparkd.vllm.container_paths import kept_caches
 
 MODELS_TARGET = "/models"
-READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
-"""How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
-RAY = "ray"
 POOL_SIZE_FLAGS = frozenset(
     ("block-size", "gpu-memory-utilization", "hf-overrides", "kv-cache-dtype", "kv-cache-memory-bytes",
      "max-num-batched-tokens", "num-gpu-blocks-override", "quantization", "speculative-config")
@@ -55,7 +53,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     """
     _check_node_count(recipe, node)
     on_ray = _uses_ray(recipe, settings, node)
-    engine = _configure_engine(recipe, settings, on_ray=on_ray)
+    engine = _configure_engine(recipe, settings, node.cluster_size)
     shared = _shared(recipe, settings, node, engine)
     engine = _fit_env(engine, node, by_tcp=by_tcp)
     values, name = _placeholder_values(node, engine.model_target), f"recipe {recipe.name}"
@@ -145,14 +143,9 @@ def _rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...
     return words if node.rank == 0 else (*words, "--headless")
 
 
-def _configure_engine(recipe: Recipe, settings: Settings, *, on_ray: bool) -> _Engine:
+def _configure_engine(recipe: Recipe, settings: Settings, nodes: int) -> _Engine:
     own = settings.engine
-    env: dict[str, str | None] = {
-        READY_TIMEOUT: str(settings.readiness.timeout_seconds),
-        **(script.RAY_ENV if on_ray else {}),
-        **recipe.env,
-        **own.env,
-    }
+    env = {**added_env(recipe, settings, nodes), **recipe.env, **own.env}
     secrets = {**recipe.secrets, **own.secrets}
     for name in secrets:
         if env.get(name) is not None:

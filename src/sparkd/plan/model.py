@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sparkd.recipes.additions import HCAS
+
 if TYPE_CHECKING:
     from sparkd.recipes.schema import Container, Lines
 
-HCAS = "{node.hcas}"
-"""Placeholder of a recipe for the node's RDMA devices."""
-PLAN_SCHEMA = 3
+PLAN_SCHEMA = 4
 """Part of the digest, so that sparkd versions that plan differently never agree."""
 
 

@@ -24,7 +24,6 @@ SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
 RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # beside the script, for root alone
-RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 ASSERT_FAILED = 64
 """Exit code of both programs when the image fails an assertion."""
 NOT_AS_NEEDED = "the image is not what the recipe needs"
@@ -32,19 +31,6 @@ NOT_AS_NEEDED = "the image is not what the recipe needs"
 SHOWN_COMMAND = 120
 OBJECT_STORE_BYTES = 256 << 20
 """Ray's shared memory. vLLM does not pass tensors through it, and Ray's default is 30 % of the memory."""
-RAY_ENV: Mapping[str, str] = {
-    # The monitor kills workers at 95 % of the memory, which is normal use of unified memory.
-    "RAY_memory_monitor_refresh_ms": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # Print every line of the ranks at once.
-    "RAY_DEDUP_LOGS": "0",
-    # Without a token, anyone who reaches the ports can run programs as root. Ray supports it from 2.52.
-    "RAY_AUTH_MODE": "token",
-    "RAY_AUTH_TOKEN_PATH": RAY_TOKEN_TARGET,
-    "VLLM_HOST_IP": "{node.address}",
-}
-"""Defaults that a recipe may override."""
-
 _COUNT = (
     # grep exits with 1 without a match, and with 2 on an unreadable file.
     'found=$(grep -c -e "$1" -- "$2") || test $? = 1 || found=unread; test "$found" = "$3" || '

@@ -15,6 +15,7 @@ from sparkd.config.sources import PREFIX
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean, format_key, read_file
+from sparkd.recipes.additions import ADDED_LIMITS, added_env
 from sparkd.recipes.schema import COMMAND, LINES, Recipe
 from sparkd.recipes.yaml import Document, YamlError, parse_yaml
 from sparkd.vllm.args import TABLES, JsonValue
@@ -176,7 +177,7 @@ class Explained(Struct, frozen=True):
     key: str
     value: JsonValue
     by: str
-    """recipe, base, settings or environment."""
+    """recipe, base, settings, environment or sparkd."""
     where: str
     """File and line; a file alone for settings; the variable's name for the environment."""
     instead_of: JsonValue = None
@@ -187,7 +188,8 @@ def explain(loaded: Loaded, configured: config.Loaded | None) -> tuple[Explained
     """The values that are set, in the order of the format."""
     own = _from_recipe(loaded)
     values = own if configured is None else {**own, **_from_settings(configured, own)}
-    sections = [*(key.partition(".")[0] for key in own), *TABLES]
+    values = {**values, **_from_sparkd(loaded.recipe, configured.settings if configured else config.Settings())}
+    sections = [*(key.partition(".")[0] for key in own), *TABLES, "container"]
     return tuple(sorted(values.values(), key=lambda one: sections.index(one.key.partition(".")[0])))
 
 
@@ -200,6 +202,13 @@ def _from_recipe(loaded: Loaded) -> dict[str, Explained]:
                 by = "recipe" if where.startswith(f"{loaded.files[0]}: ") else "base"
                 found[key] = Explained(key, one, by, where)
     return found
+
+
+def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explained]:
+    nodes = min(max(recipe.nodes.min, len(settings.cluster.nodes)), recipe.nodes.max)
+    limits = {f"container.ulimits.{key}": ADDED_LIMITS[key] for key in ADDED_LIMITS.keys() - recipe.container.ulimits}
+    values = {f"env.{name}": text for name, text in added_env(recipe, settings, nodes).items()} | limits
+    return {key: Explained(key, value, "sparkd", "null leaves it out") for key, value in values.items()}
 
 
 def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> dict[str, Explained]:
@@ -233,11 +242,13 @@ def compare_recipes(left: Recipe, right: Recipe) -> tuple[Difference, ...]:
 
 def normalize(recipe: Recipe) -> dict[str, str]:
     """Every value as canonical JSON, by its dotted key. Without null values."""
-    env = {name: text for name, text in recipe.env.items() if text is not None}
+    given = {**added_env(recipe, config.Settings(), recipe.nodes.max), **recipe.env}
+    env = {name: text for name, text in given.items() if text is not None}
     mounted = [volume.target for volume in recipe.container.volumes]
     values = {
         **recipe.model_dump(mode="json", by_alias=True),
         "args": normalize_switches(recipe.args),
+        "env": env,
         "caches": kept_caches(recipe.caches, env, mounted, gpu=recipe.container.gpus == "all"),
     }
     return {

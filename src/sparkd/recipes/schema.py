@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Json
 
 from sparkd.config import types as t
 from sparkd.config.types import Section
+from sparkd.recipes.additions import ADDED_LIMITS
 from sparkd.vllm.args import check_path, check_text, normalize_flag
 from sparkd.vllm.container_paths import check_target
 
@@ -185,8 +186,12 @@ class Container(Section):
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
     shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: docker's 64 MiB.")
     memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
-    ulimits: Mapping[_ULIMITS, Annotated[Limit, BeforeValidator(_limit, json_schema_input_type=int | Limit)]] = Field(
-        default_factory=dict, description="Limits by name: a number, or soft and hard; -1 is unlimited."
+    ulimits: Mapping[
+        _ULIMITS, Annotated[Limit | None, BeforeValidator(_limit, json_schema_input_type=int | Limit | None)]
+    ] = Field(
+        default_factory=dict,
+        description="Limits by name: a number, or soft and hard; -1 is unlimited. nofile is 1048576 where it is not "
+        "given; null leaves a limit to docker.",
     )
     devices: Annotated[tuple[t.AbsolutePath, ...], Strict(False)] = Field(
         (), description="Devices of the node, such as /dev/infiniband."
@@ -194,6 +199,13 @@ class Container(Section):
     volumes: Annotated[
         tuple[Annotated[Volume, BeforeValidator(_volume, json_schema_input_type=str | Volume)], ...], Strict(False)
     ] = Field((), description="Further files and folders: SOURCE:TARGET:ro or SOURCE:TARGET:rw.")
+
+    @property
+    def limits(self) -> dict[str, Limit]:
+        """Those to set."""
+        added = {name: Limit(soft=value, hard=value) for name, value in ADDED_LIMITS.items()}
+        own = dict[str, Limit | None](self.ulimits.items())
+        return {name: one for name, one in (added | own).items() if one is not None}
 
 
 class ForkFlags(Section):

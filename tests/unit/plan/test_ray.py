@@ -70,7 +70,13 @@ def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
     assert before["RAY_memory_monitor_refresh_ms"] == "0"
     assert (before["VLLM_HOST_IP"], before["NCCL_IB_HCA"]) == ("127.0.0.2", "rocep1s0f0")
     kept = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
-    assert kept == ["NCCL_IB_HCA", "VLLM_HOST_IP"], "values of one node are not copied to the others"
+    assert kept == [
+        "GLOO_SOCKET_IFNAME",
+        "NCCL_IB_HCA",
+        "NCCL_SOCKET_IFNAME",
+        "TP_SOCKET_IFNAME",
+        "VLLM_HOST_IP",
+    ], "values of one node are not copied to the others"
 
 
 def test_a_worker_waits_for_the_heads_ray_and_then_offers_its_gpu(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def imported(folder: Path, text: str, **overrides: str) -> tuple[Recipe, tuple[s
 
 def argv(recipe: Recipe) -> list[str]:
     size = recipe.nodes.min
-    return list(make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size)).argv)
+    return list(make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size, "fab0")).argv)
 
 
 def check_same_words(recipe: Recipe, made: foreign.Made) -> None:
@@ -233,7 +233,7 @@ def test_the_container_is_as_the_recipe_says(tmp_path: Path) -> None:
     container = recipe.container
     assert container.no_new_privileges
     assert (container.shm_bytes, container.privileged, container.ipc) == (1610612736, False, "private")
-    assert (container.ulimits["memlock"].hard, container.devices) == (-1, ("/dev/x",))
+    assert (container.limits["memlock"].hard, container.devices) == (-1, ("/dev/x",))
     left_out = [note.partition("executor_config.")[2][:4] for note in notes if "executor_config" in note]
     assert left_out == ["gpus", "user"]
     text = "{privileged: yes, security_opt: [], devices: ['/dev/x:/dev/y'], volumes: [/a, '/b:/c:ro', 'd:/e']}"

@@ -19,9 +19,10 @@ from tests.unit.plans import ALONE, HEAD, shipped
 from sparkd.cli import recipe as command
 from sparkd.config import Settings
 from sparkd.lib import recipes_dir
-from sparkd.plan import build, script
-from sparkd.plan.build import READY_TIMEOUT, make_plan
+from sparkd.plan import script
+from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
+from sparkd.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Lines, Recipe
 from sparkd.vllm.flag import first_values, parse_json
@@ -215,8 +216,8 @@ def test_the_reports_own_environment_is_what_the_engine_gets(report: reported.Re
     for node in nodes(recipe):
         env = dict(plan(recipe, node).env)
         del env[READY_TIMEOUT]
-        if recipe.executor == build.RAY:
-            env = {name: text for name, text in env.items() if name not in script.RAY_ENV.keys() - reported.OF_THE_NODE}
+        if recipe.executor == RAY:
+            env = {name: text for name, text in env.items() if name not in RAY_ENV}
         for name in reported.OF_THE_NODE & env.keys():
             assert env.pop(name) in (node.address, node.interface, ",".join(node.hcas))
         assert env == report.env

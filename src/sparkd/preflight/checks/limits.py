@@ -47,7 +47,7 @@ has no limit. Without RDMA (see rdma) the limit does not matter.
     def probe(self, host: Host) -> MemlockFacts:
         if needless := _needless(self.plan):
             return MemlockFacts(needless)
-        if limit := self.plan.container.ulimits.get("memlock"):
+        if limit := self.plan.container.limits.get("memlock"):
             return MemlockFacts("", limit.soft, "container.ulimits of the recipe")
         if (default := docker_config.read_defaults(host).memlock_bytes) is not None:
             return MemlockFacts("", default, "docker's default-ulimits")

@@ -133,7 +133,7 @@ def plan(size: int = 2, env: dict[str, str] | None = None, **container: object) 
     }
     spec = {"devices": ["/dev/infiniband"], **container}
     recipe = Recipe.model_validate({**keys, "env": env or {}, "container": spec})
-    return make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size))
+    return make_plan(recipe, Settings(), Node(0, "10.0.0.1", "10.0.0.1", size, "fab0"))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ launch() {
   export RAY_AUTH_MODE=token
   export RAY_AUTH_TOKEN_PATH=/run/sparkd-ray-token
   export VLLM_HOST_IP=10.0.0.1
-  export NCCL_SOCKET_IFNAME=bond0
   export GLOO_SOCKET_IFNAME=bond0
+  export TP_SOCKET_IFNAME=bond0
+  export NCCL_SOCKET_IFNAME=bond0
   export NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0
   export NCCL_IGNORE_CPU_AFFINITY=1
   export NCCL_IB_DISABLE=0
@@ -29,7 +30,7 @@ launch() {
   export VLLM_SKIP_INIT_MEMORY_CHECK=1
   command -v ray >/dev/null || { echo "the image is not what the recipe needs: executor: ray, and it has no ray" >&2; exit 64; }
   mkdir -p "${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"
-  echo '["GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "VLLM_HOST_IP"]' >"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"/ray_non_carry_over_env_vars.json
+  echo '["GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "VLLM_HOST_IP"]' >"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"/ray_non_carry_over_env_vars.json
   ray start --head --port=29501 --include-dashboard=false \
     --node-ip-address=10.0.0.1 \
     --num-gpus=1 \

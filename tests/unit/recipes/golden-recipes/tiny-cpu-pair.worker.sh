@@ -6,9 +6,10 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=3600
-  export VLLM_CPU_KVCACHE_SPACE=1
-  export GLOO_SOCKET_IFNAME=bond0
   export VLLM_HOST_IP=10.0.0.2
+  export GLOO_SOCKET_IFNAME=bond0
+  export TP_SOCKET_IFNAME=bond0
+  export VLLM_CPU_KVCACHE_SPACE=1
   export TORCHDYNAMO_DISABLE=1
   exec -- vllm serve /models/tiny \
     --served-model-name tiny \

@@ -1,0 +1,118 @@
+"""What sparkd adds to a plan that says nothing else: on each node by this node's values, under one digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
+
+from sparkd.lib.errors import AwaitedError
+from sparkd.plan.model import LaunchPlan, Node
+from sparkd.recipes.loader import compare_recipes, explain, load_recipe
+from sparkd.recipes.schema import Limit, Recipe
+
+OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def of_the_node(made: LaunchPlan) -> dict[str, str]:
+    return {name: text for name, text in made.env if name in OF_THE_NODE}
+
+
+@pytest.mark.parametrize("executor", ["mp", "ray"])
+def test_ranks_meet_on_the_fabric_of_their_own_node(executor: str) -> None:
+    head, worker = (plan(node, executor=executor) for node in (HEAD, WORKER))
+    assert of_the_node(head) == {
+        "VLLM_HOST_IP": "10.0.0.1",
+        "NCCL_SOCKET_IFNAME": "bond0",
+        "GLOO_SOCKET_IFNAME": "bond0",
+        "TP_SOCKET_IFNAME": "bond0",
+        "NCCL_IB_HCA": "rocep1s0f0,roceP2p1s0f0",
+    }
+    assert of_the_node(worker) == {
+        "VLLM_HOST_IP": "10.0.0.2",
+        "NCCL_SOCKET_IFNAME": "enp1s0f0np0",
+        "GLOO_SOCKET_IFNAME": "enp1s0f0np0",
+        "TP_SOCKET_IFNAME": "enp1s0f0np0",
+        "NCCL_IB_HCA": "rocep1s0f0",
+    }
+    assert head.digest == worker.digest
+    assert dict(head.shared)["env.VLLM_HOST_IP"] == "{node.address}"
+
+
+def test_a_node_alone_gets_no_address_and_ranks_without_gpu_no_device() -> None:
+    assert of_the_node(plan(ALONE)) == {}
+    without = plan(HEAD, container={"gpus": "none"})
+    assert of_the_node(without).keys() == {"VLLM_HOST_IP", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"}
+    assert not without.names_hcas
+    assert ALLOCATOR not in dict(without.env)
+
+
+def test_without_rdma_no_device_is_named_and_the_digest_is_the_same() -> None:
+    bare = plan(replace(HEAD, hcas=()))
+    assert "NCCL_IB_HCA" not in dict(bare.env)
+    assert (bare.digest, bare.names_hcas) == (plan(HEAD).digest, True)
+    for tcp in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}):
+        assert not plan(HEAD, env=tcp).names_hcas, "TCP is meant: no device is awaited"
+
+
+def test_an_unknown_interface_is_awaited() -> None:
+    with pytest.raises(AwaitedError, match=r"_IFNAME: \{node.interface\} is not known") as caught:
+        plan(replace(HEAD, interface=""))
+    assert caught.value.hint == "set fabric.interface"
+
+
+@pytest.mark.parametrize("name", [*OF_THE_NODE, ALLOCATOR])
+@pytest.mark.parametrize("where", ["recipe", "settings"])
+def test_what_recipe_or_settings_say_holds_and_null_leaves_it_out(name: str, where: str) -> None:
+    def made(value: str | None) -> LaunchPlan:
+        entry: dict[str, object] = {"env": {name: value}}
+        return plan(HEAD, **entry) if where == "recipe" else plan(HEAD, configured(engine=entry))
+
+    if where == "recipe":
+        assert name not in dict(made(None).env)
+    assert dict(made("own").env)[name] == "own"
+    assert made("own").digest != plan(HEAD).digest
+    secret = plan(HEAD, secrets={name: "/etc/s"})
+    assert (name in dict(secret.env), secret.secrets[0].name) == (False, name)
+
+
+@pytest.mark.parametrize("node", [ALONE, HEAD])
+def test_the_allocator_grows_its_segments_where_nothing_speaks_against_it(node: Node) -> None:
+    assert dict(plan(node).env)[ALLOCATOR] == "expandable_segments:True"
+    assert ALLOCATOR not in dict(plan(node, env={"PYTORCH_ALLOC_CONF": "max_split_size_mb:64"}).env)
+    for flag in ("enable-sleep-mode", "enable-cumem-allocator"):
+        assert ALLOCATOR not in dict(plan(node, args={flag: True}).env)
+        assert ALLOCATOR in dict(plan(node, args={flag: False}).env)
+
+
+def test_files_have_a_limit_of_their_own_unless_the_recipe_gives_one() -> None:
+    def limit(**container: object) -> Limit | None:
+        return plan(container=container).container.limits.get("nofile")
+
+    assert limit() == Limit(soft=1048576, hard=1048576)
+    assert limit(ulimits={"nofile": 64, "memlock": -1}) == Limit(soft=64, hard=64)
+    assert limit(ulimits={"nofile": None}) is None
+    assert plan(container={"ulimits": {"nofile": None}}).digest != plan().digest
+
+
+def test_a_stored_recipe_keeps_what_it_left_out() -> None:
+    off = recipe(env={ALLOCATOR: None}, container={"ulimits": {"nofile": None}})
+    again = Recipe.model_validate(off.model_dump(mode="json", by_alias=True))
+    assert again == off
+    assert again.container.limits == {}
+
+
+def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: Path) -> None:
+    head = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"
+    (tmp_path / "x.yaml").write_text(f"{head}nodes: {{min: 2}}\nenv: {{VLLM_HOST_IP: null, NCCL_IB_HCA: mlx5_0}}\n")
+    shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}
+    assert shown["env.GLOO_SOCKET_IFNAME"] == ("{node.interface}", "sparkd")
+    assert shown["container.ulimits.nofile"] == (1048576, "sparkd")
+    assert shown["env.VLLM_HOST_IP"] == (None, "recipe")
+    assert shown["env.NCCL_IB_HCA"] == ("mlx5_0", "recipe")
+    written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}
+    assert compare_recipes(recipe(env=written), recipe()) == ()
+    assert [one.key for one in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [f"env.{ALLOCATOR}"]

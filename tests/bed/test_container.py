@@ -75,7 +75,7 @@ def test_the_container_has_the_options_of_the_recipe(serving: SparkdNode) -> Non
     assert host["RestartPolicy"] == {"Name": "no", "MaximumRetryCount": 0}
     assert host["LogConfig"] == {"Type": "local", "Config": {"max-file": "5", "max-size": "20m"}}
     limits = {limit["Name"]: (limit["Soft"], limit["Hard"]) for limit in host["Ulimits"]}  # type: ignore[attr-defined]
-    assert limits == {"memlock": (-1, -1), "stack": (67108864, 67108864)}
+    assert limits == {"nofile": (1048576, 1048576), "memlock": (-1, -1), "stack": (67108864, 67108864)}
     assert [device["PathOnHost"] for device in host["Devices"]] == ["/dev/full"]  # type: ignore[attr-defined]
 
 

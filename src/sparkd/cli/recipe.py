@@ -28,12 +28,14 @@ from sparkd.recipes.loader import (
     read_recipe,
     recipe_folders,
 )
+from sparkd.recipes.reach import find_reach
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
 from sparkd.vllm.args import command_line
 from sparkd.vllm.container_paths import is_below
 from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
+from sparkd.vllm.lint.rules import Issue
 
 HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "TOKENS/S", "FROM", "SOURCE")
 LONGEST_SOURCE = 70
@@ -171,7 +173,7 @@ def _lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
     """
     errors: list[str] = []
     warnings: list[str] = []
-    for issue in rules.find_issues(_launch(loaded.recipe)):
+    for issue in (*rules.find_issues(_launch(loaded.recipe)), *_find_reach(loaded.recipe)):
         where = _find_origin(loaded, issue.at)
         if where is None and not whole:
             continue
@@ -213,6 +215,12 @@ def _is_missing(path: Path) -> bool:
         return not path.exists()
     except OSError:  # unreadable for this user
         return False
+
+
+def _find_reach(recipe: Recipe) -> Iterator[Issue]:
+    read = {f"secrets.{name}": file for name, file in recipe.secrets.items()}
+    model = {"model.path": recipe.model.path} if recipe.model.path.startswith("/") else {}
+    return find_reach(recipe.container, {**model, **read})
 
 
 def _launch(recipe: Recipe) -> Launch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sparkd.config import Settings
     from sparkd.host import Host
     from sparkd.preflight.registry import CheckInputs
+    from sparkd.recipes.loader import Loaded
     from sparkd.recipes.schema import Recipe
     from sparkd.state.known_good import Rollback
 
@@ -92,11 +94,15 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 
 def configured_context(settings: Settings, host: Host, place: Node | None = None) -> NodeContext:
     """This node as configured, without any rollback. `place`: None where it is still to be found."""
+    from sparkd.lib import recipes_dir
     from sparkd.plan.build import make_plan
 
     node = place or find_place(settings, host)
-    recipe = _load_recipe(settings, host)
-    return NodeContext(make_plan(recipe, settings, node), settings, recipe, settings)
+    loaded = _load_recipe(settings, host)
+    _check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
+    plan = make_plan(loaded.recipe, settings, node)
+    _check_owners(plan.named_files)
+    return NodeContext(plan, settings, loaded.recipe, settings)
 
 
 def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeContext:
@@ -109,7 +115,17 @@ def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeC
         plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
     except ConfigError as error:
         raise type(error)(f"{error.reason}; this node is rolled back to {back.label}", ROLLBACK_HINT) from None
+    _check_owners(plan.named_files)
     return NodeContext(plan, in_force, back.recipe, settings, back)
+
+
+def _check_owners(files: Iterable[tuple[str, str]]) -> None:
+    """`files`: role and path of each. Raises AwaitedError for one that others than root may change."""
+    from sparkd.host.files import Files
+    from sparkd.host.ownership import refuse_writable
+
+    for role, path in files:
+        refuse_writable(Files(), path, role)
 
 
 def plan_by_tcp(node: NodeContext) -> LaunchPlan:
@@ -126,14 +142,14 @@ def fingerprint_config(settings: Settings, host: Host) -> str:
 
     recipe = None
     with suppress(ConfigError):
-        recipe = _load_recipe(settings, host)
+        recipe = _load_recipe(settings, host).recipe
     return known_good.fingerprint_engine(settings.engine, recipe)
 
 
-def _load_recipe(settings: Settings, host: Host) -> Recipe:
+def _load_recipe(settings: Settings, host: Host) -> Loaded:
     from sparkd.recipes.loader import load_recipe, recipe_folders
 
-    return load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
+    return load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root)))
 
 
 def _role_of(node: Node) -> str:

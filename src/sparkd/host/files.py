@@ -158,9 +158,17 @@ class Files(Struct, frozen=True):
         """The target of a symlink, unresolved: `socket:[123]` or a path."""
         return os.readlink(self._name(path))
 
-    def kind(self, path: str) -> Kind:
+    def resolved(self, path: str) -> str:
+        """The path without symlinks, as the machine sees it."""
+        return follow(path, lambda here, _: self.link(here)) or "/"
+
+    def lstat(self, path: str) -> FileFacts:
         """Of `path` itself: a symlink is not followed."""
-        return _kind(os.lstat(self._name(path)).st_mode)
+        return _facts(os.lstat(self._name(path)))
+
+    def kind(self, path: str) -> Kind:
+        """The same."""
+        return self.lstat(path).kind
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
@@ -175,7 +183,7 @@ class Files(Struct, frozen=True):
         """The path to give to the kernel."""
         if self.root == "/":
             return path
-        return self.root + _follow(path, lambda here, _: os.readlink(self.root + here))
+        return self.root + follow(path, lambda here, _: os.readlink(self.root + here))
 
     def _name(self, path: str) -> str:
         """The same for `path` itself: a symlink there is not followed."""
@@ -229,7 +237,7 @@ def find_outside(files: Files, binds: Sequence[Bind], path: str) -> str:
         return files.link(bind.source + here[len(bind.target) :])
 
     try:
-        _follow(path, read_link)
+        follow(path, read_link)
     except (_OutsideError, OSError) as error:
         return error.filename if isinstance(error, OSError) else str(error)
     return ""
@@ -239,7 +247,7 @@ def _within(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
-def _follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
+def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
     """The path without symlinks and `..`; empty for the root. Raises OSError for too many links.
 
     `read_link(path, rest)` raises OSError where there is no symlink. `rest` are the parts behind it, last part first.

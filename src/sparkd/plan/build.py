@@ -14,7 +14,7 @@ from sparkd.lib.text import did_you_mean
 from sparkd.plan import agreement, script
 from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
 from sparkd.plan.ports import api_port
-from sparkd.recipes.additions import HCAS, RAY, added_env
+from sparkd.recipes.additions import HCAS, RAY, VERBS, added_env
 from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
 from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
 from sparkd.vllm.container_paths import kept_caches
@@ -177,7 +177,10 @@ def _fit_env(engine: _Engine, node: Node, *, by_tcp: bool) -> _Engine:
     if node.hcas and not by_tcp:
         return engine
     env = {name: text for name, text in engine.env.items() if HCAS not in text}
-    return replace(engine, env={**env, **(BY_TCP if by_tcp else {})})
+    if not by_tcp:
+        return replace(engine, env=env)
+    devices = tuple(one for one in engine.container.devices if not one.startswith(VERBS))
+    return replace(engine, env=env | BY_TCP, container=engine.container.model_copy(update={"devices": devices}))
 
 
 def _served_name(recipe: Recipe) -> str:

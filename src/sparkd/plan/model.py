@@ -90,6 +90,12 @@ class LaunchPlan(Struct, frozen=True):
         return any(HCAS in text for _, text in self.shared)
 
     @property
+    def named_files(self) -> tuple[tuple[str, str], ...]:
+        """What a file of the node is to this plan, and its path: the user's script, and secrets."""
+        secrets = ((f"secret {one.name} in", one.file) for one in self.secrets)
+        return (*((("engine.script", self.user_script),) if self.user_script else ()), *secrets)
+
+    @property
     def image_to_run(self) -> str:
         return self.image_id or self.image
 

@@ -7,7 +7,8 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.host.files import FileFacts, Files, Kind
+from sparkd.host.files import Files, Kind
+from sparkd.host.ownership import find_writable
 from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Finding, Level, Verdict
 
@@ -46,18 +47,8 @@ def list_hooks(files: Files, folder: str = FOLDER, owner_uid: int = 0) -> tuple[
         return (Hook("preflight.d", folder, f"{folder} can't be read: {error.strerror}", "run as root"),)
     if not names:
         return ()
-    unsafe = _unsafe_folder(files, folder, owner_uid)
+    unsafe = find_writable(files, folder, (owner_uid,))
     return tuple(_hook(files, f"{folder}/{name}", unsafe, owner_uid) for name in names)
-
-
-def _unsafe_folder(files: Files, folder: str, owner_uid: int) -> str:
-    parts = folder.strip("/").split("/")
-    above = ("/" + "/".join(parts[:depth]) for depth in range(len(parts) + 1))
-    return next((path for path in above if not _safe(files.stat(path), owner_uid)), "")
-
-
-def _safe(facts: FileFacts, owner_uid: int) -> bool:
-    return facts.uid == owner_uid and not facts.writable_by_others
 
 
 def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
@@ -73,7 +64,7 @@ def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
         return Hook(name, path, f"{path} can't be read: {error.strerror}")
     if facts.kind is not Kind.FILE:
         return Hook(name, path, f"{path} is a {facts.kind.value}, not a file", "move it away")
-    if not _safe(facts, owner_uid):
+    if find_writable(files, path, (owner_uid,)):
         return Hook(name, path, f"others than root may write to {path}", f"chown root: {quoted}; chmod go-w {quoted}")
     if not facts.executable:
         return Hook(name, path, f"{path} is not executable", f"chmod +x {quoted}, or move it away")

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 """Placeholders of a recipe for the interface on the fabric, and for its RDMA devices."""
+VERBS = "/dev/infiniband"
+"""Folder of the devices that RDMA goes through."""
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
 RAY = "ray"

@@ -52,6 +52,7 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file("/etc/sparkd/api.key", "secret\n", mode=0o600)
     interface(tree, "lo", flags=0x9, operstate="unknown", mtu=65536)
     interface(tree, "enP7s7", speed=10000, mtu=1500, device="/sys/devices/pci0007:00/0007:00:00.0/0007:01:00.0")
+    tree.folder("/dev/infiniband")
     for twin in TWINS:
         interface(
             tree,

@@ -58,8 +58,7 @@ def recipe(tree: Tree, text: str) -> None:
 
 
 def unprivileged(tree: Tree, ulimits: str) -> None:
-    tree.folder("/dev/infiniband")
-    recipe(tree, f"container: {{privileged: false, devices: [/dev/infiniband], ulimits: {ulimits}}}\n")
+    recipe(tree, f"container: {{ulimits: {ulimits}}}\n")
 
 
 def _swap_on(tree: Tree) -> None:

@@ -9,7 +9,9 @@ from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 
 from sparkd.lib.errors import AwaitedError
+from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
+from sparkd.preflight.checks.paths import paths_of_plan
 from sparkd.recipes.loader import compare_recipes, explain, load_recipe
 from sparkd.recipes.schema import Limit, Recipe
 
@@ -116,3 +118,14 @@ def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: P
     written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}
     assert compare_recipes(recipe(env=written), recipe()) == ()
     assert [one.key for one in compare_recipes(recipe(env={ALLOCATOR: None}), recipe())] == [f"env.{ALLOCATOR}"]
+
+
+def test_a_launch_by_tcp_gets_no_device_of_rdma_and_a_node_without_any_needs_none() -> None:
+    keys: dict[str, object] = {"container": {"devices": ["/dev/infiniband", "/dev/x"]}}
+    by_tcp = make_plan(recipe(args={"tensor-parallel-size": 2}, **keys), configured(), HEAD, by_tcp=True)
+    assert by_tcp.container.devices == ("/dev/x",)
+    assert by_tcp.digest == plan(HEAD, args={"tensor-parallel-size": 2}, **keys).digest
+    for node, needed in ((HEAD, True), (replace(HEAD, hcas=()), False), (ALONE, True)):
+        paths = [one.path for one in paths_of_plan(plan(node, **keys))]
+        assert ("/dev/infiniband" in paths, "/dev/x" in paths) == (needed, True)
+        assert "/dev/infiniband" in plan(node, **keys).container.devices, "devices that come later are awaited"

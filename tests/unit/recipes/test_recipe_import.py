@@ -223,7 +223,7 @@ def test_a_container_gets_no_more_rights_than_the_tool_gives_it(tmp_path: Path) 
         sparkruns = imported(tmp_path, f"{V2}command: vllm serve m -tp {ranks}\n")[0].container
         assert (sparkruns.privileged, sparkruns.no_new_privileges, sparkruns.devices) == (False, True, devices)
         assert (sparkruns.ipc, sparkruns.shm_bytes) == ("shareable", 32 * 2**30)
-        limits = {name: (limit.soft, limit.hard) for name, limit in sparkruns.ulimits.items()}
+        limits = {name: (limit.soft, limit.hard) for name, limit in sparkruns.limits.items()}
         assert limits == {"memlock": (-1, -1), "stack": (67108864, 67108864), "nofile": (65535, 65535)}
 
 

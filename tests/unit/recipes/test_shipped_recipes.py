@@ -22,7 +22,7 @@ from sparkd.lib import recipes_dir
 from sparkd.plan import script
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT
+from sparkd.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT, VERBS
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Lines, Recipe
 from sparkd.vllm.flag import first_values, parse_json
@@ -228,7 +228,9 @@ def test_the_reports_own_container_is_what_is_made(report: reported.Report) -> N
     recipe = shipped(report.recipe)
     spec = plan(recipe, nodes(recipe)[0]).container
     assert (spec.gpus, spec.ipc, spec.network) == ("all", "host", "host")
-    assert (spec.privileged, spec.shm_bytes, spec.devices) == (report.privileged, report.shm_bytes, report.devices)
+    # Where the report is privileged, RDMA's devices are all that it needs.
+    devices = (VERBS,) if report.privileged else report.devices
+    assert (spec.privileged, spec.shm_bytes, spec.devices) == (False, report.shm_bytes, devices)
     assert [mount.target for mount in spec.volumes] == ["/models", *report.mounts]
 
 

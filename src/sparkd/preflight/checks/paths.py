@@ -16,6 +16,7 @@ from sparkd.host.units import Unit, parse_assignments
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.recipes.additions import VERBS
 from sparkd.vllm.container_paths import is_below
 from sparkd.vllm.flag import first_values
 
@@ -48,6 +49,9 @@ class NeededPath(Struct, frozen=True):
 def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     """The launch script's own source, the model, secrets, and everything that the container gets from outside."""
     model, device = f"the model of recipe {plan.recipe}", f"a device of recipe {plan.recipe}"
+    # Where no device is found yet, RDMA is not insisted on: the check rdma judges that.
+    no_verbs = plan.names_hcas and not plan.node.hcas
+    devices = (one for one in plan.container.devices if not (no_verbs and one.startswith(VERBS)))
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
         NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
@@ -56,7 +60,7 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
         *(one for one in may_be_empty if one.path),
         *(NeededPath(one.file, f"secret {one.name}", Needed.FILE, "write the secret there") for one in plan.secrets),
         *mounted_paths(plan),
-        *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in plan.container.devices),
+        *(NeededPath(one, device, Needed.ANYTHING, DEVICE_HINT) for one in devices),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 
 from msgspec import Struct
@@ -12,6 +12,7 @@ from sparkd.host import Host, weights
 from sparkd.host.files import Files
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, verdict
+from sparkd.recipes.reach import describe_reaches, find_reach
 from sparkd.vllm.flag import FirstValues, first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint import script as scripts
@@ -27,6 +28,8 @@ class PlanFacts(Struct, frozen=True):
     own_command: bool
     """Whether engine.script starts an engine of its own, rather than the plan's."""
     _script: scripts.Script | None
+    _resolved: Mapping[str, str]
+    """What the node's symlinks make of each path that the container gets."""
 
 
 class PlanLint(Check[PlanFacts], frozen=True):
@@ -44,6 +47,11 @@ exec "$@" starts the plan's command. What a variable of the shell gives is not k
 
 {rules.describe_rules()}
 
+What the container gets of the node warns where it reaches beyond the container: a mount, a device or a secret's file
+that is one of these, lies in one or holds one, also by a symlink; privileged; and the whole file system:
+
+{describe_reaches()}
+
 Of engine.script, these block: a worker's `vllm serve` without --headless, --headless on the head, and --node-rank,
 --nnodes, --master-addr or --master-port that are not this node's.
 
@@ -57,7 +65,14 @@ Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"
             model=parse_limits(weights.read_config(host.files, self.plan.model_path)),
             own_command=own,
             _script=script,
+            _resolved={path: host.files.resolved(path) for path in self._given},
         )
+
+    @property
+    def _given(self) -> tuple[str, ...]:
+        container = self.plan.container
+        secrets = (one.file for one in self.plan.secrets)
+        return (*(one.source for one in container.volumes), *container.devices, *secrets)
 
     def judge(self, facts: PlanFacts) -> Verdict:
         node, script = self.plan.node, facts._script
@@ -66,6 +81,8 @@ Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"
         found += rules.find_issues(
             replace(_launch(self.plan, script if facts.own_command else None), model=facts.model)
         )
+        read = {f"secrets.{one.name}": one.file for one in self.plan.secrets}
+        found += find_reach(self.plan.container, read, lambda path: facts._resolved.get(path, path))
         problems = [Verdict(Level.BLOCK if one.blocks else Level.WARN, one.reason, one.hint) for one in found]
         whose = "engine.script" if facts.own_command else "the plan"
         return verdict(problems, f"nothing in the {facts.flags} flags of {whose} is known to fail")

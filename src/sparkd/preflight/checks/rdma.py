@@ -13,6 +13,7 @@ from sparkd.host.infiniband import ACTIVE, Hca, Port
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.recipes.additions import VERBS
 from sparkd.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
@@ -22,7 +23,6 @@ COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 o
 """tonyd2wild (Vision), pull request 35."""
 CABLE = "is its cable in, and the node at the other end on?"
 MEANT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
-VERBS = "/dev/infiniband"
 _NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
 
 
@@ -190,7 +190,7 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
                 problems.append(warn(f"{_name(hca)}: port {port.number} is {port.state}{why}", hint))
         if not self.reaches_verbs:
             reason = f"the container is given no {VERBS}, {COST}"
-            problems.append(warn(reason, f"container.privileged = true, or {VERBS} among its devices"))
+            problems.append(warn(reason, f"put {VERBS} among its devices: container.devices of the recipe"))
         found = verdict(problems, f"{', '.join(_name(hca) for hca in used)}: ACTIVE{_idle_twins(facts, used)}")
         return found if up and facts.on_fabric else replace(found, awaits=AWAITED)
 

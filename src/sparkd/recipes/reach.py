@@ -1,0 +1,69 @@
+"""What a recipe may do beyond its container: warnings, since a person may mean it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from posixpath import normpath
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from sparkd.vllm.lint.rules import Issue
+
+if TYPE_CHECKING:
+    from sparkd.recipes.schema import Container
+
+READ, WRITTEN = False, True
+REACHES: tuple[tuple[bool, str, str], ...] = (
+    (READ, "who reaches docker's socket, or one as strong, is root on the node",
+     "/run/docker.sock /run/containerd /run/systemd/private /run/dbus"),
+    (READ, "sparkd's keys or state are there", "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key"),
+    (READ, "others can log in as the node's users with it",
+     "/etc/shadow* /etc/gshadow* /etc/ssh /root/.ssh /home/*/.ssh"),
+    (READ, "it has the processes of the node, with their files and variables", "/proc"),
+    (READ, "it has all images and containers of the node", "/var/lib/docker"),
+    (READ, "the node boots from it", "/boot"),
+    (READ, "it is the memory or the ports of the node itself", "/dev/mem /dev/kmem /dev/port"),
+    (READ, "it is a disk of the node, with all files",
+     "/dev/sd* /dev/vd* /dev/nvme* /dev/dm-* /dev/md* /dev/loop* /dev/mapper /dev/disk"),
+    (WRITTEN, "what is written there runs as root on the node", "/etc /usr /var/spool/cron"),
+    (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
+)  # fmt: skip
+"""A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""
+_ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin", "lib", "sbin")}}
+"""Folders that are symlinks on each node."""
+
+
+def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[[str], str] = str) -> Iterator[Issue]:
+    """`read`: further paths that the container gets to read, by their keys. `resolve` follows the node's symlinks."""
+    if container.privileged:
+        reason = "the container is privileged: root in it is root on the node, with every device"
+        hint = "RDMA needs no more than devices: [/dev/infiniband] and ulimits: {memlock: -1}"
+        yield Issue("reach", False, "container.privileged", reason, hint)
+    paths = [(key, path, READ) for key, path in read.items()]
+    paths += [("container.volumes", one.source, not one.read_only) for one in container.volumes]
+    paths += [("container.devices", path, WRITTEN) for path in container.devices]
+    for key, path, written in dict.fromkeys(paths):
+        if why := _why(path, written) or _why(resolve(path), written):
+            reason = f"the container gets {path} of the node: {why}"
+            yield Issue("reach", False, key, reason, "give it no more than the engine needs")
+
+
+def _why(path: str, written: bool) -> str:
+    path = f"/{normpath(path).lstrip('/')}"
+    if path == "/":
+        return "it is all of its files"
+    for alias, folder in _ALIASES.items():
+        if f"{path}/".startswith(f"{alias}/"):
+            path = folder + path.removeprefix(alias)
+    whys = (why for only, why, known in REACHES if written >= only and any(_meet(path, one) for one in known.split()))
+    return next(whys, "")
+
+
+def _meet(path: str, known: str) -> bool:
+    return all(fnmatchcase(part, one) for part, one in zip(path.split("/"), known.split("/"), strict=False))
+
+
+def describe_reaches() -> str:
+    """The table in lines of at most 120 columns."""
+    return "\n".join(fill(f"  {why}: {known}", 120, subsequent_indent="      ") for _, why, known in REACHES)

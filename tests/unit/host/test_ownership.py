@@ -1,0 +1,88 @@
+"""What others may change on the way to a file: bits, owners, folders above, symlinks and where they lead."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.host.files import Files
+from sparkd.host.ownership import find_writable, refuse_writable
+from sparkd.lib.errors import AwaitedError
+
+PATH = "/etc/sparkd/recipes/x.yaml"
+
+
+def found(tree: Tree, path: str = PATH, owner: int | None = None) -> str:
+    return find_writable(Files(str(tree.root)), path, (os.getuid() if owner is None else owner,))
+
+
+def chmod(path: str, mode: int) -> Callable[[Tree], None]:
+    return lambda tree: (tree.root / path.lstrip("/")).chmod(mode)
+
+
+@pytest.mark.parametrize(
+    ("change", "where"),
+    [
+        (chmod(PATH, 0o644), ""),
+        (chmod(PATH, 0o600), ""),
+        (chmod(PATH, 0o664), PATH),
+        (chmod(PATH, 0o646), PATH),
+        (chmod("/etc/sparkd/recipes", 0o775), "/etc/sparkd/recipes"),
+        (chmod("/etc", 0o757), "/etc"),
+        (chmod("/etc/sparkd", 0o1777), ""),
+    ],
+)
+def test_bits_of_the_file_and_of_each_folder_above_count(
+    tree: Tree, change: Callable[[Tree], None], where: str
+) -> None:
+    tree.file(PATH, "x")
+    change(tree)
+    assert found(tree) == where
+
+
+def test_a_sticky_folder_keeps_what_is_in_it_and_not_itself(tree: Tree) -> None:
+    tree.folder("/tmp/hooks").chmod(0o1777)
+    assert found(tree, "/tmp/hooks") == "/tmp/hooks", "anybody adds files to it"
+
+
+def test_another_owner_is_named(tree: Tree) -> None:
+    tree.file(PATH, "x")
+    assert found(tree, owner=os.getuid() + 1) == "/"
+
+
+@pytest.mark.parametrize("link", ["/etc/sparkd/recipes", "/etc/sparkd"])
+def test_a_symlink_counts_with_the_folders_that_it_leads_through(tree: Tree, link: str) -> None:
+    below = PATH.removeprefix(link)
+    tree.file(f"/home/me/kept{below}", "x")
+    (tree.root / link.lstrip("/")).parent.mkdir(parents=True, exist_ok=True)
+    tree.link(link, "/home/me/kept")
+    assert found(tree) == ""
+    (tree.root / "home/me").chmod(0o777)
+    assert found(tree) == "/home/me"
+
+
+def test_links_that_lead_in_a_circle_and_missing_files_are_left_to_who_reads_them(tree: Tree) -> None:
+    tree.folder("/etc")
+    tree.link("/etc/a", "/etc/b")
+    tree.link("/etc/b", "/etc/a")
+    assert (found(tree, "/etc/a"), found(tree, "/etc/none/x")) == ("", "")
+
+
+def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: Path) -> None:
+    own = tmp_path / "x y.yaml"
+    own.write_text("x")
+    own.chmod(0o600)
+    refuse_writable(Files(), str(own), "recipe")
+    own.chmod(0o666)
+    with pytest.raises(AwaitedError, match=f"recipe {own} is not used: others than root may write to {own}") as caught:
+        refuse_writable(Files(), str(own), "recipe")
+    assert caught.value.hint.endswith(f"chown root: '{own}' && chmod go-w '{own}'")
+    own.chmod(0o600)
+    tmp_path.chmod(0o777)
+    with pytest.raises(AwaitedError) as caught:
+        refuse_writable(Files(), str(own), "recipe")
+    assert caught.value.hint == "move it to a folder that only root may write to, such as /etc/sparkd"

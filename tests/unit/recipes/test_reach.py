@@ -1,0 +1,113 @@
+"""What a recipe may do beyond its container is warned of, and what recipes commonly mount is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.plans import recipe, shipped
+
+from sparkd.cli import recipe as command
+from sparkd.lib import recipes_dir
+from sparkd.recipes.loader import find_recipes, load_recipe
+from sparkd.recipes.reach import find_reach
+from sparkd.vllm.lint.rules import Issue
+
+
+def reach(**container: object) -> list[Issue]:
+    return list(find_reach(recipe(container=container).container, {}))
+
+
+@pytest.mark.parametrize(
+    ("source", "needle"),
+    [
+        ("/", "all of its files"),
+        ("//", "all of its files"),
+        ("/run/docker.sock", "docker's socket"),
+        ("/var/run/docker.sock", "docker's socket"),
+        ("/var/run//./docker.sock", "docker's socket"),
+        ("/run", "docker's socket"),
+        ("/var/run", "docker's socket"),
+        ("/run/containerd/containerd.sock", "one as strong"),
+        ("/run/sparkd", "sparkd's keys"),
+        ("/var", "sparkd's keys"),
+        ("/var/lib", "sparkd's keys"),
+        ("/var/lib/sparkd/cache", "sparkd's keys"),
+        ("/etc/sparkd", "sparkd's keys"),
+        ("/etc", "sparkd's keys"),
+        ("/etc/shadow", "log in"),
+        ("/etc/shadow-", "log in"),
+        ("/root", "log in"),
+        ("/home", "log in"),
+        ("/home/me", "log in"),
+        ("/home/me/.ssh/id_ed25519", "log in"),
+        ("/proc", "processes"),
+        ("/proc/1/root", "processes"),
+        ("/boot/efi", "boots from"),
+        ("/dev", "memory"),
+        ("/dev/mem", "memory"),
+        ("/dev/sda", "disk"),
+        ("/dev/nvme0n1p2", "disk"),
+        ("/dev/mapper/root", "disk"),
+    ],
+)
+def test_a_mount_that_reaches_the_node_warns_even_where_it_is_only_read(source: str, needle: str) -> None:
+    (issue,) = reach(volumes=[f"{source}:/inside:ro"])
+    assert needle in issue.reason
+    assert (issue.blocks, issue.at) == (False, "container.volumes")
+
+
+@pytest.mark.parametrize(
+    "source", ["/etc/cron.d", "/etc/passwd", "/etc/sparkd/recipes", "/usr/local/bin", "/bin", "/lib/systemd", "/sys"]
+)
+def test_what_runs_as_root_warns_where_it_may_be_written_to(source: str) -> None:
+    assert len(reach(volumes=[f"{source}:/inside:rw"])) == 1
+    assert reach(volumes=[f"{source}:/inside:ro"]) == []
+
+
+@pytest.mark.parametrize("device", ["/dev/mem", "/dev/sda", "/dev/nvme0n1", "/dev/dm-0", "/dev"])
+def test_a_device_that_holds_the_node_warns(device: str) -> None:
+    (issue,) = reach(devices=[device])
+    assert issue.at == "container.devices"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"volumes": ["/etc/passwd:/etc/passwd:ro", "/etc/group:/etc/group:ro", "/etc/localtime:/etc/localtime:ro"]},
+        {"volumes": ["/root/.cache/huggingface:/hub:rw", "/home/me/models:/m:ro", "/srv/models:/x:rw", "/tmp:/t:rw"]},
+        {"volumes": ["/etc/sparkd/templates/chat.jinja:/chat.jinja:ro", "/usr/local/cuda:/cuda:ro", "/sys:/host:ro"]},
+        {"devices": ["/dev/infiniband", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/fuse", "/dev/dri", "/dev/shm"]},
+        {"ipc": "host", "network": "host"},
+    ],
+)
+def test_what_recipes_commonly_have_gives_no_warning(options: dict[str, object]) -> None:
+    assert reach(**options) == []
+
+
+def test_privilege_warns_and_the_hint_gives_what_rdma_needs() -> None:
+    (issue,) = reach(privileged=True)
+    assert (issue.at, "/dev/infiniband" in issue.hint, "memlock" in issue.hint) == ("container.privileged", True, True)
+
+
+def test_a_symlink_of_the_node_is_seen_through() -> None:
+    container = recipe(container={"volumes": ["/srv/all:/inside:ro"]}).container
+    assert list(find_reach(container, {})) == []
+    assert len(list(find_reach(container, {}, {"/srv/all": "/"}.__getitem__))) == 1
+
+
+@pytest.mark.parametrize("name", [*find_recipes([recipes_dir()])])
+def test_no_shipped_recipe_reaches_beyond_its_container(name: str) -> None:
+    assert list(find_reach(shipped(name).container, {})) == []
+
+
+def test_check_warns_with_file_and_line_and_the_recipe_stays_good(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(
+        "schema: 1\nname: x\nmodel: {path: /root}\nimage: {ref: i}\nargs: {gpu-memory-utilization: 0.9}\n"
+        "secrets:\n  A: /etc/shadow\ncontainer:\n  privileged: true\n  volumes: ['/var/run/docker.sock:/s:ro']\n"
+    )
+    errors, warnings = command._lint(load_recipe(str(path), []))
+    assert errors == []
+    places = [one.partition(": ")[2].partition(": ")[0] for one in warnings if ": the container " in one]
+    assert places == ["line 9", "line 3", "line 7", "line 10"]

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import time
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -29,7 +27,7 @@ from sparkd.cluster.auth import (
 )
 from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
 from sparkd.lib.text import sanitize
-from sparkd.status.model import Contact, NodeReport, PeerStatus, clock_ahead, parse, utc_now
+from sparkd.status.model import Contact, NodeReport, PeerStatus, bounded, clock_ahead, parse, utc_now
 
 CONNECT_SECONDS = 2.0
 """The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
@@ -39,12 +37,6 @@ PAUSE_SECONDS = 0.5
 """After repeated failures."""
 PACE_SECONDS = 0.05
 """Between requests: bounds the cost of any peer."""
-
-TEXT_LIMIT = 1000
-"""Characters of each text; a cause that quotes an engine has a few hundred."""
-ITEMS_LIMIT = 100
-"""Of findings and versions; preflight has some twenty checks."""
-NUMBER_LIMIT = 1 << 63
 
 
 class UnsignedError(Exception):
@@ -205,22 +197,6 @@ def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:
     if report is None or report.rank != rank:
         return None
     try:
-        return cast("NodeReport", _bound_values(replace(report, peers=())))
+        return bounded(replace(report, peers=()))
     except ValueError:
         return None
-
-
-def _bound_values(value: object) -> object:
-    if isinstance(value, str):
-        return sanitize(value, TEXT_LIMIT)
-    if isinstance(value, (int, float)):
-        if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
-            raise ValueError("number out of range")
-        return value
-    if isinstance(value, tuple):
-        return tuple(_bound_values(one) for one in value[:ITEMS_LIMIT])
-    if isinstance(value, Mapping):
-        return {_bound_values(name): _bound_values(one) for name, one in list(value.items())[:ITEMS_LIMIT]}
-    if isinstance(value, Struct):
-        return replace(value, **{name: _bound_values(getattr(value, name)) for name in value.__struct_fields__})
-    return value

@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from enum import Enum
+from typing import TypeVar, cast
 
 from msgspec import Struct, convert, field, to_builtins
 from msgspec.structs import replace
 
 from sparkd.host.files import Files
 from sparkd.host.processes import read_process
-from sparkd.lib.text import parse_json
+from sparkd.lib.text import parse_json, sanitize
 
 PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
+
+TEXT_LIMIT = 1000
+"""Characters of each text of another node; a cause that quotes an engine has a few hundred."""
+ITEMS_LIMIT = 100
+"""Of findings and versions; preflight has some thirty checks."""
+NUMBER_LIMIT = 1 << 63
+SHORTER = ((TEXT_LIMIT, ITEMS_LIMIT), (200, 30), (40, 4))
+"""Limits of texts and items: by the last ones, the reports of 64 nodes fit into LIMIT_BYTES."""
+Value = TypeVar("Value", bound=Struct)
 
 UNCHANGED_SECONDS = 2.0
 """Less than this is the answer's travel time."""
@@ -192,7 +203,42 @@ def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
 
 
 def dump(report: NodeReport) -> str:
-    return json.dumps({"schema": REPORT_SCHEMA, **to_builtins(report)}, indent=1) + "\n"
+    """JSON that every reader takes: where it would be larger, texts are cut and lists are shortened."""
+    text = _encode(report, ascii_only=True)
+    for text_limit, items_limit in SHORTER:
+        if len(text) <= LIMIT_BYTES and len(text.encode()) <= LIMIT_BYTES:
+            break
+        peers = tuple(bounded(one, text_limit, items_limit) for one in report.peers)
+        shorter = replace(bounded(replace(report, peers=()), text_limit, items_limit), peers=peers)
+        text = _encode(shorter, ascii_only=False)  # an escaped character may take twelve bytes
+    return text
+
+
+def _encode(report: NodeReport, *, ascii_only: bool) -> str:
+    fields = {"schema": REPORT_SCHEMA, **to_builtins(report)}
+    return json.dumps(fields, indent=1, ensure_ascii=ascii_only) + "\n"
+
+
+def bounded(value: Value, text_limit: int = TEXT_LIMIT, items_limit: int = ITEMS_LIMIT) -> Value:
+    """A report or a part of one, with texts on one line. Raises ValueError for a number without sense."""
+    return cast("Value", _bound(value, text_limit, items_limit))
+
+
+def _bound(value: object, text_limit: int, items_limit: int) -> object:
+    match value:
+        case str():
+            return sanitize(value, text_limit)
+        case int() | float() if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
+            raise ValueError("number out of range")
+        case tuple():
+            return tuple(_bound(one, text_limit, items_limit) for one in value[:items_limit])
+        case Mapping():
+            names = list(value)[:items_limit]
+            return {sanitize(name, text_limit): _bound(value[name], text_limit, items_limit) for name in names}
+        case Struct():
+            fields = {name: _bound(getattr(value, name), text_limit, items_limit) for name in value.__struct_fields__}
+            return replace(value, **fields)
+    return value
 
 
 def parse(text: str) -> NodeReport | None:

@@ -10,8 +10,20 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
 
-from sparkd.cluster.client import ITEMS_LIMIT, TEXT_LIMIT, parse_peer_report
-from sparkd.status.model import Contact, EngineReport, FindingReport, MemoryReport, NodeReport, PeerStatus, dump
+from sparkd.cluster.client import parse_peer_report
+from sparkd.status.model import (
+    ITEMS_LIMIT,
+    LIMIT_BYTES,
+    TEXT_LIMIT,
+    Contact,
+    EngineReport,
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    dump,
+    parse,
+)
 
 FULL = report(
     message="loading 3/46",
@@ -93,3 +105,26 @@ def test_deeply_nested_reports_are_refused() -> None:
     peer = b'"peers": [{"address": "a", "rank": 1, "contact": "answers", "since": "s", "report": '
     nested = (head + peer) * 2000 + b"null" + b"}]}" * 2000
     assert parse_peer_report(nested, 1) is None
+
+
+@pytest.mark.parametrize("letter", ["a", '"', "\n", "\U0001f600", "\udc80"])
+def test_the_largest_report_of_64_nodes_is_one_that_every_reader_takes(letter: str) -> None:
+    text = letter * 20_000
+    endless = report(
+        message=text,
+        **dict.fromkeys(("node", "epoch", "incarnation", "version", "last_cause", "last_hint", "plan_digest"), text),
+        versions={f"{number}{text}": text for number in range(200)},
+        findings=(FindingReport(text, text, text, text),) * 300,
+        engine=EngineReport(text, text, text),
+    )
+    sent = dump(endless).encode()
+    assert len(sent) <= LIMIT_BYTES
+    heard = parse_peer_report(sent, 1)
+    assert heard is not None
+    peers = tuple(PeerStatus(text, 1, Contact.ANSWERS, text, heard, text) for _ in range(63))
+    written = dump(replace(endless, peers=peers))
+    assert len(written.encode()) <= LIMIT_BYTES
+    read = parse(written)
+    assert read is not None
+    assert len(read.peers) == 63
+    assert read.findings

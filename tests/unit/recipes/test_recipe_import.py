@@ -133,6 +133,7 @@ def test_each_format_reads_braces_by_its_own_rule(tmp_path: Path) -> None:
         (f"{V1}command: 'vllm serve m {{x'\n", "line 4: command: expected '}' before end of string"),
         (f"{V1}defaults: {{x: 1}}\ncommand: 'vllm serve m --a {{x:>999999999}}'\n", "a format that is not taken"),
         (f"{V2}defaults: {{x: '{'{x}' * 9}'}}\ncommand: vllm serve m --a {{x}}\n", "is longer than"),
+        (f"{V1}defaults: {{port: 2097152}}\ncommand: 'vllm serve m --a {{port:c}}'\n", "a format that is not taken: c"),
         (f"{V2}defaults: {{x: '{{y}}', y: '{{x}}'}}\ncommand: vllm serve m --a {{x}}\n", "has no end"),
         (f"{V2}command: vllm serve m --a $HOME\n", "line 4: command: what $HOME"),
         (f"{V2}command: vllm serve m --a `id`\n", "is a program's output"),

@@ -173,12 +173,13 @@ def _field(formatter: string.Formatter, name: str, spec: str, conversion: str | 
     if name not in values.values:
         values.used.add(name)
         raise CommandError(f"{shown} is given no value; a brace that is meant as one is written twice")
-    if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec):
+    # c is the character of a number, which may be none that can be written.
+    if len(spec) > _LONGEST_SPEC or not _SPEC.fullmatch(spec) or spec.endswith("c"):
         raise CommandError(f"{shown} has a format that is not taken: {spec[:60]}")
     value = formatter.convert_field(values.get(name), conversion)
     try:
         return format(value, spec)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CommandError(f"{shown}: {error}") from None
 
 

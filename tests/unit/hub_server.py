@@ -32,8 +32,12 @@ class Hub:
     expired: bool = False
     """Refuses the first request for the rest of a file, as an expired address does."""
     freed: threading.Event = field(default_factory=threading.Event)
+    moved_to: str = ""
+    """Where its shards are, as at another host that stores them; empty: here."""
     requests: list[str] = field(default_factory=list)
     """Method, path and range of each request."""
+    tokens: set[str] = field(default_factory=set)
+    """That came with them."""
 
     @property
     def endpoint(self) -> str:
@@ -67,6 +71,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             hub.requests.append(f"{self.command} {self.path} {self.headers.get('Range', '')}".rstrip())
+            hub.tokens.add(self.headers.get("Authorization") or "")
             if hub.answers is not None:
                 hub.answers -= 1
                 if hub.answers < 0:
@@ -91,6 +96,10 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 self.respond(403, b"", {})
                 return
             headers = {"ETag": f'"{hub.etag(path)}"', "X-Repo-Commit": COMMIT}
+            if hub.moved_to and path.endswith(".safetensors"):
+                linked = {"X-Linked-Etag": headers["ETag"], "X-Linked-Size": str(len(content))}
+                self.respond(302, b"", {**headers, **linked, "Location": hub.moved_to + self.path})
+                return
             if begin:
                 headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
             self.respond(206 if begin else 200, content[begin:], headers)

@@ -264,6 +264,19 @@ def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp
     assert "hf_secret" not in done.stdout + done.stderr
 
 
+def test_a_token_does_not_go_to_where_the_hub_stores_its_files(machine: Machine, hub: Hub, tmp_path: Path) -> None:
+    hub.token = "hf_secret"
+    file = tmp_path / "token"
+    file.write_text("hf_secret\n")
+    file.chmod(0o600)
+    with serving(Hub(hub.files)) as storage:
+        hub.moved_to = storage.endpoint.replace("127.0.0.1", "localhost")
+        done = machine.pull(REPO, "--token-file", str(file))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert any(request.startswith("GET") for request in storage.requests)
+    assert storage.tokens == {""}
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -17,7 +17,7 @@ from sparkd.host import Host
 from sparkd.host.connections import Peer, find_peer, has_open
 from sparkd.host.processes import read_process
 from sparkd.host.sockets import Listener
-from sparkd.lib.http_client import HttpError, WrongServerError
+from sparkd.lib.http_client import WrongServerError
 from sparkd.lib.log import Events
 from sparkd.preflight.engine_processes import port_holders
 from sparkd.preflight.fixes import stop_by_hand
@@ -47,7 +47,7 @@ class ApiOwner:
             # In a thread: a user may have made many processes.
             holder = await asyncio.to_thread(self._find_other, own, peer)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
-            raise HttpError(f"it is not known which process answers: {error}") from None
+            raise WrongServerError(f"it is not known which process answers: {error}") from None
         if holder:
             raise WrongServerError(holder)
 

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import sys
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -143,15 +143,8 @@ class _ProvenConnections(httpcore.AnyIOBackend):
     def __init__(self, admit: Admit) -> None:
         self._admit = admit
 
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
-        stream = await super().connect_tcp(host, port, timeout, local_address, socket_options)
+    async def connect_tcp(self, *place: Any, **options: Any) -> httpcore.AsyncNetworkStream:
+        stream = await super().connect_tcp(*place, **options)
         try:
             await self._admit(stream.get_extra_info("socket"))
         except BaseException:

@@ -9,9 +9,10 @@ from functools import partial
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster.monitor import ENDING, HINT, silence
+from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
 from sparkd.lib.errors import Cause, EngineEndedError, ExitCode, PeerLostError, SparkdError
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import GIB, MIB, sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 from sparkd.status.model import Phase, utc_now
@@ -51,6 +52,7 @@ _BY_DOCKER = frozenset(
     }
 )
 """Causes that a hung dockerd may be behind."""
+_SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
 _COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
@@ -136,6 +138,9 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     if error.cause in _BY_DOCKER and _dockerd_hangs(agent):
         error.reason, error.hint = f"dockerd runs and does not answer: {error.reason}", "systemctl restart docker"
         error.cause = Cause.DOCKER_HUNG
+    elif error.cause in _SHORT_OF_MEMORY and (taken := _taken_by_others(agent, running)):
+        error.reason, error.hint = f"{error.reason}; {taken}", "stop that work, or raise memory.headroom_gib"
+        error.cause = Cause.MEMORY_TAKEN
     elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason)) is not None:
         error.hint = known.hint
     agent.events.error(
@@ -155,7 +160,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     end = End(reason, int(error.code), hint, failed_in.value, utc_now(), error.cause)
 
     def count(launches: LaunchHistory) -> LaunchHistory:
-        if error.code in _COUNTED and launches.open is not None:
+        if error.code in _COUNTED and error.cause is not Cause.MEMORY_TAKEN and launches.open is not None:
             launches = launches.record_failure(agent.plan.counted_as, end)
         return launches.record_end(agent.boot_id, end)
 
@@ -176,6 +181,14 @@ def _dockerd_hangs(agent: Deps) -> bool:
     except OSError:
         return False
     return False
+
+
+def _taken_by_others(agent: Deps, running: Running | None) -> str:
+    """Where others took more since the launch than the plan leaves above the floor; else empty."""
+    if running is None or running.tenants is None or (now := running.read_tenants(agent.host, agent.loop)) is None:
+        return ""
+    memory = agent.settings.memory
+    return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
 
 
 def log_differences(agent: Deps) -> None:

@@ -219,6 +219,7 @@ def launch(agent: Deps) -> Running:
         running.dockerd_pid = agent.loop.run_with_timeout(
             partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
         )
+    running.tenants = running.read_tenants(agent.host, agent.loop)
     release_page_cache(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)

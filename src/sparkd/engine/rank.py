@@ -15,8 +15,10 @@ from msgspec import Struct, field
 from sparkd.actions.processes import Rank, mapped_below, named_segments
 from sparkd.engine.log_lines import LineSplitter, LoadProgress, LogForwarder, advance_progress
 from sparkd.engine.memory_guard.guard import MemoryGuard
+from sparkd.engine.memory_guard.tenants import read_tenants
 from sparkd.host import Host, docker, meminfo
 from sparkd.host.docker import LABEL
+from sparkd.host.meminfo import Consumer
 from sparkd.lib import start_thread
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import Cause
@@ -28,6 +30,8 @@ from sparkd.preflight.fixes import UnlinkSegment
 RETRY_SECONDS = 1.0
 """Before the log is followed again."""
 NOTE_SECONDS = 3.0
+TENANTS_SECONDS = 2.0
+"""A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
 MAX_SCANS = 10
 """Scans for the process that maps a new segment, before it counts as another program's."""
 LOG_END_SECONDS = 0.3
@@ -127,6 +131,8 @@ class Running(Struct):
     """None where memory is not watched."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
+    tenants: tuple[Consumer, ...] | None = None
+    """Who else held memory at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """At the start; empty where containers outlive their dockerd."""
     ready: bool = False
@@ -150,6 +156,12 @@ class Running(Struct):
                 found = loop.run_with_timeout(scan, NOTE_SECONDS, "looking at the rank")
                 self.segments.update(found)
                 self._scans.update({(one.device, one.inode): MAX_SCANS for one in found})
+
+    def read_tenants(self, host: Host, loop: MainLoop) -> tuple[Consumer, ...] | None:
+        with suppress(OSError, ValueError):
+            scan = partial(read_tenants, host, self.rank.container_id)
+            return loop.run_with_timeout(scan, TENANTS_SECONDS, "looking at other tenants")
+        return None
 
     def mark_ready(self, host: Host, loop: MainLoop) -> None:
         self.ready = True

@@ -25,7 +25,7 @@ _ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
 
 SMALLEST_BYTES = 16 << 20
-"""Of a consumer's process; smaller ones are left out."""
+"""Of a consumer's process; the smaller ones of a user are one consumer together: thousands hold much, too."""
 
 
 class MemInfo(Struct, frozen=True):
@@ -93,7 +93,7 @@ class Consumer(Struct, frozen=True):
     name: str
     """Full id of the container, name of the unit, or the process's own."""
     kind: str
-    """"container", "unit", "user-unit" or "process"."""
+    """"container", "unit", "user-unit", "process", or "small": small processes."""
     user: str
     pid: int
     """Its largest process."""
@@ -188,9 +188,9 @@ def read_consumers(files: Files, among: Iterable[Process], gpu_bytes: Mapping[in
         try:
             status = read_status(files, process.pid)
             size = status.private_bytes + gpu_bytes.get(process.pid, 0)
-            if size >= SMALLEST_BYTES:
-                group = _group(read_group(files, process.pid), process)
-                groups.setdefault(group, []).append((size, process.pid, status))
+            large = size >= SMALLEST_BYTES
+            group = _group(read_group(files, process.pid), process) if large else ("small", str(status.uid))
+            groups.setdefault(group, []).append((size, process.pid, status))
         except (*GONE, PermissionError, ValueError):
             continue
     found = [_sum_members(files, kind, name, members) for (kind, name), members in groups.items()]
@@ -210,4 +210,5 @@ def _sum_members(files: Files, kind: str, name: str, members: list[tuple[int, in
     # Several of them map the same shared memory: the largest share counts for all.
     shared = max(status.shared_bytes for _, _, status in members)
     total = shared + sum(size - status.shared_bytes for size, _, status in members)
-    return Consumer(name, kind, user_name(files, largest.uid), pid, len(members), total)
+    user = user_name(files, largest.uid)
+    return Consumer("small processes" if kind == "small" else name, kind, user, pid, len(members), total)

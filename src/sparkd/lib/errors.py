@@ -52,6 +52,7 @@ class Cause(StrEnum):
     KILLED_FROM_OUTSIDE = "killed-from-outside"
     KERNEL_OOM = "kernel-oom"
     MEMORY_GUARD = "memory-guard"
+    MEMORY_TAKEN = "memory-taken"
     PEER_FAILED = "peer-failed"
     PEER_STOPPED = "peer-stopped"
     PEER_LOST = "peer-lost"

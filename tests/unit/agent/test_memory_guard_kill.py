@@ -59,6 +59,30 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
     assert history.last[agent.plan.digest].code == 16
 
 
+@pytest.mark.parametrize(("grown_gib", "counts"), [(1.4, 1), (1.6, 0)], ids=["less than the headroom", "more"])
+def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
+    worker: AgentUnderTest, grown_gib: float, counts: int
+) -> None:
+    """2 GiB are left beside the plan, and the floor is at half a GiB."""
+    agent, machine = worker.agent, files(worker)
+    machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
+    machine.folder("/dev")
+    machine.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
+    machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup="0::/user.slice/session-3.scope")
+    with running(agent) as (rank, _):
+        rank.tenants = rank.read_tenants(agent.host, agent.loop)
+        grown = round((1 + grown_gib) * (1 << 20))
+        machine.process(77, "python3", uid=1000, private_kib=grown, cgroup="0::/user.slice/session-3.scope")
+        assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
+    assert isinstance(agent.actions, MemoryActions)
+    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    assert sum(history.failures.values()) == counts
+    assert history.last_exit is not None
+    assert history.last_exit.cause == ("memory-guard" if counts else "memory-taken")
+    who = "; others took 1.6 GiB since the launch: milo 1.6 GiB (session-3.scope, pid 77)"
+    assert history.last_exit.reason.endswith("500 MiB available" if counts else who)
+
+
 def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTest) -> None:
     agent = worker.agent
     with running(agent, "RuntimeError: boom") as (rank, process):

@@ -67,7 +67,7 @@ class MemoryFacts(Struct, frozen=True):
     free_bytes: int
     available_bytes: int
     process_bytes: int
-    """Anonymous and shared memory: it would come back if every process ended."""
+    """Anonymous and shared memory, and the kernel's own, such as page tables: most of it ends with the processes."""
     gpus: tuple[str, ...]
     gpu_total_bytes: int | None
     gpu_error: str
@@ -109,7 +109,7 @@ of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading
             total_bytes=info.total_bytes,
             free_bytes=info.free_bytes,
             available_bytes=info.available_bytes,
-            process_bytes=info.anonymous_bytes + info.shared_bytes,
+            process_bytes=info.anonymous_bytes + info.shared_bytes + info.kernel_bytes,
             gpus=gpu.names,
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,

@@ -8,7 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.host import Host, meminfo
-from sparkd.host.gpu import NO_GPU
+from sparkd.host.gpu import NO_GPU, GpuFacts
 from sparkd.host.meminfo import Consumer
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, ok, warn
@@ -49,7 +49,7 @@ unified-memory says how much is missing; this check says who has it.
 
 Processes are grouped by their container or systemd unit. What counts is what their end would give back: anonymous
 memory, shared memory once for all who map it, and, where the GPU shares the machine's memory, what the driver holds for
-them. Processes with less than 16 MiB and the page cache are left out.
+them. Processes with less than 16 MiB count together for each user. The page cache is left out.
 
   warn     less is available than the plan needs with its headroom, and these hold more than 1 GiB each. The five
            largest are named. Stop what you can spare: systemctl stop UNIT, docker stop CONTAINER, or end the session.
@@ -59,10 +59,7 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
     def probe(self, host: Host) -> TenantFacts:
         info = host.meminfo()
         gpu = host.gpu() if self.uses_gpu and host.gpu_present() else NO_GPU
-        shares = gpu.total_bytes is None
-        driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
-        consumers = meminfo.read_consumers(host.files, host.processes(), driver_bytes)
-        found = [one for one in consumers if one.bytes > LEAST_BYTES]
+        found = [one for one in find_consumers(host, gpu) if one.bytes > LEAST_BYTES]
         shown = found[:SHOWN]
         inside = any(one.kind == "container" for one in shown)
         names = {one.id: one.name for one in host.docker().containers} if inside else {}
@@ -88,6 +85,13 @@ sparkd ends none of them: their work may matter. Orphaned engines are the concer
         return warn(reason, f"stop what you can spare: {facts.held[0].stop}")
 
 
+def find_consumers(host: Host, gpu: GpuFacts) -> tuple[Consumer, ...]:
+    """Largest first. Raises OSError, ValueError."""
+    shares = gpu.total_bytes is None
+    driver_bytes = {one.pid: one.used_bytes or 0 for one in gpu.processes or ()} if shares else {}
+    return meminfo.read_consumers(host.files, host.processes(), driver_bytes)
+
+
 def _held(one: Consumer, names: dict[str, str]) -> Held:
     if one.kind == "container":
         name = names.get(one.name) or one.name[:12]
@@ -95,10 +99,16 @@ def _held(one: Consumer, names: dict[str, str]) -> Held:
     if one.kind == "user-unit":
         stop = shlex.join(("systemctl", "--user", "-M", f"{one.user}@", "stop", one.name))
         return Held(f"{one.name} of {one.user}", one.bytes, stop)
+    if one.kind == "small":
+        return Held(
+            f"{one.processes} {one.name} of {one.user}",
+            one.bytes,
+            f"ps -u {shlex.quote(one.user.removeprefix('uid '))}",
+        )
     if one.kind == "unit":
         whose = "" if one.name.endswith(".service") else f" of {one.user}"
         return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {shlex.quote(one.name)}")
-    return Held(one.name, one.bytes, f"kill {one.pid}")
+    return Held(f"{one.name} of {one.user}", one.bytes, f"kill {one.pid}")
 
 
 UNEXPLAINED_BYTES = 4 * GIB

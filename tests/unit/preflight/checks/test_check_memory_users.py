@@ -83,8 +83,17 @@ def test_shared_memory_counts_once_and_the_gpus_counts_too(tree: Tree) -> None:
     assert read(tree, {11: GIB}) == [("unit", "db.service", 3, 3 * 32 + 8192 + 1024)]
 
 
-def test_the_small_the_dead_and_the_kernels_own_are_passed_over(tree: Tree) -> None:
-    tree.process(10, "small", private_kib=15 * MIB_IN_KIB)
+def test_the_small_ones_of_a_user_count_together(tree: Tree) -> None:
+    for pid in range(10, 110):
+        tree.process(pid, "small", private_kib=15 * MIB_IN_KIB, uid=1000)
+    tree.process(110, "small", private_kib=MIB_IN_KIB)
+    assert read(tree) == [("small", "small processes", 100, 1500), ("small", "small processes", 1, 1)]
+    tree.meminfo(MemTotal=120, MemFree=10, MemAvailable=60)
+    facts = OtherTenants(NEED).probe(Host(tree.root, docker=lambda: AWAY))
+    assert [(one.name, one.stop) for one in facts.held] == [("100 small processes of uid 1000", "ps -u 1000")]
+
+
+def test_the_dead_and_the_kernels_own_are_passed_over(tree: Tree) -> None:
     tree.process(11, "dead", state="Z", private_kib=GIB_IN_KIB)
     tree.process(12, "kworker", kernel=True, private_kib=GIB_IN_KIB)
     assert read(tree) == []
@@ -130,7 +139,7 @@ def test_probe_names_the_largest_five_and_how_to_stop_them(tree: Tree) -> None:
     facts = OtherTenants(NEED).probe(host)
     assert [(one.name, one.stop, one.bytes // GIB) for one in facts.held] == [
         ("ollama.service", "systemctl stop ollama.service", 20),
-        ("pid 14 (x)", "kill 14", 7),
+        ("pid 14 (x) of uid 0", "kill 14", 7),
         ("session-3.scope of spark", "systemctl stop session-3.scope", 6),
         ("firefox.scope of spark", "systemctl --user -M spark@ stop firefox.scope", 5),
         (f"container {CONTAINER[::-1][:12]}", f"docker stop {CONTAINER[::-1][:12]}", 4),

@@ -18,7 +18,7 @@ import pytest
 
 from sparkd.actions import Actions, files, processes
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.preflight.fixes import CompactMemory, DropPageCache, EndProcess, UnlinkSegment

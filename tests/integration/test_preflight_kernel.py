@@ -73,7 +73,7 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
     found = run("""
         import socket
         from sparkd.actions import acquire_lock
-        from sparkd.host.processes import NodeOwner
+        from sparkd.host.owner import NodeOwner
         from sparkd.preflight.checks.ports import Ports, Wanted
 
         v4 = socket.create_server(("127.0.0.1", 29511))
@@ -97,7 +97,7 @@ def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(mo
         from sparkd.preflight.gate import Gate, GateIO
         from sparkd.config.settings import Preflight
         from sparkd.actions import Actions
-        from sparkd.host.processes import NodeOwner
+        from sparkd.host.owner import NodeOwner
         from sparkd.lib.log import events
         from sparkd.lib.text import Redactor
         from sparkd.lib.main_loop import MainLoop
@@ -180,7 +180,7 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
     found = run("""
         from sparkd.actions import acquire_lock
-        from sparkd.host.processes import OWNER_LOCK, NodeOwner
+        from sparkd.host.owner import OWNER_LOCK, NodeOwner
 
         host = Host()
         before = host.owner()
@@ -202,7 +202,7 @@ def test_the_holder_of_the_lock_is_found_without_taking_it() -> None:
 def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
     found = run("""
         from sparkd.actions import acquire_lock
-        from sparkd.host.processes import NodeOwner
+        from sparkd.host.owner import NodeOwner
         from sparkd.lib.errors import BlockedError
 
         first = acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
@@ -219,7 +219,7 @@ def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
 def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_sparkd_let_them() -> None:
     found = run("""
         from sparkd.actions import acquire_lock
-        from sparkd.host.processes import OWNER_LOCK, NodeOwner
+        from sparkd.host.owner import OWNER_LOCK, NodeOwner
         from sparkd.lib.errors import BlockedError
 
         def try_as_nobody():
@@ -290,7 +290,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
             for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "")):
                 check = Ports((Wanted(port, address, "the API", "args.port"),))
                 said.append([check.run(host := Host())[1].level.value == "block", taken(family, address, port)])
-        print(json.dumps([said, len(host.only_ipv6())]))
+        print(json.dumps([said, sum(one.only_ipv6 for one in host.listeners())]))
     """)
     blocked = [[True, True]] * 3
     assert found == [[*blocked, [False, False], [False, False], [True, True]], 451]

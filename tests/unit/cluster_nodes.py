@@ -29,7 +29,7 @@ from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.rank import LogReader, Running
 from sparkd.host import Host
 from sparkd.host.docker import pid_without_live_restore
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop, StopRequested

@@ -23,15 +23,8 @@ from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
 from sparkd.host import disks, docker, docker_config
 from sparkd.host.files import Files
-from sparkd.host.processes import (
-    OWNER_FILE,
-    OWNER_LOCK,
-    NodeOwner,
-    read_owner,
-    read_process,
-    read_status,
-    user_name,
-)
+from sparkd.host.owner import OWNER_FILE, OWNER_LOCK, NodeOwner, read_owner
+from sparkd.host.processes import read_process, read_status, user_name
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_FILE
@@ -92,10 +85,13 @@ def _remove_account(host: Host) -> None:
 def _name_holder(machine: Files) -> tuple[str, str]:
     """Reason and hint."""
     holder = None
-    with suppress(OSError):
+    unread = ""
+    try:
         holder = read_owner(machine)
+    except OSError as error:
+        unread = f", by which process is unknown: {error.strerror}"
     if holder is None:
-        return "this node is owned by another sparkd", NodeOwner(0, "", "").hint
+        return f"this node is owned by another sparkd{unread}", NodeOwner(0, "", "").hint
     uid = 0
     with suppress(OSError, ValueError):
         uid = read_status(machine, holder.pid).uid
@@ -139,7 +135,9 @@ class Actions:
             case RemoveContainer():
                 return self._remove_stale(fix)
             case UnlinkSegment():
-                return unlink_segment(fix, self._host)
+                return self._loop.run_with_timeout(
+                    lambda: unlink_segment(fix, self._host), ACT_SECONDS, "a look at who uses it"
+                )
             case DropPageCache():
                 return self._loop.run_with_timeout(lambda: page_cache.drop_page_cache(self._host), ACT_SECONDS, "sync")
             case CompactMemory():

@@ -104,7 +104,7 @@ def end_process(fix: EndProcess, loop: MainLoop) -> Applied:
 
 def named_segments(host: Host) -> tuple[Segment, ...]:
     """Segments with an engine's kind of name. Cheap: reads no process."""
-    return tuple(segment for segment in host.segments() if NAMES.fullmatch(segment.name))
+    return host.segments(NAMES)
 
 
 def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
@@ -127,10 +127,10 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
     if folder != shm.FOLDER or name in ("", ".", ".."):
         return Applied("failed", f"not right below {shm.FOLDER}")
     identity = (fix.device, fix.inode)
-    wanted = [one for one in host.segments() if (one.path, one.identity) == (fix.path, identity)]
-    if not wanted:
+    segment = shm.read_segment(host.files, name, time.time())
+    if segment is None or segment.identity != identity:
         return Applied("stale", "gone, or now another file")
-    uses = host.segment_uses(host.processes(), wanted)
+    uses = host.segment_uses(host.processes(), (segment,))
     if uses.used:
         return Applied("stale", f"in use again by pid {uses.used[0][2]}")
     if uses.unreadable_pids:

@@ -23,7 +23,8 @@ from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import join_cluster, start_status_server
 from sparkd.config import load_settings
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner, read_process
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import read_process
 from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode, OutdatedPlanError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog

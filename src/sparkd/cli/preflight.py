@@ -18,7 +18,7 @@ from sparkd.cli import console
 from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render

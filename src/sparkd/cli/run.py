@@ -16,7 +16,7 @@ from sparkd.lib.errors import ExitCode, LaunchError, SparkdError, UsageError
 if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.docker import ContainerFacts
-    from sparkd.host.processes import NodeOwner
+    from sparkd.host.owner import NodeOwner
     from sparkd.lib.log import ProcessLog
 
 FLUSH_SECONDS = 5.0

@@ -147,15 +147,21 @@ class Running(Struct):
         Processes are scanned only while there are segments of unknown owner.
         """
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
-        scan = partial(mapped_below, host, self.rank.pid)
+        look = partial(self._find_segments, host)
         with suppress(OSError):
-            new = [(one.device, one.inode) for one in named_segments(host)]
-            new = [identity for identity in new if self._scans[identity] < MAX_SCANS]
-            if new:
-                self._scans.update(new)  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
-                found = loop.run_with_timeout(scan, NOTE_SECONDS, "looking at the rank")
-                self.segments.update(found)
-                self._scans.update({(one.device, one.inode): MAX_SCANS for one in found})
+            self.segments.update(loop.run_with_timeout(look, NOTE_SECONDS, "looking at the rank"))
+
+    def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
+        present = [one.identity for one in named_segments(host)]
+        new = [identity for identity in present if self._scans[identity] < MAX_SCANS]
+        if not new:
+            return ()
+        scans = Counter({identity: self._scans[identity] for identity in present})
+        scans.update(new)
+        self._scans = scans  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
+        found = mapped_below(host, self.rank.pid)
+        scans.update({(one.device, one.inode): MAX_SCANS for one in found})
+        return found
 
     def read_tenants(self, host: Host, loop: MainLoop) -> tuple[Consumer, ...] | None:
         with suppress(OSError, ValueError):

@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
-from sparkd.host import gpu, meminfo, network, processes, shm, sockets, units
+from sparkd.host import gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.host.docker import DockerFacts, read_containers
 from sparkd.host.files import FIXTURE, Files
 from sparkd.host.gpu import GpuFacts
 from sparkd.host.meminfo import FreeMemory, MemInfo
-from sparkd.host.processes import Details, NodeOwner, OpenFiles, Process, ProcessTable
-from sparkd.host.shm import Segment, Uses
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import Details, OpenFiles, Process, ProcessTable
+from sparkd.host.shm import ANY, Segment, Uses
 from sparkd.host.sockets import Holder, Listener, Unanswered
 from sparkd.host.units import Unit
 from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
@@ -80,14 +82,12 @@ class Host:
     def user(self, uid: int) -> str:
         return processes.user_name(self.files, uid)
 
-    def listeners(self) -> tuple[Listener, ...]:
-        return sockets.read_listeners(self.files)
-
-    def only_ipv6(self) -> frozenset[int]:
-        """Inodes of sockets that listen for IPv6 alone; empty for a tree of files."""
-        with suppress(OSError):  # a kernel without sock_diag
-            return sockets.only_ipv6() if self.live else frozenset()
-        return frozenset()
+    def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
+        """Of these ports at least; empty: of all."""
+        try:
+            return sockets.query_listeners(self.files, ports) if self.live else sockets.read_listeners(self.files)
+        except FileNotFoundError:  # a kernel without sock_diag
+            return sockets.read_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
         """By the kernel; none for a tree of files."""
@@ -98,15 +98,21 @@ class Host:
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.find_holders(self.files, among, wanted)
 
-    def segments(self) -> tuple[Segment, ...]:
-        """Files in /dev/shm; none where there is no such folder."""
-        return shm.read_segments(self.files, time.time())
+    def segments(self, named: re.Pattern[str] = ANY) -> tuple[Segment, ...]:
+        """Files in /dev/shm with such a name; none where there is no such folder."""
+        return shm.read_segments(self.files, time.time(), named)
+
+    def shm_used_bytes(self) -> int:
+        """Of the host's own /dev/shm, by its file system where it is one of its own."""
+        if self.live and os.path.ismount(shm.FOLDER):
+            return shm.read_used_bytes()
+        return sum(one.allocated_bytes for one in Host.segments(self))
 
     def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:
         return shm.find_uses(self.files, among, wanted)
 
     def owner(self) -> NodeOwner | None:
-        return processes.read_owner(self.files)
+        return owner.read_owner(self.files)
 
     def unit(self, name: str) -> Unit | None:
         return units.read_unit(self.files, name)

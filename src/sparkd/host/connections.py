@@ -7,31 +7,18 @@ from __future__ import annotations
 
 import socket
 import struct
+from contextlib import suppress
 from ipaddress import ip_address
 
 from msgspec import Struct
 
 from sparkd.host.files import Files
 from sparkd.host.processes import GONE
-from sparkd.host.sockets import (
-    ANSWER_SECONDS,
-    CHUNK_BYTES,
-    HEADER,
-    INODE_AT,
-    MESSAGE_BYTES,
-    NETLINK_SOCK_DIAG,
-    NLM_F_REQUEST,
-    SOCK_DIAG_BY_FAMILY,
-    TCP_CLOSE_WAIT,
-    TCP_ESTABLISHED,
-)
+from sparkd.host.sockets import ANY_COOKIE, INODE_AT, MESSAGE_BYTES, TCP_CLOSE_WAIT, TCP_ESTABLISHED, UID_AT, query
 
 EXACT = struct.Struct("!BBBxI HH16s16s 12s")
 """inet_diag_req_v2 for one socket: family, protocol, no extensions, any state; its own port and the other end's, its
 own address and the other end's, any interface and cookie."""
-ANY_COOKIE = bytes(4) + b"\xff" * 8
-UID_AT = 64
-"""In inet_diag_msg; the state is its second byte."""
 
 
 class Peer(Struct, frozen=True):
@@ -49,14 +36,11 @@ def find_peer(own: socket.socket) -> Peer | None:
     """
     (here, port, *_), (there, to_port, *_) = own.getsockname(), own.getpeername()
     addresses = (ip_address(text.partition("%")[0]).packed for text in (there, here))
-    question = EXACT.pack(own.family, socket.IPPROTO_TCP, 0, 0, to_port, port, *addresses, ANY_COOKIE)
-    head = HEADER.pack(HEADER.size + len(question), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
-        kernel.settimeout(ANSWER_SECONDS)
-        kernel.send(head + question)
-        length, kind, *_ = HEADER.unpack_from(answer := kernel.recv(CHUNK_BYTES))
-    found = answer[HEADER.size : length]
-    if kind != SOCK_DIAG_BY_FAMILY or len(found) < MESSAGE_BYTES or found[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
+    question = EXACT.pack(own.family, socket.IPPROTO_TCP, 0, 0, to_port, port, *addresses, bytes(4) + ANY_COOKIE)
+    found = b""
+    with suppress(FileNotFoundError):
+        (found,) = query(question, 0)
+    if len(found) < MESSAGE_BYTES or found[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
         return None
     inode = int.from_bytes(found[INODE_AT:MESSAGE_BYTES], "little")
     return Peer(int.from_bytes(found[UID_AT:INODE_AT], "little"), inode) if inode else None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
+from sparkd.host import sockets
 from sparkd.lib.dockerd import reader as dockerd
 from sparkd.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
@@ -100,12 +101,18 @@ def daemon_pid(host: Host) -> str:
 
 
 def _listens(host: Host, pid: str) -> bool:
-    """Whether the process has a listening socket of docker's open, by /proc/net/unix (proc(5), SO_ACCEPTCON).
+    """Whether the process has a listening socket of docker's open.
 
-    The table is read in chunks and never decoded: any user can make it very long, and forge rows of any bytes by a
+    The kernel looks up its own sockets alone. For a tree of files, and without unix_diag, /proc/net/unix (proc(5),
+    SO_ACCEPTCON) is read in chunks and never decoded: any user can make it very long, and forge rows of any bytes by a
     socket whose name has line ends.
     """
-    opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd")}
+    opened = {os.fsencode(target) for _, target in host.files.links(f"/proc/{pid}/fd") if target.startswith("socket:")}
+    if host.live:
+        with suppress(OSError):
+            found = sockets.find_listening((int(target[8:-1]) for target in opened), SOCKETS)
+            if found is not None:
+                return found
     rest = b""
     for chunk in host.files.chunks("/proc/net/unix"):
         *lines, rest = (rest + chunk).split(b"\n")

@@ -7,7 +7,7 @@ answer to GET PATH without its query, PATH.500.json one with which docker failed
 {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}.
 """
 
-# ruff: noqa: PTH115, PTH116, PTH208
+# ruff: noqa: PTH115, PTH116
 # Strings and os, not pathlib: a scan reads tens of thousands of paths, each several times slower through pathlib.
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
@@ -26,6 +27,8 @@ from msgspec.json import decode
 FIXTURE = "/.sparkd"
 LIMIT_BYTES = 4 << 20
 """Of a file that is read whole, such as a unit or a table of the kernel; a caller may set another limit."""
+MOST_NAMES = 100_000
+"""In a folder that is listed whole."""
 MAX_LINKS = 40
 """Symlinks followed for one path, as in the kernel."""
 
@@ -33,6 +36,14 @@ MAX_LINKS = 40
 _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 T = TypeVar("T")
+
+
+class OvergrownError(OSError):
+    """A table has more than is read, and `user` has most of what was read."""
+
+    def __init__(self, what: str, user: str) -> None:
+        super().__init__(errno.EFBIG, f"{what}, most of them of {user}")
+        self.user = user
 
 
 class Kind(Enum):
@@ -146,7 +157,12 @@ class Files(Struct, frozen=True):
         return True
 
     def names(self, path: str) -> tuple[str, ...]:
-        return tuple(sorted(os.listdir(self.real(path))))
+        """Sorted. Raises EFBIG for more than MOST_NAMES."""
+        with os.scandir(self.real(path)) as found:
+            names = [one.name for one in islice(found, MOST_NAMES + 1)]
+        if len(names) > MOST_NAMES:
+            raise OSError(errno.EFBIG, f"more than {MOST_NAMES} names", path)
+        return tuple(sorted(names))
 
     def names_if_any(self, path: str) -> tuple[str, ...]:
         """The same; empty where there is no such folder."""
@@ -172,12 +188,10 @@ class Files(Struct, frozen=True):
 
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
-        folder = self.real(path)
-        for name in os.listdir(folder):
-            try:
-                yield name, os.readlink(f"{folder}/{name}")
-            except FileNotFoundError:
-                continue
+        with os.scandir(self.real(path)) as found:
+            for one in found:
+                with suppress(FileNotFoundError):
+                    yield one.name, os.readlink(one.path)
 
     def real(self, path: str) -> str:
         """The path to give to the kernel."""

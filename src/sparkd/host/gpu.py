@@ -140,6 +140,4 @@ def gpu_present(files: Files) -> bool:
 
 def gpu_users(files: Files, processes: Iterable[Process]) -> OpenFiles:
     """Every open descriptor of a GPU device, and the processes whose descriptors are unreadable."""
-    opened = open_files(files, processes)
-    found = tuple(file for file in opened.found if _DEVICE.match(file.target))
-    return OpenFiles(found, opened.unreadable_pids)
+    return open_files(files, processes, _DEVICE.match)

@@ -1,23 +1,23 @@
-"""All processes, each from its line in /proc/PID/stat, with more details of selected ones; the owner of this node.
+"""All processes, each from its line in /proc/PID/stat, with more details of selected ones.
 
 psutil lists the pids. The line has what psutil lacks: process group, clock ticks, kernel thread.
 """
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
 
 from msgspec import Struct
-from msgspec.json import decode
 from msgspec.structs import replace
 
 from sparkd.host import cgroups
 from sparkd.host.cgroups import Group
-from sparkd.host.files import Files
+from sparkd.host.files import Files, OvergrownError
 from sparkd.lib.text import sanitize
 
 KERNEL_THREAD = 0x0020_0000
@@ -32,9 +32,8 @@ UNLIMITED = -1
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 _LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
-OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
-"""Who can open the lock can hold it, so root alone can. Everybody may read who the owner is."""
-LOCKS_BYTES = 16 << 20
+SCAN_SECONDS = 10.0
+"""For the open files, or the mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
 GONE = (FileNotFoundError, ProcessLookupError)
 """Raised by a read of a process's file when the process ended meanwhile."""
 
@@ -85,24 +84,6 @@ class OpenFiles(Struct, frozen=True):
     found: tuple[OpenFile, ...]
     unreadable_pids: tuple[int, ...]
     """Processes whose descriptors are unreadable: anything may be open there."""
-
-
-class NodeOwner(Struct, frozen=True):
-    """The holder of the lock, by its own account. Command and invocation are empty where there is none of it."""
-
-    pid: int
-    command: str
-    """As typed: `sparkd run --role head`."""
-    invocation: str
-    """systemd's, or generated at a start by hand: the `io.sparkd.invocation` of this owner's containers."""
-    start_time: int = 0
-    """As in Process."""
-
-    @property
-    def hint(self) -> str:
-        """For who wants its place. Commands other than the agent end by themselves."""
-        agent = not self.command or self.command.startswith("sparkd run")
-        return "stop that first: systemctl stop sparkd-head sparkd-worker" if agent else "it ends by itself: try again"
 
 
 class ProcessTable(Struct, frozen=True, dict=True):
@@ -226,20 +207,33 @@ def read_status(files: Files, pid: int) -> Details:
         raise ValueError(f"/proc/{pid}/status has another format") from None
 
 
-def open_files(files: Files, processes: Iterable[Process]) -> OpenFiles:
-    """Every open descriptor of these processes, without those that ended meanwhile."""
+def open_files(files: Files, processes: Iterable[Process], wanted: Callable[[str], object]) -> OpenFiles:
+    """Open descriptors of these processes whose target is `wanted`, without processes that ended meanwhile.
+
+    Those that it does not come to in SCAN_SECONDS are unreadable.
+    """
     found: list[OpenFile] = []
     unreadable = []
+    deadline = time.monotonic() + SCAN_SECONDS
     for process in processes:
         if process.kernel or process.dead:
             continue
         try:
-            found.extend(OpenFile(process.pid, *link) for link in files.links(f"/proc/{process.pid}/fd"))
+            if time.monotonic() > deadline:
+                raise TimeoutError
+            links = files.links(f"/proc/{process.pid}/fd")
+            found.extend(OpenFile(process.pid, *link) for link in links if wanted(link[1]))
         except GONE:
             continue
         except OSError:
             unreadable.append(process.pid)
     return OpenFiles(tuple(found), tuple(unreadable))
+
+
+def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:
+    """`uids`: of those read."""
+    most = Counter(uids).most_common(1)
+    return OvergrownError(what, user_name(files, most[0][0]) if most else "an unknown user")
 
 
 def locked_memory_limit(files: Files, pid: int) -> int:
@@ -256,29 +250,3 @@ def user_name(files: Files, uid: int) -> str:
         if found := re.search(rf"^([^:\n]*):[^:\n]*:{uid}(?::|$)", files.text("/etc/passwd"), re.MULTILINE):
             return found[1]
     return f"uid {uid}"
-
-
-def read_owner(files: Files) -> NodeOwner | None:
-    """The process that owns this node; None where none does. The lock is not touched. Raises OSError.
-
-    An account in OWNER_FILE, which root alone can write, counts while the process that wrote it lives.
-    """
-    with suppress(FileNotFoundError, ValueError):
-        account = decode(files.itself(OWNER_FILE, 65536).content, type=NodeOwner)
-        process = read_process(files, account.pid)
-        if process is not None and not process.dead and process.start_time == account.start_time:
-            return replace(account, command=sanitize(account.command), invocation=sanitize(account.invocation))
-    pid = _lock_holder(files)
-    return None if pid is None else NodeOwner(pid, "", "")
-
-
-def _lock_holder(files: Files) -> int | None:
-    try:
-        lock = files.stat(OWNER_LOCK)
-    except FileNotFoundError:
-        return None
-    # `1: FLOCK  ADVISORY  WRITE 5069 fe:00:2146417 0 EOF`; a waiting process has `->` behind the number.
-    file = f"{os.major(lock.device):02x}:{os.minor(lock.device):02x}:{lock.inode}"
-    pattern = re.compile(rf"^\d+: FLOCK +\S+ +\S+ +(-?\d+) {file} ", re.MULTILINE)
-    found = pattern.search(files.text("/proc/locks", limit=LOCKS_BYTES))
-    return int(found[1]) if found else None

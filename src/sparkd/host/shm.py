@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Iterable
 
 from msgspec import Struct
 
 from sparkd.host.files import Files, Kind
-from sparkd.host.processes import GONE, Process, open_files
+from sparkd.host.processes import GONE, SCAN_SECONDS, Process, open_files, overgrown
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
-MAPS_LIMIT_BYTES = 256 << 20
-"""A large engine has some ten thousand mappings, about 1 MiB of text."""
+MAPS_LIMIT_BYTES = 16 << 20
+"""A large engine has some ten thousand mappings, about 1 MiB of text; 65,530 of any user's may have 500 MiB."""
+MOST_NAMES, MOST_SEGMENTS, SAMPLES = 500_000, 20_000, 100
+"""In /dev/shm: all names, and those wanted. An engine makes some dozen. Of too many, samples show whose they are."""
+ANY = re.compile("", re.DOTALL)
 
 Identity = tuple[int, int]
 
@@ -52,39 +56,60 @@ class Uses(Struct, frozen=True):
         return tuple(pid for device, inode, pid in self.used if (device, inode) == file.identity)
 
 
-def read_segments(files: Files, now_seconds: float) -> tuple[Segment, ...]:
-    """Regular files directly in /dev/shm; none without that folder. `now_seconds` is wall clock."""
+def read_segments(files: Files, now_seconds: float, named: re.Pattern[str]) -> tuple[Segment, ...]:
+    """Regular files directly in /dev/shm; none without that folder. `now_seconds` is wall clock. `named`: whole names.
+
+    Raises OvergrownError.
+    """
+    names: list[str] = []
     try:
-        names = files.names(FOLDER)
+        with os.scandir(files.real(FOLDER)) as entries:
+            for count, entry in enumerate(entries):
+                if named is ANY or named.fullmatch(entry.name):
+                    names.append(entry.name)
+                if count >= MOST_NAMES or len(names) > MOST_SEGMENTS:
+                    samples = (read_segment(files, name, now_seconds) for name in (*names[-SAMPLES:], entry.name))
+                    what = f"more files in {FOLDER} than are read"
+                    raise overgrown(files, what, [one.uid for one in samples if one is not None])
     except FileNotFoundError:
         return ()
-    found = []
-    for name in names:
-        path = f"{FOLDER}/{name}"
-        try:
-            if files.kind(path) is not Kind.FILE:
-                continue
-            facts = files.stat(path)
-        except GONE:
-            continue
-        age = now_seconds - facts.modified_at_seconds
-        file = (path, name, facts.device, facts.inode, facts.size_bytes)
-        found.append(Segment(*file, facts.allocated_bytes, facts.uid, facts.links, age))
-    return tuple(found)
+    found = (read_segment(files, name, now_seconds) for name in sorted(names))
+    return tuple(one for one in found if one is not None)
+
+
+def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
+    """None where there is no regular file of this name."""
+    path = f"{FOLDER}/{name}"
+    try:
+        if files.kind(path) is not Kind.FILE:
+            return None
+        facts = files.stat(path)
+    except GONE:
+        return None
+    age = now_seconds - facts.modified_at_seconds
+    file = (path, name, facts.device, facts.inode, facts.size_bytes)
+    return Segment(*file, facts.allocated_bytes, facts.uid, facts.links, age)
+
+
+def read_used_bytes() -> int:
+    """Of the file system at /dev/shm."""
+    found = os.statvfs(FOLDER)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
 
 
 def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]) -> Uses:
     """The processes that have these files open or mapped, by device and inode.
 
-    A process whose first thread is dead is unreadable.
+    A process whose first thread is dead is unreadable, and so are those that it does not come to in time.
     """
+    deadline = time.monotonic() + SCAN_SECONDS
     by_identity = {file.identity: file for file in wanted}
     names = {file.name for file in by_identity.values()}
     used: set[tuple[int, int, int]] = set()
     unreadable: set[int] = set()
     living = [process for process in processes if not process.kernel and not process.dead]
     for process in living:
-        if process.state == "Z":
+        if process.state == "Z" or time.monotonic() > deadline:
             unreadable.add(process.pid)
             continue
         try:
@@ -95,19 +120,18 @@ def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]
             unreadable.add(process.pid)
             continue
         used |= {(*identity, process.pid) for identity in _mapped(maps, frozenset(by_identity))}
-    opened = open_files(files, living)
+    # Only a file with a wanted name: stat of any other could hang on a dead file server.
+    opened = open_files(files, living, lambda target: target.removesuffix(" (deleted)").rpartition("/")[2] in names)
     for file in opened.found:
-        # Only a file with a wanted name: stat of any other could hang on a dead file server.
-        if file.target.removesuffix(" (deleted)").rpartition("/")[2] in names:
-            try:
-                facts = files.stat(f"/proc/{file.pid}/fd/{file.descriptor}")
-            except GONE:
-                continue
-            except OSError:
-                unreadable.add(file.pid)
-                continue
-            if (facts.device, facts.inode) in by_identity:
-                used.add((facts.device, facts.inode, file.pid))
+        try:
+            facts = files.stat(f"/proc/{file.pid}/fd/{file.descriptor}")
+        except GONE:
+            continue
+        except OSError:
+            unreadable.add(file.pid)
+            continue
+        if (facts.device, facts.inode) in by_identity:
+            used.add((facts.device, facts.inode, file.pid))
     return Uses(tuple(sorted(used)), tuple(sorted(unreadable | set(opened.unreadable_pids))))
 
 
@@ -115,6 +139,7 @@ def _mapped(maps: bytes, wanted: frozenset[Identity]) -> set[Identity]:
     found: set[Identity] = set()
     for device in {device for device, _ in wanted}:
         token = f" {os.major(device):02x}:{os.minor(device):02x} ".encode()
-        if token in maps:
-            found |= {(device, int(inode)) for inode in re.findall(re.escape(token) + rb"(\d+)", maps)} & wanted
+        if token in maps:  # in a file's name too, which any user may give
+            rows = re.findall(rb"^\S+ \S+ \S+" + re.escape(token) + rb"(\d+)", maps, re.MULTILINE)
+            found |= {(device, int(inode)) for inode in rows} & wanted
     return found

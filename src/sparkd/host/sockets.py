@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
+from itertools import product
 
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.processes import Process, open_files
+from sparkd.host.processes import Process, open_files, overgrown
 
 _LISTENING = re.compile(
     r"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) \S+ 0A \S+ \S+ \S+ +\d+ +\d+ +(\d+)\b", re.MULTILINE
 )
 """Address and port, TCP_LISTEN, the socket's inode: proc(5)."""
-_SOCKET = re.compile(r"socket:\[(\d+)\]\Z")
+TABLE_BYTES = 16 << 20
+"""Some 100,000 sockets."""
 
 NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_INFO, INET_DIAG_SKV6ONLY = 4, 20, 2, 11
 NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
 TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
 """linux/sock_diag.h, inet_diag.h, netlink.h, net/tcp_states.h."""
 HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBBI2s46x")
-MESSAGE_BYTES, INODE_AT = 72, 68
-"""inet_diag_msg; its last word is the inode."""
+PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
+"""In inet_diag_msg, which ends with the inode."""
+UNIX_REQUEST, UNIX_MESSAGE_BYTES, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 16, 1, 0
+"""linux/unix_diag.h. The third byte of unix_diag_msg is the state."""
+ANY_COOKIE = b"\xff" * 8
+ERROR = struct.Struct("=i")
 TCP_INFO = struct.Struct("=44xI4xI96xII")
 """tcp_info: milliseconds since data was last sent and received, how many segments of data came and went."""
 BEGIN_MILLISECONDS = 1000
@@ -33,12 +41,15 @@ BEGIN_MILLISECONDS = 1000
 ANSWER_SECONDS = 1.0
 CHUNK_BYTES = 64 << 10
 MOST_CHUNKS = 256
+"""Some 80,000 sockets."""
 
 
 class Listener(Struct, frozen=True):
     address: str
     port: int
     inode: int
+    only_ipv6: bool = False
+    """One of `::` holds its port for IPv4 too, unless its program has set IPV6_V6ONLY; /proc does not show that."""
 
 
 class Holder(Struct, frozen=True):
@@ -55,8 +66,8 @@ class Unanswered(Struct, frozen=True):
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
     """Of every address. /proc does not show a socket that is bound but does not listen yet."""
-    ipv6 = files.text_if_any("/proc/net/tcp6", limit=64 << 20) or ""  # none in a kernel without it
-    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=64 << 20)) + _LISTENING.findall(ipv6)
+    ipv6 = files.text_if_any("/proc/net/tcp6", limit=TABLE_BYTES) or ""  # none in a kernel without it
+    found = _LISTENING.findall(files.text("/proc/net/tcp", limit=TABLE_BYTES)) + _LISTENING.findall(ipv6)
     return tuple(Listener(_address(address), int(port, 16), int(inode)) for address, port, inode in found)
 
 
@@ -69,24 +80,53 @@ def _address(text: str) -> str:
 
 def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
     """Processes that have these sockets open, of those that are readable."""
-    by_inode = {str(listener.inode): listener for listener in wanted}
-    opened = ((_SOCKET.match(file.target), file.pid) for file in open_files(files, processes).found)
-    found = (Holder(by_inode[match[1]], pid) for match, pid in opened if match and match[1] in by_inode)
-    return tuple(dict.fromkeys(found))
+    by_target = {f"socket:[{listener.inode}]": listener for listener in wanted}
+    opened = open_files(files, processes, by_target.__contains__).found
+    return tuple(dict.fromkeys(Holder(by_target[file.target], file.pid) for file in opened))
 
 
-def only_ipv6() -> frozenset[int]:
-    """Inodes of this network namespace's TCP sockets that listen for IPv6 alone. Raises OSError.
+def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
+    """The same by sock_diag(7), of this network namespace: of these ports alone, or of all where none is given.
 
-    A socket of `::` holds its port for IPv4 too, unless its program has set IPV6_V6ONLY. /proc does not show that;
-    sock_diag(7) does.
+    The kernel selects, so that other sockets cost nothing. Raises OSError: OvergrownError where they are too many.
     """
-    return frozenset(
-        int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little")
-        for message in _dump(socket.AF_INET6, 1 << TCP_LISTEN)
-        for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
-        if kind == INET_DIAG_SKV6ONLY and any(value)
+    found: list[Listener] = []
+    uids: list[int] = []
+    try:
+        for port, family in product(ports or (0,), (socket.AF_INET, socket.AF_INET6)):
+            for message in _dump(family, 1 << TCP_LISTEN, port=port):
+                uids.append(int.from_bytes(message[UID_AT:INODE_AT], "little"))
+                found.append(_listener(family, message))
+    except TimeoutError:
+        raise overgrown(files, "more listening sockets than can be read", uids) from None
+    return tuple(found)
+
+
+def _listener(family: int, message: bytes) -> Listener:
+    attributes = _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+    raw = message[ADDRESS_AT : ADDRESS_AT + (4 if family == socket.AF_INET else 16)]
+    return Listener(
+        address=str(IPv4Address(raw) if family == socket.AF_INET else IPv6Address(raw)),
+        port=int.from_bytes(message[PORT_AT : PORT_AT + 2], "big"),
+        inode=int.from_bytes(message[INODE_AT:MESSAGE_BYTES], "little"),
+        only_ipv6=any(kind == INET_DIAG_SKV6ONLY and any(value) for kind, value in attributes),
     )
+
+
+def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | None:
+    """Whether one of these Unix sockets listens under one of these names. No table is read: the kernel looks up each.
+
+    None where the kernel knows none of them, as one without unix_diag. Raises OSError.
+    """
+    known = None
+    for inode in inodes:
+        with suppress(FileNotFoundError):  # of another family
+            for message in query(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE), 0):
+                known, listens = known or False, message[2] == TCP_LISTEN
+                attributes = _records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
+                if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
+                    return True
+    return known
 
 
 def read_unanswered(port: int) -> tuple[Unanswered, ...]:
@@ -111,20 +151,26 @@ def read_unanswered(port: int) -> tuple[Unanswered, ...]:
 
 
 def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
-    body = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states, port.to_bytes(2, "big"))
-    head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, 1, 0)
+    return query(REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states, port.to_bytes(2, "big")), NLM_F_DUMP)
+
+
+def query(body: bytes, flags: int) -> Iterator[bytes]:
+    """The kernel's answer. Raises OSError: TimeoutError where it is longer than can be read."""
+    head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
         kernel.send(head + body)
-        yield from _messages(kernel)
-
-
-def _messages(kernel: socket.socket) -> Iterator[bytes]:
-    for _ in range(MOST_CHUNKS):
-        for kind, message in _records(kernel.recv(CHUNK_BYTES), HEADER):
-            if kind in (NLMSG_DONE, NLMSG_ERROR):
+        for _ in range(MOST_CHUNKS):
+            for kind, message in _records(kernel.recv(CHUNK_BYTES), HEADER):
+                if kind == NLMSG_ERROR:
+                    number = -ERROR.unpack_from(message)[0]
+                    raise OSError(number, os.strerror(number))
+                if kind == NLMSG_DONE:
+                    return
+                yield message
+            if not flags:
                 return
-            yield message
+    raise TimeoutError
 
 
 def _records(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:

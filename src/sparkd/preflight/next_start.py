@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -11,8 +12,9 @@ from sparkd.host import CachedHost, Host, meminfo
 from sparkd.host.docker import ContainerFacts, DockerFacts
 from sparkd.host.gpu import GpuFacts
 from sparkd.host.meminfo import FreeMemory, MemInfo
-from sparkd.host.processes import NodeOwner, Process, ProcessTable
-from sparkd.host.shm import Segment
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import Process, ProcessTable
+from sparkd.host.shm import ANY, Segment
 from sparkd.host.sockets import Listener
 from sparkd.preflight.engine_processes import gpu_memory_by_pid
 
@@ -73,12 +75,19 @@ class NextStart(CachedHost):
         found = super().free_memory()
         return FreeMemory(found.bytes + self._freed_bytes, found.large_bytes + self._gpu_bytes)
 
-    def listeners(self) -> tuple[Listener, ...]:
-        found = super().listeners()
+    def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
+        found = super().listeners(ports)
         own = {held.listener for held in self.port_holders(self._released.values(), found)}
         return tuple(one for one in found if one not in own)
 
-    def segments(self) -> tuple[Segment, ...]:
-        found = super().segments()
+    def segments(self, named: re.Pattern[str] = ANY) -> tuple[Segment, ...]:
+        found = super().segments(named)
         own = self.segment_uses(self._released.values(), found).identities if self._released else frozenset()
         return tuple(one for one in found if one.identity not in own)
+
+    def shm_used_bytes(self) -> int:
+        used = super().shm_used_bytes()
+        with suppress(OSError):  # of too many files, none count as released
+            used -= sum(one.allocated_bytes for one in super().segments())
+            used += sum(one.allocated_bytes for one in self.segments())
+        return used

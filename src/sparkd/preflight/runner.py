@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from shlex import quote
 from time import monotonic
 
 from msgspec import Struct, to_builtins
@@ -10,6 +11,7 @@ from msgspec.structs import replace
 
 from sparkd.config.settings import Preflight
 from sparkd.host import CachedHost, Host
+from sparkd.host.files import OvergrownError
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
@@ -30,9 +32,12 @@ def _examine(check: AnyCheck, host: Host) -> Finding:
         facts, verdict = check.run(host)
     except Exception as error:  # the only one: whatever goes wrong in a check, it could not look, and that blocks
         reason = f"could not look: {type(error).__name__}: {error}"
+        hint = "run as root; if it stays, report it"
+        if isinstance(error, OvergrownError):
+            reason, hint = f"could not look: {error.strerror}", f"end what makes them: ps -u {quote(error.user)}"
         may_block = any(level.blocks for level in check.levels)
         judged = unknown if may_block else warn
-        verdict = judged(" ".join(reason.split()), "run as root; if it stays, report it")
+        verdict = judged(" ".join(reason.split()), hint)
     return Finding(check.id, verdict, evidence(facts), round(monotonic() - began, 4))
 
 

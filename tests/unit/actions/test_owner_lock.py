@@ -11,7 +11,7 @@ from tests.tree import Tree
 
 from sparkd.actions import Actions, acquire_lock
 from sparkd.host import Host
-from sparkd.host.processes import OWNER_FILE, NodeOwner
+from sparkd.host.owner import OWNER_FILE, NodeOwner
 from sparkd.lib.errors import BlockedError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier

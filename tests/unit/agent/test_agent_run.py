@@ -31,7 +31,7 @@ from sparkd.agent.run import run
 from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, shutdown_on_error
 from sparkd.config.settings import Engine
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.systemd import Journal

@@ -15,7 +15,8 @@ from tests.unit.commands import sparkd
 from sparkd.actions import acquire_lock
 from sparkd.cli.preflight import end_named
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner, read_process
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import read_process
 from sparkd.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.preflight.checks.ports import Ports, Wanted
 from sparkd.preflight.checks.stray_workers import StrayWorkers

@@ -4,7 +4,7 @@ import pytest
 
 from sparkd.cli.run import find_orphans
 from sparkd.host.docker import ContainerFacts
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
 

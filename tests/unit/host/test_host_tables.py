@@ -7,7 +7,7 @@ from tests.tree import Tree
 
 from sparkd.host import Host
 from sparkd.host.gpu import GpuFacts
-from sparkd.host.processes import NodeOwner
+from sparkd.host.owner import NodeOwner
 from sparkd.host.sockets import Holder, Listener
 from sparkd.lib.text import sanitize
 
@@ -112,6 +112,13 @@ def test_who_holds_the_lock_without_an_account_is_an_unknown_owner(
 ) -> None:
     tree.lock_held(line)
     assert Host(tree.root).owner() == owner
+
+
+def test_a_process_that_has_the_pid_of_who_took_the_lock_and_not_the_lock_is_no_owner(tree: Tree) -> None:
+    tree.lock_held(HELD)
+    (tree.root / "proc/43/fd/3").unlink()
+    with pytest.raises(ProcessLookupError, match="has passed it on"):
+        Host(tree.root).owner()
 
 
 def test_the_owner_is_the_living_process_that_the_account_names(tree: Tree) -> None:

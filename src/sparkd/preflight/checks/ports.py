@@ -69,8 +69,7 @@ class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[Wanted, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
-    reads = """/proc/net/tcp, /proc/net/tcp6, sock_diag; where a port is held: every process's open files, docker's
-    containers"""
+    reads = "sock_diag; where a port is held: every process's open files, docker's containers"
     source = """measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with
     EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke"""
     page = """\
@@ -90,14 +89,12 @@ stray-workers judges, are ok.
            another port: the setting is named too. All nodes of a cluster need the same one.
 
 sparkd ends no process for a port. A port that is bound but not listened on, or that an outgoing connection has, is not
-in /proc: only the engine finds it."""
+seen: only the engine finds it. Where more sockets listen on these ports than can be read, the check is UNKNOWN,
+and names the user who has most of them."""
 
     def probe(self, host: Host) -> PortsFacts:
-        listeners = host.listeners()
+        listeners = host.listeners(tuple({one.port for one in self.wanted}))
         taken = {one: wanted for wanted in self.wanted for one in listeners if _in_the_way(one, wanted)}
-        if any(one.address == EVERY_IPV6 for one in taken):
-            only_ipv6 = host.only_ipv6()
-            taken = {one: wanted for one, wanted in taken.items() if one.inode not in only_ipv6 or _by_ipv6(wanted)}
         owner = host.owner()
         owner_pid = owner.pid if owner else None
         if not taken:
@@ -133,7 +130,7 @@ def _is_owners(held: Held, owner_pid: int | None) -> bool:
 
 
 def _in_the_way(one: Listener, wanted: Wanted) -> bool:
-    if one.port != wanted.port:
+    if one.port != wanted.port or (one.only_ipv6 and not _by_ipv6(wanted)):
         return False
     here, there = _plain(one.address), _plain(wanted.address)
     if "" in (here, there) or EVERY_IPV6 in (here, there) or here == there:
@@ -196,7 +193,7 @@ class Listeners(Check[ListenersFacts], frozen=True):
     plan: LaunchPlan
     id = "listeners"
     levels = (Level.WARN,)
-    reads = "the plan; /proc/net/tcp, /proc/net/tcp6"
+    reads = "the plan; sock_diag"
     source = "measured on vLLM 0.32: its ports, and what answers without the key"
     page = """\
 The container shares the node's network, so what the engine listens on, the node listens on. The head opens the

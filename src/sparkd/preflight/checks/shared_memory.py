@@ -59,7 +59,7 @@ host's own /dev/shm, of one name, that no process has open or mapped. All that i
         processes can't be inspected: then all are kept."""
 
     def probe(self, host: Host) -> ShmFacts:
-        named = [segment for segment in host.segments() if NAMES.fullmatch(segment.name)]
+        named = host.segments(NAMES)
         if not named:
             return ShmFacts(0, (), ())
         uses = host.segment_uses(host.processes(), named)
@@ -78,7 +78,7 @@ host's own /dev/shm, of one name, that no process has open or mapped. All that i
             pids = ", ".join(map(str, facts.unreadable_pids[:3]))
             unread = f"what {len(facts.unreadable_pids)} processes use can't be read (pid {pids})"
             reason = f"{names}{more} ({held}) may be orphaned, but {unread}: kept"
-            return warn(reason, "run as root, outside a container")
+            return warn(reason, "run as root, outside a container; end processes with very many mappings")
         fixes = tuple(UnlinkSegment(one.path, one.device, one.inode, one.allocated_bytes) for one in orphans)
         return warn(f"{names}{more} hold {held} and belong to no process", "unlink them", fixes)
 
@@ -117,8 +117,8 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     cluster_size: int
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = """the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/self/mounts and the files in
-    /dev/shm where ipc is host"""
+    reads = """the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/self/mounts and
+    statvfs of /dev/shm where ipc is host"""
     source = "measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s"
     page = """\
 vLLM hands work to its ranks through segments in /dev/shm: 160 MiB for the queue to the workers and 24 MiB for each
@@ -145,8 +145,7 @@ less what lies there already. Else it is the container's own, as large as `conta
         memory = host.meminfo().total_bytes
         mount = disks.mount_at(host.files, "/dev/shm")  # noqa: S108 - read only
         total = memory // 2 if mount is None else mount.size_bytes(memory)
-        used = sum(segment.allocated_bytes for segment in host.segments())
-        return ShmSizeFacts(total, max(0, total - used), "the machine's /dev/shm")
+        return ShmSizeFacts(total, max(0, total - host.shm_used_bytes()), "the machine's /dev/shm")
 
     def judge(self, facts: ShmSizeFacts) -> Verdict:
         needed = QUEUE_BYTES + RANK_BYTES

@@ -9,7 +9,8 @@ from shlex import quote
 from msgspec import Struct
 
 from sparkd.host import Host
-from sparkd.host.processes import NodeOwner, ProcessTable
+from sparkd.host.owner import NodeOwner
+from sparkd.host.processes import ProcessTable
 from sparkd.lib.text import size
 from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
 from sparkd.preflight.checks.docker import docker_unknown

@@ -1,0 +1,175 @@
+"""Tables of the kernel, grown by a user without rights: sparkd does without, or reads a part and names the user."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from tests.integration import world
+from tests.integration.stranger import UID, Stranger
+
+from sparkd.host import Host
+from sparkd.host.files import OvergrownError
+from sparkd.host.owner import OWNER_LOCK
+from sparkd.host.shm import Segment
+
+WAIT = "\nprint('grown', flush=True); time.sleep(60)\n"
+LOCKS = """
+import fcntl, os, time
+for number in range(30):
+    file = os.memfd_create("locks")
+    for place in range(1000, 0, -1):
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, 2 * place)
+"""
+SOCKETS = """
+import resource, socket, time
+most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+server = socket.create_server(("127.0.0.1", 0), backlog=4096)
+made = []
+for _ in range(min(most // 2, 7000) - 50):
+    made += (socket.create_connection(server.getsockname()), server.accept()[0])
+"""
+MAPS = """
+import ctypes, mmap, os, sys, time
+os.chdir(sys.argv[1])
+for _ in range(14):
+    os.mkdir("x" * 250)
+    os.chdir("x" * 250)
+file = os.open("mapped", os.O_RDWR | os.O_CREAT)
+os.truncate(file, 8192)
+call = ctypes.CDLL(None).mmap
+call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for number in range(25_000):
+    call(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, file, 4096 * (number % 2))
+"""
+SEGMENT = Segment("/dev/shm/psm_0", "psm_0", 1, 1, 1, 1, 0, 1, 1.0)
+
+
+def shortest(work: Callable[[], object], times: int = 5) -> float:
+    """Seconds: other work on the machine makes one of them longer."""
+
+    def measure() -> float:
+        began = time.monotonic()
+        work()
+        return time.monotonic() - began
+
+    return min(measure() for _ in range(times))
+
+
+@pytest.fixture
+def lock() -> Iterator[None]:
+    path, before = Path(OWNER_LOCK), Path(OWNER_LOCK).exists()
+    path.parent.mkdir(exist_ok=True)
+    path.touch(0o600)
+    yield
+    if not before:
+        path.unlink()
+
+
+def test_very_many_file_locks_are_not_all_read_and_their_user_is_named(lock: None) -> None:
+    with Stranger(LOCKS + WAIT) as stranger:
+        stranger.wait_for("grown")
+        began = time.monotonic()
+        with pytest.raises(OvergrownError, match=f"more file locks than can be read, most of them of uid {UID}"):
+            Host().owner()
+        assert time.monotonic() - began < 3
+
+
+def test_connections_of_others_cost_a_look_at_a_port_nothing() -> None:
+    with Stranger(SOCKETS + WAIT) as stranger:
+        stranger.wait_for("grown")
+        assert shortest(lambda: Host().listeners((8000,))) < 0.01
+
+
+def test_the_mappings_of_a_process_that_has_too_many_are_not_read() -> None:
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o777)
+    try:
+        with Stranger(MAPS + WAIT, str(folder)) as stranger:
+            stranger.wait_for("grown")
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            host = Host()
+            own = host.processes().get(stranger.pid)
+            assert own is not None
+            assert host.segment_uses((own,), (SEGMENT,)).unreadable_pids == (stranger.pid,)
+            assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 48 << 10
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> None:
+    found = world.run(
+        dedent("""
+        import json, os, time, types
+        from pathlib import Path
+        from tests.integration.stranger import Stranger
+        from sparkd.engine.rank import Running
+        from sparkd.host import Host
+        from sparkd.lib.main_loop import MainLoop
+        from sparkd.lib.systemd import Notifier
+        from sparkd.preflight.checks.shared_memory import SharedMemory, ShmSize
+        from sparkd.preflight.runner import examine
+
+        os.chmod("/dev/shm", 0o1777)
+        grow = "import os, time; [os.close(os.open(f'/dev/shm/psm_{n:08x}', os.O_CREAT | os.O_WRONLY, 0o600)) "
+        grow += "for n in range(60_000)]; print('grown', flush=True); time.sleep(60)"
+        with Stranger(grow) as stranger:
+            stranger.wait_for("grown")
+            rank = types.SimpleNamespace(pid=os.getpid())
+            running, loop = Running(rank, None, 0.0), MainLoop(Notifier(), {})
+            began = time.monotonic()
+            for _ in range(3):
+                running.note_segments(Host(), loop)
+            seconds = time.monotonic() - began
+            checks = SharedMemory(), ShmSize(host_ipc=True, shm_bytes=None, is_head=True, cluster_size=1)
+            said = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]
+        print(json.dumps([seconds, *said]))
+    """)
+    )
+    assert isinstance(found, list)
+    seconds, segments, size = found
+    assert seconds < 0.8
+    reason = f"could not look: more files in /dev/shm than are read, most of them of uid {UID}"
+    assert segments == ["warn", reason]
+    assert size[0] == "ok"
+
+
+def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
+    found = world.run(
+        dedent("""
+        import ctypes, json, socket, time
+        from tests.integration.stranger import Stranger
+        from sparkd.host import Host, docker
+
+        ctypes.CDLL(None).prctl(15, b"dockerd", 0, 0, 0)
+        open("/run/docker.pid", "w").write("1")
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("/run/docker.sock")
+        said = [docker.running(Host())]
+        server.listen()
+        grow = "import resource, socket, time; most = resource.getrlimit(7)[1]; resource.setrlimit(7, (most, most)); "
+        grow += "made = [socket.socketpair() for _ in range(min(most // 2, 10_000) - 50)]; "
+        grow += "print('grown', flush=True); time.sleep(60)"
+        with Stranger(grow) as stranger:
+            stranger.wait_for("grown")
+            took = []
+            for _ in range(10):
+                began = time.monotonic()
+                said.append(docker.running(Host()))
+                took.append(time.monotonic() - began)
+        server.close()
+        said.append(docker.running(Host()))
+        print(json.dumps([said, min(took)]))
+    """)
+    )
+    assert isinstance(found, list)
+    said, seconds = found
+    assert said == [False, *[True] * 10, False]
+    assert seconds < 0.005

@@ -83,7 +83,12 @@ def sweep(args: argparse.Namespace) -> int:
     if facts.error:
         raise LaunchError(f"docker can't list its containers: {facts.error}", "systemctl status docker")
     # The owner is read after the containers: the agent of a listed container holds the lock already, or is gone.
-    orphans = find_orphans(facts.containers, host.owner(), invocation_id(os.environ), args.role)
+    try:
+        owner = host.owner()
+    except OSError as error:
+        reason = f"nothing swept, whose the containers are is unknown: {error.strerror}"
+        raise LaunchError(reason, "the next preflight removes what is left over") from None
+    orphans = find_orphans(facts.containers, owner, invocation_id(os.environ), args.role)
     return _end(host, orphans) if orphans else ExitCode.GOOD
 
 

@@ -17,7 +17,7 @@ from tests.unit.nodes import until
 
 from sparkd.actions import page_cache
 from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, weights
 from sparkd.host.activity import read_activity

@@ -19,7 +19,7 @@ from sparkd.engine.api_owner import ApiOwner
 from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.engine.health import HealthMonitor
 from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import caches, docker, docker_config

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.config.settings import Supervise
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.host import Host, shm
 from sparkd.host.shm import File
 from sparkd.host.weights import list_shards

@@ -11,9 +11,11 @@ from contextlib import closing, suppress
 from functools import partial
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from sparkd.actions.processes import Rank, mapped_below, named_segments
-from sparkd.engine.log_lines import LineSplitter, LoadProgress, LogForwarder, advance_progress
+from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.memory_guard.tenants import read_tenants
 from sparkd.host import Host, docker, meminfo
@@ -28,6 +30,8 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
 
 RETRY_SECONDS = 1.0
+MOST_FAILURES = 5
+"""Different lines that sparkd could not parse, of which it reports."""
 """Before the log is followed again."""
 NOTE_SECONDS = 3.0
 TENANTS_SECONDS = 2.0
@@ -68,6 +72,8 @@ class LogReader:
         self._put = put
         self._events = events
         self._read_at = 0.0
+        self._failures: set[str] = set()
+        self._serving = False
         self._wake = wake
         self._stop = threading.Event()
         self.progress = LoadProgress(step_since=time.monotonic())
@@ -75,6 +81,10 @@ class LogReader:
         """Monotonic, when docker last went away: the next dockerd may end the container."""
         self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
         self.start = partial(start_thread, self._thread)
+
+    def begin_serving(self) -> None:
+        """From now on a client's text may begin a line."""
+        self._serving = True
 
     def stop(self, seconds: float) -> None:
         """Read to the end of an ended container's log, for at most this long."""
@@ -105,20 +115,31 @@ class LogReader:
             self._read_at = time.time()
             if stream in splitters:
                 for line in splitters[stream].feed(data):
-                    self._process_line(line)
-        for splitter in splitters.values():
+                    self._process_line(stream, line)
+        for stream, splitter in splitters.items():
             for line in splitter.flush():
-                self._process_line(line)
+                self._process_line(stream, line)
         for priority, text in self._forwarder.flush():
             self._put(priority, text)
 
-    def _process_line(self, line: str) -> None:
+    def _process_line(self, stream: int, line: str) -> None:
         now, before = time.monotonic(), self.progress
-        self.progress = advance_progress(before, line, now)
-        for priority, text in self._forwarder.lines(line, now):
-            self._put(priority, text)
+        if self._serving and not before.serving:
+            before = replace(before, serving=True)
+        try:
+            self.progress = advance_progress(before, line, now, stream)
+            for priority, text in self._forwarder.lines(line, now):
+                self._put(priority, text)
+        except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
+            self._report_failure(f"{type(error).__name__}: {error}")
         if (self.progress.step, self.progress.failing_since) != (before.step, before.failing_since):
             self._wake()
+
+    def _report_failure(self, reason: str) -> None:
+        """A few: a client that can cause such a line can cause many."""
+        if reason not in self._failures and len(self._failures) < MOST_FAILURES:
+            self._failures.add(reason)
+            self._events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")
 
 
 class Running(Struct):
@@ -171,6 +192,7 @@ class Running(Struct):
 
     def mark_ready(self, host: Host, loop: MainLoop) -> None:
         self.ready = True
+        self.log.begin_serving()
         self.note_segments(host, loop)
 
     @property
@@ -180,20 +202,23 @@ class Running(Struct):
     def find_cause(self, host: Host, code: str = "") -> tuple[Cause, str]:
         """Why it ended: what happened to it comes before what the engine says of it. No text where nothing is known."""
         now = time.monotonic()
-        progress, said = self.log.progress, self.log.progress.root_cause(now)
+        progress = self.log.progress
+        said, proven = progress.root_cause(now), progress.proven_cause(now)
         if self.dockerd_pid and (not docker.running(host) or docker.daemon_replaced(host, self.dockerd_pid)):
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-        killed = (code == KILLED_CODE and not said) or progress.killed(now)
+        # A client can forge words, and no exit code.
+        killed = (code == KILLED_CODE and not (said and not (self.ready or progress.serving))) or progress.killed(now)
         if said and not killed:
             return Cause.ENGINE_ERROR, said
-        quoted = f" ({said})" if said else ""
+        quoted = f" ({proven})" if proven else ""
         kills = meminfo.oom_kills(host.files)
         if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
-            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
+            crash = f", or it crashed: its log has {crash!r}" if (crash := progress.crash(now)) else ""
+            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}{crash}"
         return Cause.ENGINE_ENDED, ""
 
     def read_exit_code(self, host: Host) -> str:

@@ -9,7 +9,7 @@ from enum import Enum
 
 from msgspec import Struct
 
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.lib.errors import NotReadyError
 from sparkd.lib.http_client import HttpError, WrongServerError
 from sparkd.lib.main_loop import MainLoop

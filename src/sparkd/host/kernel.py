@@ -21,7 +21,7 @@ LOG_LIMIT_BYTES = 32 << 20
 RECORD_BYTES = 16384
 """Twice the longest record: a read into a smaller buffer fails."""
 
-_MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.*?([0-9]+(?:\.[0-9]+)+)")
+_MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.{0,80}?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 """Priority and facility, sequence, microseconds, flags; text."""
 

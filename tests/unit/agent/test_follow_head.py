@@ -25,7 +25,7 @@ from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent.serving import follow_head
 from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import EngineEndedError, PeerLostError
 from sparkd.status.model import Phase

@@ -21,7 +21,7 @@ from sparkd.engine.health import (
     decide,
     healthy,
 )
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.main_loop import MainLoop

@@ -21,7 +21,7 @@ from sparkd.config import Engine, Settings
 from sparkd.config.settings import Fabric, Memory
 from sparkd.engine import page_cache_release
 from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.log_lines import LoadProgress, advance_progress
+from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
 from sparkd.host import Host
 from sparkd.host.shm import File

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import network
 
-from sparkd.engine.log_lines import LoadProgress
+from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
 from sparkd.lib.errors import NotReadyError
 from sparkd.lib.main_loop import MainLoop

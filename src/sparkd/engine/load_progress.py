@@ -1,0 +1,241 @@
+"""The engine's load and its end, parsed from its log line by line. Pure.
+
+The steps and their lines are those of vLLM 0.32; lines for GPUs (compile, graph capture, memory) are from its source.
+A line that another version lacks costs a step in STATUS=, never a launch: readiness probes the endpoint.
+
+Once the API answers, a client's text may begin a line, such as that of an exception with line ends. From then on no
+step is entered, and a cause is proven only by a line of vLLM's logger: of a stream and a process that logged during
+the load, from the file of vLLM that logs such ends. Other errors are symptoms, which never hide that the engine was
+killed.
+
+Each pattern takes linear time for any line: repeats are bounded, or followed by nothing that may fail.
+"""
+
+from __future__ import annotations
+
+import re
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.engine.log_lines import PROCESS_PREFIX
+from sparkd.plan.script import NOT_AS_NEEDED
+
+SEARCHED = 4096
+"""Characters of a line, and of a cause, that are parsed."""
+
+_PREFIX = re.compile(rf"{PROCESS_PREFIX}{{1,4}}")
+_STAMP = re.compile(
+    r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[(?P<place>[^\]]{1,100})\] ?"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{1,6} {1,8}[A-Z]{1,8} \S{1,64} -- "  # Ray's own
+)
+
+_STEP_LINES = (
+    ("waiting for the Ray of the head", r"^waiting for the Ray of \S{1,64} port [0-9]{1,5}$"),
+    ("starting Ray", r"^Local node IP: "),
+    ("waiting for the engine", r"^Ray runtime started\."),
+    ("reading arguments", r"^non-default args: \{"),
+    ("reading the model's configuration", r"^Resolved architecture: "),
+    ("starting the engine core", r"^Initializing a V1 LLM engine "),
+    ("waiting for all nodes in Ray", r"^No current placement group found\. Creating a new placement group\."),
+    ("waiting for all ranks", r"^world_size=\d{1,5} rank=\d{1,5} local_rank=\d{1,5} distributed_init_method="),
+    ("building process groups", r"^rank \d{1,5} in world size \d{1,5} is assigned as DP rank "),
+    ("loading weights", r"^Starting to load model "),
+    (
+        "loading weights",
+        r"^Loading safetensors checkpoint shards: {1,4}\d{1,3}% Completed \| (?P<done>\d{1,9})/(?P<total>\d{1,9}) \[",
+    ),
+    ("profiling memory", r"^(?:Loading weights took|Model loading took) "),
+    ("sizing the KV cache", r"^(?:Available KV cache memory: |Explicitly set \([^()]{1,80}\) GiB for KV cache )"),
+    ("warming up", r"^(?:GPU|CPU) KV cache size: (?P<kv>\d[\d,]{0,17}) tokens"),
+    ("compiling", r"^Starting torch\.compile"),
+    (
+        "capturing graphs",
+        r"^Capturing CUDA graphs[^:]{0,80}: {1,4}\d{1,3}%\|[^|]{0,200}\| (?P<done>\d{1,9})/(?P<total>\d{1,9})\b",
+    ),
+    ("warming up", r"^(?:torch\.compile took|Graph capturing finished in) "),
+    ("starting the API server", r"^init engine \(profile, create kv cache, warmup model\) took "),
+    ("starting the API server", r"^Starting vLLM server on http"),
+    ("answering HTTP", r"^INFO: +Application startup complete\."),
+)
+LAST_STEP = _STEP_LINES[-1][0]
+_STEPS = tuple((step, re.compile(pattern, re.ASCII)) for step, pattern in _STEP_LINES)
+
+_ERROR = re.compile(
+    r"^(?:[A-Za-z_]\w{0,63}\.){0,16}[A-Za-z_]{0,64}(?:Error|Exception|Interrupt|Exit)(?:: .|$)"
+    r"|^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))"
+    r"|^RayWorkerProc rank=\S.{0,200} died unexpectedly"
+    r"|^\w{1,64} \[exit code=-?[1-9]"  # one of Ray's own processes has died
+    r"|^\(raylet\) Raylet is terminated\. Termination is unexpected"
+    r"|^\[.{30,60}\] \S{1,64}: Failed to connect to GCS within "
+    r"|^vllm(?: serve)?: error: "
+    r"|^[^\s:]{0,200}(?:launch\.sh|user-script): line \d{1,9}: "
+    r"|^\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger |Executor: waiting for worker exit )"
+    r"|^\[shutdown\] MPClient: engine core exited unexpectedly"
+    r"|^[^\s:]{1,64}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,64} ){0,4}NCCL WARN Call to ibv_"
+    r"|^Fatal Python error: |^terminate called after throwing |^!!!!!!! Segfault encountered"
+    rf"|^{NOT_AS_NEEDED}: "
+)
+_WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))")
+_SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
+"""Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
+_NO_CAUSE = re.compile(r"EngineDeadError|[Ss]ee (?:root cause|stack trace)")
+"""Errors that point to lines above, and say nothing themselves."""
+_STOPPED = re.compile(r"\[shutdown\] (?!MPClient)")
+_KILLED = re.compile(r"exit code[:=] ?(?:-9\b|None\))|engine core exited unexpectedly")
+"""A process that ends by itself logs an error first. None: vLLM saw the end before it could read the code."""
+_TRACE = "Traceback (most recent call last):"
+_TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]{0,199}(?:\(\w{1,64}\))?(?:: |$)")
+_END = re.compile(
+    r"multiproc_executor\.py:\d+ (?:Worker proc \S{1,64} died unexpectedly|\[shutdown\] Executor: waiting for worker )"
+    r"|core_client\.py:\d+ \[shutdown\] MPClient: engine core exited unexpectedly"
+    r"|launcher\.py:\d+ \[shutdown\] API server: shutdown triggered|core\.py:\d+ \[shutdown\] EngineCore: trigger "
+    r"|ray_\w{1,40}\.py:\d+ RayWorkerProc rank="
+)
+"""Of a serving engine, by vLLM's file that logs it: what no text of a client can look like."""
+_FATAL = re.compile(
+    r"(?:core|(?:multiproc|uniproc|ray)_executor(?:_v2)?)\.py:\d+ "
+    r"(?:EngineCore encountered a fatal|\w{1,40} hit an exception)"
+)
+"""Begins a traceback; its lines are of the same process, file and line number."""
+_CRASH = re.compile(r"Fatal Python error|terminate called after throwing|!!!!!!! Segfault encountered")
+MOST_SOURCES = 256
+BURST_SECONDS = 60.0
+"""Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
+engine may log an error, continue, and die of another one days later."""
+_NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _STEP_LINES), _ERROR.pattern))))
+"""A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
+_CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
+
+
+class LoadProgress(Struct, frozen=True):
+    """`done` of `total` is the step's own count (shards, graphs), 0 of 0 where it has none."""
+
+    step: str = "starting"
+    done: int = 0
+    total: int = 0
+    step_since: float = 0.0
+    kv_cache_tokens: int | None = None
+    cause: str = ""
+    """First causal line since the last step, or of the last burst of errors; empty where there is none."""
+    symptom: str = ""
+    """First line that only reports a failure elsewhere; of a serving engine, the last that may be a client's text."""
+    failing_since: float | None = None
+    worker_died: bool = False
+    """A process of this rank has died, so the engine is dead. The container ends 2 s later (seen)."""
+    tracing: str | None = None
+    """The source of the traceback that is being logged."""
+    serving: bool = False
+    """Clients may be served: their text may begin a line."""
+    sources: frozenset[str] = frozenset()
+    """Stream and prefix of the processes that logged during the load."""
+    fatal: str = ""
+    """Source, file and line number of the traceback that ends a serving engine."""
+
+    def seconds_left(self, now: float) -> float | None:
+        """Estimate for the step from its own pace; None without one."""
+        if not 0 < self.done < self.total:
+            return None
+        return (now - self.step_since) / self.done * (self.total - self.done)
+
+    def is_failing(self, now: float) -> bool:
+        return self.failing_since is not None and now - self.failing_since <= BURST_SECONDS
+
+    def root_cause(self, now: float) -> str:
+        """Why the engine fails now, in its own words; empty where it logged no recent cause."""
+        return self.cause or self.symptom if self.is_failing(now) else ""
+
+    def proven_cause(self, now: float) -> str:
+        """The same, but never a client's text."""
+        return self.cause if self.is_failing(now) else ""
+
+    def crash(self, now: float) -> str:
+        """Mark of a crash near the end of a serving engine: no proof, and no text of the line."""
+        found = _CRASH.match(self.symptom) if self.is_failing(now) else None
+        return found[0] if found else ""
+
+    def stopped_by_signal(self, now: float) -> bool:
+        """Whether its end began with SIGTERM or SIGINT."""
+        return _STOPPED.match(self.proven_cause(now)) is not None
+
+    def killed(self, now: float) -> bool:
+        """Whether its end began with a process that was gone without a word."""
+        return _KILLED.search(self.proven_cause(now)) is not None
+
+
+def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 1) -> LoadProgress:
+    """The progress after one more line. `now`: monotonic seconds; `stream`: 1 for stdout, 2 for stderr."""
+    line = line[:SEARCHED]
+    prefix = found[0] if (found := _PREFIX.match(line)) else ""
+    stamp = _STAMP.match(line, len(prefix))
+    text = line[stamp.end() if stamp else len(prefix) :]
+    place, source = (stamp["place"] or "" if stamp else ""), f"{stream}{prefix}"
+    if not before.serving:
+        if place and source not in before.sources and len(before.sources) < MOST_SOURCES:
+            before = replace(before, sources=before.sources | {source})
+        return _advance(before, prefix, text, now)
+    here = source + place
+    if place and source in before.sources:
+        if _FATAL.match(f"{place} {text}"):
+            return replace(before, fatal=here)
+        if here == before.fatal or _END.match(f"{place} {text}"):
+            return _advance(before, here, text, now)
+    if stamp and not place and not any("(APIServer " in one for one in before.sources):
+        return _advance(before, here, text, now)  # Ray's own words on a node that answers no client
+    before, ends = _follow_trace(before, here, text)
+    if not (ends and _TRACE_END.match(text)) and not _ERROR.match(text):
+        return before
+    if before.proven_cause(now) or _NO_CAUSE.search(text):
+        return before
+    return replace(
+        before, cause="", symptom=text, failing_since=before.failing_since if before.is_failing(now) else now
+    )
+
+
+def _follow_trace(before: LoadProgress, source: str, text: str) -> tuple[LoadProgress, bool]:
+    """Whether this line ends a traceback of its source."""
+    if text.startswith(_TRACE):
+        return replace(before, tracing=source), False
+    if source != before.tracing or text.startswith((" ", "^", "+", "|")):  # of tracebacks and groups of them
+        return before, False
+    return replace(before, tracing=None), True
+
+
+def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+    """By a line that is no client's text."""
+    before, ends = _follow_trace(before, source, text)
+    notable: object = (_ERROR if before.serving else _NOTABLE).match(text) or (ends and _TRACE_END.match(text))
+    if notable and not before.serving:
+        for step, pattern in _STEPS:
+            if found := pattern.match(text):
+                return _enter_step(before, step, found.groupdict(), now)
+    if before.cause and len(before.cause) < SEARCHED and _CONTINUES.search(before.cause) and text.strip():
+        return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
+    if not notable or _NO_CAUSE.search(text):
+        return before
+    # The first error of a burst is the cause.
+    after = before
+    if not before.is_failing(now) or (before.serving and not before.cause):
+        symptom = before.symptom if before.serving and before.is_failing(now) else ""
+        after = replace(before, cause="", symptom=symptom, failing_since=now)
+    if _WORKER_DIED.match(text):
+        after = replace(after, worker_died=True)
+    if after.cause:
+        return after
+    if not _SECOND_HAND.search(text):
+        return replace(after, cause=text)
+    return after if after.symptom else replace(after, symptom=text)
+
+
+def _enter_step(before: LoadProgress, step: str, found: dict[str, str | None], now: float) -> LoadProgress:
+    # The engine continued after any earlier error: only errors after its last step count.
+    done, total, kv = (int((found.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
+    return LoadProgress(
+        step,
+        done,
+        total,
+        before.step_since if step == before.step else now,
+        kv or before.kv_cache_tokens,
+        serving=step == LAST_STEP,
+        sources=before.sources,
+    )

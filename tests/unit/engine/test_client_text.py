@@ -1,0 +1,195 @@
+"""What clients write into the log of a serving engine proves nothing: no step, no cause, no end of the rank."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial, reduce
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions.processes import Rank
+from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.log_lines import LineSplitter, LogForwarder
+from sparkd.engine.rank import LogReader, Running
+from sparkd.host import Host
+from sparkd.lib.text import Redactor
+from sparkd.vllm.known_errors import explain
+
+LOADED = (
+    (Path(__file__).parent / "engine-logs/E10a-head.log")
+    .read_bytes()
+    .split(b"(Worker_TP0 pid=27247) INFO 11-21 01:48:55")[0]
+)
+"""Of an engine that serves. Its processes: APIServer 26170, EngineCore 26869, Worker_TP0 27247."""
+CORE_KILLED = (
+    "(APIServer pid=26170) WARNING 11-21 01:48:55 [core_client.py:817] "
+    "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup"
+)
+WORKER_KILLED = (
+    "(EngineCore pid=26869) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "
+    "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."
+)
+WORDS = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB",
+    "RuntimeError: NCCL error: unhandled system error",
+    "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor.",
+    "[shutdown] API server: shutdown triggered",
+    "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup",
+    "raylet [exit code=-9]",
+    "Fatal Python error: Segmentation fault",
+    "Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:42<01:59,  3.5s/it]",
+    "INFO:     Application startup complete.",
+    "vllm serve: error: unrecognized arguments: --x",
+)
+FORGED = tuple(
+    (stream, before + text)
+    for text in WORDS
+    for stream, before in (
+        (2, ""),  # the text of an exception, in a traceback of the web server
+        (2, "(EngineCore pid=26869) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "),
+        (2, "2026-11-21 17:23:47,092\tERR scripts.py:87 -- "),
+        (1, "(APIServer pid=26170) ERROR 11-21 01:50:08 [serving_chat.py:12] "),  # of a message with line ends
+        (1, "(EngineCore pid=26869) ERROR 11-21 01:50:08 [core.py:800] "),
+        (1, "(EngineCore pid=1) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "),
+    )
+)
+
+
+def serving(*lines: tuple[int, str]) -> LoadProgress:
+    """A second after each other, after the load."""
+    loaded = LoadProgress()
+    splitter = LineSplitter()
+    for line in (*splitter.feed(LOADED), *splitter.flush()):
+        loaded = advance_progress(loaded, line, 0.0, 2 if line.startswith("INFO:") else 1)
+    assert (loaded.step, loaded.serving) == ("answering HTTP", True)
+    return reduce(lambda before, line: advance_progress(before, line[1], 1.0, line[0]), lines, loaded)
+
+
+@pytest.mark.parametrize(("stream", "line"), FORGED)
+def test_a_clients_text_is_no_step_no_proof_and_no_dead_process(stream: int, line: str) -> None:
+    quiet = serving()
+    after = serving((2, "Traceback (most recent call last):"), (stream, line), (2, "INFO:     Started"))
+    assert (after.step, after.step_since, after.done) == (quiet.step, quiet.step_since, quiet.done)
+    assert not after.worker_died
+    assert after.proven_cause(1.0) == ""
+    assert not after.stopped_by_signal(1.0)
+    assert not after.killed(1.0)
+
+
+@pytest.mark.parametrize("end", [CORE_KILLED, WORKER_KILLED])
+def test_a_kill_is_the_cause_whatever_clients_wrote_before(end: str) -> None:
+    after = serving(*FORGED, (1, end), *FORGED)
+    assert after.killed(1.0)
+    assert after.root_cause(1.0) == end.partition("] ")[2]
+
+
+def test_a_fatal_error_of_the_engine_is_the_cause_whatever_clients_wrote_before() -> None:
+    core = "(EngineCore pid=26869) ERROR 11-21 01:50:08 [core.py:1512] "
+    fatal = (
+        "EngineCore encountered a fatal error.",
+        "Traceback (most recent call last):",
+        "  File x",
+        "queue.Empty: q",
+    )
+    after = serving(*FORGED, *((1, core + text) for text in fatal), *FORGED)
+    assert after.root_cause(1.0) == "queue.Empty: q"
+
+
+def test_an_error_that_may_be_a_clients_is_named_where_nothing_else_is_known() -> None:
+    after = serving((2, "Traceback (most recent call last):"), (2, "  File x"), (2, "OSError: no"))
+    assert (after.root_cause(1.0), after.proven_cause(1.0)) == ("OSError: no", "")
+
+
+class Recorded:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, object]]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.events.append((event, fields))
+
+    warning = error = info
+
+
+def follow(frames: list[tuple[int, bytes]], _since: float) -> Iterator[tuple[int, bytes]]:
+    yield from frames
+    while True:
+        time.sleep(0.01)
+        yield 1, b""
+
+
+def read(
+    frames: list[tuple[int, bytes]], events: Recorded, done: str, forwarder: LogForwarder | None = None
+) -> LogReader:
+    """A reader that has read `done`."""
+    read_lines: list[str] = []
+    reader = LogReader(
+        partial(follow, frames),
+        forwarder or LogForwarder(Redactor(), "-"),
+        lambda _, text: read_lines.append(text),
+        events,
+        lambda: None,
+    )
+    reader.start()
+    deadline = time.monotonic() + 10
+    while not any(done in one for one in read_lines):
+        assert time.monotonic() < deadline, read_lines
+        time.sleep(0.01)
+    return reader
+
+
+@pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])
+def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(tree: Tree, end: str, code: str) -> None:
+    forged = [(stream, f"{line}\n".encode()) for stream, line in FORGED]
+    reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], Recorded(), "end-of-log")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
+        cause, text = Running(rank, reader, 0.0, ready=True).find_cause(Host(tree.root), code)
+        process.kill()
+    assert cause == "killed-from-outside"
+    assert not any(words[:20] in text for words in WORDS if words not in end)
+    assert explain(text) is None
+
+
+class Broken(LogForwarder):
+    def lines(self, line: str, now: float) -> Iterator[tuple[int, str]]:
+        if line.startswith("bad"):
+            raise ValueError(f"no way to read {line}")
+        return super().lines(line, now)
+
+
+def test_a_line_that_can_not_be_parsed_is_an_event_and_the_next_ones_are_read() -> None:
+    events = Recorded()
+    frames = [(1, b"".join(b"bad %d\n" % number for number in range(100)) + b"bad 1\nend-of-log\n")]
+    read(frames, events, "end-of-log", Broken(Redactor(), "-"))
+    assert {event for event, _ in events.events} == {"engine.log.failed"}
+    assert len(events.events) == 5
+    assert events.events[0][1]["reason"] == "ValueError: no way to read bad 0"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "(Worker pid=1) INFO 01-01 00:00:00 [x.py:1] CPU KV cache size: " + "9" * 4400 + " tokens",
+        "(Worker pid=1) INFO 01-01 00:00:00 [x.py:1] CPU KV cache size: ,,, tokens",
+        "Loading safetensors checkpoint shards:  26% Completed | " + "1" * 4400 + "/" + "2" * 4400 + " [00",
+        "Capturing CUDA graphs: 1%| 1% " + "1" * 4400 + "/" + "2" * 4400,
+        "Capturing CUDA graphs:  50%|##| ٣/٤ [00:10<00:10]",
+        "(" * 16_384,
+        "\ud800" * 10,
+    ],
+)
+def test_a_hostile_number_is_no_step(line: str) -> None:
+    progress = advance_progress(LoadProgress(), line, 0.0)
+    assert (progress.step, progress.kv_cache_tokens) == ("starting", None)
+
+
+def test_a_cause_that_continues_for_ever_is_bounded() -> None:
+    progress = advance_progress(LoadProgress(), "ValueError: Last error:", 0.0)
+    for _ in range(1000):
+        progress = advance_progress(progress, "x" * 1000 + " Last error:", 0.0)
+    assert len(progress.cause) <= 4096

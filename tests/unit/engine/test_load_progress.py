@@ -1,0 +1,238 @@
+"""The load's progress and the engine's end against whole logs of vLLM 0.32 (CPU wheel, captured runs and failures)."""
+
+from __future__ import annotations
+
+import subprocess
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+
+import pytest
+
+from sparkd.engine.load_progress import BURST_SECONDS, LoadProgress, advance_progress
+from sparkd.engine.log_lines import LineSplitter
+from sparkd.plan import script
+from sparkd.plan.model import Node
+
+LOGS = Path(__file__).parent / "engine-logs"
+
+
+def lines_of(name: str) -> list[str]:
+    splitter = LineSplitter()
+    return [*splitter.feed((LOGS / f"{name}.log").read_bytes()), *splitter.flush()]
+
+
+def follow(lines: list[str]) -> list[LoadProgress]:
+    """After each line, all of them at the moment 0."""
+    return list(accumulate(lines, partial(advance_progress, now=0.0), initial=LoadProgress()))
+
+
+def progress_of(name: str) -> LoadProgress:
+    return follow(lines_of(name))[-1]
+
+
+def cause_of(name: str) -> str:
+    return progress_of(name).root_cause(now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        ("E10b-head", "Worker proc VllmWorker-0 died unexpectedly (exit code: -9), shutting down executor."),
+        ("E11-head", "TimeoutError: RPC call to execute_model timed out."),
+        ("E1b-worker", "Worker proc VllmWorker-1 died unexpectedly (exit code: -9), shutting down executor."),
+        ("E5-worker", "AssertionError: collective_rpc should not be called on follower node"),
+        ("E6-head", "torch.distributed.DistNetworkError: The server socket has failed to listen"),
+        ("E7-badjson", "vllm serve: error: argument --compilation-config/-cc: 1 validation error for"),
+        ("E8-missing", "FileNotFoundError: Weight files referenced in index but missing: {'/models/missing/"),
+        ("ray-head", "RayWorkerProc rank=[1] died unexpectedly, shutting down executor."),
+        ("ray-worker", "raylet [exit code=-9]"),
+        ("E9-apiport", "OSError: [Errno 98] Address already in use"),
+        ("E10a-head", "[shutdown] MPClient: engine core exited unexpectedly"),
+        ("E9-kvsmall", "ValueError: To serve at least one request with the model's max seq len (4096)"),
+    ],
+)
+def test_the_first_causal_line_is_quoted(log: str, cause: str) -> None:
+    assert cause_of(log).startswith(cause)
+
+
+def test_a_validation_error_carries_the_line_that_says_what_is_wrong() -> None:
+    assert "User-specified max_model_len (100000) is greater" in cause_of("E9-maxlen")
+    assert "Invalid JSON: expected value at line 1 column 20" in cause_of("E7-badjson")
+
+
+@pytest.mark.parametrize(("log", "cause"), [("tp1", "[shutdown] API server: shutdown triggered"), ("tp2-worker", "")])
+def test_an_engine_that_ran_well_has_no_cause_but_the_signal_that_stopped_it(log: str, cause: str) -> None:
+    assert cause_of(log) == cause
+    assert progress_of(log).stopped_by_signal(0.0) is bool(cause)
+
+
+def causes(*lines: str) -> str:
+    return follow(list(lines))[-1].root_cause(now=0.0)
+
+
+DEAD = "(APIServer pid=1) ERROR 01-01 00:00:00 [a.py:1] vllm.v1.engine.exceptions.EngineDeadError: E. See stack trace"
+CORE = "(EngineCore pid=9) ERROR 01-01 00:00:00 [c.py:1] "
+
+
+@pytest.mark.parametrize(
+    ("lines", "cause"),
+    [
+        ((DEAD,), ""),
+        (("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",), ""),
+        # The last line of a trace is the cause, whatever the name of its class.
+        (
+            (f"{CORE}Traceback (most recent call last):", f'{CORE}  File "x", line 1', f"{CORE}queue.Empty: q", DEAD),
+            "queue.Empty: q",
+        ),
+        (
+            (
+                "Traceback (most recent call last):",
+                "(APIServer pid=1) INFO 01-01 00:00:00 [x.py:1] another process: says this meanwhile",
+                "    raise value",
+                "ray.exceptions.RayTaskError(ValueError): boom",
+            ),
+            "ray.exceptions.RayTaskError(ValueError): boom",
+        ),
+        (("Traceback (most recent call last):", "INFO:     Started"), ""),
+        # NCCL's reason is on the last of four lines.
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.27.5",
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error. ",
+                "Last error:",
+                "Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+                "frame #0: c10::Error",
+            ),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.27.5: "
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.: "
+                "Last error:: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
+            ),
+        ),
+        (("spark1:77:78 [0] NCCL WARN Call to ibv_reg_mr_iova2 failed with error X", DEAD), "spark1:77:78"),
+        (("Fatal Python error: Segmentation fault", DEAD), "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_a_line_that_points_to_others_is_never_the_cause(lines: tuple[str, ...], cause: str) -> None:
+    assert causes(*lines).startswith(cause)
+    assert bool(causes(*lines)) is bool(cause)
+
+
+@pytest.mark.parametrize(
+    ("log", "killed"), [("E10a-head", True), ("E10b-head", True), ("E1b-worker", True), ("ray-worker", True)]
+)
+def test_a_process_that_is_gone_without_a_word_was_killed(log: str, killed: bool) -> None:
+    assert progress_of(log).killed(0.0) is killed
+
+
+@pytest.mark.parametrize(("code", "killed"), [("-9", True), ("None", True), ("1", False), ("-11", False)])
+def test_of_a_workers_exit_codes_signal_9_and_an_unread_one_mean_a_kill(code: str, killed: bool) -> None:
+    line = f"Worker proc VllmWorker-0 died unexpectedly (exit code: {code}), shutting down executor."
+    assert advance_progress(LoadProgress(), line, 0.0).killed(0.0) is killed
+
+
+ENGINE = "reading arguments, reading the model's configuration, starting the engine core, "
+LOADING = "waiting for all ranks, building process groups, loading weights, profiling memory, "
+RAY = "starting Ray, waiting for the engine, "
+
+
+@pytest.mark.parametrize(
+    ("log", "steps", "kv_cache_tokens"),
+    [
+        ("tp1", ENGINE + LOADING + "sizing the KV cache, warming up, starting the API server, answering HTTP", 524_288),
+        # On Ray, lines of every node's rank.
+        (
+            "ray-head",
+            (
+                f"{RAY}{ENGINE}waiting for all nodes in Ray, {LOADING}"
+                "warming up, sizing the KV cache, starting the API server, answering HTTP"
+            ),
+            1_048_576,
+        ),
+        ("ray-worker", f"waiting for the Ray of the head, {RAY}{LOADING}sizing the KV cache", None),
+    ],
+)
+def test_a_start_passes_its_steps_in_order(log: str, steps: str, kv_cache_tokens: int | None) -> None:
+    passed = follow(lines_of(log))
+    assert list(dict.fromkeys(one.step for one in passed if one.step != "starting")) == steps.split(", ")
+    assert kv_cache_tokens in (None, passed[-1].kv_cache_tokens)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2026-11-21 17:26:41,224 E 181 203] rpc_client.h:204: Failed to connect to GCS within 60 seconds. GCS may",
+        "(raylet) Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user",
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+    ],
+)
+def test_rays_own_errors_are_causes(line: str) -> None:
+    assert advance_progress(LoadProgress(), line, now=0.0).root_cause(now=0.0) == line
+
+
+def test_shards_are_counted_and_the_time_left_comes_from_their_own_pace() -> None:
+    line = "(Worker pid=1) INFO 11-21 01:36:52 [cpu_model_runner.py:68] Starting to load model /m..."
+    progress = advance_progress(LoadProgress(), line, now=100.0)
+    assert progress.seconds_left(now=101.0) is None
+    progress = advance_progress(
+        progress, "Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:42<01:59,  3.5s/it]", now=142.0
+    )
+    assert (progress.done, progress.total) == (12, 46)
+    assert progress.seconds_left(now=142.0) == pytest.approx(119.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        (
+            "(RayWorkerWrapper pid=7, ip=10.0.0.2) Loading safetensors checkpoint shards:  26% Completed | 12/46 [00:4",
+            "loading weights",
+        ),
+        (
+            "(Core pid=1) (RayWorkerProc pid=7) (Worker pid=7) INFO 01-01 00:00:00 [w:1] Starting to load model m",
+            "loading weights",
+        ),
+        ("Capturing CUDA graphs (decode, FULL):  50%|#####     | 2/4 [00:10<00:10,  5.0s/it]", "capturing graphs"),
+        ("(Worker_TP0 pid=7) INFO 01-01 00:00:00 [backends.py:1] Starting torch.compile", "compiling"),
+        (
+            "(Worker_TP0 pid=7) INFO 01-01 00:00:00 [g.py:1] Graph capturing finished in 20 secs, took 1.2 GiB",
+            "warming up",
+        ),
+        ("(Worker_TP0 pid=7) INFO 01-01 00:00:00 [g.py:1] Available KV cache memory: 30.1 GiB", "sizing the KV cache"),
+    ],
+)
+def test_lines_of_a_gpu_engine_are_known_whichever_process_they_are_of(line: str, step: str) -> None:
+    assert advance_progress(LoadProgress(), line, now=0.0).step == step
+
+
+def test_an_error_that_the_engine_survived_is_forgotten() -> None:
+    progress = advance_progress(LoadProgress(), "ImportError: cannot import name 'x'", now=0.0)
+    assert progress.root_cause(now=1.0) == "ImportError: cannot import name 'x'"
+    progress = advance_progress(progress, "INFO:     Application startup complete.", now=2.0)
+    assert progress.root_cause(now=2.0) == ""
+
+
+def test_an_old_error_of_a_serving_engine_is_not_blamed_for_a_new_failure() -> None:
+    progress = advance_progress(LoadProgress(), "ValueError: of a bad request", now=0.0)
+    late = BURST_SECONDS + 1
+    assert progress.root_cause(now=late) == ""
+    progress = advance_progress(progress, "RuntimeError: the real one", now=late)
+    assert progress.root_cause(now=late) == "RuntimeError: the real one"
+
+
+def test_a_quoted_request_is_no_step() -> None:
+    progress = advance_progress(
+        LoadProgress(),
+        "(APIServer pid=1) INFO 01-01 00:00:00 [l.py:1] Received: 'INFO:     Application startup complete.'",
+        now=0.0,
+    )
+    assert (progress.step, progress.serving) == ("starting", False)
+
+
+def test_an_image_without_ray_names_the_cause() -> None:
+    node = Node(0, "127.0.0.1", "127.0.0.1", 1)
+    text = script.render_script("t", script.ray_lines(node, 29501, {}, []), [("PATH", "/nowhere")], [])
+    done = subprocess.run(["/bin/bash", "-c", text], capture_output=True, text=True, check=False)
+    cause = follow(done.stderr.splitlines())[-1].root_cause(now=0.0)
+    assert cause == "the image is not what the recipe needs: executor: ray, and it has no ray"

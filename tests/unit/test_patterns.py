@@ -1,0 +1,120 @@
+"""No line makes a regular expression of sparkd slow: the interpreter's lock is held while it searches."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from tests import hostile
+
+import sparkd
+from sparkd.engine.log_lines import LINE_LIMIT_BYTES, LogForwarder
+from sparkd.lib.text import Redactor
+
+LIMIT_SECONDS = 0.005
+SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.py")}
+READERS = (
+    *("sparkd.engine", "sparkd.lib", "sparkd.cluster", "sparkd.agent", "sparkd.vllm.known_errors", "sparkd.vllm.api"),
+    *("sparkd.host.kernel", "sparkd.preflight.checks.kernel_log", "sparkd.status"),
+)
+"""What reads the engine's log and answers, the kernel's log, or other nodes' text."""
+SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}
+
+
+class Used(NamedTuple):
+    pattern: re.Pattern[str] | re.Pattern[bytes]
+    anchored: bool
+    """It is tried at the beginning of a line only."""
+
+
+def patterns_in(value: object) -> Iterator[re.Pattern[str] | re.Pattern[bytes]]:
+    if isinstance(value, re.Pattern):
+        yield value
+    elif isinstance(value, tuple | list | frozenset):
+        for one in value:
+            yield from patterns_in(one)
+    elif isinstance(value, dict):
+        yield from patterns_in(list(value.values()))
+
+
+def is_anchored(name: str, text: str) -> bool:
+    """Whether all of its uses are at the beginning; one of a table is called `pattern` where it is used."""
+    found = {method for method in re.findall(rf"\b{name}\.(\w+)\b", text) if method in SEARCHES}
+    return bool(found) and found <= {"match", "fullmatch"}
+
+
+def called(text: str) -> Iterator[Used]:
+    """Of calls such as `re.search("...", text)`."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(
+                func=ast.Attribute(ast.Name("re"), method), args=[ast.Constant(str() | bytes() as raw), *more]
+            ):
+                if method in SEARCHES:
+                    flags = re.MULTILINE if any("MULTILINE" in ast.unparse(one) for one in more) else 0
+                    yield Used(re.compile(raw, flags), method in ("match", "fullmatch"))
+
+
+def all_patterns() -> dict[str, Used]:
+    """Those of each reading module, of its calls, and of the objects that read the engine's log."""
+    everything = "\n".join(SOURCES.values())
+    found: dict[str, Used] = {}
+    for one in pkgutil.walk_packages(sparkd.__path__, "sparkd."):
+        if not one.name.startswith(READERS):
+            continue
+        module = importlib.import_module(one.name)
+        text = SOURCES[Path(str(module.__file__))]
+        for name, value in vars(module).items():
+            for number, pattern in enumerate(patterns_in(value)):
+                direct = isinstance(value, re.Pattern)
+                anchored = (
+                    is_anchored(name, text if name in text else everything) if direct else is_anchored("pattern", text)
+                )
+                found.setdefault(f"{name}[{number}] {pattern.pattern!r:.60}", Used(pattern, anchored))
+        found |= {f"{one.name} {used.pattern.pattern!r:.60}": used for used in called(text)}
+    for reader in (LogForwarder(Redactor(), "127.0.0.1"), Redactor(("s3cret-value", "hunter22"))):
+        for name, value in vars(reader).items():
+            found.update((name, Used(pattern, is_anchored(name, everything))) for pattern in patterns_in(value))
+    return found
+
+
+PATTERNS = all_patterns()
+
+
+def seconds(used: Used, line: str) -> float:
+    """CPU time; the shortest of five tries where it is too long."""
+    data = line if isinstance(used.pattern.pattern, str) else line.encode("latin-1", "replace")
+    tries = []
+    for _ in range(5):
+        began = time.thread_time()
+        (used.pattern.match if used.anchored else used.pattern.search)(data)  # type: ignore[arg-type]  # of its own kind
+        tries.append(time.thread_time() - began)
+        if tries[-1] < LIMIT_SECONDS:
+            break
+    return min(tries)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_line_of_16_kib_takes_a_pattern_5_ms(name: str) -> None:
+    used = PATTERNS[name]
+    for line in hostile.lines(used.pattern, LINE_LIMIT_BYTES):
+        took = seconds(used, line)
+        assert took < LIMIT_SECONDS, f"{took:.3f} s for {line[:80]!r}... of {used.pattern.pattern!r}"
+
+
+def test_the_lines_find_a_slow_pattern() -> None:
+    """The pattern that once took 16 s for 4,961 characters, and others that are at least quadratic."""
+    for slow, length in (
+        (r"^Capturing CUDA graphs.*?: +\d+%.*?(\d+)/(\d+)", 2000),
+        (r"\d+%\|.*\[\d\d:\d\d", 8000),
+        (r"/ray/session_\S+/logs/raylet\.", LINE_LIMIT_BYTES),
+    ):
+        used = Used(re.compile(slow), anchored=False)
+        assert any(seconds(used, line) > LIMIT_SECONDS for line in hostile.lines(used.pattern, length))

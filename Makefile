@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: check test integration packaging booted bed demo deb bench generate flags lock venv clean
+.PHONY: fuzz check test integration packaging booted bed demo deb bench generate flags lock venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 check: export PYTHONDONTWRITEBYTECODE :=
@@ -49,6 +49,9 @@ bed: venv  ## the same with the whole fault table (build/faults.json, build/faul
 
 demo: deb  ## one node: install the .deb, start the unit, show a completion
 	$(PYTHON) -m tests.bed demo
+
+fuzz: venv  ## a million hostile inputs for the parsers of text from outside; takes half an hour
+	nice -n 19 $(PYTHON) -m tests.fuzz 1000000 $(or $(SEED),1)
 
 deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 	packaging/tools.sh

@@ -32,8 +32,8 @@ SSH_FAILED = 255
 _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
 _LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
-_DF = re.compile(r"\s\d+\s+\d+\s+(-?\d+)\s+\S+\s+(/.*)$")
-_TO_SEND = re.compile(r"^Total transferred file size: (\d+) bytes$", re.MULTILINE)
+_DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
+_TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 _NO_IMAGE = ("no such image", "no such object")
 
 _KNOWN = (
@@ -94,7 +94,7 @@ class SshHost(Struct, frozen=True):
     def read_size(self, path: str) -> int:
         """Of a file there; 0 where there is none."""
         answer = self.run_checked("sh", "-c", _LENGTH, "sh", path).strip()
-        return int(answer) if answer.isdecimal() else 0
+        return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
 
     def inspect_image(self, ref: str) -> object:
         """docker's description of an image there; None where it has none.

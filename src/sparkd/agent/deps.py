@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,6 +15,7 @@ from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster
 from sparkd.config import Settings
 from sparkd.host import Host, versions
+from sparkd.lib import start_thread
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
@@ -110,6 +112,13 @@ class Deps(Base, frozen=True, kw_only=True):
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:  # the loop may wake early
             self.loop.wait(left)
+
+    def run_aside(self, name: str, work: Callable[[], object]) -> None:
+        """In a thread whose result nothing waits for: its error is `agent.thread.failed`."""
+        try:
+            start_thread(threading.Thread(target=work, name=name, daemon=True))
+        except BlockingIOError as error:
+            self.events.warning("agent.thread.failed", thread=name, reason=str(error))
 
     def start_facts(self) -> Facts:
         """What a later start is compared with."""

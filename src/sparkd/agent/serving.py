@@ -100,7 +100,7 @@ def make_ready(agent: Deps, running: Running) -> None:
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
-    agent.loop.start(partial(_prune, agent, running.rank.image_id))
+    agent.run_aside("prune", partial(_prune, agent, running.rank.image_id))
 
 
 def _prune(agent: Deps, image_id: str) -> None:

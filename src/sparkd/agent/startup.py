@@ -294,4 +294,4 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,
     )
-    agent.loop.start(work.run)
+    agent.run_aside("page-cache", work.run)

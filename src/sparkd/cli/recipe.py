@@ -30,7 +30,7 @@ from sparkd.recipes.loader import (
 )
 from sparkd.recipes.reach import find_reach
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder, json_schema
-from sparkd.vllm.args import command_line
+from sparkd.vllm.args import command_line, parse_count
 from sparkd.vllm.container_paths import is_below
 from sparkd.vllm.flag import first_values, parse_flags
 from sparkd.vllm.lint import rules
@@ -102,7 +102,8 @@ def _tokens_per_second(recipe: Recipe) -> str:
     rates = recipe.expect.get("decode_tokens_per_second")
     if not isinstance(rates, Mapping):
         return "-"
-    by_requests = {int(count): rate for count, rate in rates.items() if count.isdecimal()}
+    counted = ((parse_count(name, 999_999), rate) for name, rate in rates.items())
+    by_requests = {count: rate for count, rate in counted if count is not None}
     ends = dict.fromkeys(sorted(by_requests)[:1] + sorted(by_requests)[-1:])
     return ", ".join(f"{by_requests[count]} at {count}" for count in ends) or "-"
 

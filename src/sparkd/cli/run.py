@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sparkd.lib.errors import ExitCode, LaunchError, SparkdError, UsageError
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
     from sparkd.host.docker import ContainerFacts
     from sparkd.host.owner import NodeOwner
-    from sparkd.lib.log import ProcessLog
+    from sparkd.lib.log import Events, ProcessLog
 
 FLUSH_SECONDS = 5.0
 ROLES = ("head", "worker")
@@ -46,6 +48,7 @@ def run_agent(args: argparse.Namespace) -> int:
     log = ProcessLog(journal.put)
     try:
         agent = build_agent(args.role, journal, log, os.environ)
+        threading.excepthook = partial(report_thread, agent.events)
         try:
             return run(agent)
         finally:
@@ -57,6 +60,12 @@ def run_agent(args: argparse.Namespace) -> int:
         return error.code
     finally:
         journal.close(FLUSH_SECONDS)
+
+
+def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
+    """What ended a thread whose result nothing waits for."""
+    name = error.thread.name if error.thread else ""
+    events.error("agent.thread.failed", thread=name, reason=f"{error.exc_type.__name__}: {error.exc_value}")
 
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> None:

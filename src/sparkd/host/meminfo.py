@@ -21,7 +21,7 @@ _KERNEL = (
     *("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
     *("Zswap", "Balloon", "Bounce", "WritebackTmp"),
 )
-_ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d+)(?!\S)", re.MULTILINE)
+_ENTRY = re.compile(r"^([^:\n]+):[ \t]*(\d{1,18})(?!\S)", re.MULTILINE)
 _ZONE = re.compile(r"Node +\d+, +zone +(?P<name>\S+)(?P<counts>(?: +\d+)+) *")
 
 SMALLEST_BYTES = 16 << 20

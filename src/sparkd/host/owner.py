@@ -50,7 +50,7 @@ def read_owner(files: Files) -> NodeOwner | None:
 
     An account in OWNER_FILE, which root alone can write, counts while the process that wrote it lives.
     """
-    with suppress(FileNotFoundError, ValueError):
+    with suppress(FileNotFoundError, ValueError, RecursionError):
         account = decode(files.itself(OWNER_FILE, 65536).content, type=NodeOwner)
         process = read_process(files, account.pid)
         if process is not None and not process.dead and process.start_time == account.start_time:

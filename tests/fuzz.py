@@ -1,0 +1,168 @@
+"""Inputs without rights, for every parser of text from outside: `python -m tests.fuzz INPUTS SEED`.
+
+Each input is a mutation of a good one. A parser returns, or raises what its callers handle, within LIMIT_SECONDS.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.fuzz_parsers import Parser, parsers
+
+LIMIT_SECONDS = 5.0
+"""CPU time; a file of 100,000 brackets takes the YAML reader two."""
+MOST_BYTES = 64 << 10
+TOKENS = (
+    *(
+        b"9" * 4400,
+        b"-1",
+        b"0x" + b"f" * 400,
+        b"1e999",
+        b"nan",
+        b"-inf",
+        b"NaN",
+        b"Infinity",
+        b"1_0",
+        "٣٤".encode(),
+        "²".encode(),
+    ),
+    *(
+        b"[" * 100_000,
+        b'{"a":' * 20_000,
+        b"(" * 5000,
+        b"\0",
+        b"\r",
+        b"\n",
+        b"\r\n",
+        b"\x1b[31m",
+        b"\x1b]0;",
+        b"\xff\xfe",
+    ),
+    *(
+        b"\\ud800",
+        "\ud800".encode("utf-8", "surrogatepass"),
+        "\u2028\u202e\x85".encode(),
+        b"\\",
+        b'"',
+        b"'",
+        b"`",
+        b"$(",
+        b"${",
+    ),
+    *(
+        b"{}",
+        b"{{",
+        b"}}",
+        b"{0}",
+        b"{a.b[c]!r:>999}",
+        b"&a",
+        b"*a",
+        b"<<: *a",
+        b"!!python/object:os.system",
+        b"---\n",
+        b"\t",
+    ),
+    *(
+        b"null",
+        b"true",
+        b"[]",
+        b":",
+        b",",
+        b"=",
+        b" ",
+        b"%",
+        b"/../",
+        b"#",
+        b"|",
+        b"Last error:",
+        b" pid=1) ",
+        b"100%|",
+    ),
+)
+
+
+class Finding(NamedTuple):
+    parser: str
+    problem: str
+    data: bytes
+
+
+def mutate(random_: random.Random, seeds: tuple[bytes, ...]) -> bytes:
+    data = bytearray(random_.choice(seeds))
+    for _ in range(random_.choice((0, 1, 1, 2, 3, 6))):
+        at = random_.randrange(len(data) + 1)
+        end = min(len(data), at + random_.choice((1, 4, 16, 200)))
+        match random_.randrange(6):
+            case 0:
+                del data[at:end]
+            case 1:
+                data[at:at] = data[at:end] * random_.choice((1, 2, 20, 500))
+            case 2 | 3:
+                data[at : random_.choice((at, end))] = random_.choice(TOKENS)
+            case 4:
+                other = random_.choice(seeds)
+                data[at:end] = other[random_.randrange(len(other) + 1) :][:200]
+            case _ if data:
+                data[min(at, len(data) - 1)] = random_.randrange(256)
+        del data[MOST_BYTES * 4 :]
+    return bytes(data[: random_.choice((MOST_BYTES, MOST_BYTES * 4))])
+
+
+def attempt(name: str, parser: Parser, data: bytes) -> Finding | None:
+    began = time.thread_time()
+    try:
+        parser.run(data)
+    except parser.handled:
+        pass
+    except BaseException as error:  # what else it raises is what is looked for
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        return Finding(name, f"{type(error).__name__}: {str(error)[:120]}", data)
+    took = time.thread_time() - began
+    return Finding(name, f"took {took:.1f} s", data) if took > LIMIT_SECONDS else None
+
+
+def fuzz(name: str, parser: Parser, count: int, seed: int) -> tuple[Finding, ...]:
+    """Of each problem the shortest input. The first inputs are the good ones, and each token alone."""
+    random_ = random.Random(f"{seed} {name}")
+    found: dict[str, Finding] = {}
+    for data in islice(inputs(random_, parser.seeds), count):
+        one = attempt(name, parser, data)
+        if one is not None:
+            key = "took" if one.problem.startswith("took") else one.problem[:40]
+            found[key] = min(one, found.get(key, one), key=lambda finding: len(finding.data))
+    return tuple(found.values())
+
+
+def inputs(random_: random.Random, seeds: tuple[bytes, ...]) -> Iterator[bytes]:
+    yield from seeds[:20]
+    yield from TOKENS
+    while True:
+        yield mutate(random_, seeds)
+
+
+def main() -> int:
+    total, seed = int(sys.argv[1]), int(sys.argv[2])
+    only = sys.argv[3:]
+    with tempfile.TemporaryDirectory(prefix="sparkd-fuzz-") as folder:
+        made = {name: one for name, one in parsers(Path(folder)).items() if not only or name in only}
+        whole, problems = total / sum(one.share for one in made.values()), 0
+        for name, parser in made.items():
+            began, each = time.monotonic(), round(whole * parser.share) + 1
+            found = fuzz(name, parser, each, seed)
+            problems += len(found)
+            print(f"{name:26} {each:8} inputs {time.monotonic() - began:7.1f} s", flush=True)
+            for one in found:
+                print(f"  {one.problem}; {len(one.data)} bytes:\n    {one.data[:300]!r}", flush=True)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""The parsers of text from outside, each with good inputs and what its callers handle. Used by tests/fuzz.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from tests.tree import Tree
+from tests.unit.node_reports import HEAD
+
+from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import parse_peer_report
+from sparkd.config.sources import load_settings
+from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.log_lines import LineSplitter, LogForwarder
+from sparkd.host import Host, cgroups, docker, docker_config, kernel, meminfo, owner, processes, sockets, units, weights
+from sparkd.lib.dockerd.reader import DockerError, frames
+from sparkd.lib.errors import SparkdError
+from sparkd.lib.text import Redactor, sanitize
+from sparkd.plan.agreement import parse_values
+from sparkd.plan.script import exec_lines, find_fault, render_script
+from sparkd.preflight.checks import kernel_log
+from sparkd.recipes.importers.command import is_serve, parse_serve, split_commands
+from sparkd.recipes.importers.convert import import_file
+from sparkd.recipes.importers.source import CommandError, Unusable, Values, format_template, substitute
+from sparkd.recipes.loader import load_recipe
+from sparkd.state.known_good import FILE as KNOWN_GOOD
+from sparkd.state.launch_history import read_history
+from sparkd.status.model import dump, parse
+from sparkd.vllm.api import parse_counters
+from sparkd.vllm.flag import parse_amount, parse_flags, parse_json
+from sparkd.vllm.known_errors import explain
+from sparkd.vllm.lint.predicates import parse_limits
+from sparkd.vllm.lint.script import parse_script
+
+TESTS = Path(__file__).parent
+LOGS, RECIPES = TESTS / "unit/engine/engine-logs", TESTS.parent / "config/recipes"
+
+
+class Parser(NamedTuple):
+    run: Callable[[bytes], object]
+    seeds: tuple[bytes, ...]
+    handled: tuple[type[BaseException], ...] = ()
+    """What its callers handle."""
+    share: float = 1.0
+    """Of a fast one's inputs."""
+
+
+def text(run: Callable[[str], object]) -> Callable[[bytes], object]:
+    return lambda data: run(data.decode("utf-8", "surrogateescape" if len(data) % 2 else "replace"))
+
+
+def engine_log(data: bytes) -> None:
+    splitter, forwarder, progress = LineSplitter(), LogForwarder(Redactor(("s3cret",)), "127.0.0.1"), LoadProgress()
+    half = len(data) // 2
+    for line in (*splitter.feed(data[:half]), *splitter.feed(data[half:]), *splitter.flush()):
+        progress = advance_progress(progress, line, 0.0, 1 + len(line) % 2)
+        explain(line)
+        for _ in forwarder.lines(line, 0.0):
+            pass
+    progress.root_cause(0.0)
+
+
+def docker_frames(data: bytes) -> None:
+    rest = memoryview(data)
+
+    def read(count: int) -> bytes:
+        nonlocal rest
+        taken, rest = bytes(rest[:count]), rest[count:]
+        return taken
+
+    for _ in frames(read):
+        pass
+
+
+def commands(raw: str) -> None:
+    for command in split_commands(raw):
+        if is_serve(command):
+            parse_serve(command)
+
+
+class Machine:
+    """One file of a machine at a time."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = Host(root).files
+
+    def put(self, path: str, data: bytes) -> Path:
+        real = self.root / path.lstrip("/")
+        try:
+            real.write_bytes(data)
+        except FileNotFoundError:
+            real.parent.mkdir(parents=True, exist_ok=True)
+            real.write_bytes(data)
+        return real
+
+    def at(self, path: str, read: Callable[[], object], mode: int = 0o600) -> Callable[[bytes], object]:
+        def run(data: bytes) -> object:
+            self.put(path, data).chmod(mode)
+            return read()
+
+        return run
+
+    def docker(self, path: str, read: Callable[[Host], object]) -> Callable[[bytes], object]:
+        def run(data: bytes) -> object:
+            self.put(f"/.sparkd/docker{path}.json", data)
+            return read(Host(self.root))
+
+        return run
+
+
+CONTAINER = "c" * 64
+DETAIL = {
+    "Id": CONTAINER,
+    "Image": "sha256:i",
+    "Name": "/sparkd-rank0",
+    "Path": "vllm",
+    "Args": ["serve"],
+    "State": {"Running": True, "Pid": 7, "ExitCode": 0, "StartedAt": "2026-11-22T00:00:00Z"},
+    "Config": {"Image": "x:1", "Labels": {"io.sparkd.rank": "0"}, "Cmd": ["vllm", "serve"], "Env": ["A=1"]},
+    "HostConfig": {"RestartPolicy": {"Name": "no"}, "IpcMode": "host"},
+}
+
+
+COUNTERS = b"".join(
+    b'# TYPE %s gauge\n%s{engine="0",model_name="tiny"} 1.5e+03\n' % (name, name)
+    for name in (
+        b"vllm:num_requests_running",
+        b"vllm:num_requests_waiting",
+        b"vllm:prompt_tokens_total",
+        b"vllm:generation_tokens_total",
+        b"vllm:iteration_tokens_total_count",
+        b"vllm:kv_cache_usage_perc",
+    )
+)
+
+
+def proc(machine: Machine) -> Iterator[tuple[str, Parser]]:
+    files, handled = machine.files, (OSError, ValueError)
+    stat = (
+        b"7 (VLLM::EngineCor) S 1 7 7 0 -1 4194304 1 2 3 4 5 6 7 8 20 0 3 0 100 1000 10 18446744073709551615 "
+        + b"0 " * 27
+    )
+    status = b"Name:\tx\nUid:\t0\t0\t0\t0\nNSpid:\t7\t1\nRssAnon:\t10 kB\nRssShmem:\t0 kB\n"
+    yield "/proc/PID/stat", Parser(processes.parse_stat, (stat,), handled)
+    yield (
+        "/proc/PID/status",
+        Parser(machine.at("/proc/7/status", lambda: processes.read_status(files, 7)), (status,), (*handled, KeyError)),
+    )
+    yield (
+        "/proc/PID/cmdline",
+        Parser(machine.at("/proc/7/cmdline", lambda: processes.read_argv(files, 7)), (b"vllm\0serve\0/m\0",), handled),
+    )
+    yield (
+        "/proc/PID/cgroup",
+        Parser(
+            machine.at("/proc/7/cgroup", lambda: cgroups.read_group(files, 7)),
+            (
+                b"0::/system.slice/docker-" + b"a" * 64 + b".scope",
+                b"0::/user.slice/user@1000.service/app-a\\x2db.service",
+            ),
+            handled,
+        ),
+    )
+    yield (
+        "/proc/meminfo",
+        Parser(
+            machine.at("/proc/meminfo", lambda: meminfo.read_meminfo(files)),
+            (b"MemTotal: 100 kB\nMemFree: 2 kB\nMemAvailable: 3 kB\n",),
+            (*handled, KeyError),
+        ),
+    )
+    yield (
+        "/proc/swaps",
+        Parser(
+            machine.at("/proc/swaps", lambda: meminfo.read_swaps(files)),
+            (b"Filename Type Size Used Priority\n/swap\\040x file 100 1 -2\n",),
+            handled,
+        ),
+    )
+    yield (
+        "/proc/net/tcp",
+        Parser(
+            machine.at("/proc/net/tcp", lambda: sockets.read_listeners(files)),
+            (b"  sl\n   0: 00000000:1F40 00000000:0000 0A 00000000:00000000 00:00000000 00000000  0  0 77 1 0\n",),
+            handled,
+        ),
+    )
+    yield (
+        "/etc/passwd",
+        Parser(
+            machine.at("/etc/passwd", lambda: processes.user_name(files, 0)),
+            (b"root:x:0:0:root:/root:/bin/sh\n",),
+            handled,
+        ),
+    )
+    yield (
+        "unit files",
+        Parser(text(units.parse_assignments), (b'[Service]\nExecStart=/bin/a "b c" \\\n  -d\n# x\nEnvironment=A=1\n',)),
+    )
+    yield (
+        "ExecStart=",
+        Parser(text(units.parse_command_lines), (b"-/bin/a 'b\\x41 c' ; @/bin/x y \\U0001F600 \\777",), (ValueError,)),
+    )
+
+
+def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
+    files = machine.files
+    account = b'{"pid": 7, "command": "sparkd run", "invocation": "x", "start_time": 100}'
+    history = (
+        b'{"schema": 1, "launches": [], "last_exit": {"reason": "x", "code": 13, "at": "2026-11-22T00:00:00+00:00"}}'
+    )
+    yield (
+        "owner.json",
+        Parser(
+            machine.at("/run/sparkd/owner.json", lambda: owner.read_owner(files)),
+            (account, b'{"x":' * 9000),
+            (OSError,),
+        ),
+    )
+    yield (
+        "launch history",
+        Parser(machine.at("/var/lib/sparkd/launch-history.json", lambda: read_history(files)), (history,), (OSError,)),
+    )
+    yield (
+        "known good",
+        Parser(
+            machine.at("/var/lib/sparkd/known-good.json", lambda: KNOWN_GOOD.read(files)),
+            (b'{"schema": 1, "entries": []}',),
+        ),
+    )
+    yield (
+        "cluster key",
+        Parser(
+            machine.at(
+                "/etc/sparkd/cluster.key", lambda: KeyRing(files, "/etc/sparkd/cluster.key", machine.root.stat().st_uid)
+            ),
+            (b"# old\n" + b"ab" * 32 + b"\n",),
+            (SparkdError,),
+        ),
+    )
+    settings = (
+        TESTS.parent / "config/sparkd.toml"
+    ).read_bytes() + b'\n[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n[engine]\nargs = {a = 1.5}\n'
+    small = (
+        b'[engine]\nrecipe = "x"\nargs = {max-model-len = 4096}\nenv = {A = "1"}\n'
+        b'[cluster]\nnodes = ["10.0.0.1"]\n[memory]\nheadroom_gib = 2\n'
+    )
+    yield (
+        "settings",
+        Parser(
+            machine.at("/etc/sparkd/sparkd.toml", partial(load_settings, {}, machine.root)),
+            (small, small, small, settings),
+            (SparkdError,),
+        ),
+    )
+    yield (
+        "settings from variables",
+        Parser(
+            text(lambda raw: load_settings(dict(one.partition("=")[::2] for one in raw.split("\n")), Path("/nowhere"))),
+            (b'SPARKD_ENGINE__ARGS={"a": 1}\nSPARKD_CLUSTER__NODES=10.0.0.1,10.0.0.2\nSPARKD_MEMORY__HEADROOM_GIB=3',),
+            (SparkdError,),
+        ),
+    )
+
+
+def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
+    own = machine.root / "own.yaml"
+    foreign = machine.root / "foreign.yaml"
+    shipped = tuple(
+        sorted((one.read_bytes() for one in RECIPES.glob("*.yaml") if b"extends" not in one.read_bytes()), key=len)[:4]
+    )
+    published = tuple(
+        sorted((one.read_bytes() for one in (TESTS / "unit/recipes/foreign-recipes").rglob("*.y*ml")), key=len)[:12]
+    )
+    yield "recipes", Parser(machine.at("own.yaml", lambda: load_recipe(str(own), ())), shipped, (SparkdError,), 0.1)
+    yield (
+        "importers",
+        Parser(machine.at("foreign.yaml", lambda: import_file(foreign, {})), published, (SparkdError,), 0.1),
+    )
+    line = b"""FOO=bar exec vllm serve 'a b' --x "c d" --y '{"a": [1, "x"]}' -tp 2 \\\n --port 8000 # x\n"""
+    yield "command splitter", Parser(text(commands), (line,), (CommandError,))
+    yield (
+        "templates of eugr",
+        Parser(
+            text(lambda raw: format_template(raw, Values({"port": 1, "a": "b"}))),
+            (b"vllm {port:>5} {{x}} {a!r}",),
+            (Unusable, CommandError),
+        ),
+    )
+    yield (
+        "templates of sparkrun",
+        Parser(
+            text(lambda raw: substitute(raw, Values({"port": 1, "a": "{port}"}))),
+            (b"vllm {port} {{x}} {a}",),
+            (Unusable, CommandError),
+        ),
+    )
+    yield (
+        "launch script",
+        Parser(text(lambda raw: render_script(raw[:99], exec_lines(raw.split(" ")), [("A", raw)], [])), (line,)),
+    )
+    yield "engine.script", Parser(text(lambda raw: parse_script(raw, {})), (b"#!/bin/bash\nexport A=1\n" + line,))
+    yield (
+        "flags",
+        Parser(
+            text(lambda raw: parse_flags(raw.split(" "))),
+            (b"vllm serve m --max-model-len 128k --x.y=1 -tp 2 --enable-a",),
+        ),
+    )
+    yield "amounts", Parser(text(parse_amount), (b"128K", b"1.5g", b"4096"))
+    index = b'{"metadata": {"total_size": 10}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+    config = (
+        b'{"model_type": "llama", "max_position_embeddings": 4096, '
+        b'"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}}'
+    )
+    tensors = b'\x40\0\0\0\0\0\0\0{"w":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}}           ' + b"x" * 8
+    files, limits = machine.files, lambda: parse_limits(weights.read_config(machine.files, "/m"))
+    yield (
+        "index of weights",
+        Parser(machine.at("/m/i.json", lambda: weights.read_index(files, "/m/i.json")), (index,), (OSError,)),
+    )
+    yield (
+        "file of weights",
+        Parser(machine.at("/m/w", lambda: weights.find_flaw(files, "/m/w")), (tensors,), (OSError,)),
+    )
+    yield "config.json", Parser(machine.at("/m/config.json", limits), (config,))
+    yield "JSON flags", Parser(text(parse_json), (b'{"a": 1k, "b": [1.5, null, "x"]}',), (ValueError,))
+
+
+def parsers(root: Path) -> dict[str, Parser]:
+    machine = Machine(root)
+    logs = tuple(
+        line for path in sorted(LOGS.glob("*.log")) for line in path.read_bytes().splitlines(keepends=True)[::3]
+    )
+    cubic = b"Capturing CUDA graphs" + b": 1% 1/1" * 600 + b"\n"
+    report = dump(HEAD).encode()
+    detail = json.dumps(DETAIL).encode()
+    listed = json.dumps(
+        [{**DETAIL, "Names": ["/sparkd-rank0"], "Labels": {"io.sparkd.rank": "0"}, "State": "running"}]
+    ).encode()
+    tree = Tree(root)
+    tree.dockerd()
+    tree.process(7, "sparkd")
+    tree.lock_held("1: FLOCK  ADVISORY  WRITE 7 {identity} 0 EOF")
+    machine.put("/.sparkd/docker/containers/json.json", listed)
+    machine.put(f"/.sparkd/docker/containers/{CONTAINER}/json.json", detail)
+    handled = (OSError, DockerError, SparkdError)
+
+    def kernel_line(data: bytes) -> object:
+        record = kernel.parse_record(data)
+        return kernel_log.parse_event(record) if record else None
+
+    return {
+        "engine log": Parser(
+            engine_log, (*logs, cubic, b"(" * 16_384, b"CPU KV cache size: " + b"9" * 4400 + b" tokens\n")
+        ),
+        "docker frames": Parser(docker_frames, (b"\1\0\0\0\0\0\0\5hello\2\0\0\0\0\0\0\3abc",), (DockerError,)),
+        "known errors": Parser(
+            text(explain), (b"[  12.3] NVRM: Xid (PCI:0000:01:00): 119, x", b"port: 29501 EADDRINUSE")
+        ),
+        "kernel log": Parser(
+            kernel_line,
+            (
+                b"4,1,5000,-;NVRM: Xid (PCI:000f:01:00): 154, GPU recovery action changed to 0x1 (Reset)",
+                b"4,2,6000,-;Out of memory: Killed process 12 (python3) total-vm:1kB",
+            ),
+        ),
+        "failed asserts": Parser(text(find_fault), (b"a\nthe image is not what the recipe needs: x\n",)),
+        "redaction": Parser(
+            text(Redactor(("s3cret-value",))), (b"api_key='hunter22' token = abcdef Bearer hf_abcdefghijklmnop1234",)
+        ),
+        "names": Parser(text(sanitize), (b"name",)),
+        "metrics": Parser(parse_counters, (COUNTERS,)),
+        "peers' reports": Parser(lambda data: parse_peer_report(data, 0), (report,)),
+        "own report": Parser(text(parse), (report,)),
+        "peers' plans": Parser(parse_values, (b'{"image": "x", "flag.a": "1"}',)),
+        "docker list": Parser(machine.docker("/containers/json", docker.read_containers), (listed,), handled, 0.3),
+        "docker inspect": Parser(
+            machine.docker(f"/containers/{CONTAINER}/json", docker.read_containers), (detail,), handled, 0.3
+        ),
+        "docker info": Parser(
+            machine.docker("/info", docker_config.read_data_root),
+            (b'{"LiveRestoreEnabled": true, "DockerRootDir": "/x"}',),
+            handled,
+            0.3,
+        ),
+        "daemon.json": Parser(
+            machine.at("/etc/docker/daemon.json", lambda: docker_config.read_defaults(Host(root))),
+            (b'{"default-shm-size": "64M", "live-restore": true}',),
+            (*handled, ValueError),
+        ),
+        **dict(proc(machine)),
+        **dict(states(machine)),
+        **dict(recipes(machine)),
+    }

@@ -70,7 +70,7 @@ def _compiled_at_each_start(tree: Tree) -> None:
 
 
 FAULTS = (
-    Fault("forked-workers", _forked_workers, Level.BLOCK, "plan-lint", says="ShmRingBuffer"),
+    Fault("forked-workers", _forked_workers, Level.WARN, "plan-lint", says="ShmRingBuffer"),
     Fault("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
     Fault("context-beyond-the-cache", _context_beyond_the_cache, Level.WARN, "plan-lint", says="612341 tokens"),
     Fault(

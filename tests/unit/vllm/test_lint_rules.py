@@ -101,9 +101,9 @@ def test_fields_behind_dots_count_as_json_does() -> None:
     assert found(replace(LAUNCH, flags=dotted)) == ["drafts"]
 
 
-def test_forked_workers_block() -> None:
+def test_forked_workers_warn() -> None:
     (one,) = rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}))
-    assert (one.rule, one.blocks, one.at) == ("fork", True, "env.VLLM_WORKER_MULTIPROC_METHOD")
+    assert (one.rule, one.blocks, one.at) == ("fork", False, "env.VLLM_WORKER_MULTIPROC_METHOD")
     assert rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"})) == ()
     assert rules.find_issues(replace(LAUNCH, env={"VLLM_WORKER_MULTIPROC_METHOD": "fork"}, gpu=False)) == ()
 

@@ -156,7 +156,7 @@ def forks(launch: Launch) -> Matches:
     if launch.gpu and launch.env.get("VLLM_WORKER_MULTIPROC_METHOD") == "fork":
         yield (
             "env.VLLM_WORKER_MULTIPROC_METHOD",
-            "VLLM_WORKER_MULTIPROC_METHOD=fork: the engine dies at its start, 'ShmRingBuffer' has no 'shared_memory'",
+            "VLLM_WORKER_MULTIPROC_METHOD=fork: an engine died at its start, 'ShmRingBuffer' has no 'shared_memory'",
         )
 
 

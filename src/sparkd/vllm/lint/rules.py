@@ -129,10 +129,10 @@ def _typo_of(name: str) -> str:
 BLOCKS, WARNS = True, False
 ECHO = "'DeepSeek V4 Flash on Dual DGX Spark', Echo, 27 May 2026"
 RULES = (
-    Rule("fork", BLOCKS, predicates.forks,
+    Rule("fork", WARNS, predicates.forks,
          what="VLLM_WORKER_MULTIPROC_METHOD=fork on a GPU",
-         hint="take VLLM_WORKER_MULTIPROC_METHOD out",
-         source=f"{ECHO}: the engine died at its start"),
+         hint="take VLLM_WORKER_MULTIPROC_METHOD out, unless the source of the recipe needs it",
+         source=f"{ECHO}: the engine died at its start; other public recipes serve with it"),
     Rule("json", BLOCKS, predicates.broken_json,
          what="a flag that vLLM parses as JSON is given text that is no JSON object",
          hint="write it as a mapping in the recipe: sparkd makes the JSON",

@@ -75,7 +75,7 @@ def test_an_invalid_config_is_ignored(tree: Tree, config: str) -> None:
         ("exec vllm serve /m --headless", Level.WARN, "--gpu-memory-utilization is left out"),
         (BY_ROLE.replace("serve", "serve --gpu-memory-utilization 0.9"), Level.OK, "the 7 flags of engine.script"),
         (BY_ROLE.replace("serve", "serve --gpu-memory-utilization 0.93"), Level.WARN, "0.93: at most 0.912"),
-        ("VLLM_WORKER_MULTIPROC_METHOD=fork vllm serve --headless", Level.BLOCK, "ShmRingBuffer"),
+        ("VLLM_WORKER_MULTIPROC_METHOD=fork vllm serve --headless", Level.WARN, "ShmRingBuffer"),
         ("vllm serve --headless --hf-overrides {'a':1} --gpu-memory-utilization 0.9", Level.BLOCK, "is no JSON"),
     ],
 )
@@ -128,7 +128,7 @@ env: {VLLM_WORKER_MULTIPROC_METHOD: HOW}
     [
         ("0.9", "spawn", 0, "x is good (", ""),
         ("0.93", "spawn", 0, "x is good, with 1 warning (", ""),
-        ("0.93", "fork", 78, "x.yaml: line 6: --gpu-memory-utilization 0.93", "x.yaml: line 9: VLLM_WORKER_MULTIPROC"),
+        ("0.96", "fork", 78, "x.yaml: line 9: VLLM_WORKER_MULTIPROC", "x.yaml: line 6: --gpu-memory-utilization 0.96"),
     ],
 )
 def test_recipe_check_prints_warnings_and_fails_on_errors(

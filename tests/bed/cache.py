@@ -21,6 +21,7 @@ DOWNLOADS = {
     "node-bookworm": ("Debian packages", 70),
     "engine": ("vLLM, PyTorch for the CPU and what they need, and Debian packages", 1100),
     "ray": ("Ray", 85),
+    "sparkrun": ("sparkrun and what it imports", 5),
     "qemu": ("Debian packages and a kernel", 200),
 }
 """What each build downloads, and about how many MB of it. Not beside its recipe: the recipe's text is its key."""

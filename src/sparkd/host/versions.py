@@ -18,7 +18,7 @@ PLACES = ("BOOT_IMAGE=", "initrd=")
 LIMIT = 100
 BOOT_LIMIT = 2000
 
-_NUMBER = re.compile(r"\d+(?:\.\d+)+")
+_NUMBER = re.compile(r"\d{1,9}(?:\.\d{1,9}){1,4}")
 
 
 def read_versions(host: Host) -> Mapping[str, str]:

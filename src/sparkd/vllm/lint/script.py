@@ -13,7 +13,7 @@ from msgspec import Struct
 from sparkd.vllm.flag import FirstValues, first_values
 from sparkd.vllm.lint.rules import Issue
 
-_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+_PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
 _PUNCTUATION = frozenset("();<>|&")
 _INNER_HASH = re.compile(r"(?<=[^\s();<>|&])#")
 _TALK = ("echo", "printf", "grep", "pgrep", "pkill", ":")

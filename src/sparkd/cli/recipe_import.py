@@ -5,22 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.config import load_settings
+from sparkd.host.files import Files
+from sparkd.host.ownership import find_writable
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import ConfigError, SparkdError, UsageError
 from sparkd.lib.text import sanitize
 from sparkd.recipes.importers import convert
-from sparkd.recipes.importers.endpoint import Place
+from sparkd.recipes.importers.endpoint import ADMINISTRATORS, Place
 from sparkd.recipes.importers.source import Overrides, parse_overrides
 from sparkd.recipes.loader import SUFFIX
 
 
 def import_recipes(args: argparse.Namespace) -> None:
     """Print or write what can be imported, and print what was left out. Raises ConfigError with every fault."""
-    overrides, place = parse_overrides(args.overrides), Place(mods=args.mods)
-    if args.write:
-        place = Place(_folder(args.write), args.mods)
+    overrides, place = parse_overrides(args.overrides), _place(args)
     if "://" in args.path:
         _import_url(args, overrides, place)
         return
@@ -30,7 +33,7 @@ def import_recipes(args: argparse.Namespace) -> None:
         try:
             result = convert.import_file(path, overrides, taken, place)
             if args.write:
-                _write(place.folder, result, args.force)
+                _write(place, result, args.force)
             else:
                 print(f"{'---' if taken else ''}\n{result.text}".lstrip("\n"), end="")
         except ConfigError as error:
@@ -42,14 +45,20 @@ def import_recipes(args: argparse.Namespace) -> None:
         raise ConfigError("\n".join(faults))
 
 
-def _folder(given: Path) -> Path:
-    """The folder's absolute path, which docker must be able to mount from. Raises ConfigError."""
-    folder = os.path.abspath(given)  # noqa: PTH100 - links stay as they are
+def _place(args: argparse.Namespace) -> Place:
+    """Of absolute paths, which docker must be able to mount from. Raises ConfigError."""
+    models = Place().models
+    with suppress(SparkdError):  # a wrong configuration is found by the printed commands
+        models = load_settings(os.environ).engine.models_dir
+    if not args.write:
+        return Place(mods=args.mods, models=models)
+    folder = os.path.abspath(args.write)  # noqa: PTH100 - links stay as they are
     if ":" in folder or not folder.isprintable():
         raise ConfigError(f"{sanitize(folder)}: docker can mount nothing from there", "name a folder without a colon")
     if not Path(folder).is_dir():
         raise ConfigError(f"{folder}: is no folder")
-    return Path(folder)
+    used = ADMINISTRATORS if find_writable(Files(), folder) else Path(folder)
+    return Place(used, args.mods, Path(folder), models)
 
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> None:
@@ -63,8 +72,8 @@ def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) ->
     result = convert.import_text(text, path, overrides, (), place, beside=None)
     print(result.text, end="", flush=True)
     _print_open(result, args.write)
-    if args.write and (args.yes or input(f"write it to {place.folder}? [y/N] ").strip().lower() in ("y", "yes")):
-        _write(place.folder, result, args.force)
+    if args.write and (args.yes or input(f"write it to {place.origin}? [y/N] ").strip().lower() in ("y", "yes")):
+        _write(place, result, args.force)
 
 
 def _print_open(result: convert.Result, written: Path | None) -> None:
@@ -74,20 +83,27 @@ def _print_open(result: convert.Result, written: Path | None) -> None:
         print(f"{result.name}: it needs {len(result.files)} files: --write FOLDER leaves them", file=sys.stderr)
 
 
-def _write(folder: Path, result: convert.Result, force: bool) -> None:
+def _write(place: Place, result: convert.Result, force: bool) -> None:
     """The recipe comes last: where it is, the rest is, too."""
     from sparkd.actions import files
 
-    path = folder / f"{result.name}{SUFFIX}"
-    if not force and path.exists():
-        raise ConfigError(f"{path}: exists already", "--force writes over it")
+    folder, file = place.origin, f"{result.name}{SUFFIX}"
+    for path in () if force else (folder / file, place.folder / file):
+        if path.exists():
+            raise ConfigError(f"{path}: exists already", "--force writes over it")
+    if not force and (recipes_dir() / file).exists():
+        raise ConfigError(f"{result.name} is a recipe of sparkd, which this one would hide", "--force writes it")
     try:
-        for name, file in result.files.items():
-            files.write(folder / name, file.content, 0o755 if file.executable else 0o644, durable=True)
-        files.write(path, result.text, 0o644, durable=True, over=force)
+        for name, one in result.files.items():
+            over, mode = force or "/" in name, 0o755 if one.executable else 0o644  # mods are named by their content
+            files.write(folder / name, one.content, mode, durable=True, over=over)
+        files.write(folder / file, result.text, 0o644, durable=True, over=force)
     except OSError as error:
-        where = error.filename or path
+        where = error.filename2 or error.filename or folder
         raise ConfigError(f"{where}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    print(f"{path}\nTo an endpoint, in this order:")
+    for old in sorted(folder.glob(f"{result.name}.mods-*")):
+        if not any(name.startswith(f"{old.name}/") for name in result.files):
+            print(f"{old}: of an earlier import, and no longer used", file=sys.stderr)
+    print(f"{folder / file}\nTo an endpoint, in this order:")
     for number, step in enumerate(result.steps, 1):
         print(f"  {number}. {step}")

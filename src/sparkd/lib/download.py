@@ -5,7 +5,7 @@ No cookie, no password of a URL or of ~/.netrc is sent; a proxy and SSL_CERT_FIL
 
 from __future__ import annotations
 
-import time
+import asyncio
 from urllib.parse import urlsplit
 
 from sparkd.lib import without
@@ -22,18 +22,26 @@ TOTAL_SECONDS = 30.0
 MOST_REDIRECTS = 5
 
 
-def download_text(url: str) -> str:
+def download_text(url: str, total_seconds: float = TOTAL_SECONDS) -> str:
     """UTF-8 text of at most LIMIT_BYTES. Raises ConfigError."""
-    shown, ends = sanitize(url), time.monotonic() + TOTAL_SECONDS
+    shown = sanitize(url)
     try:
-        for _ in range(MOST_REDIRECTS + 1):
-            _check(url)
-            with httpx.stream("GET", url, timeout=WAIT_SECONDS, headers={"Accept-Encoding": "identity"}) as answer:
-                if not answer.has_redirect_location:
-                    return _read(answer, shown, ends)
-                url = str(answer.url.join(answer.headers["Location"]))
+        return asyncio.run(asyncio.wait_for(_follow(url, shown), total_seconds))
+    except TimeoutError:
+        raise ConfigError(f"{shown}: took longer than {total_seconds:g} s") from None
     except (httpx.HTTPError, httpx.InvalidURL, UnicodeError, ValueError) as error:
         raise ConfigError(f"{shown}: {sanitize(str(error)) or type(error).__name__}") from None
+
+
+async def _follow(url: str, shown: str) -> str:
+    async with httpx.AsyncClient(timeout=WAIT_SECONDS, headers={"Accept-Encoding": "identity"}) as client:
+        for _ in range(MOST_REDIRECTS + 1):
+            _check(url)
+            async with client.stream("GET", url) as answer:
+                if not answer.has_redirect_location:
+                    return await _read(answer, shown)
+                url = str(answer.url.join(answer.headers["Location"]))
+                client.cookies.clear()
     raise ConfigError(f"{shown}: is redirected more than {MOST_REDIRECTS} times")
 
 
@@ -45,14 +53,12 @@ def _check(url: str) -> None:
         raise ConfigError("a URL with a name or a password is not used")
 
 
-def _read(answer: httpx.Response, shown: str, ends: float) -> str:
+async def _read(answer: httpx.Response, shown: str) -> str:
     if answer.status_code != httpx.codes.OK:
         raise ConfigError(f"{shown}: HTTP {answer.status_code}")
     body = bytearray()
-    for chunk in answer.iter_raw():
+    async for chunk in answer.aiter_raw():
         body += chunk
         if len(body) > LIMIT_BYTES:
             raise ConfigError(f"{shown}: is larger than {LIMIT_BYTES} bytes")
-        if time.monotonic() > ends:
-            raise ConfigError(f"{shown}: took longer than {TOTAL_SECONDS:g} s")
     return body.decode()

@@ -8,7 +8,9 @@ import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +51,9 @@ def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             found.headers.append(dict(self.headers))
+            if self.path == "/slow":
+                self.send_line_by_line()
+                return
             bodies = {"/x.yaml": RECIPE.encode(), "/large": b"x" * (LIMIT_BYTES + 1), "/binary": b"\xff"}
             to = {"/moved": "/x.yaml", "/down": "http://127.0.0.1:1/x", "/loop": "/loop", "/file": "file:///etc/passwd"}
             body = bodies.get(self.path, b"")
@@ -59,6 +64,14 @@ def site(certificate: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+
+        def send_line_by_line(self) -> None:
+            """One header each 0.1 s, as long as somebody reads, 10 s at most."""
+            self.wfile.write(b"HTTP/1.1 200 OK\r\n")
+            with suppress(OSError):
+                for number in range(100):
+                    self.wfile.write(f"X-{number}: x\r\n".encode())
+                    time.sleep(0.1)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its base's name
             """Nothing on stderr."""
@@ -96,6 +109,13 @@ def test_a_text_comes_through_redirects_without_credentials(site: Site) -> None:
 def test_anything_else_is_one_fault(site: Site, path: str, fault: str) -> None:
     with pytest.raises(ConfigError, match=fault):
         download_text(site.url + path)
+
+
+def test_the_time_counts_from_the_first_byte_on(site: Site) -> None:
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=r"/slow: took longer than 0\.5 s"):
+        download_text(f"{site.url}/slow", total_seconds=0.5)
+    assert time.monotonic() - begun < 5
 
 
 def test_what_is_no_https_url_is_not_requested(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from sparkd.cli import main
 from sparkd.lib.errors import ConfigError
@@ -48,8 +48,7 @@ def imported(tree: Path, text: str, mods: Path | None = None) -> tuple[Recipe, c
     result = convert.import_file(path, {}, (), Place(mods=mods))
     written = tree / "written.yaml"
     written.write_text(result.text)
-    notes = tuple(note for note in result.notes if "container.privileged" not in note)  # in all of eugr's
-    return load_recipe(str(written), []).recipe, replace(result, notes=notes)
+    return load_recipe(str(written), []).recipe, result
 
 
 def test_a_revision_and_a_draft_model_are_pulled(tree: Path) -> None:
@@ -59,12 +58,20 @@ def test_a_revision_and_a_draft_model_are_pulled(tree: Path) -> None:
     assert (recipe.model.repo, recipe.model.revision, recipe.model.path) == ("o/m", "60d8d70", "m")
     assert '"model": "/models/M-DFlash"' in str(recipe.args["speculative-config"])
     pulls = [step for step in result.steps if " model pull " in step]
-    assert pulls == ["sudo sparkd model pull o/m --revision 60d8d70", "sudo sparkd model pull z-lab/M-DFlash"]
+    # By the file: a name would be judged by the recipe that the settings name now.
+    assert pulls == [
+        "sudo sparkd model pull /etc/sparkd/recipes/given.yaml",
+        "sudo sparkd model pull z-lab/M-DFlash --to /srv/models/M-DFlash",
+    ]
     assert (result.steps[0], result.notes) == ("sudo docker pull r/i:1", ())
 
 
 def test_a_draft_has_a_revision_of_its_own_and_no_odd_one(tree: Path) -> None:
-    for revision, ends in (("v1", "model pull z/d --revision v1"), ("; id", None), ("a\\u001b", None)):
+    for revision, ends in (
+        ("v1", "model pull z/d --to /srv/models/d --revision v1"),
+        ("; id", None),
+        ("a\\u001b", None),
+    ):
         config = f'{{"model": "z/d", "revision": "{revision}"}}'
         recipe, result = imported(tree, f"{V2}command: |\n  vllm serve o/m --speculative-config '{config}'\n")
         assert any(step.endswith(str(ends)) for step in result.steps) is bool(ends)
@@ -81,14 +88,16 @@ def test_a_model_in_the_other_tools_cache_of_the_hub_is_pulled_at_its_revision(t
     path = f"/cache/huggingface/hub/models--org--Name-1.5/snapshots/{'9e16' * 10}"
     recipe, result = imported(tree, f"{V2}command: vllm serve {path} --served-model-name n --hf-config-path {path}\n")
     assert (recipe.model.repo, recipe.model.path) == ("org/Name-1.5", "Name-1.5")
-    assert f"sudo sparkd model pull org/Name-1.5 --revision {'9e16' * 10}" in result.steps
+    assert recipe.model.revision == "9e16" * 10
+    assert "sudo sparkd model pull /etc/sparkd/recipes/given.yaml" in result.steps
     assert [note.partition(": line ")[2] for note in result.notes] == [
         f"4: args.hf-config-path: {path}: sparkd mounts nothing there: add a volume, or change it"
     ]
 
 
 def test_literal_exports_become_variables_and_others_are_named(tree: Path) -> None:
-    text = f"{V2}command: |\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
+    own = "export VLLM_HOST_IP=$(hostname -I | cut -d' ' -f1)"  # sparkd sets it on each node
+    text = f"{V2}command: |\n  {own}\n  export A=1 B='x y'\n  export P=\"/x:$PATH\"\n  C=2 vllm serve o/m\n"
     recipe, result = imported(tree, text)
     assert {name: recipe.env[name] for name in "ABC"} == {"A": "1", "B": "x y", "C": "2"}
     assert [note.partition("not run: ")[2].split(":")[0] for note in result.notes] == ["export P=/x"]
@@ -171,8 +180,11 @@ def test_a_mod_outside_of_the_recipes_tree_is_named_and_left_out(tree: Path, nam
     assert result.notes[0].isprintable()
 
 
-@pytest.mark.parametrize("kind", ["file", "folder", "mod", "pipe", "name", "many", "owner"])
-def test_a_mod_with_a_link_or_an_odd_file_is_left_out(tree: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    "kind",
+    ("file", "folder", "mod", "pipe", "name", "many", "owner", "mods", "mod of all", "file of all", "mod of another"),
+)
+def test_a_mod_of_others_or_with_a_link_or_an_odd_file_is_left_out(tree: Path, kind: str) -> None:
     secret = tree.parent / "secret"
     add_mod(secret, "true\n")
     mod = tree / "mods/b"
@@ -193,6 +205,13 @@ def test_a_mod_with_a_link_or_an_odd_file_is_left_out(tree: Path, kind: str) -> 
         (mod / "x\nRUN id").touch()
     for number in range(MOST_FILES + 1 if kind == "many" else 0):
         (mod / f"{number}").touch()
+    if kind in ("mods", "mod of all", "file of all"):  # anybody may have put it there
+        {"mods": mod.parent, "mod of all": mod, "file of all": mod / "run.sh"}[kind].chmod(0o777)
+    if kind == "mod of another":
+        if os.geteuid():
+            pytest.skip("root alone can give a folder away")
+        os.chown(mod, 64000, -1)
+        os.chown(mod / "run.sh", 64000, -1)
     _, result = imported(tree, f"{V1}mods: [b]\ncommand: vllm serve o/m\n")
     assert (result.files, len(result.notes)) == ({}, 1)
 
@@ -215,7 +234,7 @@ def test_hostile_words_stay_words(tree: Path) -> None:
         tree, f"{V2}container: nowhere\ncommand: vllm serve /cache/huggingface/hub/models--o--../snapshots/0123456\n"
     )
     assert result.steps[0].startswith("sparkd recipe check ")
-    assert "no registry is named" in result.notes[1]
+    assert "no registry has it" in result.notes[1]
     _, result = imported(tree, text.replace("; touch", "\\u001b[2J").replace("'", '"'))
     assert "build_args: left out" in result.notes[0]
 
@@ -223,24 +242,117 @@ def test_hostile_words_stay_words(tree: Path) -> None:
 def test_what_is_written_is_whole_and_its_commands_name_it(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     add_mod(tree / "mods/b", "true\n")
     (tree / "recipes/given.yaml").write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m -tp 2\n")
-    folder = tree.parent / "to here"
+    folder = tree.parent / "to here \N{ROCKET}"
     folder.mkdir()
     words = ["recipe", "import", str(tree / "recipes/given.yaml"), "--write", str(folder)]
     assert main.main(words) == 0
-    shown = capsys.readouterr()
-    steps = [line.partition(". ")[2] for line in shown.out.splitlines()[2:]]
-    recipe = load_recipe(str(folder / "given.yaml"), []).recipe
-    assert steps[1] == recipe.image.build
-    assert all(Path(word).exists() for word in shlex.split(steps[1])[-2:])
-    (setting,) = [step for step in steps if "90-recipe.toml" in step]
-    done = subprocess.run(["bash", "-c", setting.partition(" |")[0]], capture_output=True, text=True, check=True)
-    assert done.stdout == f'[engine]\nrecipe = "{folder}/given.yaml"\n'
+    steps = printed(capsys)
+    if os.geteuid() == 0:
+        recipe = load_recipe(str(folder / "given.yaml"), []).recipe
+        assert steps[1] == recipe.image.build
+        assert all(Path(word).exists() for word in shlex.split(steps[1])[-2:])
+        assert chosen(steps) == str(folder / "given.yaml")
     assert "sparkd image sync" in steps
     assert main.main(words) == 78
     assert main.main([*words, "--force"]) == 0
     assert main.main([*words[:-1], str(folder / "none")]) == 78
     assert main.main(words[:3]) == 0
     assert "it needs 2 files: --write FOLDER leaves them" in capsys.readouterr().err
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.partition(". ")[2] for line in capsys.readouterr().out.splitlines()[2:]]
+
+
+def chosen(steps: list[str]) -> object:
+    """The recipe that the printed step names in the settings."""
+    (setting,) = [step for step in steps if "90-recipe.toml" in step]
+    done = subprocess.run(["bash", "-c", setting.partition(" |")[0]], capture_output=True, text=True, check=True)
+    return tomllib.loads(done.stdout)["engine"]["recipe"]
+
+
+def test_a_folder_that_is_not_roots_is_left_before_the_recipe_is_used(
+    tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    given, folder = tree / "recipes/given.yaml", tree.parent / "of all"
+    given.write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m -tp 2\n")
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert main.main(["recipe", "import", str(given), "--write", str(folder)]) == 0
+    steps = printed(capsys)
+    copy = shlex.split(steps[0])
+    assert copy[:7] == ["sudo", "mkdir", "-p", "/etc/sparkd/recipes", "&&", "sudo", "cp"]
+    assert {Path(word) for word in copy[8:-1]} == {*folder.iterdir()}, "all that was written, there"
+    assert (copy[-1], chosen(steps)) == ("/etc/sparkd/recipes/", "given")
+    assert not any(str(folder) in step for step in steps[1:])
+
+
+def test_only_what_is_forced_replaces_or_hides_anything(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = add_mod(tree / "mods/b", "true\n") / "run.sh"
+    given, folder = tree / "recipes/given.yaml", tree.parent / "out"
+    folder.mkdir()
+    given.write_text(f"{V1}mods: [b]\ncommand: vllm serve o/m\n")
+    (folder / "given.Dockerfile").write_text("FROM mine\n")
+    words = ["recipe", "import", str(given), "--write", str(folder)]
+    assert main.main(words) == 78
+    assert (folder / "given.Dockerfile").read_text() == "FROM mine\n"
+    assert "given.Dockerfile: cannot be written: file exists" in capsys.readouterr().err
+    assert main.main([*words, "--force"]) == 0
+    (first,) = folder.glob("*.mods-*")
+    script.write_text("false\n")
+    assert main.main([*words, "--force"]) == 0
+    assert f"{first}: of an earlier import" in capsys.readouterr().err
+    shipped = given.rename(given.with_name("deepseek-v4-flash-balanced.yaml"))
+    assert main.main([*words[:2], str(shipped), *words[3:]]) == 78
+    assert "deepseek-v4-flash-balanced is a recipe of sparkd, which this one would hide" in capsys.readouterr().err
+    assert main.main([*words[:2], str(shipped), *words[3:], "--force"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("volume", "model", "path", "left"),
+    [
+        ("/data/foo:/x", "/x", "/data/foo", ["/x"]),  # flags may name a file in there
+        ("/data/foo:/data/foo", "/data/foo", "/data/foo", []),
+        ("/a/b:/x", "/x/m/n", "/a/b/m/n", ["/x"]),
+        ("/a:/xy", "/x", "/x", ["/xy"]),
+    ],
+)
+def test_a_model_in_a_mount_of_the_recipe_is_where_that_comes_from(
+    tree: Path, volume: str, model: str, path: str, left: list[str]
+) -> None:
+    recipe, _ = imported(tree, f"{V2}executor_config: {{volumes: ['{volume}']}}\ncommand: vllm serve {model}\n")
+    assert (recipe.model.path, [one.target for one in recipe.container.volumes]) == (path, left)
+
+
+def test_a_mount_that_a_recipe_cannot_have_is_left_out_with_the_reason(tree: Path) -> None:
+    _, result = imported(tree, f"{V2}executor_config: {{volumes: ['/d:/models/foo']}}\ncommand: vllm serve o/m\n")
+    (note,) = result.notes
+    assert note.endswith("volumes: left out: /models/foo in the container is sparkd's own: choose another")
+
+
+def test_what_the_other_nodes_need_comes_before_the_check(tree: Path) -> None:
+    add_mod(tree / "mods/b", "true\n")
+    draft = '{"model": "z/d"}'
+    steps = imported(tree, f"{V2}mods: [b]\ncommand: |\n  vllm serve o/m -tp 2 --speculative-config '{draft}'\n")[
+        1
+    ].steps
+    (copied,) = [step for step in steps if step.startswith("rsync -a /etc/sparkd/recipes/given.Dockerfile ")]
+    (key,) = [step for step in steps if "--new-cluster-key" in step]
+    (check,) = [step for step in steps if step.startswith("sparkd recipe check ")]
+    assert steps.index(copied) < steps.index(key) < steps.index(check)
+    assert "cluster.nodes" in key
+    assert [step.split()[3] for step in steps if step.startswith("sparkd model sync")] == ["m", "d"]
+
+
+def test_what_no_registry_has_is_not_pulled_from_one(tree: Path) -> None:
+    text = V2.replace("r/i:1", "localhost/b:1")
+    _, result = imported(tree, f"{text}command: vllm serve o/m --tokenizer o/t --hf-config-path /x\n")
+    assert not any("docker pull" in step for step in result.steps)
+    assert [note.partition(": line ")[2] for note in result.notes] == [
+        "3: container: localhost/b:1: no registry has it, nor is a build known: build it first",
+        "4: args.tokenizer: o/t: the engine would fetch it: pull it, and name /models/t",
+    ]
 
 
 def test_a_recipe_without_a_file_finds_no_mods(tree: Path) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -15,10 +14,11 @@ from pydantic import ValidationError
 
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import format_key, printable, read_file, validator_message
+from sparkd.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.recipes.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
 from sparkd.recipes.importers.endpoint import Place, complete
 from sparkd.recipes.importers.formats import read_foreign
-from sparkd.recipes.importers.mods import File
+from sparkd.recipes.importers.mods import File, walk
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
@@ -28,6 +28,7 @@ COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
 """Of no use to one node alone, which may not have it."""
 _MOST_RANKS = 9999
+_EXPORTS_OF_SPARKD = tuple(f"export {name}=" for name in (*BETWEEN_NODES, *BETWEEN_GPUS))
 SUFFIXES = (".yaml", ".yml")
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9._-]+")
 _NOT_RUN = {
@@ -54,19 +55,14 @@ def find_files(path: Path) -> list[Path]:
     """The file, or every YAML file below the folder except hidden ones. Raises ConfigError if there is none."""
     if not path.is_dir():
         return [path]
-    files = sorted(_below(path))
+    try:
+        below = [one for one in walk(path, hidden=False) if one.name.endswith(SUFFIXES) and not one.is_dir()]
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}") from None
+    files = sorted(one for one in below if not one.name.startswith("."))
     if not files:
         raise ConfigError(f"{path}: holds no file *.yaml")
     return files
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    def failed(error: OSError) -> None:
-        raise ConfigError(f"{error.filename}: cannot be read: {(error.strerror or '').lower()}")
-
-    for here, folders, files in os.walk(folder, onerror=failed):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        yield from (Path(here, name) for name in files if name.endswith(SUFFIXES) and not name.startswith("."))
 
 
 def import_file(path: Path, overrides: Overrides, taken: Collection[str] = (), place: Place | None = None) -> Result:
@@ -187,6 +183,8 @@ def _find_serve(source: Source, text: str) -> Serve:
             exported.update(variables)
             continue
         words = " ".join(command.words)[:120]
+        if words.startswith(_EXPORTS_OF_SPARKD) and words.count("=") == 1:
+            continue
         if words.startswith("-"):
             raise CommandError(f"ends before {words}: the line before it lacks its backslash")
         source.note(COMMAND, f"command: not run: {words}: do it in an image, and name that under image.ref")

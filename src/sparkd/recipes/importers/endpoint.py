@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
+from sparkd.config.settings import Engine
 from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
 from sparkd.recipes.importers.source import Source
 from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
@@ -21,6 +22,7 @@ SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"
 MODELS = RESERVED_TARGETS[0]
 DRAFT = "speculative-config"
 EUGR = "https://github.com/eugr/spark-vllm-docker"
+_CHECKOUT = EUGR.rpartition("/")[2]
 _BUILD_TOOL = "build-and-copy.sh"
 _OF_HUB_CACHE = re.compile(
     r"(?:/root/\.cache|/cache)/huggingface/hub/models--([A-Za-z0-9][\w.-]*?)--([A-Za-z0-9][\w.-]*)"
@@ -31,27 +33,18 @@ _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 """Where eugr's tool and sparkrun mount the hub's cache of their node."""
 _NAMED_FILES = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
 _MISSING = f"import again with --mods FOLDER, such as that of `git clone {EUGR}`: spark-vllm-docker/mods"
+_SAME = "copy it to each other node, and write the same cluster.nodes there into /etc/sparkd/sparkd.toml as here"
 MOST_MODS = 32
 
 
 class Place(Struct, frozen=True):
     folder: Path = ADMINISTRATORS
-    """Where the recipe goes; absolute."""
+    """Where the recipe is used; absolute."""
     mods: Path | None = None
     """Further folder of mods."""
-
-
-class Pull(Struct, frozen=True):
-    """A model to download."""
-
-    repo: str
-    revision: str
-    to: str = ""
-    """Its folder, if it is none below engine.models_dir."""
-
-    def command(self) -> str:
-        revision, to = ["--revision", self.revision] * bool(self.revision), ["--to", self.to] * bool(self.to)
-        return shlex.join(["sudo", "sparkd", "model", "pull", self.repo, *revision, *to])
+    origin: Path = ADMINISTRATORS
+    """Where it is written; another folder where others than root may write to that one."""
+    models: str = Engine().models_dir
 
 
 class Bundle(Struct):
@@ -63,7 +56,8 @@ class Bundle(Struct):
     """The image that no mod has changed."""
     build: str = ""
     """Command that builds it, if any is known."""
-    pulls: list[Pull] = field(default_factory=list)
+    drafts: dict[str, str] = field(default_factory=dict)
+    """Revision, if any, by repository."""
     files: dict[str, File] = field(default_factory=dict)
     """By path below the recipe's folder."""
 
@@ -74,24 +68,37 @@ class Bundle(Struct):
     def steps(self) -> Iterator[str]:
         """The commands from here to a served token, in order."""
         recipe, many = self.recipe, self.recipe.nodes.min > 1
-        path = str(self.place.folder / f"{recipe.name}.yaml")
-        if "/" in self.base:
+        place, model = self.place, recipe.model
+        path = str(place.folder / f"{recipe.name}.yaml")
+        beside = sorted({f"{recipe.name}.yaml", *(name.partition("/")[0] for name in self.files)})
+        if place.origin != place.folder:
+            copy = shlex.join(["sudo", "cp", "-r", *(f"{place.origin}/{name}" for name in beside), f"{place.folder}/"])
+            yield f"sudo mkdir -p {place.folder} && {copy}"
+        if _is_published(self.base):
             yield shlex.join(["sudo", "docker", "pull", self.base]) + f"  # or: {self.build}" * bool(self.build)
         elif self.build:
             yield self.build
         if recipe.image.ref != self.base:
             yield recipe.image.build
-        yield from (pull.command() for pull in self.pulls)
+        if model.repo:
+            yield shlex.join(["sudo", "sparkd", "model", "pull", path])
+        for repo, revision in self.drafts.items():
+            to = ["--to", f"{place.models}/{repo.rpartition('/')[2]}", *["--revision", revision] * bool(revision)]
+            yield shlex.join(["sudo", "sparkd", "model", "pull", repo, *to])
         each = "  # on each node" * many
-        beside = ", ".join(sorted({path, *(str(self.place.folder / name.partition("/")[0]) for name in self.files)}))
-        yield shlex.join(["sparkd", "recipe", "check", path]) + f"{each}, which needs {beside} and cluster.nodes" * many
-        named = recipe.name if self.place.folder == ADMINISTRATORS else path
-        setting = shlex.join(["printf", r"%s\n", "[engine]", f"recipe = {json.dumps(named)}"])
+        if many:
+            files = (str(place.folder / name) for name in beside)
+            yield shlex.join(["rsync", "-a", *files, f"root@OTHER:{place.folder}/"]) + "  # for each other node"
+            yield f"sudo sparkd init --new-cluster-key  # if there is no cluster.key yet; {_SAME}"
+        yield shlex.join(["sparkd", "recipe", "check", path]) + each
+        named = recipe.name if place.folder == ADMINISTRATORS else path
+        setting = shlex.join(["printf", r"%s\n", "[engine]", f"recipe = {json.dumps(named, ensure_ascii=False)}"])
         yield f"{setting} | sudo install -D -m 644 /dev/stdin {SETTINGS}{each}"
         yield f"sparkd config check{each}"
         if many:
             yield "sparkd image sync"
-            yield from (shlex.join(["sparkd", "model", "sync", pull.repo.rpartition("/")[2]]) for pull in self.pulls)
+            for name in (*[model.path] * bool(model.repo), *(repo.rpartition("/")[2] for repo in self.drafts)):
+                yield shlex.join(["sparkd", "model", "sync", name]) + "  # --user root, where yours may not write there"
         yield f"sudo sparkd units install{each}"
         yield f"sudo sparkd preflight --dry-run{each}"
         yield "sudo systemctl start sparkd-head" + "  # on the others: sparkd-worker" * many
@@ -110,17 +117,22 @@ def complete(source: Source, recipe: Recipe, path: Path | None, place: Place) ->
     return bundle
 
 
+def _is_published(image: str) -> bool:
+    """Whether a registry may have it: localhost without a port is docker's name for this machine's own images."""
+    return "/" in image and not image.startswith("localhost/")
+
+
 def _build_command(source: Source, recipe: Recipe, path: Path | None) -> str:
     """How the image is built; empty where a registry has it."""
     image = recipe.image.ref
     words = [str(word) for word in source.items("build_args")]
-    if "/" in image and not words:
+    if _is_published(image) and not words:
         return ""
     if not words and not image.startswith("vllm-node") and source.document.data.get("builder") != "eugr":
-        source.note(("container",), f"container: {image}: no registry is named, and nothing says how it is built")
+        source.note(("container",), f"container: {image}: no registry has it, nor is a build known: build it first")
         return ""
     above = [folder for folder in trees(path) if (folder / _BUILD_TOOL).is_file()]
-    checkout, clone = (str(above[0]), "") if above else (EUGR.rpartition("/")[2], f"git clone {EUGR} && ")
+    checkout, clone = (str(above[0]), "") if above else (_CHECKOUT, f"[ -d {_CHECKOUT} ] || git clone {EUGR} && ")
     run = shlex.join([f"./{_BUILD_TOOL}", "-t", image, *words])
     command = f"{clone}(cd {shlex.quote(checkout)} && {run})"
     if not command.isprintable():
@@ -134,10 +146,15 @@ def _find_model(source: Source, bundle: Bundle) -> None:
         bundle.update("model", path=cached[2], repo=f"{cached[1]}/{cached[2]}", revision=cached[3])
     elif REVISION.fullmatch(revision := str(bundle.recipe.args.get("revision", ""))):
         bundle.update("model", revision=revision)
+    model, volumes = bundle.recipe.model, bundle.recipe.container.volumes
+    for volume in volumes:
+        path = volume.source.rstrip("/") + model.path[len(volume.target) :]
+        if is_below(model.path, volume.target) and path:  # sparkd mounts a model where it is on the node
+            bundle.update("model", path=path)
+            bundle.update("container", volumes=tuple(one for one in volumes if one.target != path))
+            break
     model = bundle.recipe.model
-    if model.repo:
-        bundle.pulls.append(Pull(model.repo, model.revision, model.path if model.path.startswith("/") else ""))
-    else:
+    if not model.repo:
         place = model.path if model.path.startswith("/") else f"{model.path} below engine.models_dir"
         source.note(("model",), f"model: no repository is named: put it into {place}")
 
@@ -162,7 +179,7 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
             source.note(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
             continue
         if draft != model.repo:
-            bundle.pulls.append(Pull(draft, revision))
+            bundle.drafts[draft] = revision
         config["model"] = f"{MODELS}/{name}"
         args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
@@ -235,6 +252,10 @@ def _note_paths(source: Source, recipe: Recipe) -> None:
     """Name what lies in the other tool's mounts, except compile caches, which sparkd keeps at the same place."""
     env = {name: text for name, text in recipe.env.items() if text}
     kept = kept_caches(recipe.caches, env, (), gpu=True).values()
+    for flag in ("tokenizer", "hf-config-path"):
+        if REPO.fullmatch(repo := str(recipe.args.get(flag, ""))):
+            folder = f"{MODELS}/{repo.rpartition('/')[2]}"
+            source.note(("command",), f"args.{flag}: {repo}: the engine would fetch it: pull it, and name {folder}")
     for key, value in (*((f"args.{key}", value) for key, value in recipe.args.items()), *env.items()):
         named = isinstance(value, str) and any(f"{mount}/" in value for mount in _OTHER_MOUNTS)
         if named and not any(is_below(target, str(value)) for target in kept):

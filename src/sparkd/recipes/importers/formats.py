@@ -52,7 +52,6 @@ def read_eugr(source: Source, overrides: Overrides) -> Foreign:
     values = Values({**_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
     values.check_overrides(overrides)
-    source.note(("container",), "container.privileged: true: its launcher starts every container so, with ipc: host")
     return Foreign(
         format=EUGR,
         description=source.text("description") or source.text("name"),

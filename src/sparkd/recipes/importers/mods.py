@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
+from sparkd.host.files import FileFacts, Files
 from sparkd.lib.text import sanitize
 
 CONTAINER_FOLDER = "/workspace/mods"
@@ -69,7 +69,7 @@ class Mod(Struct, frozen=True):
 
 
 def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mod:
-    """A mod beside the recipe, or in the folder `further`. Raises ModError."""
+    """A mod beside the recipe, or in the folder `further`. Raises ModError, also where others may have put it there."""
     text = reference if isinstance(reference, str) else json.dumps(reference, default=str)
     steps = text.removeprefix("mods/").rstrip("/").split("/")
     if text.startswith("@"):
@@ -81,6 +81,11 @@ def find_mod(reference: object, recipe: Path | None, further: Path | None) -> Mo
         if (folder / SCRIPT).is_file():
             if not folder.resolve().is_relative_to(root.resolve()):
                 raise ModError("a link leads out of the recipe's tree")
+            owners = (0, (further if further and root == further else recipe or root).stat().st_uid)
+            for step, top in ((folder, root), (folder.resolve(), root.resolve())):
+                while step != top:
+                    _refuse_others(Files().stat(str(step)), step.name, owners)
+                    step = step.parent
             return Mod(steps[-1], _read(folder))
     raise ModError("it is not beside the recipe")
 
@@ -107,30 +112,41 @@ def trees(recipe: Path | None) -> Iterator[Path]:
 def _read(folder: Path) -> dict[str, File]:
     """Every file below a mod. Raises ModError: a link could lead to a secret of the reader's."""
     found: dict[str, File] = {}
-    left, seen = MOST_BYTES, 0
+    left = MOST_BYTES
     try:
-        owner = folder.stat().st_uid
-        for here, folders, names in os.walk(folder, onerror=_fail):
-            seen += len(names) + len(folders)
+        owners = (folder.stat().st_uid,)
+        for seen, path in enumerate(walk(folder), 1):
+            name = str(path.relative_to(folder))
             if seen > MOST_FILES:
                 raise ModError(f"has over {MOST_FILES} files")
-            for path in (Path(here, name) for name in names + folders):
-                name = str(path.relative_to(folder))
-                if path.is_symlink() or not (path.is_dir() or path.is_file()) or not name.isprintable():
-                    raise ModError(f"{sanitize(name)} is a link, no file, or has an odd name")
-                if path.is_file():
-                    opened = Files().itself(str(path), left)
-                    found[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
-                    left -= len(opened.content)
-                    if opened.facts.uid != owner:  # a folder may become a link while it is read
-                        raise ModError(f"{sanitize(name)} has another owner than the mod's folder")
+            if path.is_symlink() or not (path.is_dir() or path.is_file()) or not name.isprintable():
+                raise ModError(f"{sanitize(name)} is a link, no file, or has an odd name")
+            if path.is_dir():
+                _refuse_others(Files().stat(str(path)), name, owners)
+                continue
+            opened = Files().itself(str(path), left)
+            found[name] = File(opened.content, bool(opened.facts.permissions & 0o100))
+            left -= len(opened.content)
+            _refuse_others(opened.facts, name, owners)  # a folder may become a link while it is read
     except OSError as error:
         raise ModError(f"{sanitize(str(error.filename))} cannot be read: {error.strerror}") from None
     return dict(sorted(found.items()))
 
 
-def _fail(error: OSError) -> None:
-    raise error
+def _refuse_others(facts: FileFacts, name: str, owners: Collection[int]) -> None:
+    if facts.uid not in owners or facts.permissions & 0o002:
+        raise ModError(f"{sanitize(name)} has another owner, or anybody may write to it")
+
+
+def walk(folder: Path, *, hidden: bool = True) -> Iterator[Path]:
+    """What is below a folder, through no link; without `hidden`, no folder of such a name. Raises OSError."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for here, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = [name for name in folders if hidden or not name.startswith(".")]
+        yield from (Path(here, name) for name in names + folders)
 
 
 def dockerfile(base: str, mods: list[Mod]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pydantic import ValidationError
 
+from sparkd.lib.text import validator_message
 from sparkd.recipes.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
 from sparkd.recipes.schema import Container
 
@@ -214,8 +215,9 @@ def _container(source: Source) -> Mapping[str, object]:
         try:
             Container.model_validate(converted)
             found.update(converted or {})
-        except ValidationError:
-            reason = _UNUSED.get(name) or "a recipe cannot say it"
+        except ValidationError as error:
+            found_wrong = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
+            reason = _UNUSED.get(name) or found_wrong
             source.note((EXECUTOR, name), f"{EXECUTOR}.{name}: left out: {reason}")
     return found
 

@@ -104,6 +104,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         image_build=recipe.image.build if engine.image == recipe.image.ref else "",
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
+        insists_on_hcas=HCAS in str((engine.args, {**recipe.env, **settings.engine.env})),
     )
 
 

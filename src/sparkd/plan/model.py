@@ -82,6 +82,8 @@ class LaunchPlan(Struct, frozen=True):
     """Flags of a fork of vLLM, missing in flag_table.py."""
     on_ray: bool = False
     """Whether Ray connects the ranks. Only the head then runs an engine."""
+    insists_on_hcas: bool = False
+    """Whether recipe or settings name the node's RDMA devices; those that sparkd adds only help NCCL to choose."""
     image_id: str = ""
     """Id of the image that a rollback restores; empty: run `image`."""
 

@@ -6,6 +6,7 @@ recipes in public have none of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,8 @@ BETWEEN_NODES: Mapping[str, str] = {
     "GLOO_SOCKET_IFNAME": INTERFACE,
     "TP_SOCKET_IFNAME": INTERFACE,
 }
-BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": INTERFACE, "NCCL_IB_HCA": HCAS}
+BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_IB_HCA": HCAS}
+"""Without `=`, NCCL takes the name for a beginning, also of a VLAN's."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
 ADDED_LIMITS = {"nofile": 1 << 20}
@@ -45,6 +47,32 @@ ADDED_LIMITS = {"nofile": 1 << 20}
 EXPANDABLE = "expandable_segments:True"
 OWN_POOLS = ("enable-sleep-mode", "enable-cumem-allocator")
 """Flags whose memory pools older builds of vLLM refuse beside expandable segments."""
+CONNECTORS = ("kv-transfer-config", "kv-offloading-size", "ec-transfer-config")
+"""Flags that have memory registered with devices. vLLM 0.32 refuses KV connectors beside expandable segments."""
+_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
+
+
+def parse_number(text: str) -> int | None:
+    """A parameter as NCCL reads it (src/misc/param.cc): strtoll with base 0, so that 0x3 and 03 are 3, and 010 is 8.
+
+    Text after the number is ignored. None where there is none, or one of more than 64 bits: older versions take it for
+    0, newer ones for unset.
+    """
+    found = _NUMBER.match(text)
+    if found is None:
+        return None
+    sign, hexadecimal, octal, decimal = found.groups()
+    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
+    if value >= 1 << 63:
+        return None
+    return -value if sign == "-" else value
+
+
+def why_tcp(env: Mapping[str, str | None]) -> str:
+    """The setting that makes NCCL use TCP; empty where none does."""
+    if parse_number(env.get("NCCL_IB_DISABLE") or ""):
+        return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
+    return "NCCL_NET is Socket, so NCCL goes by TCP" if (env.get("NCCL_NET") or "").lower() == "socket" else ""
 
 
 def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
@@ -54,11 +82,12 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     args = {**recipe.args, **engine.args}
     on_gpu = recipe.container.gpus == "all"
     found = {READY_TIMEOUT: str(settings.readiness.timeout_seconds)}
-    if on_gpu and NEWER_ALLOCATOR not in env and not any(args.get(flag) for flag in OWN_POOLS):
+    fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
+    if on_gpu and NEWER_ALLOCATOR not in env and not fixed:
         found[ALLOCATOR] = EXPANDABLE
     if nodes > 1:
         found |= {**(RAY_ENV if recipe.executor == RAY else {}), **BETWEEN_NODES, **(BETWEEN_GPUS if on_gpu else {})}
-    if env.get("NCCL_IB_DISABLE") == "1" or (env.get("NCCL_NET") or "").lower() == "socket":
+    if why_tcp(env):
         found.pop("NCCL_IB_HCA", None)  # TCP is meant, and no device is awaited
     given = {*env, *recipe.secrets, *engine.secrets}
     return {name: text for name, text in found.items() if name not in given}

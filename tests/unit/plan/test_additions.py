@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 
+from sparkd.host.infiniband import Hca, Port
 from sparkd.lib.errors import AwaitedError
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.preflight.checks.paths import paths_of_plan
+from sparkd.preflight.checks.rdma import Rdma, RdmaFacts
 from sparkd.recipes.loader import compare_recipes, explain, load_recipe
-from sparkd.recipes.schema import Limit, Recipe
+from sparkd.recipes.schema import Container, Limit, Recipe
 
 OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
@@ -28,14 +30,14 @@ def test_ranks_meet_on_the_fabric_of_their_own_node(executor: str) -> None:
     head, worker = (plan(node, executor=executor) for node in (HEAD, WORKER))
     assert of_the_node(head) == {
         "VLLM_HOST_IP": "10.0.0.1",
-        "NCCL_SOCKET_IFNAME": "bond0",
+        "NCCL_SOCKET_IFNAME": "=bond0",
         "GLOO_SOCKET_IFNAME": "bond0",
         "TP_SOCKET_IFNAME": "bond0",
         "NCCL_IB_HCA": "rocep1s0f0,roceP2p1s0f0",
     }
     assert of_the_node(worker) == {
         "VLLM_HOST_IP": "10.0.0.2",
-        "NCCL_SOCKET_IFNAME": "enp1s0f0np0",
+        "NCCL_SOCKET_IFNAME": "=enp1s0f0np0",
         "GLOO_SOCKET_IFNAME": "enp1s0f0np0",
         "TP_SOCKET_IFNAME": "enp1s0f0np0",
         "NCCL_IB_HCA": "rocep1s0f0",
@@ -56,8 +58,27 @@ def test_without_rdma_no_device_is_named_and_the_digest_is_the_same() -> None:
     bare = plan(replace(HEAD, hcas=()))
     assert "NCCL_IB_HCA" not in dict(bare.env)
     assert (bare.digest, bare.names_hcas) == (plan(HEAD).digest, True)
-    for tcp in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_NET": "Socket"}):
+    for tcp in ({"NCCL_IB_DISABLE": "1"}, {"NCCL_IB_DISABLE": "0x1"}, {"NCCL_NET": "Socket"}):
         assert not plan(HEAD, env=tcp).names_hcas, "TCP is meant: no device is awaited"
+
+
+def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric() -> None:
+    """The nodes' addresses may be of a LAN, and the cable with the devices another."""
+    lan = replace(HEAD, hcas=())
+    wanted: dict[str, object] = {"env": {"NCCL_IB_HCA": "{node.hcas}"}}
+    port = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", (Port(1, "ACTIVE", True),))
+    for made, transport in (
+        (plan(lan), "rdma"),
+        (plan(lan, env={"NCCL_IB_HCA": None}), "rdma"),
+        (plan(lan, configured(engine={"env": {"NCCL_IB_HCA": "mlx5_0"}}), **wanted), "tcp"),
+        (plan(lan, **wanted), "tcp"),
+        (plan(lan, configured(engine=wanted)), "tcp"),
+    ):
+        check = Rdma.from_plan(replace(made, container=Container(devices=("/dev/infiniband",))), pinned=False)
+        facts = RdmaFacts((port,), (), on_fabric=not check.interface)
+        assert check.transport(facts) == transport
+    assert "or NCCL_IB_HCA: null" in check.judge(facts).hint
+    assert plan(lan, configured(engine=wanted)).digest == plan(lan).digest
 
 
 def test_an_unknown_interface_is_awaited() -> None:
@@ -88,6 +109,9 @@ def test_the_allocator_grows_its_segments_where_nothing_speaks_against_it(node: 
     for flag in ("enable-sleep-mode", "enable-cumem-allocator"):
         assert ALLOCATOR not in dict(plan(node, args={flag: True}).env)
         assert ALLOCATOR in dict(plan(node, args={flag: False}).env)
+    for args in ({"kv-transfer-config": {"kv_connector": "NixlConnector"}}, {"kv-transfer-config.kv_connector": "X"},
+                 {"kv-offloading-size": 8}, {"ec-transfer-config": "{}"}):  # fmt: skip
+        assert ALLOCATOR not in dict(plan(node, args=args).env), "vLLM 0.32 refuses a connector beside it"
 
 
 def test_files_have_a_limit_of_their_own_unless_the_recipe_gives_one() -> None:

@@ -10,7 +10,8 @@ from sparkd.host import Host, infiniband
 from sparkd.host.infiniband import ACTIVE, Gid
 from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict
-from sparkd.preflight.checks.rdma import NAMES, Selection, parse_number, select_ports
+from sparkd.preflight.checks.rdma import NAMES, Selection, select_ports
+from sparkd.recipes.additions import parse_number
 
 INDEX = "NCCL_IB_GID_INDEX"
 HINT = f"take {INDEX} out of [engine.env] or the recipe: NCCL finds the index by itself on each device"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import Struct
@@ -13,7 +12,7 @@ from sparkd.host.infiniband import ACTIVE, Hca, Port
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.recipes.additions import VERBS
+from sparkd.recipes.additions import VERBS, why_tcp
 from sparkd.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
@@ -23,30 +22,6 @@ COST = "so NCCL goes by TCP, slower than the 98 Gb/s of one device and the 161 o
 """tonyd2wild (Vision), pull request 35."""
 CABLE = "is its cable in, and the node at the other end on?"
 MEANT = 'TCP is meant? NCCL_IB_DISABLE = "1" under [engine.env] saves the wait'
-_NUMBER = re.compile(r"\s*([+-]?)(?:0[xX]([0-9a-fA-F]{1,32})|(0[0-7]{0,32})|([1-9][0-9]{0,32}))")
-
-
-def parse_number(text: str) -> int | None:
-    """A parameter as NCCL reads it (src/misc/param.cc): strtoll with base 0, so that 0x3 and 03 are 3, and 010 is 8.
-
-    Text after the number is ignored. None where there is none, or one of more than 64 bits: older versions take it for
-    0, newer ones for unset.
-    """
-    found = _NUMBER.match(text)
-    if found is None:
-        return None
-    sign, hexadecimal, octal, decimal = found.groups()
-    value = int(hexadecimal, 16) if hexadecimal else int(octal, 8) if octal else int(decimal)
-    if value >= 1 << 63:
-        return None
-    return -value if sign == "-" else value
-
-
-def why_tcp(env: Mapping[str, str]) -> str:
-    """The setting that makes NCCL use TCP; empty where none does."""
-    if parse_number(env.get("NCCL_IB_DISABLE", "")):
-        return "NCCL_IB_DISABLE is set, so NCCL goes by TCP"
-    return "NCCL_NET is Socket, so NCCL goes by TCP" if env.get("NCCL_NET", "").lower() == "socket" else ""
 
 
 def why_no_rdma(plan: LaunchPlan) -> str:
@@ -116,7 +91,7 @@ class Rdma(Check[RdmaFacts], frozen=True):
     not_needed: str = ""
     """Why the plan needs no RDMA; empty where it does."""
     interface: str = ""
-    """Of the fabric, where the plan names its devices; empty where it names none, or settings do."""
+    """Of the fabric, where recipe or settings want its devices; empty where they don't, or fabric.hcas names some."""
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
     reads = "/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net"
@@ -147,7 +122,7 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
     def from_plan(cls, plan: LaunchPlan, *, pinned: bool) -> Rdma:
         """`pinned`: the settings name the devices."""
         node, verbs = plan.node, reaches_verbs(plan.container)
-        interface = node.interface if plan.names_hcas and not pinned else ""
+        interface = node.interface if plan.insists_on_hcas and not pinned else ""
         return cls(dict(plan.env), node.hcas, verbs, why_no_rdma(plan), interface)
 
     def probe(self, host: Host) -> RdmaFacts:
@@ -202,7 +177,7 @@ NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no
             if not present:
                 what = "this machine has no RDMA device"
             elif not facts.on_fabric:
-                what = f"{self.interface} has no RDMA device"
+                what, here = f"{self.interface} has no RDMA device", f"{here}: set fabric.hcas, or {NAMES}: null"
             elif used:
                 what, here = "no RDMA device is up", CABLE
             else:

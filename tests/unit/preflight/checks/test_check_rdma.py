@@ -16,7 +16,8 @@ from sparkd.host.files import Files
 from sparkd.host.infiniband import Gid, Hca, Port
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.gid import GidFacts, GidIndex, GidTable
-from sparkd.preflight.checks.rdma import Rdma, RdmaFacts, Selection, parse_number, why_tcp
+from sparkd.preflight.checks.rdma import Rdma, RdmaFacts, Selection
+from sparkd.recipes.additions import parse_number, why_tcp
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
 F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)

@@ -9,7 +9,7 @@ launch() {
   export VLLM_HOST_IP=10.0.0.1
   export GLOO_SOCKET_IFNAME=bond0
   export TP_SOCKET_IFNAME=bond0
-  export NCCL_SOCKET_IFNAME=bond0
+  export NCCL_SOCKET_IFNAME==bond0
   export NCCL_IB_HCA=rocep1s0f0,roceP2p1s0f0
   export NCCL_NET=IB
   export NCCL_IB_DISABLE=0

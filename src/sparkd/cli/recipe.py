@@ -8,16 +8,19 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from sparkd import config
 from sparkd.cli import console
+from sparkd.host.files import Files
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import Table, sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.trial import try_recipe
-from sparkd.preflight.checks.paths import mounted_paths
+from sparkd.preflight.checks.paths import find_wrong, paths_of_plan
+from sparkd.recipes.additions import VERBS
 from sparkd.recipes.loader import (
     SUFFIX,
     Loaded,
@@ -203,19 +206,14 @@ def _locate_key(loaded: Loaded, text: str) -> str:
 
 
 def _find_missing(plan: LaunchPlan) -> Iterator[str]:
-    """Files that the recipe names, and that are not on this machine. The models may come later."""
-    missing = [plan.container.volumes[0].source]
-    for one in mounted_paths(plan):
-        if not any(is_below(one.path, folder) for folder in missing) and _is_missing(Path(one.path)):
-            missing.append(one.path)
-            yield f"{one.path} is not on this machine: {one.what} ({one.hint})"
-
-
-def _is_missing(path: Path) -> bool:
-    try:
-        return not path.exists()
-    except OSError:  # unreadable for this user
-        return False
+    """Files that the recipe names, and that are not on this machine. Models and RDMA devices may come later."""
+    missing = [plan.container.volumes[0].source, VERBS]
+    for one in paths_of_plan(plan):
+        if not any(is_below(one.path, folder) for folder in missing):
+            with suppress(OSError):  # unreadable for this user
+                if wrong := find_wrong(Files(), one):
+                    missing.append(one.path)
+                    yield f"{one.path} {wrong} on this machine: {one.what} ({one.hint})"
 
 
 def _find_reach(recipe: Recipe) -> Iterator[Issue]:
@@ -228,6 +226,10 @@ def _launch(recipe: Recipe) -> Launch:
     """The recipe's engine on any node, so without the values of placeholders."""
     words = command_line(recipe.args)
     tokens = recipe.expect.get(KV_CACHE_TOKENS)
+    texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]
+    texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
+    texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
+    texts += [("container.volumes", f"{one.source}:{one.target}") for one in recipe.container.volumes]
     return Launch(
         flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
         env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
@@ -235,6 +237,7 @@ def _launch(recipe: Recipe) -> Launch:
         pool_tokens=tokens if isinstance(tokens, int) else None,
         given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
         extra=recipe.flags.extra,
+        texts=tuple(texts),
     )
 
 

@@ -58,7 +58,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     words = list(known)
     last = word.rpartition(".")[2]
     moved = [one for one in words if one.rpartition(".")[2] == last]
-    found = moved if len(moved) == 1 else get_close_matches(word, words, n=1, cutoff=0.6)
+    # Half of the letters may be a common ending: then the beginning must be the same, or two letters be swapped.
+    near = [one for one in get_close_matches(word, words, n=1) if one[:3] == word[:3] or sorted(one) == sorted(word)]
+    found = moved if len(moved) == 1 else get_close_matches(word, words, n=1, cutoff=0.85) or near
     return f"; did you mean {found[0]}?" if found else ""
 
 

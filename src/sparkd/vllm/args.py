@@ -238,9 +238,11 @@ def check_ranks(recipe: str, args: Mapping[str, JsonValue], nodes: int, gpus: st
     if ranks == nodes or (nodes == 1 and gpus == "none"):
         return
     given = " x ".join(f"args.{flag} {size}" for flag, size in sizes.items()) or f"no args.{SIZES[0]}"
+    above = [flag for flag, size in sizes.items() if size > 1] or SIZES[:2]
     raise ConfigError(
-        f"recipe {recipe}: {given} makes {ranks} rank(s), and cluster.nodes names {nodes} node(s) of one rank each",
-        f"set args.{SIZES[0]} x args.{SIZES[1]} to {nodes}, or name {ranks} node(s) in cluster.nodes",
+        f"recipe {recipe}: {given} makes {ranks} rank(s) of one node each, and the nodes are {nodes}",
+        f"set {' x '.join(f'args.{flag}' for flag in above)} to {nodes}, or name {ranks} node(s) in cluster.nodes, "
+        "as nodes.min and nodes.max must allow",
     )
 
 

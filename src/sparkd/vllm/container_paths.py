@@ -14,6 +14,8 @@ SYSTEM_TARGETS = ("/run", "/proc", "/dev", "/sys")
 _SHARED = ("/etc", "/home", "/opt", "/root", "/srv", "/tmp", "/usr", "/usr/local", "/var", "/var/tmp")  # noqa: S108
 """Folders with more in them than a cache: a cache that a variable puts right there is not kept."""
 
+FILE_FLAGS = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
+"""Flags of vLLM that name a file."""
 HOME = "/root"
 """Of the container's user, where the recipe's environment has no HOME. Images of vLLM run as root."""
 CUSTOM_OPS_CACHES = ("vllm", "tilelang")

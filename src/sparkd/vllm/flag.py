@@ -25,14 +25,15 @@ MODULES = ("vllm.entrypoints.openai.api_server",)
 PASSED_ON = 'vllm serve "$@"'
 """End of an inline script that does the same."""
 SHORT = {
-    "-cc": "compilation-config",
-    "-sc": "speculative-config",
-    "-tp": "tensor-parallel-size",
-    "-pp": "pipeline-parallel-size",
-    "-n": "nnodes",
-    "-r": "node-rank",
-}
-"""Short forms (vLLM 0.32) of the flags that rules and checks read."""
+    "-ac": "attention-config", "-asc": "api-server-count", "-cc": "compilation-config", "-dc": "diffusion-config",
+    "-dcp": "decode-context-parallel-size", "-dp": "data-parallel-size", "-dpa": "data-parallel-address",
+    "-dpb": "data-parallel-backend", "-dpe": "data-parallel-external-lb", "-dph": "data-parallel-hybrid-lb",
+    "-dpl": "data-parallel-size-local", "-dpm": "data-parallel-multi-port-external-lb", "-dpn": "data-parallel-rank",
+    "-dpp": "data-parallel-rpc-port", "-dpr": "data-parallel-start-rank", "-ep": "enable-expert-parallel",
+    "-n": "nnodes", "-pcp": "prefill-context-parallel-size", "-pp": "pipeline-parallel-size", "-q": "quantization",
+    "-r": "node-rank", "-sc": "speculative-config", "-tp": "tensor-parallel-size",
+}  # fmt: skip
+"""Short forms (vLLM 0.32); a test compares them with the table of flags, which needs this module."""
 
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""

@@ -56,23 +56,24 @@ def test_a_recipe_that_some_nodes_can_serve_is_good(checker: Checker, args: Tabl
     ("args", "nodes", "expected"),
     [
         ({TP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
-        ({TP: 2}, {"min": 3, "max": 4}, "no number fits"),
+        ({TP: 2}, {"min": 3, "max": 4}, "the nodes are 4"),
         ({TP: 4}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
         ({TP: "4"}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
         ({PP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
         ({PP: 3}, {"min": 2, "max": 2}, "makes 3 rank(s)"),
         ({TP: 2, PP: 2}, {"min": 2, "max": 2}, "makes 4 rank(s)"),
-        ({TP: 2, PP: 2}, {"min": 2, "max": 3}, "no number fits"),
+        ({TP: 2, PP: 2}, {"min": 2, "max": 3}, "or name 4 node(s) in cluster.nodes, as nodes.min and nodes.max must"),
         ({}, {"min": 2, "max": 2}, "makes 1 rank(s)"),
-        ({}, {"min": 2}, "no number fits"),
-        ({TP: 16}, {}, "no number fits"),
+        ({}, {"min": 2}, f"set args.{TP} x args.{PP} to "),
+        ({TP: 16}, {}, "makes 16 rank(s)"),
         ({TP: 9}, {"min": 9, "max": 9}, "names at most 8"),
         ({CP: 2}, {"min": 1, "max": 1}, "makes 2 rank(s)"),
         ({DP: 2}, {"min": 1, "max": 1}, f"args.{DP} 2 makes 2 rank(s)"),
+        ({TP: 1, DP: 2}, {"min": 1, "max": 1}, f"(set args.{DP} to 1, or name 2 node(s)"),
         ({DP: 3}, {"min": 2, "max": 2}, "makes 3 rank(s)"),
         ({TP: 2, DP: 2}, {"min": 2, "max": 2}, f"args.{TP} 2 x args.{DP} 2 makes 4 rank(s)"),
         ({TP: 2, PP: 2, DP: 2}, {"min": 4, "max": 4}, "makes 8 rank(s)"),
-        ({TP: "{cluster.size}", DP: 2}, {"min": 1, "max": 8}, "no number fits"),
+        ({TP: "{cluster.size}", DP: 2}, {"min": 1, "max": 8}, "makes 16 rank(s)"),
         ({DP: 0}, {}, f"args.{DP} is 0: a number from 1"),
         ({DP: "two"}, {}, f"args.{DP} is 'two': a number from 1"),
         ({TP: 0}, {}, f"args.{TP} is 0: a number from 1"),
@@ -134,20 +135,20 @@ def test_ports_that_nothing_listens_on_are_none(checker: Checker) -> None:
         ({"env": {"A": "{node.}"}}, "there is no placeholder {node.}", 78),
         ({"args": {"seed": "{node.number}"}}, "there is no placeholder {node.number}", 78),
         ({"args": {"hf-overrides": {"a": ["{node.x}"]}}}, "there is no placeholder {node.x}", 78),
-        ({"env": {"A": "{nodes.address}"}}, "A is given {nodes.address} as it stands", 0),
-        ({"env": {"A": "{port}"}}, "A is given {port} as it stands", 0),
-        ({"env": {"A": "x-{interface}-y"}}, "A is given {interface} as it stands", 0),
+        ({"env": {"A": "a$b pa$$word $ORIGIN/lib:${LIB} ^[a-z]{b}$ {port} $$HOME"}}, "x is good (", 0),
+        ({"args": {"tokenizer": "{nodes.x}"}}, "--tokenizer is given {nodes.x} as it stands", 0),
+        ({"args": {"tokenizer": "x-{interface}-y"}}, "--tokenizer is given {interface} as it stands", 0),
         ({"env": {"A": "$HOME/x"}}, "A is given $HOME as it stands", 0),
         ({"env": {"A": "/x:${LD_LIBRARY_PATH}"}}, "A is given ${LD_LIBRARY_PATH} as it stands", 0),
         ({"args": {"tokenizer": "{model}"}}, "--tokenizer is given {model} as it stands", 0),
         ({"args": {"tokenizer": "${MODEL}"}}, "--tokenizer is given ${MODEL} as it stands", 0),
         ({"args": {"hf-overrides": {"a": "{b}"}}}, "--hf-overrides is given {b} as it stands", 0),
-        ({"model": {"path": "{model}"}}, "model.path: {model} is taken as it stands", 0),
-        ({"model": {"path": "m", "served_name": "{name}"}}, "model.served_name: {name} is taken", 0),
-        ({"container": {"volumes": ["/etc/$USER:/x:ro"]}}, "container.volumes: $USER is taken", 0),
-        ({"container": {"volumes": ["/etc:/x/{node.rank}:ro"]}}, "container.volumes: {node.rank} is taken", 0),
-        ({"secrets": {"A": "/etc/{name}"}}, "secrets.A: {name} is taken", 0),
-        ({"caches": {"vllm": "/x/{name}"}}, "caches.vllm: {name} is taken", 0),
+        ({"model": {"path": "{model}"}}, "model.path is given {model} as it stands", 0),
+        ({"model": {"path": "m", "served_name": "{name}"}}, "model.served_name is given {name} as it stands", 0),
+        ({"container": {"volumes": ["/etc/$USER:/x:ro"]}}, "container.volumes is given $USER as it stands", 0),
+        ({"container": {"volumes": ["/etc:/x/{node.rank}:ro"]}}, "container.volumes is given {node.rank} as it", 0),
+        ({"secrets": {"A": "/etc/{name}"}}, "secrets.A is given {name} as it stands", 0),
+        ({"caches": {"vllm": "/x/{name}"}}, "caches.vllm is given {name} as it stands", 0),
     ],
 )  # fmt: skip
 def test_placeholders_that_nothing_fills_are_found(checker: Checker, keys: Table, expected: str, code: int) -> None:
@@ -179,17 +180,32 @@ def test_files_that_are_nowhere_are_found_once(checker: Checker, tmp_path: Path)
             ("/t/x/../good.jinja", ""),
             ("/models/m/of-the-model.jinja", ""),
             ("/in/the/image.jinja", ""),
-            ("relative.jinja", ""),
             ("/g/x.jinja", ""),
             ("/t/bad.jinja", "there/bad.jinja"),
             ("/t/deeper/good.jinj", "there/good.jinj"),
             ("/t/x/../bad", "there/bad"),
         ):
             code, said = checker.check({flag: path}, container={"volumes": volumes})
-            lines = [line for line in said.splitlines() if "is not on this machine" in line]
+            lines = [line for line in said.splitlines() if "does not exist on this machine" in line]
             assert (code, len(lines)) == (0, 2 if missing else 1), said
-            assert f"{tmp_path}/gone is not on this machine: the source of the container's /g" in lines[0]
-            assert not missing or f"{tmp_path}/{missing} is not on this machine: --{flag}" in lines[1]
+            assert f"{tmp_path}/gone does not exist on this machine: the source of the container's /g" in lines[0]
+            assert not missing or f"{tmp_path}/{missing} does not exist on this machine: --{flag}" in lines[1]
+
+
+def test_other_files_that_are_nowhere_are_found(checker: Checker, tmp_path: Path) -> None:
+    devices = {"devices": ["/dev/infiniband", f"{tmp_path}/dev"]}
+    code, said = checker.check({}, secrets={"A": f"{tmp_path}/none"}, container=devices)
+    assert (code, said.count("on this machine")) == (0, 2), "RDMA devices may come later"
+    assert "/none does not exist on this machine: secret A" in said
+    for flag, path, warned in (
+        ("chat-template", "relative.jinja", True),
+        ("tool-parser-plugin", "/workspace/mods/m/x.py", True),
+        ("tool-parser-plugin", "/workspace/x.py", False),
+        ("chat-template", "{{ messages }}", False),
+    ):
+        assert (f"{path} is in no mount on this machine: --{flag}" in checker.check({flag: path})[1]) is warned
+        built = {"ref": "i", "build": "docker build -t i ."}
+        assert "in no mount" not in checker.check({flag: path}, image=built)[1]
 
 
 def test_contradictions_of_other_keys_are_found(checker: Checker) -> None:

@@ -11,12 +11,13 @@ from sparkd.cli import main
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError, ExitCode
+from sparkd.lib.text import did_you_mean
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.flag import ParsedFlag, first_values, parse_flags
+from sparkd.vllm.flag import SHORT, ParsedFlag, first_values, parse_flags
 from sparkd.vllm.flag_table import FLAGS
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
@@ -90,6 +91,15 @@ def test_a_forks_flags_are_not_checked(words: str) -> None:
     assert matched(*words.split(), extra=("fork-of-mine", "max-num-seqqs", "dtype", "max-num-seqs")) == []
 
 
+def test_a_common_ending_alone_is_no_likeness() -> None:
+    assert did_you_mean("B12X_MLA_SPARSE", ("XPU_MLA_SPARSE",)) == ""
+    assert did_you_mean("mpt", ("mtp",)) == "; did you mean mtp?"
+
+
+def test_each_short_form_is_known() -> None:
+    assert {one: flag.name for flag in FLAGS for one in flag.aliases if not one.startswith("--")} == SHORT
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -97,6 +107,7 @@ def test_a_forks_flags_are_not_checked(words: str) -> None:
         ("--moe", "--moe is read as --moe-backend, and needs a value"),
         ("--max-num-sets 8", "--max-num-sets is no flag of vLLM 0.32.0: --max-num-seqs is"),
         ("--max-model-length 8", "--max-model-length is no flag of vLLM 0.32.0; did you mean max-model-len?"),
+        ("--mxfp4-backend x", "--mxfp4-backend is no flag of vLLM 0.32.0"),
         ("--dtype float17", "--dtype has no choice 'float17' in vLLM's own; did you mean float16?"),
         ("--max-num-seqs 1 2", "--max-num-seqs takes one value, and 2 are given"),
         (

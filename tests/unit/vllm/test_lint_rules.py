@@ -74,13 +74,23 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"max_num_seqs": "18"}, []),
         ({"max_num_seqs": "19"}, ["pool-sequences"]),
         ({"enforce_eager": None}, ["eager"]),
+        ({"max_num_seqs": "0"}, ["out-of-range"]),
+        ({"max_num_batched_tokens": "-5", "max_num_seqs": "1"}, ["out-of-range"]),
+        ({"max_model_len": "0k"}, ["out-of-range"]),
+        ({"max_model_len": "-5"}, ["out-of-range"]),
+        ({"max_model_len": "-1"}, []),
+        ({"compilation_config": '{"mode": 9}'}, ["out-of-range"]),
+        ({"compilation_config": '{"mode": 3}'}, []),
+        ({"speculative_config": DRAFTS % ("ngram", 0)}, ["out-of-range"]),
+        ({"speculative_config": DRAFTS % ("eagle3", 3)}, ["out-of-range"]),
+        ({"speculative_config": DRAFTS % ("eagle3", 3), "speculative_config.model": "/m"}, []),
         ({"enforce_eager": None, "compilation_config": '{"cudagraph_mode":"none"}'}, []),
         ({"speculative_config": DRAFTS % ("deepseek_mtp", 3)}, ["drafts"]),
         ({"speculative_config": DRAFTS % ("mtp", 3)}, ["drafts"]),
         ({"speculative_config": DRAFTS % ("mtp", '"3"')}, []),
         ({"speculative_config": DRAFTS % ("dspark", 5)}, []),
         ({"speculative_config": DRAFTS % ("dspark", 6)}, ["drafts"]),
-        ({"speculative_config": DRAFTS % ("eagle3", 7)}, []),
+        ({"speculative_config": DRAFTS % ("ngram", 7)}, []),
     ],
 )
 def test_flags(flags: dict[str, str | None], expected: list[str]) -> None:
@@ -99,6 +109,16 @@ def test_fields_behind_dots_count_as_json_does() -> None:
     assert found(replace(LAUNCH, flags=dotted)) == ["eager"]
     dotted = {**GOOD, "speculative-config.num_speculative_tokens": "3"}
     assert found(replace(LAUNCH, flags=dotted)) == ["drafts"]
+
+
+def test_a_kv_connector_blocks_beside_expandable_segments() -> None:
+    moving = replace(LAUNCH, env={"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64,expandable_segments:True"})
+    assert seen(moving) == []
+    assert seen(moving, kv_offloading_size="8") == ["connector-memory"]
+    assert seen(moving, kv_transfer_config='{"kv_connector":"NixlConnector"}') == ["connector-memory"]
+    assert seen(moving, kv_transfer_config='{"kv_role":"kv_both"}') == []
+    assert seen(moving, kv_offloading_size="8", enable_cumem_allocator=None) == []
+    assert seen(LAUNCH, kv_offloading_size="8") == []
 
 
 def test_forked_workers_warn() -> None:

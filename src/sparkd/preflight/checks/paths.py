@@ -17,13 +17,16 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
 from sparkd.recipes.additions import VERBS
-from sparkd.vllm.container_paths import is_below
+from sparkd.vllm.container_paths import FILE_FLAGS, is_below
 from sparkd.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """sparkd itself makes these at the launch."""
 MOUNT_HINT = "make it, or take it out of the recipe"
-FILE_FLAGS = ("chat-template", "tool-parser-plugin", "reasoning-parser-plugin")
+MODS = "/workspace/mods"
+"""Where other tools copy mods at the start of a container."""
+_TEMPLATE = re.compile(r"[{}\n]")
+MOUNTED_HINT = "mount it under container.volumes, and name it there; or use its full path in the image"
 FILE_HINT = "write it there, or correct the flag"
 DEVICE_HINT = "load its driver, or take it out of the recipe"
 UNIT_HINT = "make it, or fix the unit: systemctl edit, then systemctl daemon-reload"
@@ -34,6 +37,7 @@ class Needed(Enum):
     FILE = "a file"
     FOLDER = "a folder with something in it"
     PROGRAM = "an executable file"
+    MOUNT = "in a mount"
 
 
 class NeededPath(Struct, frozen=True):
@@ -82,7 +86,14 @@ def mounted_paths(plan: LaunchPlan) -> tuple[NeededPath, ...]:
         if volume:
             path = volume.source + inside.removeprefix(volume.target)
             found.append(NeededPath(path, f"--{flag} {inside} in the container", Needed.ANYTHING, FILE_HINT))
+        elif flags.get(flag) and not plan.image_build and _is_of_a_mod(inside):
+            found.append(NeededPath(inside, f"--{flag}", Needed.MOUNT, MOUNTED_HINT, may_fail=True))
     return tuple(found)
+
+
+def _is_of_a_mod(name: str) -> bool:
+    """Whether a file is in no image as it is published. A template may also be given as text."""
+    return not _TEMPLATE.search(name) and (not name.startswith("/") or is_below(name, MODS))
 
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
@@ -189,7 +200,8 @@ the engine. A missing model shows only after a minute of imports. This check ins
   - the installed drop-in is the one that the configuration requires.
 
   block  something is missing, or of the wrong kind.
-  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier)."""
+  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier); a flag
+         names a template or plugin by a relative name, or below /workspace/mods, and image.build is empty."""
 
     def probe(self, host: Host) -> ScriptFacts:
         files, unit, wanted = host.files, host.unit(self.unit), self.drop_in
@@ -237,11 +249,15 @@ def _same(found: str | None, wanted: str) -> bool:
     return parse_assignments(found) == parse_assignments(wanted)
 
 
+def find_wrong(files: Files, needed: NeededPath) -> str:
+    return _wrong(_read_path(files, needed))
+
+
 def _wrong(facts: PathFacts) -> str:
     """What is wrong with a path; empty where nothing is."""
-    if facts.kind is None:
-        return "does not exist"
     needed = facts.needed.needed
+    if facts.kind is None:
+        return "is in no mount" if needed is Needed.MOUNT else "does not exist"
     if needed is Needed.ANYTHING:
         return ""
     kind = Kind.FOLDER if needed is Needed.FOLDER else Kind.FILE
@@ -254,7 +270,7 @@ def _wrong(facts: PathFacts) -> str:
 
 def _read_path(files: Files, needed: NeededPath) -> PathFacts:
     path = needed.path
-    facts = _stat(files, path)
+    facts = None if needed.needed is Needed.MOUNT else _stat(files, path)
     if facts is None and ":" in path:
         path = path.partition(":")[0]  # docker's -v SOURCE:TARGET
         facts = _stat(files, path)

@@ -11,9 +11,8 @@ from msgspec import Struct, field
 
 from sparkd.recipes.importers.source import CommandError
 from sparkd.vllm.args import kebab_case
-from sparkd.vllm.flag_table import FLAGS
+from sparkd.vllm.flag import SHORT
 
-SHORT = {alias: flag.name for flag in FLAGS for alias in flag.aliases if not alias.startswith("--")}
 _NUMBER = re.compile(r"-\.?[0-9]")
 _LEVEL = re.compile(r"-O=?([0-3])")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)

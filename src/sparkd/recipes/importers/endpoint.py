@@ -15,7 +15,7 @@ from sparkd.config.settings import Engine
 from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
 from sparkd.recipes.importers.source import Source
 from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
-from sparkd.vllm.container_paths import RESERVED_TARGETS, is_below, kept_caches
+from sparkd.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
 SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"
@@ -31,7 +31,6 @@ _OF_HUB_CACHE = re.compile(
 )
 _OTHER_MOUNTS = ("/root/.cache/huggingface", "/cache/huggingface")
 """Where eugr's tool and sparkrun mount the hub's cache of their node."""
-_NAMED_FILES = ("chat-template", "reasoning-parser-plugin", "tool-parser-plugin")
 _MISSING = f"import again with --mods FOLDER, such as that of `git clone {EUGR}`: spark-vllm-docker/mods"
 _SAME = "copy it to each other node, and write the same cluster.nodes there into /etc/sparkd/sparkd.toml as here"
 MOST_MODS = 32
@@ -219,7 +218,7 @@ def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:
 def _mount(bundle: Bundle, mod: Mod, folder: str) -> bool:
     """Whether the mod only copies templates that the flags name; then they are mounted."""
     templates, args = mod.templates(), dict(bundle.recipe.args)
-    users = {flag: name for name in templates for flag in _NAMED_FILES if args.get(flag) in (name, f"./{name}")}
+    users = {flag: name for name in templates for flag in FILE_FLAGS if args.get(flag) in (name, f"./{name}")}
     if not templates or {*users.values()} != {*templates}:
         return False
     volumes = list(bundle.recipe.container.volumes)

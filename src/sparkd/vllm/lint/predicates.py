@@ -85,6 +85,8 @@ class Launch(Struct, frozen=True):
     """All values of each flag, if vLLM's parser reads the command."""
     extra: tuple[str, ...] = ()
     """Flags of a fork, from the recipe's flags.extra."""
+    texts: tuple[tuple[str, str], ...] = ()
+    """Further texts of a recipe in which nothing is filled in, each after its key."""
 
     def amount(self, flag: str) -> int | None:
         """None if missing or unknown."""

@@ -1,4 +1,4 @@
-"""Predicates on flags that need each other, names that vLLM looks up in a registry, and what nothing fills in."""
+"""Predicates on flags that need each other, names of a registry, values out of range, and what nothing fills in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reason
 """The flag that loads more names."""
 _UNFILLED = re.compile(r"(?<!\$)\{[A-Za-z_][A-Za-z0-9_.-]{0,60}\}|\$\{?[A-Za-z_]\w{0,60}\}?")
 """`{name}`, `$NAME` and `${NAME}`: sparkd fills in its own placeholders alone, and quotes all words for the shell."""
+_OF_SHELL = re.compile(
+    r"(?<!\$)\$(?!\{?(?:ORIGIN|LIB|PLATFORM)\b)(?:\{[A-Za-z_]\w{0,60}\}|[A-Z][A-Z0-9_]{1,60}(?![\w]))"
+)
+"""A variable, where text may well hold dollars and braces. The dynamic linker fills in the three left out."""
 _JINJA = ("{{", "{%")
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+COUNTS = ("max-model-len", "max-num-batched-tokens", "max-num-seqs")
+_BELOW_ONE = re.compile(r"\s*(?:-\d+|0+[kKmMgGtT]?)\s*", re.ASCII)
+DRAFTS_APART = ("draft_model", "eagle", "eagle3", "medusa")
+"""Methods with a model of their own, at least where the number of tokens is given."""
+HIGHEST_MODE = 3
+"""Of CompilationConfig."""
 
 _REGISTERED = {flag.name: flag.registered for flag in FLAGS if flag.registered}
 
@@ -40,16 +51,38 @@ def unregistered(launch: Launch) -> Matches:
 
 
 def unfilled(launch: Launch) -> Matches:
-    named = [(f"args.{flag}", f"--{flag}", text) for flag, text in launch.flags.items()]
-    for at, what, text in [*named, *((f"env.{name}", name, text) for name, text in launch.env.items())]:
-        if found := find_unfilled(text or ""):
-            yield at, f"{what} is given {found} as it stands: nothing fills it in"
+    named = [(f"args.{flag}", f"--{flag}", text, _UNFILLED) for flag, text in launch.flags.items()]
+    named += [(f"env.{name}", name, text, _OF_SHELL) for name, text in launch.env.items()]
+    for at, what, text, pattern in [*named, *((key, key, text, _UNFILLED) for key, text in launch.texts)]:
+        match = None if not text or any(one in text for one in _JINJA) else pattern.search(text)
+        if match:
+            yield at, f"{what} is given {match[0]} as it stands: nothing fills it in"
 
 
-def find_unfilled(text: str) -> str:
-    """The first placeholder that is none of sparkd's; empty where there is none, and in a template."""
-    match = None if any(one in text for one in _JINJA) else _UNFILLED.search(text)
-    return match[0] if match else ""
+def moves_memory(launch: Launch) -> Matches:
+    """vLLM's _verify_kv_transfer_compat."""
+    connector = launch.table("kv-transfer-config").get("kv_connector") or _has(launch, "kv-offloading-size")
+    pooled = {"enable-cumem-allocator", "enable-sleep-mode"} & launch.flags.keys()
+    if connector and not pooled and "expandable_segments:True" in launch.env.get(ALLOCATOR, ""):
+        yield f"env.{ALLOCATOR}", f"{ALLOCATOR} has expandable_segments:True, and the flags set a KV connector"
+
+
+def out_of_range(launch: Launch) -> Matches:
+    for flag in COUNTS:
+        text = launch.flags.get(flag) or ""
+        if _BELOW_ONE.fullmatch(text) and (flag, text.strip()) != ("max-model-len", "-1"):
+            yield about(flag, f"{text[:60]}: at least 1 is needed")
+    mode = launch.table("compilation-config").get("mode")
+    if isinstance(mode, int) and not 0 <= mode <= HIGHEST_MODE:
+        yield about("compilation-config", f"has mode {mode}: 0 to {HIGHEST_MODE} is needed")
+    drafts = launch.table("speculative-config")
+    tokens, method = drafts.get("num_speculative_tokens"), drafts.get("method")
+    if isinstance(tokens, int) and tokens < 1:
+        yield about("speculative-config", f"has num_speculative_tokens {tokens}: at least 1 is needed")
+    elif (
+        tokens and method in DRAFTS_APART and not drafts.get("model") and "speculative-config.model" not in launch.flags
+    ):
+        yield about("speculative-config", f"has method {method} without the draft's model")
 
 
 def _has(launch: Launch, flag: str) -> bool:

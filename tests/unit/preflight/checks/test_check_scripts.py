@@ -180,7 +180,7 @@ def test_a_plan_needs_its_script_model_secrets_mounts_and_devices_but_not_what_s
 @pytest.mark.parametrize("flag", ["chat-template", "tool-parser-plugin", "reasoning-parser-plugin"])
 def test_a_file_that_a_flag_names_in_a_mount_must_be_there(flag: str) -> None:
     keys = {"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i"}}
-    for path, needed in (("/models/m/x", "/srv/models/m/x"), ("/t/x", "/opt/t/x"), ("/other/x", ""), ("x", "")):
+    for path, needed in (("/models/m/x", "/srv/models/m/x"), ("/t/x", "/opt/t/x"), ("/other/x", ""), ("x", "x")):
         recipe = Recipe.model_validate({**keys, "args": {flag: path}, "container": {"volumes": ["/opt/t:/t:ro"]}})
         plan = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
         found = {one.path for one in paths_of_plan(plan)} - {"/srv/models/m", "/srv/models", "/opt/t"}

@@ -9,6 +9,7 @@ from functools import partial
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster.monitor import ENDING, HINT, silence
+from sparkd.engine.load_progress import LAST_WORDS
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
 from sparkd.lib.errors import Cause, EngineEndedError, ExitCode, PeerLostError, SparkdError
@@ -141,7 +142,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     elif error.cause in _SHORT_OF_MEMORY and (taken := _taken_by_others(agent, running)):
         error.reason, error.hint = f"{error.reason}; {taken}", "stop that work, or raise memory.headroom_gib"
         error.cause = Cause.MEMORY_TAKEN
-    elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason)) is not None:
+    elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason.partition(LAST_WORDS)[0])) is not None:
         error.hint = known.hint
     agent.events.error(
         "agent.run.failed",

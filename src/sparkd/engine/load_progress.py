@@ -88,17 +88,18 @@ _TRACE = "Traceback (most recent call last):"
 _TRACE_END = re.compile(r"(?!INFO:)[A-Za-z_][\w.]{0,199}(?:\(\w{1,64}\))?(?:: |$)")
 _END = re.compile(
     r"multiproc_executor\.py:\d+ (?:Worker proc \S{1,64} died unexpectedly|\[shutdown\] Executor: waiting for worker )"
-    r"|core_client\.py:\d+ \[shutdown\] MPClient: engine core exited unexpectedly"
-    r"|launcher\.py:\d+ \[shutdown\] API server: shutdown triggered|core\.py:\d+ \[shutdown\] EngineCore: trigger "
-    r"|ray_\w{1,40}\.py:\d+ RayWorkerProc rank="
+    r"|core\.py:\d+ \[shutdown\] EngineCore: trigger |ray_\w{1,40}\.py:\d+ RayWorkerProc rank="
 )
 """Of a serving engine, by vLLM's file that logs it: what no text of a client can look like."""
+_API_END = re.compile(r"core_client\.py:\d+ \[shutdown\] MPClient: |launcher\.py:\d+ \[shutdown\] API server: ")
+"""The same of the process that answers clients, whose text it may print: it knows of no other file's ends."""
 _FATAL = re.compile(
     r"(?:core|(?:multiproc|uniproc|ray)_executor(?:_v2)?)\.py:\d+ "
     r"(?:EngineCore encountered a fatal|\w{1,40} hit an exception)"
 )
 """Begins a traceback; its lines are of the same process, file and line number."""
-_CRASH = re.compile(r"Fatal Python error|terminate called after throwing|!!!!!!! Segfault encountered")
+LAST_WORDS = "its log says last: "
+"""Before what may be a client's text: nobody acts on it."""
 MOST_SOURCES = 256
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
@@ -143,16 +144,12 @@ class LoadProgress(Struct, frozen=True):
 
     def root_cause(self, now: float) -> str:
         """Why the engine fails now, in its own words; empty where it logged no recent cause."""
-        return self.cause or self.symptom if self.is_failing(now) else ""
+        symptom = f"{LAST_WORDS}{self.symptom}" if self.serving and self.symptom else self.symptom
+        return self.cause or symptom if self.is_failing(now) else ""
 
     def proven_cause(self, now: float) -> str:
         """The same, but never a client's text."""
         return self.cause if self.is_failing(now) else ""
-
-    def crash(self, now: float) -> str:
-        """Mark of a crash near the end of a serving engine: no proof, and no text of the line."""
-        found = _CRASH.match(self.symptom) if self.is_failing(now) else None
-        return found[0] if found else ""
 
     def stopped_by_signal(self, now: float) -> bool:
         """Whether its end began with SIGTERM or SIGINT."""
@@ -169,23 +166,23 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
     prefix = found[0] if (found := _PREFIX.match(line)) else ""
     stamp = _STAMP.match(line, len(prefix))
     text = line[stamp.end() if stamp else len(prefix) :]
-    place, source = (stamp["place"] or "" if stamp else ""), f"{stream}{prefix}"
+    # At the level DEBUG vLLM logs the file's path.
+    place, source = (stamp["place"] or "" if stamp else "").rpartition("/")[2], f"{stream}{prefix}"
     if not before.serving:
         if place and source not in before.sources and len(before.sources) < MOST_SOURCES:
             before = replace(before, sources=before.sources | {source})
         return _advance(before, prefix, text, now)
     here = source + place
     if place and source in before.sources:
-        if _FATAL.match(f"{place} {text}"):
+        answers = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
+        if not answers and _FATAL.match(f"{place} {text}"):
             return replace(before, fatal=here)
-        if here == before.fatal or _END.match(f"{place} {text}"):
+        if here == before.fatal or (_API_END if answers else _END).match(f"{place} {text}"):
             return _advance(before, here, text, now)
-    if stamp and not place and not any("(APIServer " in one for one in before.sources):
-        return _advance(before, here, text, now)  # Ray's own words on a node that answers no client
     before, ends = _follow_trace(before, here, text)
     if not (ends and _TRACE_END.match(text)) and not _ERROR.match(text):
         return before
-    if before.proven_cause(now) or _NO_CAUSE.search(text):
+    if before.proven_cause(now) or _NO_CAUSE.search(text) or _SECOND_HAND.search(text):
         return before
     return replace(
         before, cause="", symptom=text, failing_since=before.failing_since if before.is_failing(now) else now

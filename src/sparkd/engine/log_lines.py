@@ -22,19 +22,20 @@ _LAST = re.compile(r"\b100%")
 
 
 class LineSplitter:
-    """Lines of one stream. A carriage return ends a line too: tqdm redraws with it."""
+    """Lines of one stream. During the load a carriage return ends a line too: tqdm redraws with it."""
 
     def __init__(self) -> None:
         self._pending = bytearray()
         self._cut_bytes = 0
 
-    def feed(self, data: bytes) -> Iterator[str]:
+    def feed(self, data: bytes, *, serving: bool = False) -> Iterator[str]:
+        """`serving`: a client's text may be in it, and vLLM writes its prefix after a newline alone."""
         length = len(data) - 1
         if data.find(b"\n") == length and 0 < length <= LINE_LIMIT_BYTES and b"\r" not in data and not self._pending:
             # Most of docker's frames are one whole line.
             yield _decode(data[:length])
             return
-        *whole, rest = _BREAK.split(data)
+        *whole, rest = data.split(b"\n") if serving else _BREAK.split(data)
         for piece in whole:
             self._grow(piece)
             yield from self.flush()

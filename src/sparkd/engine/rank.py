@@ -30,9 +30,9 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
 
 RETRY_SECONDS = 1.0
+"""Before the log is followed again."""
 MOST_FAILURES = 5
 """Different lines that sparkd could not parse, of which it reports."""
-"""Before the log is followed again."""
 NOTE_SECONDS = 3.0
 TENANTS_SECONDS = 2.0
 """A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
@@ -114,7 +114,7 @@ class LogReader:
         for stream, data in frames:
             self._read_at = time.time()
             if stream in splitters:
-                for line in splitters[stream].feed(data):
+                for line in splitters[stream].feed(data, serving=self._serving or self.progress.serving):
                     self._process_line(stream, line)
         for stream, splitter in splitters.items():
             for line in splitter.flush():
@@ -210,16 +210,15 @@ class Running(Struct):
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
         # A client can forge words, and no exit code.
         killed = (code == KILLED_CODE and not (said and not (self.ready or progress.serving))) or progress.killed(now)
-        if said and not killed:
+        if said and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, said
         quoted = f" ({proven})" if proven else ""
         kills = meminfo.oom_kills(host.files)
         if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
-            crash = f", or it crashed: its log has {crash!r}" if (crash := progress.crash(now)) else ""
-            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}{crash}"
-        return Cause.ENGINE_ENDED, ""
+            return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
+        return Cause.ENGINE_ENDED, said
 
     def read_exit_code(self, host: Host) -> str:
         """Says little: every engine death has 0."""

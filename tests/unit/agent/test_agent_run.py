@@ -44,7 +44,8 @@ from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
 REF = "sparkd-test/vllm-cpu:0.32.0"
 DESCRIPTION = {"Id": IMAGE, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
-STARTED = b"(APIServer pid=1) INFO:     Application startup complete.\n"
+CORE = b"(EngineCore pid=9) ERROR 01-01 00:00:00 [core.py:1] "
+STARTED = CORE + b"x\n(APIServer pid=1) INFO:     Application startup complete.\n"
 BOOM = b"(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] RuntimeError: boom\n"
 
 
@@ -91,7 +92,7 @@ class World:
     def log(self) -> Iterator[bytes]:
         yield STREAM + chunk(frame(1, STARTED))
         self.failing.wait(30)
-        yield chunk(frame(2, self.last_words))
+        yield chunk(frame(1, self.last_words))
 
     def fail(self) -> None:
         self.failing.set()
@@ -189,6 +190,7 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
 
 
 def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world: World, said: Said) -> None:
+    world.last_words = b"RuntimeError: CUDA out of memory, boom\n"
     thread = world.once("serving", world.fail)
     code, journal = run_agent(world)
     thread.join()
@@ -197,9 +199,10 @@ def test_an_engine_that_dies_while_serving_ends_the_run_with_its_own_words(world
     assert code is ExitCode.ENGINE_ENDED, journal
     assert phases(journal)[-2:] == ["serving", "failed"]
     last = world.last_exit
-    assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-error")
-    assert "RuntimeError: boom" in last.reason
-    assert " cause=engine-error " in next(line for line in journal.splitlines() if "agent.run.failed" in line)
+    assert (last.code, last.phase, last.cause) == (ExitCode.ENGINE_ENDED, "serving", "engine-ended")
+    assert last.reason.endswith("its log says last: RuntimeError: CUDA out of memory, boom")
+    assert last.hint == "", "a client may have said it"
+    assert " cause=engine-ended " in next(line for line in journal.splitlines() if "agent.run.failed" in line)
     assert f"DELETE /containers/{CONTAINER}" in world.requests
 
 
@@ -214,9 +217,8 @@ def test_an_engine_killed_from_outside_is_reported_as_that(world: World) -> None
 
 
 def test_a_known_error_is_explained_in_the_event_in_the_record_and_in_status(world: World) -> None:
-    world.last_words = (
-        b"(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] ModuleNotFoundError: No module named 'deep_gemm'\n"
-    )
+    error = b"ModuleNotFoundError: No module named 'deep_gemm'\n"
+    world.last_words = CORE + b"EngineCore encountered a fatal error.\n" + CORE + error
     thread = world.once("serving", world.fail)
     _, journal = run_agent(world)
     thread.join()

@@ -56,6 +56,8 @@ FORGED = tuple(
         (1, "(APIServer pid=26170) ERROR 11-21 01:50:08 [serving_chat.py:12] "),  # of a message with line ends
         (1, "(EngineCore pid=26869) ERROR 11-21 01:50:08 [core.py:800] "),
         (1, "(EngineCore pid=1) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "),
+        (1, "(APIServer pid=26170) ERROR 11-21 01:50:08 [multiproc_executor.py:315] "),  # printed by the web server
+        (1, "(APIServer pid=26170) ERROR 11-21 01:50:08 [v1/engine/core.py:800] "),
     )
 )
 
@@ -81,7 +83,9 @@ def test_a_clients_text_is_no_step_no_proof_and_no_dead_process(stream: int, lin
     assert not after.killed(1.0)
 
 
-@pytest.mark.parametrize("end", [CORE_KILLED, WORKER_KILLED])
+@pytest.mark.parametrize(
+    "end", [CORE_KILLED, WORKER_KILLED, WORKER_KILLED.replace("[multiproc", "[v1/executor/multiproc")]
+)
 def test_a_kill_is_the_cause_whatever_clients_wrote_before(end: str) -> None:
     after = serving(*FORGED, (1, end), *FORGED)
     assert after.killed(1.0)
@@ -102,7 +106,25 @@ def test_a_fatal_error_of_the_engine_is_the_cause_whatever_clients_wrote_before(
 
 def test_an_error_that_may_be_a_clients_is_named_where_nothing_else_is_known() -> None:
     after = serving((2, "Traceback (most recent call last):"), (2, "  File x"), (2, "OSError: no"))
-    assert (after.root_cause(1.0), after.proven_cause(1.0)) == ("OSError: no", "")
+    assert (after.root_cause(1.0), after.proven_cause(1.0)) == ("its log says last: OSError: no", "")
+
+
+def test_the_end_of_rays_node_process_is_named_and_no_line_that_only_quotes_it() -> None:
+    log = (Path(__file__).parent / "engine-logs/ray-worker.log").read_bytes()
+    lines = list(LineSplitter().feed(log))
+    after = serving(*((1, line) for line in (*lines[-3:], *lines[:-3])))
+    assert (after.root_cause(1.0), after.worker_died) == ("its log says last: raylet [exit code=-9]", False)
+
+
+@pytest.mark.parametrize(
+    "stamp", ["2026-11-21 17:23:47,092 ERR scripts.py:87 -- ", "ERROR 11-21 01:50:08 [core.py:8] "]
+)
+@pytest.mark.parametrize("process", ["(ApiServer_0 pid=3) ", ""])
+def test_no_name_of_a_process_makes_a_clients_text_a_proof(process: str, stamp: str) -> None:
+    lines = (f"{process}INFO 11-21 01:48:00 [launcher.py:1] x", f"{process}INFO:     Application startup complete.")
+    loaded = reduce(lambda before, line: advance_progress(before, line, 0.0), lines, LoadProgress())
+    after = advance_progress(loaded, f"{process}{stamp}Worker proc X died unexpectedly (exit code: 1)", 1.0)
+    assert (loaded.serving, after.worker_died, after.proven_cause(1.0)) == (True, False, "")
 
 
 class Recorded:
@@ -140,6 +162,21 @@ def read(
         assert time.monotonic() < deadline, read_lines
         time.sleep(0.01)
     return reader
+
+
+def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
+    text = b"INFO 11-21 01:48:55 [x.py:1] of a client\r" + WORKER_KILLED.encode() + b"\nend-of-log\n"
+    reader = read([(1, LOADED), (1, b"(APIServer pid=26170) " + text)], Recorded(), "end-of-log")
+    assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
+
+
+def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
+    reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], Recorded(), "end-of-log")
+    with subprocess.Popen(["sleep", "60"]) as process:
+        rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
+        found = Running(rank, reader, 0.0, ready=True).find_cause(Host(tree.root), "0")
+        process.kill()
+    assert found == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
 
 
 @pytest.mark.parametrize(("end", "code"), [("", "137"), (CORE_KILLED, "0"), (WORKER_KILLED, "0")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from functools import partial
 from itertools import accumulate
@@ -29,6 +30,13 @@ def follow(lines: list[str]) -> list[LoadProgress]:
 
 def progress_of(name: str) -> LoadProgress:
     return follow(lines_of(name))[-1]
+
+
+@pytest.mark.parametrize("log", sorted(one.stem for one in LOGS.glob("*.log")))
+def test_the_paths_of_vllms_debug_level_change_nothing(log: str) -> None:
+    lines = [re.sub(r"(?<= \[)(?=\w+\.py:\d)", "v1/.../executor/", line) for line in lines_of(log)]
+    assert lines != lines_of(log) or log == "E7-badjson"
+    assert follow(lines) == follow(lines_of(log))
 
 
 def cause_of(name: str) -> str:

@@ -41,8 +41,9 @@ ON_EACH_NODE = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 def on_several_nodes(rank: int) -> dict[str, str]:
     """What both launchers set of the network between the nodes."""
-    interfaces = dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), FABRIC)
-    return {"VLLM_HOST_IP": f"10.0.0.{rank + 1}", "NCCL_IB_HCA": RDMA, **interfaces}
+    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), FABRIC)
+    # Both leave the `=` out, which makes it a whole name.
+    return {"VLLM_HOST_IP": f"10.0.0.{rank + 1}", "NCCL_IB_HCA": RDMA, "NCCL_SOCKET_IFNAME": f"={FABRIC}", **interfaces}
 
 
 def plans(folder: Path, made: foreign.Made) -> list[LaunchPlan]:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.engine.memory_guard.tenants import describe_growth, read_tenants
+from sparkd.engine.memory_guard.tenants import Tenants, describe_growth, name_tenants
 from sparkd.host import Host
 from sparkd.lib.text import MIB
 from sparkd.preflight.checks.memory import MemoryNeed, UnifiedMemory
 
-TAKEN_BYTES = 300 * MIB
+TAKEN_BYTES, PAGE_TABLE_BYTES = 600 * MIB, 300 * MIB
 PROCESS = """\
 import sys, time
 held = b"x" * int(sys.argv[1])
@@ -28,6 +28,23 @@ for _ in range(int(sys.argv[1]) >> 23):
         held = b"x" * (8 << 20)
         print("ready", flush=True)
         time.sleep(600)
+time.sleep(600)
+"""
+MEMFD = """\
+import os, sys, time
+held = os.memfd_create("x")
+os.write(held, b"x" * int(sys.argv[1]))
+print("ready", flush=True)
+time.sleep(600)
+"""
+MAPPED = """\
+import mmap, sys, time
+with open(sys.argv[2], "w+b") as file:
+    file.truncate(int(sys.argv[1]))
+    held = mmap.mmap(file.fileno(), 0)
+for at in range(0, len(held), 4096):
+    held[at] = 1
+print("ready", flush=True)
 time.sleep(600)
 """
 FILE = """\
@@ -49,6 +66,11 @@ time.sleep(600)
 """
 
 
+def tenants() -> Tenants:
+    info = Host().meminfo()
+    return Tenants(info.anonymous_bytes + info.shared_bytes, *name_tenants(Host(), ""))
+
+
 @pytest.fixture
 def segment() -> Iterator[Path]:
     path = Path(f"/dev/shm/psm_{secrets.token_hex(4)}")
@@ -62,16 +84,20 @@ def segment() -> Iterator[Path]:
         pytest.param(PROCESS, 1, "pid ", id="one process"),
         pytest.param(PROCESSES, TAKEN_BYTES >> 23, "small processes", id="many small ones"),
         pytest.param(FILE, 1, "files in /dev/shm", id="a file that no process maps"),
+        pytest.param(MAPPED, 1, "pid ", id="a file that a process maps"),
+        pytest.param(MEMFD, 1, "no process has it mapped", id="a file without a name"),
     ],
 )
 def test_who_took_the_memory_since_the_launch_is_named(segment: Path, program: str, lines: int, place: str) -> None:
-    before = read_tenants(Host(), "")
+    before = tenants()
     with Stranger(program, str(TAKEN_BYTES), str(segment)) as stranger:
         for _ in range(lines):
             stranger.wait_for("ready")
-        now = read_tenants(Host(), "")
-    assert describe_growth(before, now, 1 << 50) == ""
-    assert f"uid {UID} 3" in describe_growth(before, now, 0)
+        now = tenants()
+    taken = now.held_bytes - before.held_bytes
+    assert 0.8 * TAKEN_BYTES < taken < 1.5 * TAKEN_BYTES, "once"
+    assert describe_growth(before, now, taken) == ""
+    assert (f": uid {UID} " in describe_growth(before, now, 0)) is (program != MEMFD)
     assert place in describe_growth(before, now, 0)
 
 
@@ -79,7 +105,7 @@ def test_page_tables_are_not_taken_for_memory_that_the_driver_holds() -> None:
     """That would bring "reboot this node"."""
     check = UnifiedMemory(MemoryNeed(1, None, 0), 60, uses_gpu=False)
     before = check.probe(Host()).process_bytes
-    with Stranger(PAGE_TABLES, str(TAKEN_BYTES)) as stranger:
+    with Stranger(PAGE_TABLES, str(PAGE_TABLE_BYTES)) as stranger:
         stranger.wait_for("ready")
         grown = check.probe(Host()).process_bytes - before
-    assert grown > TAKEN_BYTES * 0.8
+    assert grown > PAGE_TABLE_BYTES * 0.8

@@ -32,6 +32,8 @@ ACCOUNT_SECONDS = 2.0
 """For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
 NEWS_SECONDS = 1.5
 """For the report of the failed node, where the engine's own words name another rank."""
+GONE_SECONDS = 5.0
+"""For a killed rank to end, with its whole container: the other nodes' engines lose it then, and not before."""
 SILENCE_SECONDS = 10.0
 """For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
 GOODBYE_SECONDS = 0.3
@@ -186,7 +188,10 @@ def _dockerd_hangs(agent: Deps) -> bool:
 
 def _taken_by_others(agent: Deps, running: Running | None) -> str:
     """Where others took more since the launch than the plan leaves above the floor; else empty."""
-    if running is None or running.tenants is None or (now := running.read_tenants(agent.host, agent.loop)) is None:
+    if running is None or running.tenants is None:
+        return ""
+    gone = agent.loop.wait_fd_uninterruptible(GONE_SECONDS, running.rank.pidfd)
+    if not gone or (now := running.read_tenants(agent.host, agent.loop)) is None:
         return ""
     memory = agent.settings.memory
     return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)

@@ -17,8 +17,8 @@ from sparkd.actions.processes import Rank, mapped_below, named_segments
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.engine.memory_guard.guard import MemoryGuard
-from sparkd.engine.memory_guard.tenants import read_tenants
-from sparkd.host import Host, docker, meminfo
+from sparkd.engine.memory_guard.tenants import Tenants, name_tenants
+from sparkd.host import Host, docker, meminfo, shm
 from sparkd.host.docker import LABEL
 from sparkd.host.meminfo import Consumer
 from sparkd.lib import start_thread
@@ -152,7 +152,7 @@ class Running(Struct):
     """None where memory is not watched."""
     oom_kills: int | None = None
     """The kernel's count of OOM kills at the start; None where it has none."""
-    tenants: tuple[Consumer, ...] | None = None
+    tenants: Tenants | None = None
     """Who else held memory at the start; None where that is unknown."""
     dockerd_pid: str = ""
     """At the start; empty where containers outlive their dockerd."""
@@ -184,10 +184,19 @@ class Running(Struct):
         scans.update({(one.device, one.inode): MAX_SCANS for one in found})
         return found
 
-    def read_tenants(self, host: Host, loop: MainLoop) -> tuple[Consumer, ...] | None:
+    def read_tenants(self, host: Host, loop: MainLoop) -> Tenants | None:
+        """The engine's own segments are left out: they outlive it."""
+        gpu_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
-            scan = partial(read_tenants, host, self.rank.container_id)
-            return loop.run_with_timeout(scan, TENANTS_SECONDS, "looking at other tenants")
+            info = host.meminfo()
+            held = info.anonymous_bytes + info.shared_bytes
+            for one in self.segments:
+                left = shm.read_segment(host.files, one.path.rpartition("/")[2], 0)
+                held -= left.allocated_bytes if left and left.identity == (one.device, one.inode) else 0
+            with suppress(OSError, ValueError):
+                scan = partial(name_tenants, host, self.rank.container_id)
+                gpu_bytes, named = loop.run_with_timeout(scan, TENANTS_SECONDS, "looking at other tenants")
+            return Tenants(held, gpu_bytes, named)
         return None
 
     def mark_ready(self, host: Host, loop: MainLoop) -> None:

@@ -27,6 +27,7 @@ from sparkd.config.settings import Memory
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, meminfo
 from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError
+from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
 from sparkd.status.model import Phase
 
@@ -68,11 +69,16 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
     machine.folder("/dev")
     machine.file("/etc/passwd", "milo:x:1000:1000::/home/milo:/bin/bash\n")
-    machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup="0::/user.slice/session-3.scope")
-    with running(agent) as (rank, _):
+    scope = "0::/user.slice/session-3.scope"
+    machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup=scope)
+    machine.meminfo(MemTotal=120, MemFree=9, MemAvailable=9, AnonPages=2, Shmem=1)
+    with running(agent) as (rank, process):
         rank.tenants = rank.read_tenants(agent.host, agent.loop)
-        grown = round((1 + grown_gib) * (1 << 20))
-        machine.process(77, "python3", uid=1000, private_kib=grown, cgroup="0::/user.slice/session-3.scope")
+        machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
+        left = machine.segment("psm_1", "x" * (1 << 20))
+        rank.segments.add(UnlinkSegment("/dev/shm/psm_1", left.st_dev, left.st_ino))
+        machine.meminfo(MemTotal=120, MemFree=1, MemAvailable=1, AnonPages=2 + grown_gib, Shmem=1 + 2**-10)
+        process.kill()
         assert shutdown_on_error(agent, rank, MemoryGuardError("memory ran out: 500 MiB available")) == 16
     assert isinstance(agent.actions, MemoryActions)
     history = FILE.decode(agent.actions.written[FILE.name].encode())

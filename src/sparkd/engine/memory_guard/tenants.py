@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from msgspec import Struct
+
 from sparkd.host import Host
 from sparkd.host.gpu import NO_GPU
 from sparkd.host.meminfo import Consumer
@@ -15,28 +17,40 @@ LEAST_BYTES = 256 * MIB
 SHOWN = 3
 
 
-def read_tenants(host: Host, rank: str) -> tuple[Consumer, ...]:
-    """All who hold memory, but the container with the id `rank`: also users by their files in /dev/shm, which hold it
-    with no process. Root's are the engine's. Raises OSError, ValueError."""
+class Tenants(Struct, frozen=True):
+    held_bytes: int
+    """By the kernel's count, with no owner: anonymous memory, shared memory and files in tmpfs."""
+    gpu_bytes: int = 0
+    """Of it the driver's, by its own count."""
+    named: tuple[Consumer, ...] = ()
+    """Empty where that took too long."""
+
+
+def name_tenants(host: Host, rank: str) -> tuple[int, tuple[Consumer, ...]]:
+    """The GPU's memory, and who holds memory, but the container with the id `rank`: also users by their files in
+    /dev/shm, which hold it with no process. Root's may be the engine's. Raises OSError, ValueError."""
     gpu = host.gpu() if host.gpu_present() else NO_GPU
+    used = sum(one.used_bytes or 0 for one in gpu.processes or ()) if gpu.total_bytes is None else 0
     held: Counter[int] = Counter()
     for one in host.segments():
         held[one.uid] += one.allocated_bytes
     files = (Consumer("files in /dev/shm", "files", host.user(uid), 0, 0, held[uid]) for uid in held if uid)
-    return (*(one for one in find_consumers(host, gpu) if one.name != rank), *files)
+    return used, (*(one for one in find_consumers(host, gpu) if one.name != rank), *files)
 
 
-def describe_growth(before: tuple[Consumer, ...], now: tuple[Consumer, ...], spare_bytes: int) -> str:
-    """`before`: at the launch, when the plan fitted, and `spare_bytes` beside it. Empty where others took less of it:
-    then the engine was larger than its plan."""
-    taken = sum(one.bytes for one in now) - sum(one.bytes for one in before)
+def describe_growth(before: Tenants, now: Tenants, spare_bytes: int) -> str:
+    """`before`: at the launch, when the plan fitted, and `spare_bytes` beside it; `now`: when nothing of the engine is
+    left. Empty where others took less of it: then the engine was larger than its plan."""
+    known = bool(before.named and now.named)
+    taken = now.held_bytes - before.held_bytes + (now.gpu_bytes - before.gpu_bytes if known else 0)
     if taken <= max(spare_bytes, LEAST_BYTES):
         return ""
-    then = {(one.kind, one.name, one.user): one.bytes for one in before}
-    grown = [(one.bytes - then.get((one.kind, one.name, one.user), 0), one) for one in now]
-    most = sorted(grown, key=lambda entry: -entry[0])[:SHOWN]
-    named = (f"{one.user} {size(more)} ({_place(one)})" for more, one in most if more > LEAST_BYTES)
-    return f"others took {size(taken)} since the launch: {', '.join(named)}"
+    then = {(one.kind, one.name, one.user): one.bytes for one in before.named}
+    grown = [(one.bytes - then.get((one.kind, one.name, one.user), 0), one) for one in now.named if known]
+    # A file that a process has mapped is in both: in the files of a user whose process grew as much.
+    most = sorted(grown, key=lambda entry: (-entry[0], entry[1].kind == "files"))[:SHOWN]
+    named = ", ".join(f"{one.user} {size(more)} ({_place(one)})" for more, one in most if more > LEAST_BYTES)
+    return f"others took {size(taken)} since the launch: {named or 'no process has it mapped'}"
 
 
 def _place(one: Consumer) -> str:

@@ -346,7 +346,6 @@ def parsers(root: Path) -> dict[str, Parser]:
     tree = Tree(root)
     tree.dockerd()
     tree.process(7, "sparkd")
-    tree.lock_held("1: FLOCK  ADVISORY  WRITE 7 {identity} 0 EOF")
     machine.put("/.sparkd/docker/containers/json.json", listed)
     machine.put(f"/.sparkd/docker/containers/{CONTAINER}/json.json", detail)
     handled = (OSError, DockerError, SparkdError)

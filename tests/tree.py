@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 
 @dataclass(frozen=True)
@@ -87,13 +91,11 @@ class Tree:
         account = {"pid": pid, "command": "sparkd run --role head", "invocation": invocation, "start_time": start_time}
         self.file("/run/sparkd/owner.json", json.dumps(account))
 
-    def lock_held(self, line: str) -> None:
-        """Of /proc/locks, with the lock's identity for `{identity}`."""
-        found = self.file("/run/sparkd/hands.lock", "").stat()
-        device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
-        self.file("/proc/locks", line.format(identity=f"{device}:{found.st_ino}") + "\n")
-        if line:
-            self.link(f"/proc/{line.split()[-4]}/fd/3", "/run/sparkd/hands.lock")
+    @contextmanager
+    def lock_held(self, how: int = fcntl.LOCK_EX) -> Iterator[IO[str]]:
+        with self.file("/run/sparkd/hands.lock", "").open() as lock:
+            fcntl.flock(lock, how)
+            yield lock
 
     def segment(self, name: str, text: str = "x", age_seconds: float = 3600) -> os.stat_result:
         """A file in /dev/shm, last written so long ago."""

@@ -15,7 +15,6 @@ from tests.integration import world
 from tests.integration.stranger import UID, Stranger
 
 from sparkd.host import Host
-from sparkd.host.files import OvergrownError
 from sparkd.host.owner import OWNER_LOCK
 from sparkd.host.shm import Segment
 
@@ -73,13 +72,11 @@ def lock() -> Iterator[None]:
         path.unlink()
 
 
-def test_very_many_file_locks_are_not_all_read_and_their_user_is_named(lock: None) -> None:
+def test_very_many_file_locks_hide_no_owner(lock: None) -> None:
     with Stranger(LOCKS + WAIT) as stranger:
         stranger.wait_for("grown")
-        began = time.monotonic()
-        with pytest.raises(OvergrownError, match=f"more file locks than can be read, most of them of uid {UID}"):
-            Host().owner()
-        assert time.monotonic() - began < 3
+        assert shortest(Host().owner) < 0.01
+        assert Host().owner() is None
 
 
 def test_connections_of_others_cost_a_look_at_a_port_nothing() -> None:

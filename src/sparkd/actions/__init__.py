@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cached_property, partial
@@ -23,8 +24,8 @@ from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
 from sparkd.host import disks, docker, docker_config
 from sparkd.host.files import Files
-from sparkd.host.owner import OWNER_FILE, OWNER_LOCK, NodeOwner, read_owner
-from sparkd.host.processes import read_process, read_status, user_name
+from sparkd.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
+from sparkd.host.processes import read_process
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_FILE
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
     from sparkd.plan.model import LaunchPlan
 
 RUN = "/run/sparkd"
+LOCK_SECONDS = 1.0
+"""A look at whether somebody owns the node has the lock for an instant; an owner may not have given its account yet."""
 ACT_SECONDS = 60.0
 """For docker, sync(2) and compaction. An operation that takes longer hangs."""
 LAUNCH_SECONDS = 300.0
@@ -61,11 +64,17 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise BlockedError(*_name_holder(host.files)) from None
+    deadline = time.monotonic() + LOCK_SECONDS
+    while not _lock(fd):
+        with suppress(OSError):
+            holder = read_account(host.files)
+            if holder is not None:
+                os.close(fd)
+                raise BlockedError(f"this node is owned by pid {holder.pid} ({holder.command})", holder.hint)
+        if time.monotonic() > deadline:
+            os.close(fd)
+            raise BlockedError(f"this node is owned by {UNNAMED}", FIND_HOLDER)
+        time.sleep(0.02)
     # The lock is never removed: one on an unlinked file would exclude nobody.
     process = read_process(Files(), owner.pid)
     account = replace(owner, start_time=process.start_time if process is not None else 0)
@@ -82,23 +91,11 @@ def _remove_account(host: Host) -> None:
         Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)
 
 
-def _name_holder(machine: Files) -> tuple[str, str]:
-    """Reason and hint."""
-    holder = None
-    unread = ""
-    try:
-        holder = read_owner(machine)
-    except OSError as error:
-        unread = f", by which process is unknown: {error.strerror}"
-    if holder is None:
-        return f"this node is owned by another sparkd{unread}", NodeOwner(0, "", "").hint
-    uid = 0
-    with suppress(OSError, ValueError):
-        uid = read_status(machine, holder.pid).uid
-    if uid:  # it opened the lock while that was readable
-        name = f"pid {holder.pid} of user {user_name(machine, uid)}"
-        return f"{name} holds {OWNER_LOCK} and is no sparkd", f"end it: kill -9 {holder.pid}"
-    return f"this node is owned by pid {holder.pid} ({holder.command or 'another sparkd'})", holder.hint
+def _lock(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
 
 
 class Actions:

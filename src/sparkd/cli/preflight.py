@@ -136,7 +136,7 @@ def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: Nex
 
 
 def _owner(host: NextStart) -> Owner | None:
-    if (agent := host.agent) is None:
+    if (agent := host.agent) is None or not agent.pid:
         return None
     report = parse(read_report(host.files))
     own = report if report and report.incarnation == agent.invocation else None

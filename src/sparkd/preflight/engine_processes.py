@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 from enum import Enum
 
 from msgspec import Struct
@@ -25,9 +25,6 @@ REAPERS = frozenset(
     ("systemd", "init", "containerd-shim", "conmon", "docker-init", "tini", "dumb-init", "catatonit", "s6-svscan")
 )
 """Programs that adopt orphans, beside PID 1 of the machine and of every container. At most 15 letters."""
-
-SHOWN = 3
-"""Users, and processes of each, whose names prove nothing."""
 
 
 class Leader(Enum):
@@ -65,6 +62,8 @@ class Engine(Struct, frozen=True):
     """The command that stops the systemd service that it runs in; empty outside of one."""
     of_init: bool = False
     """Whether its parent is the machine's own PID 1."""
+    of_user: bool = False
+    """Whether it is neither root's nor in a container: whose it is, a user chose, and how it looks."""
 
     @property
     def top(self) -> Member:
@@ -100,24 +99,10 @@ def is_serve(argv: tuple[str, ...]) -> bool:
     return False
 
 
-class Named(Struct, frozen=True):
-    """Processes of one user that have no more of an engine than its name, which each may choose."""
-
-    user: str
-    pids: tuple[int, ...]
-    """The first of them."""
-    count: int
-
-
-class Engines(Struct, frozen=True):
-    found: tuple[Engine, ...]
-    named: tuple[Named, ...] = ()
-
-
-def find_engines(host: Host, table: ProcessTable) -> Engines:
+def find_engines(host: Host, table: ProcessTable) -> tuple[tuple[Engine, ...], dict[int, int]]:
     """Every engine on the machine: each topmost process of vLLM with all that descends from it.
 
-    It is one by more than its name: it is root's, in a container, or has the GPU open.
+    It is one by more than its name: it is root's, in a container, or has the GPU open. The others: by pid, their user.
     """
     named = {process.pid: process for process in table if not process.dead and _is_engine(host, process)}
     tops = {pid: details for pid in table.topmost(named) if (details := host.details(named[pid])) is not None}
@@ -127,23 +112,15 @@ def find_engines(host: Host, table: ProcessTable) -> Engines:
         del unproven[pid]
     engines = {pid: process for pid, process in named.items() if top_of.get(pid) not in unproven}
     found = (_engine(host, table, engines, named[pid], tops[pid]) for pid in tops if pid not in unproven)
-    return Engines(tuple(found), _by_user(host, unproven))
+    return tuple(found), unproven
 
 
 def _with_gpu(host: Host, table: ProcessTable, among: Container[int]) -> set[int]:
-    """Those that have the GPU open. One whose open files are unreadable may have."""
+    """Those that have the GPU open. To who is not root, most open files are unreadable: any of these may have."""
     if not host.gpu_present():
         return set()
     opened = host.gpu_users(process for process in table if process.pid in among)
-    return {*(file.pid for file in opened.found), *opened.unreadable_pids}
-
-
-def _by_user(host: Host, uids: Mapping[int, int]) -> tuple[Named, ...]:
-    users: dict[int, list[int]] = {}
-    for pid, uid in uids.items():
-        users.setdefault(uid, []).append(pid)
-    most = sorted(users.items(), key=lambda one: -len(one[1]))[:SHOWN]
-    return tuple(Named(host.user(uid), tuple(pids[:SHOWN]), len(pids)) for uid, pids in most)
+    return {*(file.pid for file in opened.found), *(() if host.by_root else opened.unreadable_pids)}
 
 
 def pids_of(engines: Iterable[Engine]) -> frozenset[int]:
@@ -167,6 +144,7 @@ def _engine(host: Host, table: ProcessTable, engines: dict[int, Process], top: P
         container_id=details.group.container_id,
         service_stop=_service_stop(host, details),
         of_init=top.parent <= 1,
+        of_user=details.uid != 0 and not details.group.container_id,
     )
 
 

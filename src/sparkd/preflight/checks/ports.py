@@ -96,11 +96,11 @@ and names the user who has most of them."""
         listeners = host.listeners(tuple({one.port for one in self.wanted}))
         taken = {one: wanted for wanted in self.wanted for one in listeners if _in_the_way(one, wanted)}
         owner = host.owner()
-        owner_pid = owner.pid if owner else None
+        owner_pid = (owner.pid or None) if owner else None
         if not taken:
             return PortsFacts((), owner_pid)
         table = host.processes()
-        strays = pids_of(find_engines(host, table).found)
+        strays = pids_of(find_engines(host, table)[0])
         containers = {one.id: one for one in host.docker().containers}
         held = []
         for one, use in zip(taken, port_holders(host, table, tuple(taken)), strict=True):

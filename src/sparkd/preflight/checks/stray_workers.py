@@ -9,7 +9,7 @@ from shlex import quote
 from msgspec import Struct
 
 from sparkd.host import Host
-from sparkd.host.owner import NodeOwner
+from sparkd.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
 from sparkd.host.processes import ProcessTable
 from sparkd.lib.text import size
 from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
@@ -18,7 +18,6 @@ from sparkd.preflight.engine_processes import (
     ENGINE_PREFIX,
     Engine,
     Leader,
-    Named,
     PortUse,
     find_engines,
     gpu_memory_by_pid,
@@ -28,8 +27,8 @@ from sparkd.preflight.engine_processes import (
 )
 from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
 
-MOST_ZOMBIES = 16
-"""A user can have thousands."""
+MOST_ZOMBIES, MOST_USERS = 16, 3
+"""Named: a user can have thousands."""
 
 
 class Container(Struct, frozen=True):
@@ -50,9 +49,9 @@ class StrayFacts(Struct, frozen=True):
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
     ports: tuple[PortUse, ...]
-    zombies: tuple[str, ...]
+    harmless: tuple[str, ...]
+    """Zombies, and processes that have no more of an engine than its name."""
     scanned: int
-    named: tuple[Named, ...] = ()
 
 
 class StrayWorkers(Check[StrayFacts], frozen=True):
@@ -79,12 +78,13 @@ A stray is
     leader. It is ended with its descendants: SIGTERM, then SIGKILL.
   - a VLLM::* process adopted by PID 1 that leads its own group (setsid), outside of containers and of systemd's
     services, which listens on no port below 32768 but cluster.master_port: nothing is above it, and nobody can use it.
+One that is neither root's nor in a container is never ended by itself: its user may have made it look like that.
 
 A `vllm serve` is never ended: it leads its engine, and one started with nohup over ssh is adopted too. Nor is a
 ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself when its raylet is gone.
 
-  block    strays (cleared by ending them), or a living engine of another owner, which is named with the ports that it
-           holds and never touched.
+  block    strays (cleared by ending them, but a user's), or a living engine of another owner, which is named with the
+           ports that it holds and never touched.
   unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
            living leader that is no engine, such as a shell: it may be orphaned or not.
   warn     zombies: they hold nothing and go when their parent reaps them. Processes of other users that have the name
@@ -95,10 +95,10 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()
-        engines = find_engines(host, table)
-        pids = pids_of(engines.found)
+        engines, unproven = find_engines(host, table)
+        pids = pids_of(engines)
         extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if pids else {}
-        found = tuple(engine.with_memory(extra) for engine in engines.found)
+        found = tuple(engine.with_memory(extra) for engine in engines)
         docker = host.docker()
         seen = tuple(
             Container(one.id, one.name, one.ours, one.invocation, one.running)
@@ -112,8 +112,7 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
             docker_error=docker.error,
             owner=host.owner(),
             ports=lasting_ports(host, table, pids),
-            zombies=tuple(islice(_zombies(table), MOST_ZOMBIES)),
-            named=engines.named,
+            harmless=(*islice(_zombies(table), MOST_ZOMBIES), *_names(host, unproven)),
             scanned=len(table.processes),
         )
 
@@ -124,8 +123,7 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
             if engine.container_id in ours or engine.leader is Leader.ENGINE:
                 continue  # named with its container, or with the main process that it belongs to
             problems.append(self._engine(facts, engine))
-        problems += [warn(zombie) for zombie in facts.zombies]
-        problems += [_named(one) for one in facts.named]
+        problems += [warn(one) for one in facts.harmless]
         if facts.docker_error:
             problems.append(docker_unknown(f"docker can't list its containers: {facts.docker_error}"))
         away = "" if facts.docker_known else "; docker is away, so containers were not checked"
@@ -137,8 +135,7 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
         what = f"container {container.name} ({container.id[:12]})"
         owner = facts.owner
         if owner is not None and not owner.invocation:
-            reason = f"{what}: whether its agent is pid {owner.pid}, which owns this node, is unknown"
-            return unknown(reason, f"look at: ps {owner.pid}")
+            return unknown(f"{what}: whether its agent is {UNNAMED}, is unknown", FIND_HOLDER)
         if owner is not None and owner.invocation == container.invocation:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)
@@ -162,6 +159,8 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
         if engine.leader is Leader.OTHER:
             reason = f"{_words(facts, engine)}: its group's leader lives but is no engine, so it may be orphaned or not"
             return unknown(reason, f"if nobody needs it: {how}", offers=offers)
+        if engine.of_user:
+            return block(f"an orphaned engine: {_words(facts, engine)}", f"if nobody needs it: {how}", offers=offers)
         return self._stray(facts, engine)
 
     def _is_abandoned(self, facts: StrayFacts, engine: Engine) -> bool:
@@ -188,14 +187,6 @@ What blocks and may go is ended by the command of the hint: docker stop, systemc
             reason = f"an orphaned engine does not end: {_words(facts, engine)}"
             return block(reason, f"look at: cat /proc/{stuck[0].pid}/stack")
         return block(f"an orphaned engine: {_words(facts, engine)}", "end it", fixes=fixes)
-
-
-def _named(one: Named) -> Verdict:
-    pids = ", ".join(map(str, one.pids)) + (
-        f" and {one.count - len(one.pids)} more" if one.count > len(one.pids) else ""
-    )
-    reason = f"pid {pids} of user {one.user} has the name of an engine's process and nothing else of one: left alone"
-    return warn(reason, f"if nobody needs it: sudo kill {one.pids[0]}")
 
 
 def _ends(engine: Engine) -> tuple[EndProcess, ...]:
@@ -228,6 +219,14 @@ def _words(facts: StrayFacts, engine: Engine) -> str:
 
 def _container_name(facts: StrayFacts, engine: Engine) -> str:
     return next((one.name for one in facts.containers if one.id == engine.container_id), "")
+
+
+def _names(host: Host, uids: dict[int, int]) -> Iterator[str]:
+    """Of the processes by pid."""
+    if uids:
+        users = ", ".join(host.user(uid) for uid in islice(dict.fromkeys(uids.values()), MOST_USERS))
+        what = "has the name of an engine's process and nothing else of one, and is left alone"
+        yield f"pid {next(iter(uids))} {what}; of this kind are {len(uids)}, user {users}"
 
 
 def _zombies(table: ProcessTable) -> Iterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ import pytest
 from tests.integration.stranger import UID, Stranger
 
 from sparkd.actions.processes import Rank
-from sparkd.engine.api_owner import ApiOwner
+from sparkd.engine.api_owner import ApiOwner, find_holder
 from sparkd.engine.readiness import ProbeResult, ReadinessStage, probe
 from sparkd.host import Host
 from sparkd.lib.log import events
@@ -79,7 +80,7 @@ def rank(address: str, port: int, mode: str = "", until: str = "listens") -> Ite
 
 def probe_as(owner: Rank, port: int, host: str = "127.0.0.1", journal: list[str] | None = None) -> ProbeResult:
     lines = [] if journal is None else journal
-    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redactor())).admit
+    admit = ApiOwner(Host(), owner, events(lambda _, line: lines.append(line), Redactor()), host, port).admit
     return asyncio.run(probe(Endpoint(host, port, "tiny", KEY, admit), 5))
 
 
@@ -111,6 +112,55 @@ def test_another_user_on_the_port_of_a_loading_rank_gets_nothing_and_is_named(po
     (line,) = journal
     assert "engine.port.foreign" in line
     assert f"pid={stranger.pid}" in line
+
+
+DEAF = """\
+import socket, struct, sys, time
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+print("listens", flush=True)
+while sys.argv[2] != "never":
+    client, _ = server.accept()
+    if sys.argv[2] == "reset":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("accepts", ["never", "closes", "reset"])
+def test_another_user_who_does_not_accept_or_closes_at_once_is_named(port: int, accepts: str) -> None:
+    journal: list[str] = []
+    with rank("0.0.0.0", port, "loading", "bound") as loading, Stranger(DEAF, str(port), accepts) as stranger:
+        stranger.wait_for("listens")
+        began = time.monotonic()
+        result = probe_as(loading, port, journal=journal)
+        assert time.monotonic() - began < 4, "long before the deadline of the request"
+    assert result.failed is ReadinessStage.PORT
+    assert f"held by pid {stranger.pid} (" in result.said
+    (line,) = journal
+    assert "engine.port.foreign" in line
+
+
+def test_a_rank_that_closes_at_once_is_an_error_and_no_stranger(port: int) -> None:
+    words = [sys.executable, "-I", "-c", DEAF, str(port), "closes"]
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process,
+        subprocess.Popen(["sleep", "9"]) as other,
+    ):
+        pidfd = os.pidfd_open(process.pid)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "listens\n"
+            began = time.monotonic()
+            result = probe_as(Rank("c" * 64, "sparkd-rank0", "", process.pid, pidfd), port)
+            assert time.monotonic() - began < 4
+            assert result.failed is ReadinessStage.HTTP
+            assert find_holder(Host(), (port,), process.pid) == ""
+            assert f"port {port} is held by pid {process.pid} (" in find_holder(Host(), (port,), other.pid)
+        finally:
+            process.kill()
+            other.kill()
+            os.close(pidfd)
 
 
 def test_another_user_who_listens_after_the_rank_has_ended_gets_nothing(port: int) -> None:

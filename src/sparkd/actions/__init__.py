@@ -61,7 +61,7 @@ WRITE_SECONDS = 10.0
 def acquire_lock(host: Host, owner: NodeOwner) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
     path = Path(host.files.real(OWNER_LOCK))
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
@@ -161,7 +161,8 @@ class Actions:
     def launch(self, plan: LaunchPlan, labels: dict[str, str], ray_token: str = "") -> Rank:
         """Write the script and start the rank's container. Raises LaunchError."""
         containers = self.containers
-        (self._run / "launch.sh").unlink(missing_ok=True)  # of an earlier version, readable for all
+        with suppress(OSError):  # of an earlier version, readable for all
+            (self._run / "launch.sh").unlink()
         script = Path(self._host.files.real(SCRIPT_FILE))
         script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         files.write(script, plan.script, 0o644, durable=False)

@@ -25,7 +25,7 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
 
     Without `over`, an existing file stays: FileExistsError.
     """
-    path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "wb") as file:
@@ -86,7 +86,9 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
     A container may open its folder to all, and the next one runs what is in it: only root gets there.
     """
     found = root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")
-    found.mkdir(mode=0o755, parents=True, exist_ok=True)
+    if not found.is_dir():
+        found.mkdir(parents=True)
+        found.chmod(0o755)  # for an image with another user, whatever the umask
     found.parent.chmod(0o700)
     os.utime(found.parent)
     return found

@@ -166,7 +166,7 @@ class SysctlManager:
         """Two at once would save each other's values as the ones to restore."""
         folder = (self._root / STATE.lstrip("/")).parent
         with files.usage_error(f"{folder} can't be written to"):
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -14,11 +14,12 @@ from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.image_check import check_image
 from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
-from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
-from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff
-from sparkd.lib.errors import Cause, ExitCode, LaunchError, SparkdError
+from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
+from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff, watch
+from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
 from sparkd.lib.main_loop import StopRequested
 from sparkd.plan.agreement import Agreement
+from sparkd.preflight.gate import THREADS_HINT
 
 if TYPE_CHECKING:
     from sparkd.agent.deps import Deps
@@ -60,4 +61,12 @@ def start(agent: Deps) -> Running:
         fingerprint(agent)
         preflight(agent)
     join_epoch(agent)
-    return launch(agent)
+    running = launch(agent)
+    try:
+        watch(agent, running)
+    except OSError as error:  # a rank that nobody watches
+        end_rank(agent, running)
+        if isinstance(error, BlockingIOError):
+            raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
+        raise
+    return running

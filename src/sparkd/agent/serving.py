@@ -204,7 +204,9 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
 
 def _endpoint(agent: Deps, running: Running) -> Endpoint:
     plan = agent.plan
-    admit = ApiOwner(agent.host, running.rank, agent.events).admit if agent.host.live else None
+    if agent.host.live:
+        running.api = running.api or ApiOwner(agent.host, running.rank, agent.events, plan.api_host, plan.api_port)
+    admit = running.api.admit if running.api is not None else None
     return Endpoint(plan.api_host, plan.api_port, plan.served_name, agent.api_key, admit)
 
 

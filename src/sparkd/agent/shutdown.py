@@ -9,6 +9,7 @@ from functools import partial
 from sparkd.agent.deps import Deps
 from sparkd.agent.startup import restore_readahead
 from sparkd.cluster.monitor import ENDING, HINT, silence
+from sparkd.engine.api_owner import find_holder
 from sparkd.engine.load_progress import LAST_WORDS
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
@@ -17,7 +18,7 @@ from sparkd.lib.text import GIB, MIB, sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 from sparkd.status.model import Phase, utc_now
-from sparkd.vllm.known_errors import explain
+from sparkd.vllm.known_errors import PORT_IN_USE, explain
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
@@ -56,6 +57,8 @@ _BY_DOCKER = frozenset(
 )
 """Causes that a hung dockerd may be behind."""
 _SHORT_OF_MEMORY = frozenset({Cause.MEMORY_GUARD, Cause.KERNEL_OOM})
+_BY_OTHERS = frozenset({Cause.MEMORY_TAKEN, Cause.PORT_TAKEN})
+"""Not counted against the plan."""
 _COUNTED = frozenset(
     {
         ExitCode.LAUNCH_FAILED,
@@ -126,7 +129,7 @@ def shutdown_on_request(agent: Deps, running: Running | None) -> None:
         agent.loop.sleep_uninterruptible(RELEASE_SECONDS, lambda: _head_left(agent))
         if _head_left(agent):
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
-    _end_rank(agent, running, grace_seconds)
+    end_rank(agent, running, grace_seconds)
     end = End(STOPPED, int(ExitCode.GOOD), at=utc_now(), cause=Cause.STOP_REQUESTED)
     agent.record(lambda launches: launches.record_end(agent.boot_id, end))
     agent.set_phase(Phase.STOPPED)
@@ -144,6 +147,9 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     elif error.cause in _SHORT_OF_MEMORY and (taken := _taken_by_others(agent, running)):
         error.reason, error.hint = f"{error.reason}; {taken}", "stop that work, or raise memory.headroom_gib"
         error.cause = Cause.MEMORY_TAKEN
+    elif error.code in _COUNTED and (holder := _port_holder(agent, running, error.reason.partition(LAST_WORDS)[0])):
+        error.reason, error.cause = f"{error.reason}; {holder}", Cause.PORT_TAKEN
+        error.hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason.partition(LAST_WORDS)[0])) is not None:
         error.hint = known.hint
     agent.events.error(
@@ -158,12 +164,12 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
-    _end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
+    end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     reason, hint = agent.redact(error.reason), agent.redact(error.hint)
     end = End(reason, int(error.code), hint, failed_in.value, utc_now(), error.cause)
 
     def count(launches: LaunchHistory) -> LaunchHistory:
-        if error.code in _COUNTED and error.cause is not Cause.MEMORY_TAKEN and launches.open is not None:
+        if error.code in _COUNTED and error.cause not in _BY_OTHERS and launches.open is not None:
             launches = launches.record_failure(agent.plan.counted_as, end)
         return launches.record_end(agent.boot_id, end)
 
@@ -197,6 +203,21 @@ def _taken_by_others(agent: Deps, running: Running | None) -> str:
     return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
 
 
+def _port_holder(agent: Deps, running: Running | None, reason: str) -> str:
+    """Who else has a port of the rank's, where that kept it from serving; else empty."""
+    if running is None or running.ready or not agent.context.is_head:
+        return ""
+    seen = running.api.holder if running.api is not None else ""
+    if seen and (seen in reason or any(one in reason for one in PORT_IN_USE)):
+        return seen
+    if not any(one in reason for one in PORT_IN_USE):
+        return ""
+    with suppress(OSError, ValueError):
+        look = partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
+        return agent.loop.run_with_timeout(look, HANG_SECONDS, "looking at the ports")
+    return ""
+
+
 def log_differences(agent: Deps) -> None:
     """For a failed start: what differs from the last known good one."""
     known = read_known_good(agent.host.files, agent.report_unread)
@@ -225,7 +246,7 @@ def _kill_rank(agent: Deps, running: Running, grace_seconds: float) -> bool:
     return running.rank.end(agent.loop, grace_seconds, note, starting=not running.ready)
 
 
-def _end_rank(agent: Deps, running: Running | None, grace_seconds: float) -> None:
+def end_rank(agent: Deps, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:
     restore_readahead(agent)
     if running is None:
         return

@@ -209,12 +209,16 @@ def launch(agent: Deps) -> Running:
         ray_token = script.ray_token(auth.read_keys(agent.host.files, agent.settings.cluster.key_file)[0], epoch)
     plan = plan_by_tcp(agent.context) if agent.reporter.report.transport == BY_TCP else agent.plan
     rank = agent.actions.launch(plan, container_labels(agent.plan, epoch, agent.incarnation), ray_token)
-    guard = guard_memory(agent, rank)
     open_log = partial(docker.follow_log, agent.host, rank.container_id)
     forwarder = LogForwarder(agent.redact, agent.plan.api_host)
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
-    log.start()
-    running = Running(rank, log, time.monotonic(), guard, meminfo.oom_kills(agent.host.files))
+    return Running(rank, log, time.monotonic(), oom_kills=meminfo.oom_kills(agent.host.files))
+
+
+def watch(agent: Deps, running: Running) -> None:
+    """Start the threads that watch the rank. Raises OSError, with some of them started."""
+    rank, running.guard = running.rank, guard_memory(agent, running.rank)
+    running.log.start()
     with suppress(TimeoutError, BlockingIOError):
         running.dockerd_pid = agent.loop.run_with_timeout(
             partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
@@ -226,7 +230,6 @@ def launch(agent: Deps) -> Running:
     agent.events.info(
         "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
-    return running
 
 
 def guard_memory(agent: Deps, rank: Rank) -> MemoryGuard | None:

@@ -14,16 +14,17 @@ from collections.abc import Iterator
 
 from sparkd.actions.processes import Rank
 from sparkd.host import Host
-from sparkd.host.connections import Peer, find_peer, has_open
 from sparkd.host.processes import read_process
-from sparkd.host.sockets import Listener
-from sparkd.lib.http_client import WrongServerError
+from sparkd.host.sockets import Listener, find_peer, has_open
+from sparkd.lib.http_client import HttpError, WrongServerError
 from sparkd.lib.log import Events
-from sparkd.preflight.engine_processes import port_holders
+from sparkd.preflight.engine_processes import PortUse, port_holders
 from sparkd.preflight.fixes import stop_by_hand
 
 ACCEPT_POLL_SECONDS = 0.02
 """Until the server accepts; the deadline is the request's."""
+DOUBT_SECONDS = 1.0
+"""Then the kernel is queried once for whose server does not accept."""
 NAMED_SECONDS = 60.0
 """The holder of a port is searched for at most this often: that reads the open files of every process."""
 DEEPEST = 16
@@ -33,31 +34,59 @@ DEEPEST = 16
 class ApiOwner:
     """For one rank, in the network's loop: `admit` is the proof."""
 
-    def __init__(self, host: Host, rank: Rank, events: Events) -> None:
+    def __init__(self, host: Host, rank: Rank, events: Events, address: str, port: int) -> None:
         self._host, self._rank, self._events = host, rank, events
+        self._address, self._port = address, port
         self._server_pid = rank.pid
-        self._named_at = float("-inf")
-        self._holder = ""
+        self._named_at = self._queried_at = float("-inf")
+        self._squatted = False
+        self.holder = ""
+        """Who had the port instead of the rank when this was last seen, in words."""
 
     async def admit(self, own: socket.socket) -> None:
-        """Wait until the connection is accepted. Raises WrongServerError where the rank has not accepted it."""
+        """Wait until the connection is accepted. Raises HttpError where its server closes it before.
+
+        Raises WrongServerError where another process than the rank has accepted it, or listens and does not accept.
+        """
+        query_at = time.monotonic() + DOUBT_SECONDS
         try:
-            while (peer := find_peer(own)) is None:
+            while (closed := _closed(own)) or (peer := find_peer(own)) is None:
+                if closed or time.monotonic() >= query_at:
+                    if await asyncio.to_thread(self._is_squatted):
+                        raise WrongServerError(self.holder)
+                    if closed:
+                        raise HttpError("the server closed the connection before anything was sent")
+                    query_at = float("inf")
                 await asyncio.sleep(ACCEPT_POLL_SECONDS)
+            accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            holder = await asyncio.to_thread(self._find_other, own, peer)
+            if await asyncio.to_thread(self._is_foreign, (accepted,), self._host.user(peer.uid)):
+                raise WrongServerError(self.holder)
         except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
             raise WrongServerError(f"it is not known which process answers: {error}") from None
-        if holder:
-            raise WrongServerError(holder)
 
-    def _find_other(self, own: socket.socket, peer: Peer) -> str:
-        """The holder of the port, in words; empty where it is the rank."""
-        server = next((pid for pid in self._pids() if has_open(self._host.files, pid, peer.inode)), None)
-        if server is None or select.select([self._rank.pidfd], [], [], 0)[0]:  # readable: the pids may be others' now
-            return self._name_holder(own, peer)
-        self._server_pid = server
-        return ""
+    def _is_squatted(self) -> bool:
+        """Whether others listen on the port, and not the rank."""
+        if time.monotonic() - self._queried_at >= NAMED_SECONDS:
+            self._queried_at = time.monotonic()
+            every = ("0.0.0.0", "::", self._address)  # noqa: S104  # compared, not bound
+            found = self._host.listeners((self._port,))
+            self._squatted = self._is_foreign(
+                tuple(one for one in found if one.port == self._port and one.address in every)
+            )
+        return self._squatted
+
+    def _is_foreign(self, found: tuple[Listener, ...], user: str = "") -> bool:
+        """Whether there are such sockets, and none is the rank's: then the holder of the first is named."""
+        inodes = {one.inode for one in found}
+        server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
+        # Readable: the pids may be others' now.
+        if server is not None and not select.select([self._rank.pidfd], [], [], 0)[0]:
+            self._server_pid = server
+            return False
+        if found:
+            self._name_holder(found[0], user)
+        return bool(found)
 
     def _pids(self) -> Iterator[int]:
         """The rank's processes: the one that served last, then all."""
@@ -74,21 +103,43 @@ class ApiOwner:
             pid = process.parent
         return False
 
-    def _name_holder(self, own: socket.socket, peer: Peer) -> str:
-        if time.monotonic() - self._named_at >= NAMED_SECONDS:
-            address, port, *_ = own.getpeername()
-            table = self._host.processes()
-            (use,) = port_holders(self._host, table, (Listener(str(address), int(port), peer.inode),))
-            pid, name, user = use.pid or 0, use.comm, self._host.user(peer.uid)
-            before, self._named_at = self._holder, time.monotonic()
-            self._holder = f"port {port} is held by pid {pid or '?'} ({name or '?'}) of {user}, not by this rank"
-            if self._holder != before:
-                hint = (
-                    f"stop it if it may go: {stop_by_hand(pid, use.service_stop)}"
-                    if pid
-                    else f"ss -ltnp sport = :{port}"
-                )
-                self._events.warning(
-                    "engine.port.foreign", address=address, port=port, pid=pid, process=name, user=user, hint=hint
-                )
-        return self._holder
+    def _name_holder(self, found: Listener, user: str) -> None:
+        """`user`: of whom the kernel says that the socket is."""
+        if time.monotonic() - self._named_at < NAMED_SECONDS:
+            return
+        (use,) = port_holders(self._host, self._host.processes(), (found,))
+        before, self._named_at, self.holder = self.holder, time.monotonic(), _describe(use, user)
+        if self.holder != before:
+            by_hand = f"stop it if it may go: {stop_by_hand(use.pid or 0, use.service_stop)}"
+            self._events.warning(
+                "engine.port.foreign",
+                address=self._address,
+                port=self._port,
+                pid=use.pid or 0,
+                process=use.comm,
+                user=user or use.user,
+                hint=by_hand if use.pid else f"ss -ltnp sport = :{self._port}",
+            )
+
+
+def _closed(own: socket.socket) -> bool:
+    """Whether the other end has closed or reset it."""
+    poll = select.poll()
+    poll.register(own.fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+def find_holder(host: Host, ports: tuple[int, ...], rank_pid: int) -> str:
+    """Who listens on one of these ports and does not descend from this process; empty where nobody does.
+
+    Raises OSError, ValueError.
+    """
+    table = host.processes()
+    own = {rank_pid, *(one.pid for one in table.descendants(rank_pid))}
+    uses = port_holders(host, table, tuple(one for one in host.listeners(ports) if one.port in ports))
+    return next((_describe(use) for use in uses if use.pid not in own), "")
+
+
+def _describe(use: PortUse, user: str = "") -> str:
+    who = f"pid {use.pid or '?'} ({use.comm or '?'}) of {user or use.user or '?'}"
+    return f"port {use.port} is held by {who}, not by this rank"

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.actions.processes import Rank, mapped_below, named_segments
+from sparkd.engine.api_owner import ApiOwner
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.engine.memory_guard.guard import MemoryGuard
@@ -89,7 +90,8 @@ class LogReader:
     def stop(self, seconds: float) -> None:
         """Read to the end of an ended container's log, for at most this long."""
         self._stop.set()
-        self._thread.join(seconds)
+        with suppress(RuntimeError):  # it was never started
+            self._thread.join(seconds)
 
     def _run(self) -> None:
         reported = ""
@@ -157,6 +159,8 @@ class Running(Struct):
     dockerd_pid: str = ""
     """At the start; empty where containers outlive their dockerd."""
     ready: bool = False
+    api: ApiOwner | None = None
+    """Of the head's rank, once its endpoint was probed."""
     segments: set[UnlinkSegment] = field(default_factory=set)
     """Shared memory that its processes had open or mapped."""
     _scans: Counter[tuple[int, int]] = field(default_factory=Counter)

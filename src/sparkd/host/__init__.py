@@ -10,7 +10,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 
 from sparkd.host import gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.host.docker import DockerFacts, read_containers
@@ -95,10 +94,11 @@ class Host:
             return sockets.read_listeners(self.files)
 
     def unanswered_requests(self, port: int) -> tuple[Unanswered, ...]:
-        """By the kernel; none for a tree of files."""
-        with suppress(OSError):
+        """By the kernel; none for a tree of files. Where there are too many to be read, one may wait."""
+        try:
             return sockets.read_unanswered(port) if self.live else ()
-        return ()
+        except OSError as error:
+            return sockets.UNKNOWN if isinstance(error, TimeoutError) else ()
 
     def port_holders(self, among: Iterable[Process], wanted: tuple[Listener, ...]) -> tuple[Holder, ...]:
         return sockets.find_holders(self.files, among, wanted)

@@ -8,13 +8,13 @@ import socket
 import struct
 from collections.abc import Container, Iterable, Iterator
 from contextlib import suppress
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from itertools import product
 
 from msgspec import Struct
 
 from sparkd.host.files import Files
-from sparkd.host.processes import Process, open_files, overgrown
+from sparkd.host.processes import GONE, Process, open_files, overgrown
 
 _LISTENING = re.compile(
     r"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) \S+ 0A \S+ \S+ \S+ +\d+ +\d+ +(\d+)\b", re.MULTILINE
@@ -27,7 +27,7 @@ NETLINK_SOCK_DIAG, SOCK_DIAG_BY_FAMILY, INET_DIAG_INFO, INET_DIAG_SKV6ONLY = 4, 
 NLM_F_REQUEST, NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x1, 0x300, 2, 3
 TCP_ESTABLISHED, TCP_CLOSE_WAIT, TCP_LISTEN = 1, 8, 10
 """linux/sock_diag.h, inet_diag.h, netlink.h, net/tcp_states.h."""
-HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBBI2s46x")
+HEADER, ATTRIBUTE, REQUEST = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=BBBxI2s2s16s16s12s")
 PORT_AT, ADDRESS_AT, UID_AT, INODE_AT, MESSAGE_BYTES = 4, 8, 64, 68, 72
 """In inet_diag_msg, which ends with the inode."""
 UNIX_REQUEST, UNIX_MESSAGE_BYTES, UDIAG_SHOW_NAME, UNIX_DIAG_NAME = struct.Struct("=BBHIII8s"), 16, 1, 0
@@ -57,11 +57,23 @@ class Holder(Struct, frozen=True):
     pid: int
 
 
+class Peer(Struct, frozen=True):
+    """The other end of a connection, which a process of this machine has accepted."""
+
+    uid: int
+    """Of the process that made it."""
+    inode: int
+
+
 class Unanswered(Struct, frozen=True):
     """A request, `seconds` after its last byte came. `begun`: headers may have been sent, or a short answer."""
 
     seconds: float
     begun: bool = False
+
+
+UNKNOWN = (Unanswered(2.0),)
+"""Old enough for a canary."""
 
 
 def read_listeners(files: Files) -> tuple[Listener, ...]:
@@ -83,6 +95,15 @@ def find_holders(files: Files, processes: Iterable[Process], wanted: tuple[Liste
     by_target = {f"socket:[{listener.inode}]": listener for listener in wanted}
     opened = open_files(files, processes, by_target.__contains__).found
     return tuple(dict.fromkeys(Holder(by_target[file.target], file.pid) for file in opened))
+
+
+def has_open(files: Files, pid: int, inodes: Container[int]) -> bool:
+    """Whether a process has one of these sockets open; not where it has ended. Raises OSError."""
+    try:
+        opened = (target for _, target in files.links(f"/proc/{pid}/fd") if target.startswith("socket:["))
+        return any(int(target[8:-1]) in inodes for target in opened)
+    except GONE:
+        return False
 
 
 def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
@@ -120,13 +141,34 @@ def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | Non
     """
     known = None
     for inode in inodes:
-        with suppress(FileNotFoundError):  # of another family
-            for message in query(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE), 0):
-                known, listens = known or False, message[2] == TCP_LISTEN
-                attributes = _records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
-                if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
-                    return True
+        message = _query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
+        if message is not None:  # None: of another family
+            known, listens = known or False, message[2] == TCP_LISTEN
+            attributes = _records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
+            if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
+                return True
     return known
+
+
+def find_peer(own: socket.socket) -> Peer | None:
+    """The socket at the other end. None where no process has accepted the connection yet, or it is not on this machine.
+
+    Raises OSError, also where this kernel has no tcp_diag.
+    """
+    here, there = own.getsockname(), own.getpeername()
+    found = _query_one(_connection(own.family, there, here))
+    if found is None and _query_one(_connection(own.family, here, there)) is None and own.getpeername():
+        raise FileNotFoundError("this kernel has no tcp_diag: modprobe tcp_diag")
+    if found is None or len(found) < MESSAGE_BYTES or found[1] not in (TCP_ESTABLISHED, TCP_CLOSE_WAIT):
+        return None
+    inode = int.from_bytes(found[INODE_AT:MESSAGE_BYTES], "little")
+    return Peer(int.from_bytes(found[UID_AT:INODE_AT], "little"), inode) if inode else None
+
+
+def _connection(family: int, *ends: tuple[str, int]) -> bytes:
+    ports = (end[1].to_bytes(2, "big") for end in ends)
+    addresses = (ip_address(end[0].partition("%")[0]).packed for end in ends)
+    return REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, *ports, *addresses, bytes(4) + ANY_COOKIE)
 
 
 def read_unanswered(port: int) -> tuple[Unanswered, ...]:
@@ -151,10 +193,18 @@ def read_unanswered(port: int) -> tuple[Unanswered, ...]:
 
 
 def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
-    return query(REQUEST.pack(family, socket.IPPROTO_TCP, extensions, 0, states, port.to_bytes(2, "big")), NLM_F_DUMP)
+    wanted = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, port.to_bytes(2, "big"), b"", b"", b"", b"")
+    return _query(wanted, NLM_F_DUMP)
 
 
-def query(body: bytes, flags: int) -> Iterator[bytes]:
+def _query_one(body: bytes) -> bytes | None:
+    """The one socket that is wanted; None where the kernel knows none such. Raises OSError."""
+    with suppress(FileNotFoundError):
+        return next(_query(body, 0), None)
+    return None
+
+
+def _query(body: bytes, flags: int) -> Iterator[bytes]:
     """The kernel's answer. Raises OSError: TimeoutError where it is longer than can be read."""
     head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:

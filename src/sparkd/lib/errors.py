@@ -53,6 +53,7 @@ class Cause(StrEnum):
     KERNEL_OOM = "kernel-oom"
     MEMORY_GUARD = "memory-guard"
     MEMORY_TAKEN = "memory-taken"
+    PORT_TAKEN = "port-taken"
     PEER_FAILED = "peer-failed"
     PEER_STOPPED = "peer-stopped"
     PEER_LOST = "peer-lost"

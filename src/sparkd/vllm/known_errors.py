@@ -14,6 +14,7 @@ LINE_LIMIT = 4096
 """Characters that are searched."""
 GAP = "…"
 """In a pattern: any text."""
+PORT_IN_USE = ("EADDRINUSE", "[Errno 98] Address already in use")
 
 _FLASH = "DeepSeek-V4-Flash on two DGX Sparks, report of 30 May 2026"
 _MILLION = "DeepSeek-V4-Flash at 1M context on two DGX Sparks, report of 2026"
@@ -63,7 +64,7 @@ TABLE = tuple(KnownError(*row) for row in (
     (("port: 29501…EADDRINUSE", "EADDRINUSE…port: 29501"),
      "another rank still listens on the port of the rendezvous, or a worker runs without --headless",
      "sparkd preflight finds a rank that was left over; give --headless to every worker", _FLASH),
-    (("EADDRINUSE", "[Errno 98] Address already in use"),
+    (PORT_IN_USE,
      "another process listens on the port", "ss -ltnp shows which one; or give the recipe another port", _RUN),
     (("connect [127.0.", "Using the loopback address as fallback", "Gloo connectFullMesh failed"),
      "Gloo took an address that other nodes can't reach, such as 127.0.0.1", _REACH,

@@ -90,6 +90,10 @@ def test_no_cache_is_nothing_to_do(tmp_path: Path) -> None:
 
 def test_only_root_gets_to_what_a_container_opens_to_all(root: Path) -> None:
     made = make_cache_folder(f"sha256:{IMAGES[0]}", "vllm", root)
+    before = os.umask(0o077)
+    own = make_cache_folder(f"sha256:{IMAGES[0]}", "triton", root)
+    os.umask(before)
+    assert own.stat().st_mode & 0o777 == 0o755, "for an image with another user"
     made.chmod(0o777)
     assert make_cache_folder(f"sha256:{IMAGES[0]}", "vllm", root) == made
     assert made.parent.stat().st_mode & 0o777 == 0o700

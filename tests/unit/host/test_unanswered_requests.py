@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.host import Host
+from sparkd.config.settings import Supervise
+from sparkd.engine.health import Continue, Observation, decide, healthy
+from sparkd.host import Host, sockets
 from sparkd.host.sockets import BEGIN_MILLISECONDS
+from sparkd.vllm.api import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 TICK_SECONDS = 0.02
@@ -121,6 +124,20 @@ def test_the_clients_end_and_other_ports_do_not_count(server: Server) -> None:
     client, _ = server.sent()
     assert Host().unanswered_requests(client.getsockname()[1]) == ()
     assert server.waiting() == 1
+
+
+def test_too_many_connections_to_be_read_are_a_reason_for_a_canary(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.connect()
+    monkeypatch.setattr(sockets, "MOST_CHUNKS", 0)
+    found = Host().unanswered_requests(server.port)
+    idle = Counters(0, 0, 5, 5, 5)
+    first = decide(healthy(0.0), Observation(10.0, 200, idle), Supervise())
+    assert isinstance(first, Continue)
+    second = decide(first.state, Observation(20.0, 200, idle, unanswered=found), Supervise())
+    assert isinstance(second, Continue)
+    assert second.wants_canary
 
 
 def test_a_tree_of_files_has_no_connections(tmp_path: Path) -> None:

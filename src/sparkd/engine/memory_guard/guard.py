@@ -45,7 +45,12 @@ class MemoryGuard:
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
 
     def start(self) -> None:
-        start_thread(self._thread)
+        """Raises BlockingIOError."""
+        try:
+            start_thread(self._thread)
+        except BlockingIOError:
+            os.close(self._pidfd)
+            raise
 
     @property
     def over(self) -> bool:

@@ -1,0 +1,42 @@
+"""A port that somebody else took while the engine loaded does not count against the plan."""
+
+from __future__ import annotations
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import MemoryActions, agent_under_test, alone, running
+
+from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.config.settings import Engine
+from sparkd.lib.errors import EngineEndedError
+from sparkd.state.launch_history import FILE, LaunchHistory
+
+IN_USE = "the engine ended: OSError: [Errno 98] Address already in use"
+
+
+@pytest.mark.parametrize(
+    ("reason", "ready", "held", "cause"),
+    [
+        (IN_USE, False, True, "port-taken"),
+        (IN_USE, False, False, "engine-ended"),
+        (IN_USE, True, True, "engine-ended"),  # a client's text may say so
+        ("the engine ended: RuntimeError: boom", False, True, "engine-ended"),
+    ],
+)
+def test_a_taken_port_is_no_failed_launch(
+    tree: Tree, port: int, reason: str, ready: bool, held: bool, cause: str
+) -> None:
+    configured = alone().model_copy(update={"engine": Engine(recipe="tiny-cpu", args={"port": port})})
+    with agent_under_test(tree, 0, configured) as made, running(made.agent) as (rank, _):
+        agent, machine = made.agent, Tree(tree.root / "node0")
+        machine.file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
+        machine.file(
+            "/proc/net/tcp", f"   0: 0100007F:{port:04X} 00000000:0000 0A 0:0 00:0 0 0 0 77\n" if held else "\n"
+        )
+        rank.ready = ready
+        shutdown_on_error(agent, rank, EngineEndedError(reason))
+    assert isinstance(agent.actions, MemoryActions)
+    history = FILE.decode(agent.actions.written[FILE.name].encode())
+    assert history.last_exit is not None
+    assert history.last_exit.cause == cause
+    assert sum(history.failures.values()) == (0 if cause == "port-taken" else 1)

@@ -105,6 +105,8 @@ class EventLoop:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
+            # A task that has not begun yet would leave its coroutine unawaited.
+            self._loop.run_until_complete(asyncio.sleep(0))
             left = asyncio.all_tasks(self._loop)
             for task in left:
                 task.cancel()

@@ -182,10 +182,6 @@ class Files(Struct, frozen=True):
         """Of `path` itself: a symlink is not followed."""
         return _facts(os.lstat(self._name(path)))
 
-    def kind(self, path: str) -> Kind:
-        """The same."""
-        return self.lstat(path).kind
-
     def links(self, path: str) -> Iterator[tuple[str, str]]:
         """Name and target of each symlink in a folder. One that is removed meanwhile is left out."""
         with os.scandir(self.real(path)) as found:
@@ -291,7 +287,7 @@ def follow(path: str, read_link: Callable[[str, list[str]], str]) -> str:
 
 def _facts(found: os.stat_result) -> FileFacts:
     return FileFacts(
-        kind=_kind(found.st_mode),
+        kind=_KINDS.get(stat.S_IFMT(found.st_mode), Kind.OTHER),
         permissions=stat.S_IMODE(found.st_mode),
         uid=found.st_uid,
         size_bytes=found.st_size,
@@ -301,7 +297,3 @@ def _facts(found: os.stat_result) -> FileFacts:
         links=found.st_nlink,
         modified_at_seconds=found.st_mtime,
     )
-
-
-def _kind(mode: int) -> Kind:
-    return _KINDS.get(stat.S_IFMT(mode), Kind.OTHER)

@@ -33,7 +33,7 @@ def pids(files: Files) -> list[int]:
 
 def memory(files: Files) -> svmem:
     """In bytes; 0 for a missing line. Raises OSError, and ValueError for another format."""
-    if files.kind("/proc/meminfo") is not Kind.FILE:  # psutil follows symlinks and waits at a FIFO
+    if files.lstat("/proc/meminfo").kind is not Kind.FILE:  # psutil follows symlinks and waits at a FIFO
         raise OSError(errno.EINVAL, "no regular file", "/proc/meminfo")
     # psutil warns of missing lines; under the lock, since all threads share the filters
     with _procfs(files), warnings.catch_warnings(action="ignore"):

@@ -81,7 +81,7 @@ def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
     """None where there is no regular file of this name."""
     path = f"{FOLDER}/{name}"
     try:
-        if files.kind(path) is not Kind.FILE:
+        if files.lstat(path).kind is not Kind.FILE:
             return None
         facts = files.stat(path)
     except GONE:

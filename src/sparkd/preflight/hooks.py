@@ -57,7 +57,7 @@ def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"
         return Hook(name, path, f"others than root may write to {unsafe_folder}", hint)
     try:
-        if files.kind(path) is Kind.LINK:
+        if files.lstat(path).kind is Kind.LINK:
             return Hook(name, path, f"{path} is a symlink", "put the program itself there")
         facts = files.stat(path)
     except OSError as error:

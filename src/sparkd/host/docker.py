@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LABEL = "io.sparkd."
 """Labels of every container that sparkd creates: role, rank, epoch, invocation, plan."""
 
-_NAME = re.compile(r"sparkd-rank\d+", re.ASCII)
+_NAME = re.compile(r"sparkd-(?:rank\d+|bench)", re.ASCII)
 PID_FILE = "/run/docker.pid"
 SOCKETS = (b"/run/docker.sock", b"/var/run/docker.sock")
 LISTENING = b"00010000"

@@ -65,6 +65,15 @@ def read_image(docker: DockerReader, ref: str) -> Image | None:
     raise DockerError(f"the description of image {ref} is not as docker's")
 
 
+def read_names(docker: DockerReader) -> tuple[str, ...]:
+    """Of all images here that have one, by tag and by digest. Raises DockerError."""
+    match docker.images():
+        case [*images]:
+            names = (one.get(key) for one in images if isinstance(one, dict) for key in ("RepoTags", "RepoDigests"))
+            return tuple(sorted({name for one in names for name in _words(one) if "<none>" not in name}))
+    return ()
+
+
 def read_architecture(docker: DockerReader) -> str:
     """Of this machine, as images name it: arm64, amd64. Raises DockerError."""
     return sanitize(value_of(docker.version(), "Arch", str, "docker does not say what machine it is for"), 20)

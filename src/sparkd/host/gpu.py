@@ -71,6 +71,7 @@ class GpuClocks(Struct, frozen=True):
     """Of the last moment, up to a second."""
     held_by: tuple[str, ...] = ()
     """The driver's reasons for reduced clocks; it does not report the firmware's own limits."""
+    temperature_celsius: int | None = None
 
 
 NO_GPU = GpuFacts((), processes=())

@@ -83,21 +83,26 @@ def hcas_of(files: Files, interface: str) -> tuple[str, ...]:
 
 
 def _twins(files: Files, name: str) -> tuple[str, ...]:
-    """Other devices of the same port: on the same chip, with the same function number in another slot.
-
-    Only those that are up and have addresses of their own: NCCL fails on others.
-    """
+    """Only those that are up and have addresses of their own: NCCL fails on others."""
     try:
-        chip, known = _chip(files, name), read_hcas(files)
-        (own,) = (hca for hca in known if hca.name == name)
-        if not chip or not own.pci:
-            return ()
-        alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
-        twins = [hca for hca in alike if _chip(files, hca.name) == chip]
+        own, *twins = find_twins(files, name)
         families = _families(files, own) if twins else set()
         return tuple(hca.name for hca in twins if families & _families(files, hca))
     except (OSError, ValueError):
         return ()
+
+
+def find_twins(files: Files, name: str) -> tuple[Hca, ...]:
+    """A device, then the others of the same port: on the same chip, with the same function number in another slot.
+
+    Raises OSError, ValueError.
+    """
+    chip, known = _chip(files, name), read_hcas(files)
+    (own,) = (hca for hca in known if hca.name == name)
+    if not chip or not own.pci:
+        return (own,)
+    alike = [hca for hca in known if hca.slot != own.slot and hca.pci[-1:] == own.pci[-1:]]
+    return (own, *(hca for hca in alike if _chip(files, hca.name) == chip))
 
 
 def _families(files: Files, hca: Hca) -> set[bool]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from msgspec import Struct
@@ -22,6 +23,8 @@ OPTIMISTIC, TENTATIVE = 0x04, 0x40
 """IFA_F_OPTIMISTIC and IFA_F_TENTATIVE of linux/if_addr.h."""
 UP, GATEWAY, REJECT = 0x0001, 0x0002, 0x0200
 """RTF_UP, RTF_GATEWAY and RTF_REJECT of linux/route.h."""
+ELSEWHERE = "203.0.113.1"
+"""Of TEST-NET-3 (RFC 5737), which no network has."""
 
 _LOCAL = re.compile(r"\|-- (\S+)\n(?: +/.*\n)*? +/32 host LOCAL$", re.MULTILINE)
 """A leaf of the trie; the machine's own is followed by `/32 host LOCAL`."""
@@ -89,6 +92,12 @@ def link_names(files: Files) -> tuple[str, ...]:
     return tuple(name for name in files.names_if_any(FOLDER) if name != BONDS)
 
 
+def default_interfaces(files: Files) -> frozenset[str]:
+    """Those that a default route of IPv4 leaves by."""
+    rows = (line.split() for line in (files.text_if_any("/proc/net/route") or "").splitlines()[1:])
+    return frozenset(row[0] for row in rows if len(row) > 7 and row[1] == row[7] == "00000000")
+
+
 def read_addresses(files: Files) -> tuple[str, ...]:
     """Of all interfaces, loopback included, in canonical form; IPv4 first."""
     ipv4 = dict.fromkeys(_LOCAL.findall(files.text("/proc/net/fib_trie", limit=64 << 20)))
@@ -148,3 +157,16 @@ def _subnets(table: str, address: IPv4Address) -> Iterator[tuple[int, str]]:
 def _of_hex(word: str) -> int:
     """The kernel prints an address as a number in the machine's byte order: little-endian on all supported machines."""
     return int.from_bytes(bytes.fromhex(word), "little")
+
+
+def source_address(files: Files) -> str:
+    """This machine's IPv4 address toward other networks, as the kernel would choose it; empty without a route.
+
+    Connecting a UDP socket sends nothing.
+    """
+    if files.root != "/":
+        return ""
+    with suppress(OSError), closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as probe:
+        probe.connect((ELSEWHERE, 9))
+        return str(probe.getsockname()[0])
+    return ""

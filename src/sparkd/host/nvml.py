@@ -107,6 +107,7 @@ def _clocks(device: object) -> GpuClocks:
         power_watts=None if milliwatts is None else milliwatts / 1000,
         utilization_percent=None if busy is None else busy.gpu,
         held_by=tuple(words for bit, words in _REASONS.items() if (reasons or 0) & bit),
+        temperature_celsius=_unless_refused(pynvml.nvmlDeviceGetTemperature, device, pynvml.NVML_TEMPERATURE_GPU),
     )
 
 

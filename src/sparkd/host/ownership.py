@@ -1,15 +1,16 @@
-"""Who else may change a file that root is to run, read as a recipe, or give to a container."""
+"""Who else may read a secret, or change a file that root is to run, read as a recipe, or give to a container."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection
 from contextlib import suppress
 from shlex import quote
 from stat import S_ISVTX
 
-from sparkd.host.files import Files, Kind, follow
-from sparkd.lib.errors import AwaitedError
+from sparkd.host.files import Files, Kind, Opened, follow
+from sparkd.lib.errors import AwaitedError, ConfigError
 
 ROOT = (0,)
 
@@ -44,3 +45,23 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     if writable != path:
         hint = "move it to a folder that only root may write to, such as /etc/sparkd"
     raise AwaitedError(f"{what} {path} is not used: others than root may write to {writable}", hint)
+
+
+def read_private(files: Files, path: str, limit: int, owner_uid: int = 0) -> Opened:
+    """A file that its owner alone can read. Raises FileNotFoundError, or ConfigError for any other fault."""
+    try:
+        opened = files.itself(path, limit)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        is_link = error.errno == errno.ELOOP
+        reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)
+        raise ConfigError(f"{path}: {reason}", f"ls -l {path}") from None
+    facts = opened.facts
+    if facts.kind is not Kind.FILE:
+        raise ConfigError(f"{path}: is no regular file", f"ls -l {path}")
+    if facts.uid != owner_uid:
+        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {path}")
+    if facts.permissions & 0o077:
+        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {path}")
+    return opened

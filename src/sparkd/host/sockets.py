@@ -124,7 +124,7 @@ def query_listeners(files: Files, ports: Iterable[int]) -> tuple[Listener, ...]:
 
 
 def _listener(family: int, message: bytes) -> Listener:
-    attributes = _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+    attributes = records(message[MESSAGE_BYTES:], ATTRIBUTE)
     raw = message[ADDRESS_AT : ADDRESS_AT + (4 if family == socket.AF_INET else 16)]
     return Listener(
         address=str(IPv4Address(raw) if family == socket.AF_INET else IPv6Address(raw)),
@@ -144,7 +144,7 @@ def find_listening(inodes: Iterable[int], names: Container[bytes]) -> bool | Non
         message = _query_one(UNIX_REQUEST.pack(socket.AF_UNIX, 0, 0, 0, inode, UDIAG_SHOW_NAME, ANY_COOKIE))
         if message is not None:  # None: of another family
             known, listens = known or False, message[2] == TCP_LISTEN
-            attributes = _records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
+            attributes = records(message[UNIX_MESSAGE_BYTES:], ATTRIBUTE)
             if listens and any(kind == UNIX_DIAG_NAME and name.rstrip(b"\0") in names for kind, name in attributes):
                 return True
     return known
@@ -182,7 +182,7 @@ def read_unanswered(port: int) -> tuple[Unanswered, ...]:
         TCP_INFO.unpack_from(value)
         for family in (socket.AF_INET, socket.AF_INET6)
         for message in _dump(family, states, 1 << (INET_DIAG_INFO - 1), port)
-        for kind, value in _records(message[MESSAGE_BYTES:], ATTRIBUTE)
+        for kind, value in records(message[MESSAGE_BYTES:], ATTRIBUTE)
         if kind == INET_DIAG_INFO and len(value) >= TCP_INFO.size
     )
     return tuple(
@@ -194,24 +194,26 @@ def read_unanswered(port: int) -> tuple[Unanswered, ...]:
 
 def _dump(family: int, states: int, extensions: int = 0, port: int = 0) -> Iterator[bytes]:
     wanted = REQUEST.pack(family, socket.IPPROTO_TCP, extensions, states, port.to_bytes(2, "big"), b"", b"", b"", b"")
-    return _query(wanted, NLM_F_DUMP)
+    return query_kernel(wanted, NLM_F_DUMP)
 
 
 def _query_one(body: bytes) -> bytes | None:
     """The one socket that is wanted; None where the kernel knows none such. Raises OSError."""
     with suppress(FileNotFoundError):
-        return next(_query(body, 0), None)
+        return next(query_kernel(body, 0), None)
     return None
 
 
-def _query(body: bytes, flags: int) -> Iterator[bytes]:
-    """The kernel's answer. Raises OSError: TimeoutError where it is longer than can be read."""
-    head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, NLM_F_REQUEST | flags, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+def query_kernel(
+    body: bytes, flags: int, protocol: int = NETLINK_SOCK_DIAG, wanted: int = SOCK_DIAG_BY_FAMILY
+) -> Iterator[bytes]:
+    """The kernel's answer by netlink(7). Raises OSError: TimeoutError where it is longer than can be read."""
+    head = HEADER.pack(HEADER.size + len(body), wanted, NLM_F_REQUEST | flags, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
         kernel.settimeout(ANSWER_SECONDS)
         kernel.send(head + body)
         for _ in range(MOST_CHUNKS):
-            for kind, message in _records(kernel.recv(CHUNK_BYTES), HEADER):
+            for kind, message in records(kernel.recv(CHUNK_BYTES), HEADER):
                 if kind == NLMSG_ERROR:
                     number = -ERROR.unpack_from(message)[0]
                     raise OSError(number, os.strerror(number))
@@ -223,7 +225,7 @@ def _query(body: bytes, flags: int) -> Iterator[bytes]:
     raise TimeoutError
 
 
-def _records(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
+def records(data: bytes, header: struct.Struct) -> Iterator[tuple[int, bytes]]:
     """Messages, or the attributes of one: both begin with length and kind, and are padded to four bytes."""
     while len(data) >= header.size:
         length, kind, *_ = header.unpack_from(data)

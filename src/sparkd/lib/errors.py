@@ -37,6 +37,8 @@ class Cause(StrEnum):
     PLAN_OUTDATED = "plan-outdated"
     NEEDS_PERSON = "needs-person"
     STOP_REQUESTED = "stop-requested"
+    SWITCH = "switch"
+    SWITCH_FAILED = "switch-failed"
     AGENT_KILLED = "agent-killed"
     SYSTEM_ERROR = "system-error"
     LAUNCH_FAILED = "launch-failed"
@@ -96,6 +98,14 @@ class AwaitedError(ConfigError):
 
 class AddressAwaitedError(AwaitedError):
     """No address of cluster.nodes is this node's. At boot it may come later."""
+
+
+class HeadAwaitedError(AwaitedError):
+    """A worker that follows its head has no configuration of it."""
+
+
+class HeadRefusedError(HeadAwaitedError):
+    """What the head wants is more than this worker allows, or can't be."""
 
 
 class BlockedError(SparkdError):

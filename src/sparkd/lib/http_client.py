@@ -12,8 +12,9 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ BODY_LIMIT_BYTES = 8 << 20
 """/metrics of vLLM 0.32 is 54 KB. httpcore itself limits the headers to 100 KiB."""
 KEEPALIVE_SECONDS = 4.0
 """vLLM closes a connection that was idle for five seconds, perhaps during the next request."""
+CONNECTIONS = 10
 CONNECTION_CLOSED = "Server disconnected without sending a response."
 
 
@@ -51,8 +53,9 @@ class WrongServerError(HttpError):
     """Another process than the expected one accepts connections."""
 
 
-Admit = Callable[[socket.socket], Coroutine[Any, Any, None]]
-"""Proves the server of a new connection before anything is sent on it. Raises HttpError."""
+Admit = Callable[[socket.socket | None], Coroutine[Any, Any, None]]
+"""Proves the server of a new connection before anything is sent on it; None: it was reset as it was made. Raises
+HttpError."""
 
 
 class Response(NamedTuple):
@@ -71,11 +74,12 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         local_address: str | None = None,
         admit: Admit | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
-        """`local_address`: the address of this machine to connect from."""
+        """`local_address`: the address of this machine to connect from. `connections`: the most at once."""
         self._base_url = base_url
         self._headers = {"Accept-Encoding": "identity", "User-Agent": "sparkd", **(headers or {})}
-        self._transport = _Transport(local_address, admit)
+        self._transport = _Transport(local_address, admit, connections)
 
     async def request(
         self,
@@ -91,6 +95,27 @@ class HttpClient:
         Raises HttpError.
         """
         body = bytearray()
+        status, got = await self.stream(
+            path, timeout_seconds, body.extend, headers=headers, connect_seconds=connect_seconds, json=json
+        )
+        return Response(status, bytes(body), got)
+
+    async def stream(
+        self,
+        path: str,
+        timeout_seconds: float,
+        received: Callable[[bytes], object],
+        *,
+        headers: Mapping[str, str] | None = None,
+        connect_seconds: float | None = None,
+        json: Mapping[str, object] | None = None,
+        limit_bytes: int = BODY_LIMIT_BYTES,
+    ) -> tuple[int, Mapping[str, str]]:
+        """As `request`, with the body's pieces for `received` as they come; status and headers.
+
+        Raises HttpError, and what `received` raises.
+        """
+        left = limit_bytes
         try:
             request = httpx.Request(
                 "GET" if json is None else "POST",
@@ -104,17 +129,18 @@ class HttpClient:
                 aclosing(await self._transport.handle_async_request(request)) as response,
             ):
                 async for chunk in response.aiter_raw():
-                    body += chunk
-                    if len(body) > BODY_LIMIT_BYTES:
-                        raise HttpError(f"answer of over {BODY_LIMIT_BYTES} bytes")
+                    left -= len(chunk)
+                    if left < 0:
+                        raise HttpError(f"answer of over {limit_bytes} bytes")
+                    received(chunk)
         except httpx.ConnectTimeout:
             raise HttpError(f"no answer within {connect_seconds:g} s") from None
         except TimeoutError:
             raise HttpError(f"no answer within {timeout_seconds:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:  # UnicodeError: no host name, no header
-            raise _http_error(error) from None
+            raise http_error(error) from None
         await self._transport.close_unclean()
-        return Response(response.status_code, bytes(body), dict(response.headers))
+        return response.status_code, dict(response.headers)
 
     async def close(self) -> None:
         await self._transport.aclose()
@@ -123,8 +149,9 @@ class HttpClient:
 class _Transport(httpx.AsyncHTTPTransport):
     """httpcore's connection pool without an SSL context, which httpx would create and which takes 0.4 MiB."""
 
-    def __init__(self, local_address: str | None, admit: Admit | None) -> None:
+    def __init__(self, local_address: str | None, admit: Admit | None, connections: int) -> None:
         self._pool = httpcore.AsyncConnectionPool(
+            max_connections=connections,
             keepalive_expiry=KEEPALIVE_SECONDS,
             local_address=local_address,
             network_backend=None if admit is None else _ProvenConnections(admit),
@@ -144,7 +171,12 @@ class _ProvenConnections(httpcore.AnyIOBackend):
         self._admit = admit
 
     async def connect_tcp(self, *place: Any, **options: Any) -> httpcore.AsyncNetworkStream:
-        stream = await super().connect_tcp(*place, **options)
+        try:
+            stream = await super().connect_tcp(*place, **options)
+        except httpcore.ConnectError as error:
+            if any(isinstance(cause, ConnectionResetError) for cause in _causes(error)):
+                await self._admit(None)
+            raise
         try:
             await self._admit(stream.get_extra_info("socket"))
         except BaseException:
@@ -156,15 +188,20 @@ class _ProvenConnections(httpcore.AnyIOBackend):
 _KINDS = {errno.ECONNREFUSED: ConnectRefused, errno.EADDRNOTAVAIL: LocalAddressGone}
 
 
-def _http_error(error: Exception) -> HttpError:
+def http_error(error: Exception) -> HttpError:
     """With the system's reason, if any: httpx and anyio wrap it in their own errors."""
     if str(error) == CONNECTION_CLOSED:
         return HttpError("the server closed the connection before its answer")
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, socket.gaierror):
+    for cause in _causes(error):
+        if isinstance(cause, socket.gaierror | ssl.SSLError):  # their numbers are no errno
             return HttpError(str(cause))
         if isinstance(cause, OSError) and cause.errno:
             return _KINDS.get(cause.errno, HttpError)(f"[Errno {cause.errno}] {os.strerror(cause.errno)}")
-        cause = cause.__cause__ or cause.__context__
     return HttpError(str(error) or type(error).__name__)
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and what is behind it, outermost first."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -55,7 +55,7 @@ Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 class Limits(NamedTuple):
-    """Of one server; those of a source are for all its connections together."""
+    """Of one server; those of a source are for all its connections together, or for those of each of its users."""
 
     connections: int = 64
     per_source: int = 8
@@ -88,14 +88,14 @@ class Limits(NamedTuple):
 class Connection(H11Protocol, asyncio.BufferedProtocol):
     """As a BufferedProtocol it limits the bytes of one read.
 
-    `served`: whether a handler works on its request, or has answered one other than with 401. Where requests are
-    signed, the client of such a connection has the key.
+    `owner`: the source, or one of its users. `served`: whether a handler works on its request, or has answered one
+    other than with 401. Where requests are signed, the client of such a connection has the key.
     """
 
     def __init__(self, server: HttpServer) -> None:
         super().__init__(server.config, ServerState(), {"connection": self})
         self.logger = SILENT
-        self.source = ""
+        self.source = self.owner = ""
         self.served = False
         self.challenge = os.urandom(16).hex()
         self._server = server
@@ -118,6 +118,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)  # pause_writing as soon as the client has to take what is buffered
         self._set_deadline()
         self.source = str(transport.get_extra_info("peername")[0])
+        self.owner = f"{self.source} {self._server.find_user(transport.get_extra_info('socket'))}"
         if not self._server.admits(self.source):
             self._refuse(401)
         elif not self._server.take_place(self):
@@ -186,7 +187,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         # Of two equal headers, two programs may read different values.
         if len(set(names)) < len(names) or not self.scope["raw_path"].startswith(b"/"):
             return 400
-        return None if self._server.take_token(self.source) else 429
+        return None if self._server.take_token(self.owner) else 429
 
     async def _handle(self) -> Response:
         target = b"?".join(part for part in (self.scope["raw_path"], self.scope["query_string"]) if part)

@@ -1,11 +1,11 @@
-"""An HTTP server for small GETs, which limits connections and requests by source."""
+"""An HTTP server for small GETs, which limits connections and requests by source, and by user where that is known."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Connection, Handler, Limits
@@ -22,8 +22,9 @@ SOURCES_KEPT = 1024
 class HttpServer:
     """Listens from the start, answers from `start` to the loop's end.
 
-    `admits`: whether an IP may connect; any other gets 401 and takes no place. `on_error` gets a handler's bug, once
-    while it stays the same, in the loop's thread. Raises OSError where it cannot listen on the address.
+    `admits`: whether an IP may connect; any other gets 401 and takes no place. `find_user`: who of a source has this
+    connection, where several users share an address. `on_error` gets a handler's bug, once while it stays the same, in
+    the loop's thread. Raises OSError where it cannot listen on the address.
     """
 
     def __init__(
@@ -34,10 +35,12 @@ class HttpServer:
         limits: Limits = Limits(),  # noqa: B008 - frozen
         admits: Callable[[str], bool] = lambda _: True,
         on_error: Callable[[str], object] = lambda _: None,
+        find_user: Callable[[socket.socket], str] = lambda _: "",
     ) -> None:
         self.handle = handle
         self.limits = limits
         self.admits = admits
+        self.find_user = find_user
         self.connections: dict[Connection, None] = {}
         self.buffer = memoryview(bytearray(limits.header_bytes + 1))
         self.config = limits.config()
@@ -49,39 +52,40 @@ class HttpServer:
         self.port: int = self._listener.getsockname()[1]
 
     def start(self, loop: EventLoop) -> None:
-        loop.spawn(self._serve())
+        loop.spawn(self.serve())
 
     def report(self, trouble: str) -> None:
         if trouble != self._reported:
             self._reported = trouble
             self._on_error(trouble)
 
-    def take_token(self, source: str) -> bool:
-        """Whether the source may send one more request now (GCRA)."""
+    def take_token(self, owner: str) -> bool:
+        """Whether the owner may send one more request now (GCRA)."""
         now = asyncio.get_running_loop().time()
-        due = max(now, self._due.pop(source, now))
+        due = max(now, self._due.pop(owner, now))
         enough = due - now <= (self.limits.burst - 1) / self.limits.requests_per_second
-        self._due[source] = due + enough / self.limits.requests_per_second
+        self._due[owner] = due + enough / self.limits.requests_per_second
         if len(self._due) > SOURCES_KEPT:
             del self._due[next(iter(self._due))]
         return enough
 
     def take_place(self, connection: Connection) -> bool:
-        """Whether there is a place for it. Of a source at its limit the oldest one never served is dropped: any user of
-        a node can send from its address, and must not keep its agent out.
+        """Whether there is a place for it. Of an owner at its limit, or of all, the oldest connection never served is
+        dropped: a stranger must not keep others out, nor any user of a node its agent.
         """
-        own = [one for one in self.connections if one.source == connection.source]
-        if len(own) >= self.limits.per_source:
-            oldest = next((one for one in own if not one.served), None)
+        own = [one for one in self.connections if one.owner == connection.owner]
+        crowd: Iterable[Connection] = own if len(own) >= self.limits.per_source else ()
+        if not crowd and len(self.connections) >= self.limits.connections:
+            crowd = self.connections
+        if crowd:
+            oldest = next((one for one in crowd if not one.served), None)
             if oldest is None:
                 return False
             oldest.drop()
-        if len(self.connections) >= self.limits.connections:
-            return False
         self.connections[connection] = None
         return True
 
-    async def _serve(self) -> None:
+    async def serve(self) -> None:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(
             lambda: Connection(self), sock=self._listener, backlog=ACCEPTED_PER_TURN, start_serving=False

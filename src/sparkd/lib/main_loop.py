@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -125,14 +126,15 @@ class MainLoop:
             self._wait(left, None, until_stop=False)
 
     def wait_fd_uninterruptible(self, seconds: float, fd: int) -> bool:
-        """As `wait`, but not ended by wake-ups and stop requests: for use during a stop."""
+        """As `wait`, but not ended by wake-ups and stop requests. Wake-ups are left to the next `wait`."""
         return self._wait(seconds, fd, until_stop=False)
 
     def _wait(self, seconds: float, fd: int | None, *, until_stop: bool) -> bool:
         poller = select.poll()
-        poller.register(self._wake_fd, select.POLLIN)
         if fd is not None:
             poller.register(fd, select.POLLIN)
+        if until_stop or fd is None:
+            poller.register(self._wake_fd, select.POLLIN)
         deadline = time.monotonic() + seconds
         while not (until_stop and (self._stop_signal or self._failure)):
             self.keepalive()
@@ -142,10 +144,7 @@ class MainLoop:
                 os.eventfd_read(self._wake_fd)
             if fd is not None and fd in readable:
                 return True
-            # During a stop each further request to stop wakes the loop, and must not end the wait for an fd.
-            if self._wake_fd in readable and (until_stop or fd is None):
-                return False
-            if time.monotonic() >= deadline:
+            if self._wake_fd in readable or time.monotonic() >= deadline:
                 return False
         return False
 
@@ -154,20 +153,8 @@ class MainLoop:
 
         Where no thread can be started, the result is BlockingIOError: no look this time.
         """
-        future: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(work())
-            except BaseException as error:  # raised by Future.result
-                future.set_exception(error)
-            self.wake()
-
-        try:
-            start_thread(threading.Thread(target=run, name="blocking-call", daemon=True))
-        except BlockingIOError as error:
-            future.set_exception(error)
-            self.wake()
+        future = _call(work)
+        future.add_done_callback(lambda _: self.wake())
         return future
 
     def run_with_timeout(self, work: Callable[[], T], seconds: float, what: str) -> T:
@@ -175,7 +162,7 @@ class MainLoop:
 
         Raises TimeoutError when it takes longer than `seconds`; its thread is then abandoned.
         """
-        return self._outcome(self.start(work), seconds, what)
+        return self._outcome(_call(work), seconds, what)
 
     def run_until_stop(self, work: Callable[[], T], seconds: float, what: str) -> T:
         """As `run_with_timeout`, but whatever ends `wait` ends it, such as a request to stop."""
@@ -187,21 +174,29 @@ class MainLoop:
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         """Run `work` in the network's loop; its end wakes this one."""
-        assert self._network is not None, "no network loop"
-        future = self._network.submit(work)
+        future = self._submit(work)
         future.add_done_callback(lambda _: self.wake())
         return future
 
     def result(self, work: Coroutine[Any, Any, T], seconds: float, what: str) -> T:
         """The result of `work` in the network's loop. Raises TimeoutError, and cancels `work`."""
-        future = self.submit(work)
+        future = self._submit(work)
         try:
             return self._outcome(future, seconds, what)
         finally:
             future.cancel()
 
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        assert self._network is not None, "no network loop"
+        return self._network.submit(work)
+
     def _outcome(self, future: Future[T], seconds: float, what: str) -> T:
-        self.sleep_uninterruptible(seconds, future.done)
+        # A socket, not the wake-up fd: a wake-up in the meantime is news for the next `wait`. Closed by its own thread,
+        # so that a call that was abandoned writes to no fd of another.
+        ended, end = socket.socketpair()
+        with ended:
+            future.add_done_callback(lambda _: end.close())
+            self.wait_fd_uninterruptible(seconds, ended.fileno())
         return _result(future, seconds, what)
 
     def keepalive_age(self) -> float:
@@ -226,6 +221,22 @@ class MainLoop:
         if self._hangs and not hung:
             self._on_hang(unanswered)
         return self._hangs
+
+
+def _call(work: Callable[[], T]) -> Future[T]:
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work())
+        except BaseException as error:  # raised by Future.result
+            future.set_exception(error)
+
+    try:
+        start_thread(threading.Thread(target=run, name="blocking-call", daemon=True))
+    except BlockingIOError as error:
+        future.set_exception(error)
+    return future
 
 
 def _result(future: Future[T], seconds: float, what: str) -> T:

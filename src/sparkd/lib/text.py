@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
+from unicodedata import combining, east_asian_width
 
 from sparkd.lib.errors import ConfigError
 
@@ -41,6 +42,17 @@ def sanitize(text: str, limit: int = 200) -> str:
     """For names: one line of at most `limit` characters, unprintable ones escaped."""
     line = _escape(text[: limit + 1])
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def cell_width(text: str) -> int:
+    """Columns that it takes on a terminal: two for each wide letter of East Asia, none for a combining mark."""
+    if text.isascii():
+        return len(text)
+    return sum(0 if combining(one) else 1 + (east_asian_width(one) in "WF") for one in text)
+
+
+def pad(text: str, width: int) -> str:
+    return text + " " * (width - cell_width(text))
 
 
 def size(size_bytes: int) -> str:
@@ -161,8 +173,8 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         """Columns as wide as their widest cell."""
-        widths = [max(len(cell) for cell in column) for column in zip(*self.rows, strict=True)]
-        return "\n".join(GAP.join(map(str.ljust, row, widths)).rstrip() for row in self.rows)
+        widths = [max(map(cell_width, column)) for column in zip(*self.rows, strict=True)]
+        return "\n".join(GAP.join(map(pad, row, widths)).rstrip() for row in self.rows)
 
 
 Parts: TypeAlias = Sequence[str | Table]

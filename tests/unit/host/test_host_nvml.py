@@ -185,6 +185,9 @@ class Busy(Library):
     def nvmlDeviceGetClockInfo(self, device: object, kind: object, mhz: object) -> int:
         return put(mhz, 611)
 
+    def nvmlDeviceGetTemperature(self, device: object, sensor: object, celsius: object) -> int:
+        return put(celsius, 71)
+
     def nvmlDeviceGetCurrentClocksThrottleReasons(self, device: object, reasons: object) -> int:
         return put(reasons, 0x4 | 0x1 | 0x20)
 
@@ -192,7 +195,7 @@ class Busy(Library):
 def test_clocks_are_read_with_the_reasons_that_reduce_them(driver: pytest.MonkeyPatch) -> None:
     load(driver, Busy())
     held = ("its power cap", "heat, by its driver")
-    assert nvml.query_clocks() == (GpuClocks("NVIDIA GB10", 611, 22.4, 96, held),)
+    assert nvml.query_clocks() == (GpuClocks("NVIDIA GB10", 611, 22.4, 96, held, 71),)
 
 
 def test_what_a_driver_does_not_report_of_clocks_is_unknown(driver: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -163,13 +164,40 @@ def test_a_bug_in_admits_refuses_and_is_logged(caplog: pytest.LogCaptureFixture)
     assert [(one.name, str(one.exc_info and one.exc_info[1])) for one in caplog.records] == [("asyncio", "a bug")] * 2
 
 
-def test_past_all_connections_a_new_one_is_closed_at_once() -> None:
-    with serving(connections=2) as server:
-        with connect(server, OTHER) as first, connect(server, "127.0.0.3"), connect(server, "127.0.0.4") as third:
-            assert rest(third) == b""
+def test_past_all_connections_the_oldest_never_served_makes_room() -> None:
+    with serving(connections=2) as server, connect(server, OTHER, GET) as first:
+        assert answer(first) == (200, BODY)
+        with connect(server, "127.0.0.3") as second, connect(server, "127.0.0.4", GET) as third:
+            assert rest(second) == b""
+            assert answer(third) == (200, BODY)
+            with connect(server, "127.0.0.5") as refused:  # all are served now
+                assert rest(refused) == b""
             first.sendall(GET)
             assert answer(first) == (200, BODY)
-        until(lambda: fetch(server)[0] == 200)
+
+
+def test_each_user_of_an_address_has_limits_of_its_own() -> None:
+    users: dict[int, str] = {}
+    with serving(
+        find_user=lambda sock: users[sock.getpeername()[1]], per_source=2, burst=3, requests_per_second=1
+    ) as server:
+
+        def by(user: str) -> socket.socket:
+            sock = socket.socket()
+            sock.bind(("127.0.0.1", 0))
+            users[sock.getsockname()[1]] = user
+            sock.connect(("127.0.0.1", server.port))
+            return sock
+
+        with by("a") as first, by("a") as second, by("a") as third, by("b") as other:
+            assert rest(first) == b""
+            for status in (200, 200, 200, 429):
+                second.sendall(GET)
+                assert answer(second)[0] == status
+            other.sendall(GET)
+            assert answer(other) == (200, BODY)
+            third.sendall(GET)
+            assert answer(third)[0] == 429
 
 
 def test_1000_connections_of_one_source_do_not_slow_another_or_cost_memory_or_threads() -> None:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -143,6 +143,30 @@ def test_a_wake_up_does_not_end_an_uninterruptible_wait(main: MainLoop, pipe: tu
     begun = time.monotonic()
     assert main.wait_fd_uninterruptible(0.3, pipe[0]) is False
     assert time.monotonic() - begun >= 0.3
+
+
+@pytest.mark.parametrize("in_network", [False, True])
+def test_a_wake_up_during_a_call_ends_the_next_wait_and_the_calls_own_end_does_not(in_network: bool) -> None:
+    with network() as loop:
+        main = MainLoop(Notifier(), {}, loop)
+
+        async def answer(work: Callable[[], object]) -> None:
+            work()
+
+        def call(work: Callable[[], object]) -> None:
+            if in_network:
+                main.result(answer(work), 5, "a call")
+            else:
+                main.run_with_timeout(work, 5, "a call")
+
+        call(lambda: None)
+        begun = time.monotonic()
+        main.wait(0.2)
+        assert time.monotonic() - begun >= 0.2
+        call(main.wake)
+        begun = time.monotonic()
+        main.wait(10)
+        assert time.monotonic() - begun < 5
 
 
 def test_a_checks_error_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tuple[int, int]) -> None:

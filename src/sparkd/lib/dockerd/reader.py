@@ -55,6 +55,9 @@ class DockerReader:
         self._answers.pop(path, None)
         return self._get(path, lambda api: api.inspect_container(container_id))
 
+    def images(self) -> object:
+        return self._get("/images/json", lambda api: api.images())
+
     def image(self, ref: str) -> object:
         return self._get(f"/images/{ref}/json", lambda api: api.inspect_image(ref))
 

@@ -1,0 +1,74 @@
+"""Network ports that may join this node to others: the real link, its RDMA devices, their twins, and its addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from ipaddress import ip_address
+
+from msgspec import Struct
+
+from sparkd.host import infiniband, network
+from sparkd.host.files import Files
+from sparkd.host.network import Link
+
+ETHERNET, INFINIBAND = "1", "32"
+"""ARPHRD_ETHER and ARPHRD_INFINIBAND of linux/if_arp.h: tunnels have others."""
+FAST_MBPS = 25_000
+"""A port at least so fast that is no RDMA device may be one whose driver is missing."""
+MOST = 16
+
+
+class FabricPort(Struct, frozen=True):
+    link: Link
+    hcas: tuple[str, ...]
+    """Its RDMA devices, and their twins with addresses: what NCCL would use."""
+    addresses: tuple[str, ...]
+    """IPv4 first; none that is link-local in IPv6."""
+    twins: tuple[str, ...] = ()
+    """Interfaces of the same physical port beside this one."""
+
+    @property
+    def connected(self) -> bool:
+        return self.link.carrier is True
+
+
+def read_ports(files: Files) -> tuple[FabricPort, ...]:
+    """The best one for a fabric first: RDMA with a cable, then addresses, then speed. Raises OSError, ValueError."""
+    owned: dict[str, list[str]] = {}
+    for one in network.read_addresses(files):
+        if not (ip_address(one).is_loopback or (":" in one and ip_address(one).is_link_local)):
+            owned.setdefault(network.interface_of(files, one), []).append(one)
+    found = list(_ports(files, owned, network.default_interfaces(files)))
+    return tuple(sorted(found, key=_worth)[:MOST])
+
+
+def _ports(files: Files, owned: dict[str, list[str]], outward: frozenset[str]) -> Iterator[FabricPort]:
+    for name in network.link_names(files):
+        inside = files.names_if_any(f"{network.FOLDER}/{name}")
+        link = network.read_link(files, name)
+        if link is None or link.loopback or link.wireless or {"bridge", "master"} & set(inside):
+            continue
+        kind = (files.text_if_any(f"{network.FOLDER}/{name}/type") or ETHERNET).strip()
+        hcas, addresses = infiniband.hcas_of(files, name), tuple(owned.get(name, ()))
+        fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
+        if hcas or (kind in (ETHERNET, INFINIBAND) and (fast or (addresses and name not in outward))):
+            yield FabricPort(link, hcas, addresses, _twins(files, name, hcas))
+
+
+def _twins(files: Files, name: str, hcas: tuple[str, ...]) -> tuple[str, ...]:
+    with suppress(OSError, ValueError):
+        others = [hca for one in hcas[:1] for hca in infiniband.find_twins(files, one)[1:]]
+        return tuple(interface for hca in others for interface in hca.interfaces if interface != name)
+    return ()
+
+
+def _worth(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
+    link = port.link
+    return (
+        not (port.hcas and port.connected),
+        not port.connected,
+        not port.addresses,
+        -(link.speed_mbps or 0),
+        link.name.lower(),  # enp1s0f0np0 before its twin enP2p1s0f0np0
+    )

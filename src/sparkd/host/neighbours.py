@@ -1,0 +1,143 @@
+"""Other machines on a network port: who answers a ping of all IPv6 nodes, and what the kernel knows of them.
+
+A machine without any address in common answers too: each IPv6 interface has a link-local address. What comes back was
+sent by strangers: it is bounded in time and number, and only addresses are taken from it.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from ipaddress import ip_address
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+
+ALL_NODES = "ff02::1"
+SEND_AT_SECONDS = (0.0, 0.3)
+SECONDS = 1.0
+CONNECT_SECONDS = 0.5
+MOST = 64
+"""Neighbours of one port, and addresses that are tried."""
+ECHO = struct.Struct(">BBHHH")
+ECHO_REQUEST, ECHO_REPLY, ICMPV6_FILTER = 128, 129, 1
+REPLIES_ALONE = struct.pack("=8I", *(0xFFFF_FFFD if word == ECHO_REPLY // 32 else 0xFFFF_FFFF for word in range(8)))
+"""A bit for each type that is not received: linux/icmpv6.h."""
+NETLINK_ROUTE, RTM_GETNEIGH, NDA_DST, NDA_LLADDR = 0, 30, 1, 2
+NEIGHBOUR = struct.Struct("=BxxxiHBB")
+"""ndmsg of linux/neighbour.h."""
+UNREACHED = 0x01 | 0x20
+"""NUD_INCOMPLETE and NUD_FAILED."""
+
+
+class Neighbour(Struct, frozen=True):
+    interface: str
+    link_local: str
+    """The address that answered."""
+    addresses: tuple[str, ...] = ()
+    """Others of the same hardware address, by the kernel's table."""
+    sparkd: bool = False
+    """Whether sparkd's report port is open there. It says nothing to strangers."""
+
+
+def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[Neighbour, ...]:
+    """In 1.5 s at most; none where this user may not ping. `port`: sparkd's. Of a tree of files, its record."""
+    if not host.live:
+        return tuple(host.files.recorded("neighbours", list[Neighbour]) or ())
+    answered = ping_all(tuple(interfaces))
+    table = read_table() if answered else {}
+    found = []
+    for interface, link_local in answered:
+        hardware = table.get((interface, link_local))
+        same = (address for (where, address), one in table.items() if where == interface and one == hardware)
+        found.append(Neighbour(interface, link_local, tuple(one for one in same if not ip_address(one).is_link_local)))
+    opened = _find_open([one for neighbour in found for one in neighbour.addresses], port)
+    return tuple(
+        Neighbour(one.interface, one.link_local, one.addresses, bool(opened & {*one.addresses})) for one in found
+    )
+
+
+def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Interface and link-local address of each machine that answered, in order; never this one."""
+    token, found = os.urandom(16), set[tuple[str, str]]()
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        pingers = []
+        for name in interfaces:
+            with suppress(OSError):  # no rights, no IPv6, or an interface that went away
+                pinger = stack.enter_context(_pinger(name))
+                selector.register(pinger, selectors.EVENT_READ, name)
+                pingers.append((pinger, (ALL_NODES, 0, 0, socket.if_nametoindex(name))))
+        began, to_send = time.monotonic(), list(SEND_AT_SECONDS)
+        while pingers and (now := time.monotonic() - began) < SECONDS:
+            if to_send and now >= to_send[0]:
+                for pinger, place in pingers:
+                    with suppress(OSError):  # it went down
+                        pinger.sendto(ECHO.pack(ECHO_REQUEST, 0, 0, 0, len(to_send)) + token, place)
+                del to_send[0]
+            for key, _ in selector.select((to_send[0] if to_send else SECONDS) - now):
+                with suppress(OSError):
+                    answer, source = key.fileobj.recvfrom(256)  # type: ignore[union-attr]  # a socket
+                    known = sum(name == key.data for name, _ in found)
+                    if answer[:1] == bytes([ECHO_REPLY]) and answer[ECHO.size :] == token and known < MOST:
+                        found.add((key.data, str(ip_address(source[0].partition("%")[0]))))
+    return tuple(sorted(found))
+
+
+def _pinger(interface: str) -> socket.socket:
+    """A raw socket for root; else the kernel's ping socket, where net.ipv4.ping_group_range allows it."""
+    kind = socket.SOCK_DGRAM if os.geteuid() else socket.SOCK_RAW
+    made = socket.socket(socket.AF_INET6, kind | socket.SOCK_NONBLOCK, socket.IPPROTO_ICMPV6)
+    try:
+        if kind == socket.SOCK_RAW:
+            made.setsockopt(socket.IPPROTO_ICMPV6, ICMPV6_FILTER, REPLIES_ALONE)
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_LOOP, 0)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def read_table() -> dict[tuple[str, str], bytes]:
+    """Hardware address by interface and IP address; empty where the kernel's table can't be read."""
+    found: dict[tuple[str, str], bytes] = {}
+    with suppress(OSError):
+        for message in query_kernel(
+            NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0), NLM_F_DUMP, NETLINK_ROUTE, RTM_GETNEIGH
+        ):
+            _, index, state, _, _ = NEIGHBOUR.unpack_from(message)
+            values = dict(records(message[NEIGHBOUR.size :], ATTRIBUTE))
+            address, hardware = values.get(NDA_DST, b""), values.get(NDA_LLADDR, b"")
+            if len(address) in (4, 16) and any(hardware) and not state & UNREACHED:
+                with suppress(OSError):
+                    found[socket.if_indextoname(index), str(ip_address(address))] = hardware
+    return found
+
+
+def _find_open(addresses: list[str], port: int) -> set[str]:
+    """Those of the first MOST that accept a TCP connection on this port."""
+    found, waiting = set[str](), selectors.DefaultSelector()
+    with ExitStack() as stack:
+        stack.enter_context(waiting)
+        for one in addresses[:MOST]:
+            family = socket.AF_INET6 if ":" in one else socket.AF_INET
+            made = stack.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
+            made.connect_ex((one, port))
+            waiting.register(made, selectors.EVENT_WRITE, one)
+        deadline = time.monotonic() + CONNECT_SECONDS
+        while waiting.get_map() and (left := deadline - time.monotonic()) > 0:
+            for key, _ in waiting.select(left):
+                waiting.unregister(key.fileobj)
+                if not key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):  # type: ignore[union-attr]  # a socket
+                    found.add(key.data)
+    return found

@@ -1,0 +1,88 @@
+"""One message to a URL that may itself be the secret: it appears in no error and no log.
+
+TLS is verified, no redirect is followed, and of the answer only the status is read. A proxy and SSL_CERT_FILE of the
+environment count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Any
+from urllib.parse import urlsplit
+
+from sparkd.lib import without
+from sparkd.lib.errors import LaunchError
+from sparkd.lib.http_client import http_error
+
+with without("rich", "click"):
+    import httpx
+
+logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO it logs each URL
+
+TOTAL_SECONDS = 10.0
+OFFLINE = "is the network up? a proxy is taken from the environment alone"
+REFUSED = (400, 413, 422)
+"""The receiver does not take this message, and will not take it later."""
+
+
+class RefusedError(LaunchError):
+    """This one message is not taken."""
+
+
+def check_url(url: str) -> None:
+    """Raises ValueError, without the URL. http is for this machine and private networks alone."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+        host = parts.hostname or ""
+    except ValueError:
+        host = ""
+    if not host or not url.isascii() or not url.isprintable() or " " in url or parts.scheme not in ("http", "https"):
+        raise ValueError("is no URL of https://")
+    if parts.scheme == "http" and not _is_near(host):
+        raise ValueError("needs https: http is only taken for localhost and private addresses")
+
+
+def _is_near(host: str) -> bool:
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return host == "localhost"
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Resolves names in its own thread: Python would wait at its exit for a thread of asyncio's that hangs there."""
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        return socket.getaddrinfo(host, port, **options)
+
+
+def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: float = TOTAL_SECONDS) -> None:
+    """Raises LaunchError where it may work later, RefusedError where this message is not taken."""
+    try:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            status = runner.run(asyncio.wait_for(_post(url, content, headers), total_seconds))
+    except TimeoutError:
+        raise LaunchError(f"no answer within {total_seconds:g} s", OFFLINE) from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, ImportError, OSError) as error:
+        # ValueError and ImportError: a proxy that httpx does not know, or only with a further library (SOCKS).
+        raise LaunchError(str(http_error(error)).replace(url, "***"), OFFLINE) from None
+    if 300 <= status < 400:
+        raise LaunchError(f"HTTP {status}: redirects are not followed", "write the URL that it leads to")
+    if status in REFUSED:
+        raise RefusedError(f"HTTP {status}", "is notify.template the receiver's?")
+    if status >= 400:
+        raise LaunchError(f"HTTP {status}", "does the receiver still know this URL?" if status < 500 else "")
+
+
+async def _post(url: str, content: bytes, headers: Mapping[str, str]) -> int:
+    sent = {"User-Agent": "sparkd", "Accept-Encoding": "identity", **headers}
+    async with (
+        httpx.AsyncClient(timeout=None) as client,  # noqa: S113 - the caller has one deadline for all
+        client.stream("POST", url, content=content, headers=sent) as answer,
+    ):
+        return answer.status_code

@@ -1,4 +1,4 @@
-"""Settings as people read them: the commented default file, the manual page, `sparkd config show`."""
+"""Settings as people read them: the commented default file, `sparkd config show`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tomlkit
 from pydantic import BaseModel
 
 from sparkd.config.settings import Settings
-from sparkd.config.sources import FILE_VARIABLE, PREFIX, Loaded
+from sparkd.config.sources import PREFIX, Loaded
 
 _HEAD = f"""\
 # Configuration of sparkd. Every key stands here with its default: take the # away and change the value.
@@ -25,27 +25,9 @@ def default_file() -> str:
     for name, section in Settings():
         parts.append(f"\n# {section.__doc__}\n[{name}]\n")
         for key, value in section:
-            lines = wrap(_description(section, key), 118, initial_indent="# ", subsequent_indent="# ")
-            parts.append("\n".join(["", *lines, f"#{_line(key, value)}", ""]))
+            lines = wrap(describe(section, key), 118, initial_indent="# ", subsequent_indent="# ")
+            parts.append("\n".join(["", *lines, f"#{format_line(key, value)}", ""]))
     return "".join(parts)
-
-
-def manual() -> str:
-    """Text of docs/sparkd.toml.5.md."""
-    parts = [
-        "# NAME\n\nsparkd.toml - configuration of sparkd, the node agent\n",
-        "\n# SYNOPSIS\n\n`/etc/sparkd/sparkd.toml`, `/etc/sparkd/conf.d/*.toml`\n",
-        "\n# DESCRIPTION\n\n" + _ABOUT,
-    ]
-    for name, section in Settings():
-        parts.append(f"\n# [{name}]\n\n{section.__doc__}\n")
-        for key, value in section:
-            metadata = type(section).model_fields[key].metadata
-            bounds = [getattr(one, bound) for one in metadata for bound in ("ge", "le") if hasattr(one, bound)]
-            span = " From {} to {}.".format(*bounds) if bounds else ""
-            default = _line(key, value).replace(" = ", "` = `", 1)
-            parts.append(f"\n`{name}.{default}`\n: {_description(section, key)}{span}\n")
-    return "".join(parts) + _FILES
 
 
 def show(loaded: Loaded) -> str:
@@ -54,13 +36,14 @@ def show(loaded: Loaded) -> str:
     for name, section in loaded.settings:
         lines += ["", f"[{name}]"]
         tables: list[str] = []
-        for key, value in section:
+        for key, found in section:
+            value = dict(found) if isinstance(found, BaseModel) else found
             origin = _origin(loaded, f"{name}.{key}", value)
             if isinstance(origin, str):
-                lines.append(f"{_line(key, value):<48} # {origin}")
+                lines.append(f"{format_line(key, value):<48} # {origin}")
             else:
                 tables += ["", f"[{name}.{key}]"]
-                tables += [f"{_line(entry, value[entry]):<48} # {by}" for entry, by in origin.items()]
+                tables += [f"{format_line(entry, value[entry]):<48} # {by}" for entry, by in origin.items()]
         lines += tables
     return "\n".join(lines[1:])
 
@@ -83,35 +66,15 @@ def _origin(loaded: Loaded, dotted: str, value: object) -> str | dict[str, str]:
     return loaded.origins.get(dotted, "default")
 
 
-def _line(key: str, value: object) -> str:
+def format_line(key: str, value: object) -> str:
     """`key = value` as TOML, on one line; a comment where that can't be said, for only a variable can say null."""
     table = tomlkit.inline_table()
     try:
-        table[key] = value
+        table[key] = dict(value) if isinstance(value, BaseModel) else value
     except ValueError:
         return f"# {key} is left out"
     return table.as_string()[1:-1]
 
 
-def _description(section: BaseModel, key: str) -> str:
+def describe(section: BaseModel, key: str) -> str:
     return " ".join((type(section).model_fields[key].description or "").split())
-
-
-_ABOUT = f"""\
-The file is TOML. Every key has a default; an empty or a missing file is good. Files in `conf.d` beside it are read
-after it, in the order of their names, and each key that they set replaces the earlier value; the tables
-`engine.args`, `engine.env` and `engine.secrets` are merged entry by entry. Variables of the environment come last:
-`{PREFIX}SECTION__KEY`, a list by commas or as JSON, a table as JSON, one entry of a table as
-`{PREFIX}ENGINE__ENV__NAME`. `{FILE_VARIABLE}` names another file, which must exist; a `conf.d`
-beside that one must belong to root, or to you, and be writable by nobody else.
-
-A key or a variable that is not known is an error, and so is a value out of bounds: sparkd says all of them at once
-and exits 78. `sparkd config check` says so without a start, for the recipe and its plan too; `sparkd config show`
-prints what holds and what set it.
-"""
-
-_FILES = """
-# SEE ALSO
-
-`sparkd(8)`
-"""

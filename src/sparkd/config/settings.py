@@ -15,6 +15,8 @@ from sparkd.config import types as t
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)
+Event = Literal["serving", "switched", "lost", "degraded", "memory-guard", "needs-person"]
+ALL_EVENTS: tuple[Event, ...] = get_args(Event)
 MAX_NODES = 8
 
 
@@ -22,6 +24,17 @@ class Section(t.Section):
     """A key's docstring is its description in the default file and the manual page."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Allow(Section):
+    """What a head may request of a node that follows it."""
+
+    images: t.ImageNames = ()
+    """Images by the beginning of their names."""
+    mounts: t.AllowedMounts = ()
+    """Files, folders and devices beside models_dir and /dev/infiniband."""
+    privileged: bool = False
+    """Whether its container may be privileged."""
 
 
 class Cluster(Section):
@@ -39,6 +52,15 @@ class Cluster(Section):
     every one is accepted, so that keys can change while the nodes serve."""
     allow_image_difference: bool = False
     """Only warn where the nodes' images differ, instead of refusing to launch."""
+    follow_head: bool = False
+    """On a worker: take the recipe, cluster.nodes, cluster.master_port, cluster.allow_image_difference, engine.image,
+    engine.script, engine.args, engine.env, [readiness] and [supervise] from the head, and keep the last ones for a
+    start without it. Only the head's file is edited then. The head itself follows nobody."""
+    allow: Allow = Allow()
+    """What a head may request of this node where follow_head is true. images: beginnings of names that end where a part
+    of a name does, such as "ghcr.io/spark-arena/"; empty: the images that the recipes on this node name. mounts: files,
+    folders and devices beside models_dir (read-only) and /dev/infiniband, such as "/srv/data", or "/srv/data:rw" to
+    write there. privileged: whether the container may be."""
 
 
 class Engine(Section):
@@ -137,16 +159,50 @@ class Supervise(Section):
     the last known good one, for `sparkd diff` and `sparkd rollback`."""
 
 
+class Smoke(Section):
+    """Whether the endpoint's answers make sense; `sparkd smoke` tests more of it, at any time."""
+
+    on_start: bool = False
+    """Send some ten short prompts after each start. Answers that make no sense are a warning; a new plan that `sparkd
+    use` tries is tested in any case, and given up."""
+
+
 class Observe(Section):
     """What people and monitors read."""
 
     listen: t.Listen = "127.0.0.1:29511"
-    """Address and port where monitors read /metrics, /livez, /readyz and /report; empty: none."""
+    """Address and port of the page of this node, at /, and of what monitors read: /metrics, /livez, /readyz and
+    /report; empty: none. Other than loopback, such as "0.0.0.0:29511", only together with token_file."""
+    token_file: t.PathOrEmpty = ""
+    """File of root's with mode 0600 that has the token which clients of `listen` have to send, as `Authorization:
+    Bearer TOKEN` or as the password of any user; /livez and /readyz need none. Empty: no token."""
 
     @property
     def address(self) -> tuple[str, int] | None:
         """Host and port of `listen`; None where nothing is served."""
         return t.split_address(self.listen) if self.listen else None
+
+
+class Notify(Section):
+    """Messages to people. Try them with `sparkd notify test`."""
+
+    command: t.PathOrEmpty = ""
+    """A program of root's that gets each message as JSON on stdin and is run as root, within the unit's bounds; with
+    another exit code than 0 the message is tried again later. Empty: none."""
+    webhook_file: t.PathOrEmpty = ""
+    """File with the URL that messages are sent to, readable by root alone: the URL is often all that a sender needs.
+    https, or http to a private address. Empty: none."""
+    template: Literal["json", "ntfy", "slack", "discord"] = "json"
+    """Form of the messages to that URL: this project's JSON, or that of the receiver (others take Slack's, too)."""
+    degraded_minutes: int = Field(10, ge=0, le=10080)
+    """Minutes that the service is degraded before a message says so."""
+    events: Annotated[tuple[Event, ...], Strict(False)] = ALL_EVENTS
+    """What messages are about."""
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """The keys by which messages are sent."""
+        return tuple(name for name in ("command", "webhook_file") if getattr(self, name))
 
 
 class Log(Section):
@@ -172,7 +228,9 @@ class Settings(BaseSettings):
     memory: Memory = Memory()
     readiness: Readiness = Readiness()
     supervise: Supervise = Supervise()
+    smoke: Smoke = Smoke()
     observe: Observe = Observe()
+    notify: Notify = Notify()
     log: Log = Log()
 
     @classmethod
@@ -198,6 +256,15 @@ class Settings(BaseSettings):
             if (other := taken.setdefault(port, key)) != key:
                 found = self.observe.listen if key == "observe.listen" else port
                 raise t.fault(key, found, f"{other} already has this port", other)
+        if self.observe.address and not self.observe.token_file:
+            listen, host = self.observe.listen, ip_address(self.observe.address[0])
+            if not host.is_loopback:
+                raise t.fault(
+                    "observe.listen",
+                    listen,
+                    "reaches beyond this machine: set observe.token_file too, or listen on 127.0.0.1",
+                    "observe.token_file",
+                )
         settle, wait = self.memory.settle_seconds, self.preflight.wait_seconds
         if settle > wait:
             needed = (

@@ -13,7 +13,7 @@ from msgspec import Struct
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from sparkd.config.layers import Check, Key, Layers, known_keys
+from sparkd.config.layers import Check, Key, Layers, Location, known_keys
 from sparkd.config.settings import Settings
 from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import did_you_mean, parse_json, read_file
@@ -66,7 +66,7 @@ def load_settings(env: Mapping[str, str], root: Path = Path("/")) -> Settings:
 
 def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     """As `load_settings`, with the file or variable that each value came from."""
-    layers = Layers(Settings, TABLES, "a table, [{}]", shown=lambda location: location[:2])
+    layers = Layers(Settings, TABLES, "a table, [{}]", shown=_written)
     files = list(_files(env, root, layers.problems))
     sources: list[File | Variable] = [*files, *_variables(env, layers.problems)]
     for source in sources:
@@ -75,6 +75,11 @@ def load_with_origins(env: Mapping[str, str], root: Path = Path("/")) -> Loaded:
     if layers.problems or settings is None:
         raise ConfigError("\n".join(layers.problems), "`sparkd config show --default` lists every key")
     return Loaded(settings, layers.origins(), tuple(Path(file.__name__) for file in files))
+
+
+def _written(location: Location) -> Location:
+    """The key: its sections, and its own name."""
+    return location[: 3 if location[:3] in known_keys(Settings) else 2]
 
 
 def _origin(name: str, _: Key) -> str:

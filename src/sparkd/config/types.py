@@ -58,6 +58,17 @@ def _path(raw: str) -> str:
     return check_path(raw, "it")
 
 
+WRITABLE = ":rw"
+"""Ends a path of cluster.allow.mounts that may be written to."""
+
+
+def _allowed_mount(raw: str) -> str:
+    path = check_path(raw.removesuffix(WRITABLE), "it")
+    if path == "/":
+        raise ValueError("must be less than all files of the node")
+    return path + WRITABLE * raw.endswith(WRITABLE)
+
+
 _HOST = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _REGISTRY = rf"(?:{_HOST}(?:\.{_HOST})*|\[[0-9A-Fa-f:]+\])(?::[0-9]+)?"
 _FOLDER = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
@@ -112,6 +123,13 @@ AbsolutePath = Annotated[str, AfterValidator(_path)]
 PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
 RecipeName = Annotated[str, AfterValidator(_recipe)]
 Listen = Annotated[str, AfterValidator(_listen)]
+ImageName = Annotated[
+    str,
+    matching(r"[A-Za-z0-9\[][A-Za-z0-9._:/@\[\]-]*", "the beginning of an image's name, such as ghcr.io/spark-arena/"),
+]
+ImageNames = Annotated[tuple[ImageName, ...], Strict(False), AfterValidator(_distinct)]
+AllowedMount = Annotated[str, AfterValidator(_allowed_mount)]
+AllowedMounts = Annotated[tuple[AllowedMount, ...], Strict(False), AfterValidator(_distinct)]
 InterfaceOrEmpty = Annotated[str, matching(r"[A-Za-z0-9._@-]{0,15}", "the name of a network interface")]
 ImageOrEmpty = Annotated[str, AfterValidator(_image)]
 Hca = Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]*", "the name of an RDMA device, such as rocep1s0f0")]

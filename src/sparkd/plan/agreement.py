@@ -25,6 +25,8 @@ from sparkd.vllm.args import JsonValue, check_value
 if TYPE_CHECKING:
     from sparkd.recipes.schema import Container
 
+PLAN_PATH = "/plan"
+"""Where a node serves its values to the others."""
 UNCHECKED = "unchecked."
 """Prefix of the name of a value that may differ: it is listed, and left out of the digest."""
 IMAGE = ("image", "image.identity")

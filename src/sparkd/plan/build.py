@@ -72,6 +72,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
     )
     user_script = settings.engine.script
     argv = ("bash", script.USER_SCRIPT_TARGET, *command) if user_script else command
+    secrets = tuple(one for one in engine.secrets if one.file)
     lines = script.exec_lines(argv)
     if on_ray:
         lines = script.ray_lines(node, settings.cluster.master_port, engine.env, lines)
@@ -84,10 +85,10 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         entrypoint=recipe.image.entrypoint,
         argv=argv,
         env=env,
-        secrets=engine.secrets,
+        secrets=secrets,
         container=engine.container,
         caches=tuple(Cache(name, target) for name, target in engine.caches.items()),
-        script=script.render_script(title, lines, env, engine.secrets),
+        script=script.render_script(title, lines, env, secrets),
         user_script=user_script,
         model_path=engine.model_path,
         served_name=engine.served_name,

@@ -26,7 +26,10 @@ class Node(Struct, frozen=True):
 
 
 class Secret(Struct, frozen=True):
-    """Environment variable `name` holds the content of `file`. The container reads it at launch; no copy is kept."""
+    """Environment variable `name` holds the content of `file`. The container reads it at launch; no copy is kept.
+
+    Without a file it counts in the agreement alone: it is one that only another node needs.
+    """
 
     name: str
     file: str

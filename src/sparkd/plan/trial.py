@@ -23,19 +23,19 @@ class Trial(Struct, frozen=True):
     warnings: tuple[str, ...]
 
 
-def try_recipe(recipe: Recipe) -> Trial:
-    """Plans it for each number of nodes that `nodes` allows. Each message names its key."""
+def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | None = None) -> Trial:
+    """Plans it for each number of nodes that `nodes` allows, or for `size` alone. Each message names its key."""
     plans: dict[int, LaunchPlan] = {}
     refused = f"nodes.min is {recipe.nodes.min}, and cluster.nodes names at most {MAX_NODES} nodes"
-    sizes = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1)
-    for size in sizes:
-        node = Node(0, ADDRESS.format(1), ADDRESS.format(1), size, "eth0", ("mlx5_0",))
+    sizes = range(recipe.nodes.min, min(recipe.nodes.max, MAX_NODES) + 1) if size is None else (size,)
+    for nodes in sizes:
+        node = Node(0, ADDRESS.format(1), ADDRESS.format(1), nodes, "eth0", ("mlx5_0",))
         try:
-            plans[size] = make_plan(recipe, Settings(), node)
+            plans[nodes] = make_plan(recipe, settings or Settings(), node)
         except ConfigError as error:
             refused = f"{error.reason} ({error.hint})" if error.hint else error.reason
     warnings = []
-    if plans and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
+    if plans and size is None and recipe.nodes.min not in plans and "min" in recipe.nodes.model_fields_set:
         fit = " or ".join(map(str, plans))
         warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fit} node(s) only")
     return Trial(next(iter(plans.values()), None), () if plans else (refused,), tuple(warnings))

@@ -30,6 +30,8 @@ REACHES: tuple[tuple[bool, str, str], ...] = (
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip
 """A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""
+HEAD_FILES = "/var/lib/sparkd/head-files"
+"""Folder of the files that the head of a cluster has sent with its recipe: nothing of this node is in it."""
 _ALIASES = {"/var/run": "/run", **{f"/{name}": f"/usr/{name}" for name in ("bin", "lib", "sbin")}}
 """Folders that are symlinks on each node."""
 
@@ -41,12 +43,20 @@ def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[
         hint = "RDMA needs no more than devices: [/dev/infiniband] and ulimits: {memlock: -1}"
         yield Issue("reach", False, "container.privileged", reason, hint)
     paths = [(key, path, READ) for key, path in read.items()]
-    paths += [("container.volumes", one.source, not one.read_only) for one in container.volumes]
-    paths += [("container.devices", path, WRITTEN) for path in container.devices]
-    for key, path, written in dict.fromkeys(paths):
+    for key, path, written in dict.fromkeys((*paths, *given_paths(container))):
+        if path.startswith(f"{HEAD_FILES}/"):
+            continue
         if why := _why(path, written) or _why(resolve(path), written):
             reason = f"the container gets {path} of the node: {why}"
             yield Issue("reach", False, key, reason, "give it no more than the engine needs")
+
+
+def given_paths(container: Container) -> Iterator[tuple[str, str, bool]]:
+    """Key, path and whether it may be written to, of all that the container gets of the node's files and devices."""
+    for one in container.volumes:
+        yield "container.volumes", one.source, not one.read_only
+    for path in container.devices:
+        yield "container.devices", path, WRITTEN
 
 
 def _why(path: str, written: bool) -> str:

@@ -139,6 +139,9 @@ def test_a_named_file_must_exist_the_default_need_not(tmp_path: Path) -> None:
         ('[observe]\nlisten = "localhost:1"\n', ["observe.listen", "127.0.0.1:29511"]),
         ('[observe]\nlisten = "::1:29511"\n', ["[::1]:29511"]),
         ('[observe]\nlisten = "127.0.0.1:99999"\n', ["observe.listen"]),
+        ('[observe]\nlisten = "0.0.0.0:29511"\n', ["observe.listen", "beyond this machine", "observe.token_file"]),
+        ('[observe]\nlisten = "[fe80::1]:9"\ntoken_file = ""\n', ["observe.listen", "observe.token_file"]),
+        ('[observe]\ntoken_file = "token"\n', ["observe.token_file", "absolute path"]),
     ],
 )
 def test_each_fault_names_file_key_value_and_need(tmp_path: Path, text: str, needles: list[str]) -> None:
@@ -212,7 +215,12 @@ def test_preflight_may_wait_for_just_as_long_as_memory_settles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "address"), [("127.0.0.1:29511", ("127.0.0.1", 29511)), ("[::1]:9", ("::1", 9)), ("", None)]
+    ("raw", "address"), [("127.0.0.2:29511", ("127.0.0.2", 29511)), ("[::1]:9", ("::1", 9)), ("", None)]
 )
 def test_the_observers_address_is_split(tmp_path: Path, raw: str, address: tuple[str, int] | None) -> None:
     assert load_settings({"SPARKD_OBSERVE__LISTEN": raw}, tmp_path).observe.address == address
+
+
+def test_monitors_reach_a_node_from_elsewhere_only_by_a_token(tmp_path: Path) -> None:
+    settings = {"SPARKD_OBSERVE__LISTEN": "0.0.0.0:29511", "SPARKD_OBSERVE__TOKEN_FILE": "/etc/sparkd/observe.token"}
+    assert load_settings(settings, tmp_path).observe.address == ("0.0.0.0", 29511)

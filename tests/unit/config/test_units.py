@@ -54,8 +54,17 @@ def test_unit_runs_its_role_and_sweeps_after_it(role: str) -> None:
 
 def test_each_service_makes_files_for_root_alone_where_no_mode_is_said() -> None:
     services = {path: text for path, text in units.package_units().items() if path.endswith(".service")}
-    assert len(services) == 3
-    assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 3
+    assert len(services) == 4
+    assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 4
+
+
+def test_what_stays_down_is_reported_in_bounds_as_narrow_as_the_agents() -> None:
+    agent, notify = units.render("head"), units.package_units()[f"{units.PACKAGE_UNITS}/{units.NOTIFY_UNIT}"]
+    assert words(agent, "OnFailure") == [units.NOTIFY_UNIT]
+    assert lines(notify, "ExecStart") == ["/usr/bin/sparkd notify flush"]
+    bounds = [line for line in agent.partition("CapabilityBoundingSet=")[2].splitlines() if "=" in line]
+    own = [line for line in bounds if not line.startswith(("#", "WantedBy", "ReadWritePaths=-/proc"))]
+    assert [line for line in own if line not in notify] == []
 
 
 def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:

@@ -148,7 +148,7 @@ def test_each_value_is_explained_with_its_source(tmp_path: Path) -> None:
 def test_the_commands_print_it(tmp_path: Path) -> None:
     listed = sparkd("recipe", "list").stdout.splitlines()
     (balanced,) = (line for line in listed if line.startswith("deepseek-v4-flash-balanced "))
-    for cell in ("131072", "37.2 at 1, 105.0 at 8", "shipped", "DeepSeek V4 Flash on Dual DGX Spark"):
+    for cell in ("131072", "37.2 to 105.0", "DeepSeek-V4-Flash"):
         assert cell in balanced
     differ = sparkd("recipe", "diff", "dspark-nvfp4-1m", "dspark-200k-16").stdout
     assert [line.split() for line in differ.splitlines()][:3] == [

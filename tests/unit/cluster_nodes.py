@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import model_validator
 from tests.tree import Tree
 from tests.unit.nodes import KEY, network
 
@@ -36,7 +37,6 @@ from sparkd.lib.main_loop import MainLoop, StopRequested
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
-from sparkd.state.file import FOLDER
 from sparkd.status.model import NodeReport
 
 
@@ -77,6 +77,22 @@ class RecordingNotifier(Notifier):
 
 def addresses(count: int) -> tuple[str, ...]:
     return tuple(f"127.0.0.{number + 1}" for number in range(count))
+
+
+class LoopbackSettings(Settings):
+    """Nodes on loopback, which are refused outside of tests."""
+
+    @model_validator(mode="after")
+    def _check_between_keys(self) -> LoopbackSettings:
+        return self
+
+
+def following(nodes: Sequence[str], port: int, **keys: object) -> Settings:
+    """Of a worker that follows its head. `keys`: of the section cluster."""
+    cluster = ClusterSettings.model_validate({"nodes": list(nodes), "report_port": port, "follow_head": True, **keys})
+    return LoopbackSettings.model_construct(
+        cluster=cluster, engine=Engine(models_dir="/srv/models"), observe=Observe(listen="")
+    )
 
 
 def settings(
@@ -125,7 +141,9 @@ def context(configured: Settings, host: Host) -> NodeContext:
 def joined(node: NodeContext, host: Host) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
     with network() as loop:
-        cluster = join_cluster(node, host, lambda: None, loop, Redactor(), EventLines(), owner_uid=os.getuid())
+        cluster = join_cluster(
+            node.plan.node, node.settings, host, lambda: None, loop, EventLines(), owner_uid=os.getuid()
+        )
         yield cluster
 
 
@@ -138,10 +156,6 @@ class MemoryActions(Actions):
 
     def write_state(self, name: str, text: str, mode: int) -> None:  # as the real ones
         self.written[name] = text
-
-    def remove_state(self, name: str) -> bool:
-        self.written[name] = ""
-        return self._host.files.exists(f"{FOLDER}/{name}")
 
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text
@@ -168,7 +182,7 @@ class AgentUnderTest:
     def set_plan(self, digest: str, **values: str) -> None:
         """As the step `fingerprint` does."""
         self.agent.state.agreement = Agreement(values, digest)
-        self.agent.cluster.publish_plan(dump_values(values))
+        self.agent.cluster.publish("/plan", dump_values(values))
         self.agent.reporter.update(plan_digest=digest)
 
     def end(self) -> None:
@@ -181,8 +195,8 @@ class AgentUnderTest:
 
 
 @contextmanager
-def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> Iterator[AgentUnderTest]:
-    """The agent of one node, with its port and its readers open."""
+def base_under_test(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> Iterator[Base]:
+    """An agent that has not found its place."""
     host = machine(tree, rank)
     path = tree.root / f"journal{rank}"
     with path.open("wb") as file, network() as loop:
@@ -191,16 +205,27 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
         actions = MemoryActions(host, main, incarnation or f"incarnation-{rank}")
         journal = Journal(file.fileno())
         log = RecordingLog(journal)
-        base = Base(configured, host, actions, main, loop, notifier, journal, log, stamp_configuration(host.files.root))
-        agent = assemble(base, context(configured, host), owner_uid=os.getuid())
-        made = AgentUnderTest(agent, log.recorded, notifier, path)
-        main.add_check(made.check_end)
+        try:
+            yield Base(
+                configured, host, actions, main, loop, notifier, journal, log, stamp_configuration(host.files.root)
+            )
+        finally:
+            journal.close(1)
+
+
+@contextmanager
+def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: str = "") -> Iterator[AgentUnderTest]:
+    """The agent of one node, with its port and its readers open."""
+    with base_under_test(tree, rank, configured, incarnation) as base:
+        assert isinstance(base.log, RecordingLog) and isinstance(base.notifier, RecordingNotifier)
+        agent = assemble(base, context(configured, base.host), owner_uid=os.getuid())
+        made = AgentUnderTest(agent, base.log.recorded, base.notifier, tree.root / f"journal{rank}")
+        base.loop.add_check(made.check_end)
         agent.reporter.publish()
         try:
             yield made
         finally:
             made.end()
-            journal.close(1)
 
 
 @contextmanager

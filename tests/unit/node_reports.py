@@ -45,7 +45,7 @@ WORKER = replace(
     since=ago(12),
     message="loading weights 3/7",
     last_cause="",
-    findings=(FindingReport("memory", "block", "9 GiB available, 96 GiB needed", ""),),
+    findings=(FindingReport("memory", "block", "9 GiB available, 96 GiB needed", "stop other work"),),
     engine=EngineReport(phase="loading weights", progress=0.43),
 )
 PEER = PeerStatus("10.0.0.2", 1, Contact.ANSWERS, ago(60), WORKER)

@@ -53,6 +53,15 @@ def until(true: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> floa
     return time.monotonic() - began
 
 
+def least(took: Callable[[], float], enough: float) -> float:
+    """The shortest of up to five tries, which end with one under `enough`: a busy machine delays some, a defect all."""
+    best = float("inf")
+    for _ in range(5):
+        if (best := min(best, took())) < enough:
+            break
+    return best
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
@@ -98,9 +107,10 @@ def node(
     claims: str = "",
     limits: Limits = PLENTY,
     admits: Callable[[str], bool] = lambda _: True,
+    hold_seconds: float = HOLD_SECONDS,
 ) -> Iterator[Node]:
     """A node that answers on `address`, and signs as `claims` where that is another one."""
-    peer_api = PeerApi(claims or address, lambda: tuple(keys), HOLD_SECONDS)
+    peer_api = PeerApi(claims or address, lambda: tuple(keys), hold_seconds)
     server = HttpServer(address, port, peer_api.handle, limits, admits)
     with network() as loop:
         server.start(loop)

@@ -12,7 +12,6 @@ signature covers the address of the serving node: one node's answer can't be pas
 
 from __future__ import annotations
 
-import errno
 import hmac
 import os
 import re
@@ -20,7 +19,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
 
-from sparkd.host.files import FileFacts, Files, Kind
+from sparkd.host.files import FileFacts, Files
+from sparkd.host.ownership import read_private
 from sparkd.lib.errors import AwaitedError, ConfigError
 
 CHALLENGE_HEADER = "WWW-Authenticate"
@@ -109,22 +109,10 @@ class KeyRing:
 
 def _read_key_file(files: Files, path: str, owner_uid: int) -> tuple[FileFacts, tuple[bytes, ...]]:
     try:
-        opened = files.itself(path, LIMIT_BYTES)
+        opened = read_private(files, path, LIMIT_BYTES, owner_uid)  # a reader of the key can sign for every node
     except FileNotFoundError:
         raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
-    except OSError as error:
-        is_link = error.errno == errno.ELOOP
-        reason = "is a symlink, needed is the file itself" if is_link else error.strerror or str(error)
-        raise ConfigError(f"{path}: {reason}", f"ls -l {path}") from None
-    facts = opened.facts
-    # A reader of the key can sign for every node.
-    if facts.kind is not Kind.FILE:
-        raise ConfigError(f"{path}: is no regular file", f"ls -l {path}")
-    if facts.uid != owner_uid:
-        raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {path}")
-    if facts.permissions & 0o077:
-        raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {path}")
-    return facts, _parse_keys(opened.content, path)
+    return opened.facts, _parse_keys(opened.content, path)
 
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable
+from email.utils import parsedate_to_datetime
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -27,7 +28,17 @@ from sparkd.cluster.auth import (
 )
 from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
 from sparkd.lib.text import sanitize
-from sparkd.status.model import Contact, NodeReport, PeerStatus, bounded, clock_ahead, parse, utc_now
+from sparkd.status.model import (
+    PEER_LIMIT_BYTES,
+    Contact,
+    NodeReport,
+    PeerStatus,
+    bounded,
+    fit,
+    parse,
+    utc_now,
+    without_figures,
+)
 
 CONNECT_SECONDS = 2.0
 """The kernel repeats a SYN after one second: with 20 % packet loss, 4 % of connections need a third one."""
@@ -37,6 +48,10 @@ PAUSE_SECONDS = 0.5
 """After repeated failures."""
 PACE_SECONDS = 0.05
 """Between requests: bounds the cost of any peer."""
+
+
+UNCHANGED_SECONDS = 2.0
+"""Less than this is the answer's travel time."""
 
 
 class UnsignedError(Exception):
@@ -132,11 +147,17 @@ class PeerReader:
 
     async def _read_once(self) -> bool:
         """Whether a valid answer came."""
+        before = self.status
         try:
             answer = await self._client.request(f"/report?known={self._known}")
             if answer.status == 404:
                 raise HttpError("it has no report yet")
-            report = parse_peer_report(answer.body, self._source.rank) if answer.status == 200 else None
+            digest = hashlib.sha256(answer.body).hexdigest()
+            report = None
+            if answer.status == 200 and digest == self._known:  # nothing new, after a whole hold
+                report = before.report
+            elif answer.status == 200:
+                report = parse_peer_report(answer.body, self._source.rank)
             if report is None:
                 raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
         except ConnectRefused as error:
@@ -148,8 +169,7 @@ class PeerReader:
             return self._record_failure(self._contact_when_quiet(), gone, own_address_gone=True)
         except HttpError as error:
             return self._record_failure(self._contact_when_quiet(), str(error))
-        self._known = hashlib.sha256(answer.body).hexdigest()
-        before = self.status
+        self._known = digest
         date = answer.headers.get("date", "")
         self.heard_at = time.monotonic()
         self.status = replace(
@@ -161,7 +181,7 @@ class PeerReader:
             own_address_gone=False,
             clock_ahead_seconds=clock_ahead(date, time.time(), before.clock_ahead_seconds),
         )
-        if self.status.report != before.report or before.contact is not Contact.ANSWERS:
+        if before.contact is not Contact.ANSWERS or before.report is None or _differ(report, before.report):
             self._wake()
         return True
 
@@ -179,16 +199,33 @@ class PeerReader:
         self._wake()
         return False
 
-    async def plan_values(self) -> bytes:
-        """The peer's plan values, unparsed. Raises HttpError or UnsignedError."""
+    async def fetch(self, path: str) -> bytes:
+        """A document of the peer, unparsed. Raises HttpError or UnsignedError."""
         client = SignedClient(self._source, self._keys)
         try:
-            answer = await client.request("/plan")
+            answer = await client.request(path)
         finally:
             await client.close()
         if answer.status != 200:
             raise HttpError(f"HTTP {answer.status}")
         return answer.body
+
+
+def clock_ahead(date: str, now: float, known: float | None) -> float | None:
+    """Whole seconds that the other clock is ahead; `known` where that has hardly changed, or there is no date.
+
+    The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
+    """
+    try:
+        sent = parsedate_to_datetime(date).timestamp() + 0.5  # cut to whole seconds: on average half a second old
+    except (ValueError, TypeError, OverflowError):
+        return known
+    found = float(round(sent - now))
+    return known if known is not None and abs(found - known) < UNCHANGED_SECONDS else found
+
+
+def _differ(report: NodeReport, before: NodeReport) -> bool:
+    return report != before and without_figures(report) != without_figures(before)
 
 
 def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:
@@ -197,6 +234,6 @@ def parse_peer_report(body: bytes, rank: int) -> NodeReport | None:
     if report is None or report.rank != rank:
         return None
     try:
-        return bounded(replace(report, peers=()))
+        return fit(bounded(replace(report, peers=())), PEER_LIMIT_BYTES)[0]
     except ValueError:
         return None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, UsageError
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
 from sparkd.plan.model import LaunchPlan, Node
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from sparkd.preflight.registry import CheckInputs
     from sparkd.recipes.loader import Loaded
     from sparkd.recipes.schema import Recipe
-    from sparkd.state.known_good import Rollback
+    from sparkd.state.shared_config import Kept
+    from sparkd.state.switch import Chosen, Switch
 
 HEAD, WORKER = "head", "worker"
 THIS_NODE_ALONE = "127.0.0.1"
@@ -34,10 +35,14 @@ class Peer(NamedTuple):
 class NodeContext(Struct, frozen=True):
     plan: LaunchPlan
     settings: Settings
-    """As configured, or with the engine of a rollback in force."""
+    """As configured, or with the engine of the chosen plan, or with what the head decides."""
     recipe: Recipe
     configured: Settings
-    rollback: Rollback | None = None
+    """On this node."""
+    switch: Switch | None = None
+    """What replaces the configured plan, or is to."""
+    followed: Kept | None = None
+    """The head's configuration, where this node follows it."""
 
     @property
     def rank(self) -> int:
@@ -54,22 +59,24 @@ class NodeContext(Struct, frozen=True):
     @property
     def peers(self) -> tuple[Peer, ...]:
         """The other nodes, in rank order."""
-        nodes = enumerate(self.settings.cluster.nodes)
-        return tuple(Peer(rank, address) for rank, address in nodes if rank != self.rank)
+        return peers_of(self.settings, self.rank)
+
+
+def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
+    nodes = enumerate(settings.cluster.nodes)
+    return tuple(Peer(rank, address) for rank, address in nodes if rank != own_rank)
 
 
 def check_inputs(node: NodeContext) -> CheckInputs:
     from sparkd.config import units
-    from sparkd.preflight.checks.paths import WantedDropIn
     from sparkd.preflight.registry import CheckInputs
 
     drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
-    wanted = WantedDropIn(drop_in.path, drop_in.text, units.HEADER)
-    return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), wanted)
+    return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)
 
 
 def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeContext:
-    """This node as configured, or with the rollback in force.
+    """This node as configured, or with the plan that was chosen in its place.
 
     Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
     """
@@ -79,11 +86,13 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
     own = _role_of(node)
     if role not in (None, own):
         raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
-    back = known_good.ROLLBACK_FILE.read(host.files)
-    if back is not None and back.replaces == fingerprint_config(settings, host):
-        return rolled_back_context(back, settings, host)
+    switch = None if follows_head(settings, node) else current_switch(settings, host)
+    if switch is not None and switch.chosen is not None:
+        return replace(chosen_context(switch.chosen, settings, host), switch=switch)
     try:
-        return configured_context(settings, host, node)
+        return replace(configured_context(settings, host, node), switch=switch)
+    except HeadAwaitedError:
+        raise
     except ConfigError as error:
         hints = [error.hint] if error.hint else []
         with suppress(UsageError):  # users other than root may not read the file
@@ -93,33 +102,54 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 
 
 def configured_context(settings: Settings, host: Host, place: Node | None = None) -> NodeContext:
-    """This node as configured, without any rollback. `place`: None where it is still to be found."""
+    """This node as configured, without any choice. `place`: None where it is still to be found."""
+    from sparkd.cluster.following import followed_context
     from sparkd.lib import recipes_dir
     from sparkd.plan.build import make_plan
+    from sparkd.state import shared_config
 
     node = place or find_place(settings, host)
+    if follows_head(settings, node):
+        faults = list[str]()
+        kept = shared_config.FILE.read(host.files, faults.append)
+        if kept is None:
+            hint = "systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
+            missing = f"no configuration of the head {node.head_address} is on this node yet"
+            raise HeadAwaitedError("; ".join((missing, *faults)), hint)
+        return followed_context(kept, settings, host, node)
     loaded = _load_recipe(settings, host)
-    _check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
+    check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
     plan = make_plan(loaded.recipe, settings, node)
-    _check_owners(plan.named_files)
+    check_owners(plan.named_files)
     return NodeContext(plan, settings, loaded.recipe, settings)
 
 
-def rolled_back_context(back: Rollback, settings: Settings, host: Host) -> NodeContext:
-    """This node with the engine of this rollback."""
+def follows_head(settings: Settings, place: Node) -> bool:
+    return settings.cluster.follow_head and place.rank > 0
+
+
+def chosen_context(chosen: Chosen, settings: Settings, host: Host) -> NodeContext:
+    """This node with this plan in place of the configured one."""
     from sparkd.plan.build import make_plan
-    from sparkd.state.known_good import ROLLBACK_HINT
 
-    node, in_force = find_place(settings, host), back.apply_to(settings)
+    node, in_force = find_place(settings, host), chosen.apply_to(settings)
     try:
-        plan = replace(make_plan(back.recipe, in_force, node), image_id=back.image_id)
+        plan = replace(make_plan(chosen.recipe, in_force, node), image_id=chosen.image_id)
     except ConfigError as error:
-        raise type(error)(f"{error.reason}; this node is rolled back to {back.label}", ROLLBACK_HINT) from None
-    _check_owners(plan.named_files)
-    return NodeContext(plan, in_force, back.recipe, settings, back)
+        raise type(error)(f"{error.reason}; chosen for this node is {chosen.label}", chosen.hint) from None
+    check_owners(plan.named_files)
+    return NodeContext(plan, in_force, chosen.recipe, settings)
 
 
-def _check_owners(files: Iterable[tuple[str, str]]) -> None:
+def current_switch(settings: Settings, host: Host) -> Switch | None:
+    """What replaces the configured plan, or is to; None also where the configuration has changed since."""
+    from sparkd.state.switch import FILE
+
+    found = FILE.read(host.files)
+    return found if found is not None and found.replaces == fingerprint_config(settings, host) else None
+
+
+def check_owners(files: Iterable[tuple[str, str]]) -> None:
     """`files`: role and path of each. Raises AwaitedError for one that others than root may change."""
     from sparkd.host.files import Files
     from sparkd.host.ownership import refuse_writable
@@ -137,13 +167,13 @@ def plan_by_tcp(node: NodeContext) -> LaunchPlan:
 
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
-    """Of the configuration that a rollback replaces."""
-    from sparkd.state import known_good
+    """Of the configuration that a chosen plan replaces."""
+    from sparkd.state.switch import fingerprint_engine
 
     recipe = None
     with suppress(ConfigError):
         recipe = _load_recipe(settings, host).recipe
-    return known_good.fingerprint_engine(settings.engine, recipe)
+    return fingerprint_engine(settings.engine, recipe)
 
 
 def _load_recipe(settings: Settings, host: Host) -> Loaded:

@@ -58,7 +58,7 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
         before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
         failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
         return PeerLostError(f"{rank} has restarted{before}", HINT, cause=Cause.PEER_FAILED if failed else None)
-    if report.phase in ENDING:
+    if report.phase in ENDING and not report.draining:
         did, cause = ENDING[report.phase]
         return PeerLostError(f"{rank} {did}: {report.message}", HINT, cause=cause)
     if report.epoch not in ("", expected.epoch):

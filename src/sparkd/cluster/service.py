@@ -1,7 +1,7 @@
 """The agent's HTTP servers and peer readers.
 
-Other nodes get its report and plan values on the fabric, for requests signed with the cluster key. People and monitors
-have a server of their own on loopback.
+Other nodes get its report, its plan's values and, of a head, its configuration on the fabric, for requests signed with
+the cluster key. People and monitors have a server of their own on loopback.
 """
 
 from __future__ import annotations
@@ -9,15 +9,18 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import socket
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from email.utils import formatdate
+from functools import partial
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from sparkd.cluster import inventory
 from sparkd.cluster.auth import (
     CHALLENGE_HEADER,
     NONCE_HEADER,
@@ -28,27 +31,35 @@ from sparkd.cluster.auth import (
     signatures_match,
 )
 from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.membership import NodeContext
+from sparkd.cluster.inventory import InventoryCache
+from sparkd.cluster.membership import Peer, peers_of
+from sparkd.config import Settings
+from sparkd.config.settings import Observe
 from sparkd.host import Host
+from sparkd.host.files import Files
 from sparkd.host.network import canonical
+from sparkd.host.sockets import find_peer
 from sparkd.lib.errors import AwaitedError
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
-from sparkd.lib.text import Redactor
+from sparkd.plan.model import Node
 from sparkd.status import http_api
-from sparkd.status.model import NodeReport, dump, redacted
-from sparkd.status.publisher import Sink
+from sparkd.status.access import TokenFile
+from sparkd.status.model import NodeReport, dump, without_figures
+from sparkd.status.publisher import Published, Sink
 
 HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25
 """Of the peer timeout: the longest hold, so that four tries fit into the timeout."""
 NONCE_LIMIT = 64
+LISTEN_AGAIN_SECONDS = 10.0
+"""For an address that the network brings later, and for a port that another program has."""
 
 
 class PeerApi(Struct):
-    """`handle` and `publish` run in the loop's thread; `publish_plan` may be called from any."""
+    """`handle` and `publish` run in the loop's thread; `publish_document` is for the main thread."""
 
     own_address: str
     keys: Callable[[], tuple[bytes, ...]]
@@ -58,18 +69,21 @@ class PeerApi(Struct):
     _digest: str = ""
     _published: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the next report comes."""
-    _plan: bytes = b""
+    documents: Mapping[str, bytes] = {}
+    """What is served beside the report, by path."""
+    inventory: InventoryCache | None = None
 
-    def publish(self, report: bytes) -> None:
-        """Serve this report from now on, and answer held requests."""
+    def publish(self, report: bytes, *, wake: bool = True) -> None:
+        """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
         if report != self._report:
             self._report = report
             self._digest = hashlib.sha256(report).hexdigest()
-            self._published.set()
-            self._published = asyncio.Event()
+            if wake:
+                self._published.set()
+                self._published = asyncio.Event()
 
-    def publish_plan(self, values: bytes) -> None:
-        self._plan = values
+    def publish_document(self, path: str, body: bytes) -> None:
+        self.documents = {**self.documents, path: body}
 
     async def handle(self, request: Request) -> Response:
         nonce = request.headers.get(NONCE_HEADER.lower(), "")
@@ -84,8 +98,10 @@ class PeerApi(Struct):
                     while known == self._digest:
                         await self._published.wait()
             body = self._report
-        elif path.path == "/plan":
-            body = self._plan
+        elif path.path == inventory.PATH and self.inventory is not None:
+            body = await self.inventory.get()
+        else:
+            body = self.documents.get(path.path, b"")
         status = 200 if body else 404
         signature = sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
@@ -102,19 +118,19 @@ class PeerApi(Struct):
 
 
 class Cluster(Struct, frozen=True):
-    """`readers` by rank, in order. `publish_plan` gets values for the other nodes, to name differences."""
+    """`readers` by rank, in order. `publish` gets the path of a document for the other nodes, and its content."""
 
     readers: Mapping[int, PeerReader]
-    publish_plan: Callable[[bytes], object]
+    publish: Callable[[str, bytes], object]
     sinks: tuple[Sink, ...] = ()
 
 
 def join_cluster(
-    node: NodeContext,
+    node: Node,
+    settings: Settings,
     host: Host,
     wake: Callable[[], None],
     network: EventLoop,
-    redact: Redactor,
     events: Events,
     owner_uid: int = 0,
 ) -> Cluster:
@@ -122,10 +138,10 @@ def join_cluster(
 
     Raises ConfigError (78) for a bad key file, AwaitedError where there is none, or the port is taken.
     """
-    if not node.peers:
-        return Cluster({}, lambda _: None)
-    settings = node.settings
-    own, port = node.plan.node.address, settings.cluster.report_port
+    peers = peers_of(settings, node.rank)
+    if not peers:
+        return Cluster({}, lambda _path, _body: None)
+    own, port = node.address, settings.cluster.report_port
 
     def on_bad_key(trouble: str) -> None:
         hint = "fix it before this unit restarts; the previous keys are in use"
@@ -133,22 +149,28 @@ def join_cluster(
 
     keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
-    peer_api = PeerApi(own, keys, hold_seconds)
-    _server(own, port, peer_api, node, events).start(network)
-    sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in node.peers)
+    read = InventoryCache(lambda: inventory.dump(inventory.read_inventory(settings, host)))
+    peer_api = PeerApi(own, keys, hold_seconds, inventory=read)
+    _server(own, port, peer_api, peers, events).start(network)
+    sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}
     for reader in readers.values():
         network.spawn(reader.run())
 
-    def to_peers(report: NodeReport) -> None:
-        body = dump(replace(redacted(report, redact), peers=())).encode()
-        network.call(peer_api.publish, body)
+    before: NodeReport | None = None
 
-    return Cluster(readers, peer_api.publish_plan, (to_peers,))
+    def to_peers(published: Published) -> None:
+        nonlocal before
+        own = replace(published.report, peers=())
+        wake = before is None or without_figures(own) != without_figures(before)
+        before = own
+        network.call(partial(peer_api.publish, dump(own).encode(), wake=wake))
+
+    return Cluster(readers, peer_api.publish_document, (to_peers,))
 
 
-def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: Events) -> HttpServer:
-    known = frozenset(canonical(peer.address) for peer in node.peers)
+def _server(own: str, port: int, peer_api: PeerApi, peers: tuple[Peer, ...], events: Events) -> HttpServer:
+    known = frozenset(canonical(peer.address) for peer in peers)
     # No rate limit: checking a signature is as cheap as counting, and any user of a known node could use up the limit
     # of its agent.
     limits = Limits(requests_per_second=math.inf)
@@ -169,20 +191,47 @@ def _server(own: str, port: int, peer_api: PeerApi, node: NodeContext, events: E
 
 
 def start_status_server(
-    address: tuple[str, int] | None,
-    report: Callable[[], NodeReport],
+    observe: Observe,
+    files: Files,
+    published: Callable[[], Published],
     keepalive_age: Callable[[], float],
     network: EventLoop,
     events: Events,
 ) -> None:
-    """For people and monitors. A failure is only logged: no engine depends on it."""
-    if address is None:
+    """For people and monitors. A failure is only logged, and the address tried again: no engine depends on it."""
+    if observe.address is None:
         return
+    host, port = observe.address
 
     def on_error(trouble: str) -> None:
         events.warning("status.server.failed", reason=trouble)
 
-    try:
-        HttpServer(*address, http_api.make_handler(report, keepalive_age), on_error=on_error).start(network)
-    except OSError as error:
-        on_error(f"{address[0]} port {address[1]} can't be had: {error.strerror}")
+    def on_bad_token(trouble: str, hint: str) -> None:
+        events.warning("status.token.unusable", reason=trouble, hint=hint)
+
+    token = TokenFile(files, observe.token_file, on_bad_token) if observe.token_file else None
+    handle = http_api.make_handler(published, keepalive_age, token.admits if token else None)
+
+    async def serve() -> None:
+        reported = ""
+        while True:
+            try:
+                server = HttpServer(host, port, handle, on_error=on_error, find_user=_find_user)
+            except OSError as error:
+                trouble = f"{host} port {port} can't be had: {error.strerror}"
+                if trouble != reported:
+                    on_error(trouble)
+                reported = trouble
+                await asyncio.sleep(LISTEN_AGAIN_SECONDS)
+            else:
+                await server.serve()
+
+    network.spawn(serve())
+
+
+def _find_user(connection: socket.socket) -> str:
+    """The user who made it, on this machine: all of its users have the same address. Empty where that is not known."""
+    with suppress(OSError):
+        if (peer := find_peer(connection)) is not None:
+            return f"uid {peer.uid}"
+    return ""

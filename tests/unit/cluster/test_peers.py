@@ -35,7 +35,7 @@ from tests.unit.wire import answering, relay
 from sparkd.cluster.client import PeerReader, Source, UnsignedError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.http_connection import Request, Response
-from sparkd.status.model import Contact, NodeReport, Phase
+from sparkd.status.model import Contact, GpuReport, MemoryReport, NodeReport, Phase, dump
 
 ANSWER_SECONDS = 0.6
 PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
@@ -59,18 +59,42 @@ def reader(one: Node) -> Iterator[PeerReader]:
 
 def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node) -> None:
     rings: list[float] = []
-    with reading("127.0.0.2", one.port, wake=lambda: rings.append(time.monotonic())) as reader:
+    wake = partial(rings.append, 1.0)
+    with (
+        node("127.0.0.2", hold_seconds=60) as slow,
+        reading("127.0.0.2", slow.port, hold_seconds=60, wake=wake) as reader,
+    ):
+        slow.publish(report())
         assert heard(reader) == report()
         for message in ("first", "second", "third"):
             time.sleep(0.1)  # the next request is held
-            one.publish(report(message=message))
-            took = until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
-            assert took < 0.3
+            slow.publish(report(message=message))
+            until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
         assert len(rings) == 4
+    rings.clear()
+    with reading("127.0.0.2", one.port, answer_seconds=10, wake=wake) as reader:
+        assert heard(reader) == report()
+        assert len(rings) == 1
         heard_at = reader.heard_at
         until(lambda: reader.heard_at != heard_at)
-        assert len(rings) == 4  # an answer that says the same is no news
+        assert len(rings) == 1  # an answer that says the same is no news
         assert reader.status.said == ""
+
+
+def test_figures_wake_neither_a_held_request_nor_the_loop_that_reads_them() -> None:
+    hold_seconds, rings = 1.0, list[float]()
+    with node("127.0.0.2", hold_seconds=hold_seconds) as one:
+        one.publish(report())
+        wake = partial(rings.append, 1.0)
+        with reading("127.0.0.2", one.port, hold_seconds=hold_seconds, wake=wake) as reader:
+            heard(reader)
+            time.sleep(0.15)  # the next request is held
+            figures = report(memory=MemoryReport(2, 1), gpu=GpuReport("GB10", 600))
+            one.loop.call(partial(one.peer_api.publish, dump(figures).encode(), wake=False))
+            assert until(lambda: heard(reader) == figures) > hold_seconds / 2
+            one.publish(report(message="news"))
+            assert until(lambda: heard(reader).message == "news") < hold_seconds / 2
+    assert len(rings) == 2
 
 
 def test_a_quiet_node_gets_one_request_in_the_time_that_it_may_hold_an_answer(one: Node) -> None:
@@ -124,7 +148,7 @@ def test_keys_change_under_nodes_that_read_each_other_and_no_contact_is_lost() -
     theirs, ours = [KEY], [KEY]
     with node("127.0.0.2", keys=theirs) as one:
         one.publish(report())
-        with reading("127.0.0.2", one.port, keys=ours) as reader:
+        with reading("127.0.0.2", one.port, keys=ours, answer_seconds=10) as reader:
             heard(reader)
             contacts = set()
 
@@ -233,14 +257,14 @@ def test_ipv6_is_read_too() -> None:
 
 
 def values(reader: PeerReader) -> bytes:
-    return asyncio.run(reader.plan_values())
+    return asyncio.run(reader.fetch("/plan"))
 
 
 def test_the_values_of_a_plan_are_verified_as_a_report_is(port: int) -> None:
     with node("127.0.0.2") as one, reading("127.0.0.2", one.port) as reader:
         with pytest.raises(HttpError, match="HTTP 404"):
             values(reader)
-        one.peer_api.publish_plan(b'{"a":"b"}')
+        one.peer_api.publish_document("/plan", b'{"a":"b"}')
         assert values(reader) == b'{"a":"b"}'
         one.publish(report())
         assert values(reader) == b'{"a":"b"}'
@@ -260,7 +284,7 @@ def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
         others = [stack.enter_context(node(f"127.0.0.{rank + 1}")) for rank in range(1, 64)]
         for rank, one in enumerate(others, 1):
             one.publish(report(rank))
-            one.peer_api.publish_plan(str(rank).encode())
+            one.peer_api.publish_document("/plan", str(rank).encode())
         readers = [
             PeerReader(
                 Source(rank, f"127.0.0.{rank + 1}", one.port, "127.0.0.1", HOLD_SECONDS, ANSWER_SECONDS),
@@ -276,7 +300,7 @@ def test_all_nodes_are_read_by_one_thread_and_none_stays_behind() -> None:
                 loop.spawn(reader.run())
             until(lambda: all(one.status.living for one in readers))
             assert [one.status.report for one in readers] == [report(rank) for rank in range(1, 64)]
-            assert loop.submit(readers[2].plan_values()).result() == b"3"
+            assert loop.submit(readers[2].fetch("/plan")).result() == b"3"
             assert threading.active_count() == serving + 1
     assert threading.active_count() <= before
 

@@ -1,0 +1,135 @@
+"""A worker that follows its head: the head's recipe and shared settings as this node's own, judged before their use.
+
+What `cluster.allow` refuses is never launched. Nothing here changes the machine: agent.head_config fetches and keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from msgspec.structs import replace
+from pydantic import ValidationError
+
+from sparkd.cluster.membership import NodeContext, check_owners, find_place, follows_head
+from sparkd.config import Loaded, Settings, load_with_origins
+from sparkd.host import Host
+from sparkd.host.files import Files
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadRefusedError
+from sparkd.lib.text import validator_message
+from sparkd.plan.agreement import UNCHECKED
+from sparkd.plan.allowed import find_refusals, is_permitted
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node
+from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.recipes.schema import Recipe
+from sparkd.state.known_good import read_known_good
+from sparkd.state.shared_config import FILE, Kept, is_shared
+from sparkd.vllm.args import API_KEY
+
+AT_HEAD = "correct it on the head"
+MOST_NAMED = 3
+"""Of what is refused."""
+
+
+def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) -> NodeContext:
+    """This worker with what its head decides, judged by its own `cluster.allow`.
+
+    Raises HeadRefusedError where that refuses it, AwaitedError where this node lacks something that may come.
+    """
+    head = f"the head {place.head_address}"
+    try:
+        shared = followed_settings(kept, settings, place)
+        recipe = kept.config.recipe_here(_own_recipe(kept.config.recipe.name, host))
+        plan = make_plan(recipe, shared, find_place(shared, host))
+    except AwaitedError:
+        raise
+    except ConfigError as error:
+        raise HeadRefusedError(f"what {head} wants can't be: {error.reason}", AT_HEAD) from None
+    # The head alone serves the endpoint, so a worker needs no file of its key.
+    missing = [name for name, file in shared.engine.secrets.items() if not file and name != API_KEY]
+    if missing:
+        reason = f"{head} wants the secret {missing[0]}, and engine.secrets of this node names no file of it"
+        raise HeadRefusedError(reason, f'{missing[0]} = "/etc/sparkd/..." under [engine.secrets] of this node')
+    images = permitted_images(settings, host)
+    refused = list(find_refusals(plan, settings, images, partial(_resolve, host.files)))
+    if refused:
+        hint = "change the recipe on the head, or, if that is meant, cluster.allow in /etc/sparkd/sparkd.toml here"
+        more = f"; and {len(refused) - MOST_NAMED} more" if refused[MOST_NAMED:] else ""
+        raise HeadRefusedError(f"{head} wants {'; and '.join(refused[:MOST_NAMED])}{more}", hint)
+    check_owners(plan.named_files)
+    image_id = _proven_image(kept.config.image_id, images, host)
+    return NodeContext(replace(plan, image_id=image_id), shared, recipe, settings, followed=kept)
+
+
+def followed_settings(kept: Kept, settings: Settings, place: Node) -> Settings:
+    """Raises HeadRefusedError, also where the head's list of nodes has not this node, or another head."""
+    nodes, head = kept.config.cluster.nodes, f"the head {place.head_address}"
+    if nodes[:1] != (place.head_address,) or place.address not in nodes[1:]:
+        named = f"cluster.nodes of {head} are {', '.join(nodes) or 'empty'}"
+        raise HeadRefusedError(f"{named}, and {place.address} is no worker of it there", AT_HEAD)
+    try:
+        return kept.config.apply_to(settings)
+    except ValidationError as error:
+        text = "; ".join(validator_message(one["msg"]) for one in error.errors())
+    except ValueError as error:
+        text = str(error)
+    raise HeadRefusedError(f"what {head} wants can't be: {text}", AT_HEAD)
+
+
+def load_effective(env: Mapping[str, str], host: Host) -> Loaded:
+    """The settings with their origins: where this node follows its head, with what that decides, not judged yet.
+
+    Raises ConfigError as `load_settings`, HeadRefusedError.
+    """
+    loaded = load_with_origins(env, Path(host.files.root))
+    place = None
+    with suppress(AddressAwaitedError):
+        place = find_place(loaded.settings, host)
+    kept = FILE.read(host.files) if place and follows_head(loaded.settings, place) else None
+    if place is None or kept is None:
+        return loaded
+    shared, by = followed_settings(kept, loaded.settings, place), f"head {place.head_address}"
+    origins = {key: origin for key, origin in loaded.origins.items() if not is_shared(key)}
+    for section, values in shared:
+        for name, value in values:
+            key = f"{section}.{name}"
+            if is_shared(key):
+                origins |= {key: by} | ({f"{key}.{one}": by for one in value} if isinstance(value, Mapping) else {})
+    return Loaded(shared, origins, loaded.files)
+
+
+def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
+    """Beginnings of names: cluster.allow.images, or what the recipes on this node name."""
+    folders = recipe_folders(Path(host.files.root))
+    own = (_own_recipe(name, host) for name in find_recipes(folders)) if not settings.cluster.allow.images else ()
+    found = settings.cluster.allow.images or sorted({one.image.ref for one in own if one})
+    return tuple(found)
+
+
+def _own_recipe(name: str, host: Host) -> Recipe | None:
+    """This node's recipe of a name; None where it has none that is good and that root alone may change."""
+    with suppress(ConfigError):
+        loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
+        check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
+        return loaded.recipe
+    return None
+
+
+def _proven_image(image_id: str, permitted: tuple[str, ...], host: Host) -> str:
+    """The id, where this node has served with it, under a name that is permitted: an id may be any image's."""
+    if not image_id:
+        return ""
+    values = [one.facts.values for one in read_known_good(host.files) if one.image_id == image_id]
+    names = [one.get(name, "") for one in values for name in ("image", f"{UNCHECKED}image")]
+    return image_id if any(is_permitted(name, one) for name in names for one in permitted) else ""
+
+
+def _resolve(files: Files, path: str) -> str:
+    """Without symlinks; empty where that can't be found."""
+    with suppress(OSError):
+        return files.resolved(path)
+    return ""

@@ -1,0 +1,273 @@
+"""What a node could serve with: its whole models, its images, its memory, and what it lets a head want.
+
+The head requests it of each worker before it changes the plan. It is bounded, and proves nothing: the worker judges a
+plan again before it launches it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from shlex import quote
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.cluster.following import permitted_images
+from sparkd.cluster.membership import NodeContext, Peer, check_inputs, peers_of
+from sparkd.config import Settings
+from sparkd.config.settings import Allow
+from sparkd.host import Host, docker, docker_image, model_folder
+from sparkd.host.files import Files
+from sparkd.lib import start_thread
+from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import sanitize, size
+from sparkd.plan.allowed import find_refusals
+from sparkd.plan.model import LaunchPlan
+from sparkd.state.file import StateFile
+
+PATH = "/inventory"
+MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400
+DEPTH = 4
+"""Of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
+FRESH_SECONDS = 5.0
+ANSWER_SECONDS = 8.0
+"""Shorter than a handler may take; what is read meanwhile is there for the next request."""
+TRIES = 3
+"""What is read from a slow disk is there at the next request."""
+NOT_MODELS = ("blobs", "refs", ".no_exist")
+"""In each folder of Hugging Face's cache: hundreds of files, to which those of the snapshots are links."""
+Text = Annotated[str, Meta(max_length=1000)]
+Bytes = Annotated[int, Meta(ge=0, lt=1 << 60)]
+
+
+class Model(Struct, frozen=True):
+    path: Text
+    """Below models_dir."""
+    size_bytes: Bytes
+    fault: Text = ""
+    """Empty where it is whole."""
+
+
+class Image(Struct, frozen=True):
+    name: Text
+    identity: Text
+
+
+class Inventory(Struct, frozen=True):
+    node: Text
+    memory_bytes: Bytes
+    follows: bool
+    """Whether it takes its plan from the head."""
+    allow: Allow
+    permitted: Annotated[tuple[Text, ...], Meta(max_length=1000)]
+    """Beginnings of images' names."""
+    models_dir: Text
+    models: Annotated[tuple[Model, ...], Meta(max_length=MOST_MODELS)]
+    images: Annotated[tuple[Image, ...], Meta(max_length=MOST_IMAGES)]
+    unread: Annotated[tuple[Text, ...], Meta(max_length=8)] = ()
+    """What could not be read, or not all of it, with the reason."""
+
+
+_DOCUMENT = StateFile("inventory", Inventory)
+"""Only its form: it is not kept."""
+
+
+def dump(found: Inventory) -> bytes:
+    return _DOCUMENT.encode(found).encode()
+
+
+def parse(body: bytes) -> Inventory:
+    """Raises ValueError."""
+    return _DOCUMENT.decode(body)
+
+
+def read_inventory(settings: Settings, host: Host) -> Inventory:
+    """Takes seconds on a slow disk. What is unreadable is named in it."""
+    unread: list[str] = []
+    models: list[Model] = []
+    images: tuple[Image, ...] | None = ()
+    memory_bytes = 0
+    try:
+        models.extend(islice(_models(host.files, settings.engine.models_dir), MOST_MODELS))
+    except OSError as error:
+        unread.append(f"models: {settings.engine.models_dir}: {error.strerror or error}")
+    try:
+        images = docker.query(host, _images)
+    except DockerError as error:
+        unread.append(sanitize(f"images: {error}"))
+    if images is None:
+        unread.append("images: docker is not running")
+    images = images or ()
+    try:
+        memory_bytes = host.meminfo().total_bytes
+    except (OSError, ValueError) as error:
+        unread.append(sanitize(f"memory: {error}"))
+    for name, count, most in (("models", len(models), MOST_MODELS), ("images", len(images), MOST_IMAGES)):
+        if count >= most:
+            unread.append(f"{name}: there are {most} or more")
+    return Inventory(
+        node=host.name(),
+        memory_bytes=memory_bytes,
+        follows=settings.cluster.follow_head,
+        allow=settings.cluster.allow,
+        permitted=permitted_images(settings, host),
+        models_dir=settings.engine.models_dir,
+        models=tuple(models),
+        images=images,
+        unread=tuple(unread),
+    )
+
+
+def _models(files: Files, root: str) -> Iterator[Model]:
+    """Raises OSError where the folder itself is unreadable, and at last where there are too many below it."""
+    waiting, seen = [(name, 1) for name in files.names(root)], 0
+    while waiting and seen < MOST_FOLDERS:
+        (path, depth), seen = waiting.pop(0), seen + 1
+        with suppress(OSError):
+            found = model_folder.examine(files, f"{root}/{path}")
+            if found.config or found.format:
+                fault = f"{found.flaws[0].name} {found.flaws[0].wrong}" if found.flaws else ""
+                yield Model(path, found.size_bytes, fault or ("" if found.format else "it has no weights"))
+            elif found.there and depth < DEPTH:
+                inside = (name for name in files.names(f"{root}/{path}") if name not in NOT_MODELS)
+                waiting += [(f"{path}/{name}", depth + 1) for name in inside]
+    if waiting:
+        raise OSError(f"only the first {MOST_FOLDERS} names below it were looked at")
+
+
+def _images(reader: DockerReader) -> tuple[Image, ...]:
+    """Raises DockerError."""
+    names = docker_image.read_names(reader)[:MOST_IMAGES]
+    found = ((name, docker_image.image_identity(reader, name)) for name in names)
+    return tuple(Image(name, identity) for name, identity in found if identity)
+
+
+def find_missing(
+    plan: LaunchPlan, need_bytes: Callable[[int], int], settings: Settings, here: Inventory, there: Inventory
+) -> Iterator[tuple[str, str]]:
+    """What keeps a worker from the plan, each with what to do about it on the head. Pure.
+
+    `plan`, `settings`, `here`: of the head. `need_bytes` by the memory of a node.
+    """
+    if not there.follows:
+        yield "it has a configuration of its own", "there: follow_head = true under [cluster] of sparkd.toml"
+        return
+    path = plan.model_path.removeprefix(f"{here.models_dir}/")
+    own, model = (next((one for one in node.models if one.path == path), None) for node in (here, there))
+    ours, theirs = (_identities(plan.image, node) for node in (here, there))
+    found = {"models": model is not None, "images": bool(theirs)}
+    unknown = {one.partition(":")[0]: one for one in there.unread if not found.get(one.partition(":")[0])}
+    for one in unknown.values():
+        yield f"not all of it is readable: {one}", "see the journal there"
+    sync = f"sparkd model sync {quote(path)}"
+    if path.startswith("/"):
+        reason = f"whether it has {path} is not known: it lies outside of models_dir of the head"
+        yield reason, "model.path of the recipe: a folder below engine.models_dir"
+    elif model is None:
+        if "models" not in unknown:
+            yield f"the model {path} is not in its {there.models_dir}", sync
+    elif model.fault:
+        yield f"the model {path} is not whole: {model.fault}", sync
+    elif own is not None and own.size_bytes != model.size_bytes:
+        yield f"the model {path} has {size(model.size_bytes)} there, {size(own.size_bytes)} here", sync
+    sync = f"sparkd image sync {quote(plan.image)}"
+    if not theirs:
+        if "images" not in unknown:
+            yield f"image {plan.image} is not there", sync
+    elif ours and ours != theirs and not settings.cluster.allow_image_difference:
+        yield f"image {plan.image} is another one there", sync
+    if there.memory_bytes and need_bytes(there.memory_bytes) > there.memory_bytes:
+        needed = size(need_bytes(there.memory_bytes))
+        yield f"it has {size(there.memory_bytes)} of memory in all, {needed} needed", "use a smaller recipe"
+    cluster = settings.cluster.model_copy(update={"allow": there.allow})
+    judged = settings.model_copy(update={"cluster": cluster})
+    # Its mounts are judged there alone: files of the head are kept in another folder, and symlinks are its own.
+    spec = plan.container.model_copy(update={"volumes": (), "devices": ()})
+    for refused in find_refusals(replace(plan, container=spec), judged, there.permitted):
+        yield f"it permits no {refused}", "there, if that is meant: cluster.allow in sparkd.toml"
+
+
+def _identities(image: str, node: Inventory) -> set[str]:
+    names = {image, f"{image}:latest"}
+    return {one.identity for one in node.images if one.name in names}
+
+
+class Inventories(NamedTuple):
+    here: Inventory | None
+    there: Sequence[tuple[Peer, Inventory | str]]
+    """Of each other node; where one does not answer, the reason."""
+
+
+def request_inventories(settings: Settings, host: Host) -> Inventories:
+    """On the head. Takes seconds."""
+    if not (peers := peers_of(settings, 0)):
+        return Inventories(None, ())
+    keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
+    own = settings.cluster.nodes[0]
+
+    async def request(peer: Peer) -> Inventory | str:
+        reader, reason = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS + 2), keys, lambda: None), ""
+        for _ in range(TRIES):
+            try:
+                return parse(await reader.fetch(PATH))
+            except (HttpError, UnsignedError, ValueError) as error:
+                reason = str(error)
+        return reason
+
+    async def request_all() -> list[Inventory | str]:
+        return await asyncio.gather(*map(request, peers))
+
+    return Inventories(read_inventory(settings, host), list(zip(peers, asyncio.run(request_all()), strict=True)))
+
+
+def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[str]:
+    """One line for each thing that another node lacks for the head's plan."""
+    for peer, found in nodes.there:
+        if isinstance(found, str) or nodes.here is None:
+            reason = f"rank {peer.rank} on {peer.address} does not say what it has: {sanitize(str(found))}"
+            yield f"{reason} (there: systemctl start sparkd-worker, with this version of sparkd)"
+            continue
+        need = check_inputs(node).need.all_bytes
+        for reason, hint in find_missing(node.plan, need, node.settings, nodes.here, found):
+            yield f"rank {peer.rank} on {sanitize(found.node, 64)} ({peer.address}): {sanitize(reason)} ({hint})"
+
+
+class InventoryCache(Struct):
+    """Reads it beside the network's loop, at most once at a time and every few seconds."""
+
+    read: Callable[[], bytes]
+    """Takes seconds, or hangs."""
+    _reading: asyncio.Future[bytes] | None = None
+    _read_at: float = 0.0
+
+    async def get(self) -> bytes:
+        """Empty where it takes too long."""
+        if self._reading is None or (self._reading.done() and time.monotonic() - self._read_at > FRESH_SECONDS):
+            self._reading = asyncio.get_running_loop().create_future()
+            thread = threading.Thread(target=self._run, args=(self._reading,), name="inventory", daemon=True)
+            try:
+                start_thread(thread)
+            except BlockingIOError:  # no thread now: the next request tries again
+                self._reading = None
+                return b""
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+        return b""
+
+    def _run(self, reading: asyncio.Future[bytes]) -> None:
+        body = b""
+        try:
+            body = self.read()
+        finally:
+            self._read_at = time.monotonic()
+            with suppress(RuntimeError):  # the loop has ended
+                reading.get_loop().call_soon_threadsafe(reading.set_result, body)

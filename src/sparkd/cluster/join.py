@@ -1,0 +1,222 @@
+"""How a node joins, on the head: it waits for the nodes to which its code is taken, and gives each the cluster's key.
+
+Two GETs on one connection, to a port that is open only meanwhile:
+
+    /join                     answer: the head's public key of this invitation, and the connection's challenge
+    /join?key=...&sealed=...  the node's public key, and who it is, sealed; answer: keys and nodes, sealed
+
+The node writes that down, and reports it by both once more, with what it has. Until then the same address may get the
+keys again: an answer may be lost, or a disk full.
+
+A wrong code costs its sender time, and after ten of them there is no invitation any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import syslog
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple, Self
+from urllib.parse import parse_qs, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from sparkd import __version__
+from sparkd.cluster import inventory
+from sparkd.cluster.inventory import Inventory
+from sparkd.cluster.join_code import Ephemeral, JoinCode
+from sparkd.config.settings import MAX_NODES
+from sparkd.host.network import canonical
+from sparkd.lib import log
+from sparkd.lib.errors import BlockedError
+from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.http_connection import Limits, Request, Response
+from sparkd.lib.http_server import HttpServer
+from sparkd.lib.text import Redactor, sanitize
+
+PORT = 29512
+VALID_SECONDS = 600.0
+MOST_WRONG = 10
+WRONG_SECONDS = 2.0
+"""Before the answer to a wrong code."""
+GRACE_SECONDS = 0.5
+"""For an answer to leave before the caller may close the invitation."""
+MOST_INVENTORY_BYTES = 20_000
+LIMITS = Limits(connections=32, per_source=4, header_bytes=60_000, requests_per_second=4, burst=20)
+NAME_LIMIT = 64
+AGAIN = "for a new code, on the head: sudo sparkd init --invite, or --nodes N"
+
+
+class Guest(NamedTuple):
+    """A node that has written down what it got. `known`: it was one of the nodes before."""
+
+    address: str
+    hostname: str
+    version: str
+    known: bool
+    inventory: Inventory | None = None
+    """What it has; None where that is too much, or of another version."""
+
+
+class Refusal(NamedTuple):
+    address: str
+    reason: str
+
+
+class Offer(Struct, frozen=True):
+    key: str
+    challenge: str
+
+
+class Hello(Struct, frozen=True):
+    hostname: str
+    version: str
+    written: bool = False
+    """Whether the node has the answer on its disk."""
+    inventory: bytes = b""
+
+
+class Welcome(Struct, frozen=True):
+    version: str
+    keys: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    refused: str = ""
+    """Why a node that has the code gets nothing."""
+
+
+class Invitation:
+    """For `limit` nodes, once each. Listens on the head's fabric address from the start, answers within a `with`.
+
+    `nodes`: those of the cluster so far. `events` go to the journal by default. Raises BlockedError where the port is
+    taken.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        nodes: tuple[str, ...],
+        keys: tuple[bytes, ...],
+        limit: int = MAX_NODES - 1,
+        *,
+        port: int = PORT,
+        valid_seconds: float = VALID_SECONDS,
+        wrong_seconds: float = WRONG_SECONDS,
+        events: log.Events | None = None,
+    ) -> None:
+        self._code = JoinCode.new(address)
+        self._own = Ephemeral()
+        self._keys, self._limit = tuple(key.hex() for key in keys), limit
+        self._nodes = list(dict.fromkeys((self._code.head, *map(canonical, nodes))))
+        self._sent: dict[str, bool] = {}
+        """By address of each node that the keys were sent to: whether it is one of those so far."""
+        self._joined: set[str] = set()
+        self._wrong, self._wrong_seconds = 0, wrong_seconds
+        self._until = time.monotonic() + valid_seconds
+        self._news: queue.SimpleQueue[Guest | Refusal] = queue.SimpleQueue()
+        self._events = events or log.events(syslog.syslog, Redactor())
+        self._loop = EventLoop()
+        try:
+            self._server = HttpServer(address, port, self._handle, LIMITS)
+        except OSError as error:
+            reason = f"port {port} of {address}, where other nodes join, can't be had: {error.strerror}"
+            raise BlockedError(reason, f"who has it? ss -ltnp sport = :{port}") from None
+        self.port = self._server.port
+
+    @property
+    def code(self) -> str:
+        return str(self._code)
+
+    def __enter__(self) -> Self:
+        self._loop.start()
+        self._server.start(self._loop)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.close()
+
+    def end_in(self, seconds: float) -> None:
+        """At the latest."""
+        self._until = min(self._until, time.monotonic() + seconds)
+
+    def guests(self) -> Iterator[Guest | Refusal]:
+        """Each one as it comes, until all have joined or the time is over. Raises BlockedError after wrong codes."""
+        joined = 0
+        while joined < self._limit:
+            try:
+                one = self._news.get(timeout=max(0.0, self._until - time.monotonic()))
+            except queue.Empty:
+                return
+            joined += isinstance(one, Guest)
+            yield one
+            if self._wrong >= MOST_WRONG and self._news.empty():
+                reason = f"{self._wrong} wrong codes, the last one from {one.address}: this code is not valid any more"
+                raise BlockedError(reason, AGAIN)
+
+    async def _handle(self, request: Request) -> Response:
+        target = urlsplit(request.path)
+        if target.path != "/join":
+            return Response(404)
+        address = canonical(request.source)
+        full = len(self._joined if address in self._sent else self._sent) >= self._limit
+        if self._wrong >= MOST_WRONG or full or time.monotonic() > self._until:
+            return Response(410)
+        if not target.query:
+            return Response(200, msgspec.json.encode(Offer(self._own.public.hex(), request.challenge)))
+        fields = parse_qs(target.query)
+        try:
+            theirs, sealed = (bytes.fromhex(fields[name][0]) for name in ("key", "sealed"))
+            from_node, to_node = self._own.seals(theirs, self._code, address, request.challenge, head=True)
+        except (KeyError, ValueError):
+            return Response(400)
+        try:
+            hello = from_node.open(sealed, Hello)
+        except ValueError:
+            return await self._refuse_code(address)
+        return Response(200, to_node.close(self._welcome(address, hello)))
+
+    async def _refuse_code(self, address: str) -> Response:
+        self._wrong += 1
+        self._record_refusal(address, "wrong code", count=self._wrong)
+        await asyncio.sleep(self._wrong_seconds)
+        return Response(401)
+
+    def _record_refusal(self, address: str, reason: str, **fields: int) -> None:
+        self._events.warning("cluster.join.refused", source=address, reason=reason, **fields)
+        self._news.put(Refusal(address, reason))
+
+    def _welcome(self, address: str, hello: Hello) -> Welcome:
+        known = self._sent.get(address, address in self._nodes)
+        refused = ""
+        if address in self._joined:
+            refused = f"{address} has joined by this code already"
+        elif address == self._code.head:
+            refused = f"{address} is the head itself"
+        elif hello.written and address not in self._sent:
+            refused = f"{address} has got no key by this code"
+        elif not known and address not in self._nodes and len(self._nodes) >= MAX_NODES:
+            refused = f"the cluster has {MAX_NODES} nodes already"
+        if refused:
+            self._record_refusal(address, refused)
+            return Welcome(__version__, refused=refused)
+        guest = Guest(address, sanitize(hello.hostname, NAME_LIMIT), sanitize(hello.version, NAME_LIMIT), known)
+        if hello.written:
+            self._joined.add(address)
+            guest = guest._replace(inventory=_parse_inventory(hello.inventory))
+            asyncio.get_running_loop().call_later(GRACE_SECONDS, self._news.put, guest)
+            return Welcome(__version__)
+        self._sent[address] = known
+        self._nodes += [] if address in self._nodes else [address]
+        self._events.info(
+            "cluster.node.joined", address=address, hostname=guest.hostname, version=guest.version, known=known
+        )
+        return Welcome(__version__, self._keys, tuple(self._nodes))
+
+
+def _parse_inventory(body: bytes) -> Inventory | None:
+    with suppress(ValueError):
+        return inventory.parse(body) if len(body) <= MOST_INVENTORY_BYTES else None
+    return None

@@ -1,0 +1,110 @@
+"""The code that brings a node the cluster's key, and what is sealed with it on the way.
+
+The code has the head's fabric address, 90 secret bits and a checksum. Messages are encrypted by ChaCha20-Poly1305. Its
+keys come by HKDF-SHA256 from an X25519 exchange, with the code's secret as salt, and for both addresses, both public
+keys and the connection's challenge. So each side proves that it has the code, nobody between them learns anything of it
+except by guessing all 90 bits, and what was recorded opens nothing later, even for somebody with the code.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from ipaddress import ip_address
+from typing import NamedTuple, TypeVar
+
+import msgspec
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from msgspec import Struct
+
+from sparkd.host.network import canonical
+from sparkd.lib.errors import UsageError
+
+_PURPOSE = b"sparkd join 1"
+_LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+"""Crockford's base 32."""
+_ALIKE = str.maketrans("OIL", "011")
+_SECRET_BITS, _CHECK_BITS = 90, 10
+_COUNT, _GROUP = 20, 5
+_CODE_LIMIT = 200
+_PRIME = 1021
+"""The largest below 32 * 32: a remainder by it shows each wrong letter or digit, and each swap of two neighbours."""
+_NONCE_BYTES, _KEY_BYTES = 12, 32
+
+T = TypeVar("T")
+
+
+class JoinCode(NamedTuple):
+    head: str
+    secret: int
+
+    @classmethod
+    def new(cls, head: str) -> JoinCode:
+        return cls(canonical(head), secrets.randbits(_SECRET_BITS))
+
+    @classmethod
+    def parse(cls, text: str) -> JoinCode:
+        """What a person typed, in any case and with any blanks. Raises UsageError, which does not quote it."""
+        address, _, rest = text.strip().partition("-") if len(text) <= _CODE_LIMIT else ("", "", "")
+        letters = re.sub(r"[\s-]", "", rest).upper().translate(_ALIKE)
+        try:
+            head, values = canonical(address), [_LETTERS.index(letter) for letter in letters]
+            if len(values) != _COUNT:
+                raise ValueError
+        except ValueError:
+            hint = "such as 10.0.0.1-XXXXX-XXXXX-XXXXX-XXXXX, from `sparkd init` on the head"
+            raise UsageError("this is no join code", hint) from None
+        number = sum(value << 5 * place for place, value in enumerate(reversed(values)))
+        code = cls(head, number >> _CHECK_BITS)
+        if number & (1 << _CHECK_BITS) - 1 != code._checksum():
+            raise UsageError("the join code has a typo: its checksum does not match", "compare it with the head's")
+        return code
+
+    def __str__(self) -> str:
+        number = self.secret << _CHECK_BITS | self._checksum()
+        letters = "".join(_LETTERS[number >> 5 * place & 31] for place in reversed(range(_COUNT)))
+        return "-".join([self.head, *(letters[at : at + _GROUP] for at in range(0, _COUNT, _GROUP))])
+
+    def _checksum(self) -> int:
+        return (self.secret + int(ip_address(self.head))) % _PRIME
+
+
+class Ephemeral:
+    """One side's X25519 key, which is never stored."""
+
+    def __init__(self) -> None:
+        self._private = X25519PrivateKey.generate()
+        self.public = self._private.public_key().public_bytes_raw()
+
+    def seals(self, theirs: bytes, code: JoinCode, node: str, challenge: str, *, head: bool) -> tuple[Seal, Seal]:
+        """For messages of the node, and for those of the head. Raises ValueError where `theirs` is no public key."""
+        shared = self._private.exchange(X25519PublicKey.from_public_bytes(theirs))
+        publics = (self.public, theirs) if head else (theirs, self.public)
+        parts = (_PURPOSE, code.head.encode(), node.encode(), *publics, challenge.encode())
+        info = b"".join(len(part).to_bytes(4, "big") + part for part in parts)  # no byte can move to the next part
+        salt = code.secret.to_bytes(_NONCE_BYTES, "big")
+        material = HKDF(SHA256(), 2 * _KEY_BYTES, salt, info).derive(shared)
+        return Seal(material[:_KEY_BYTES]), Seal(material[_KEY_BYTES:])
+
+
+class Seal:
+    """One direction of one exchange."""
+
+    def __init__(self, key: bytes) -> None:
+        self._cipher = ChaCha20Poly1305(key)
+
+    def close(self, content: Struct) -> bytes:
+        nonce = secrets.token_bytes(_NONCE_BYTES)  # a repeated request has the same key and may have another answer
+        return nonce + self._cipher.encrypt(nonce, msgspec.json.encode(content), None)
+
+    def open(self, sealed: bytes, wanted: type[T]) -> T:
+        """Raises ValueError where it was sealed without the code, or is something else."""
+        try:
+            plain = self._cipher.decrypt(sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:], None)
+        except InvalidTag:
+            raise ValueError("sealed without the code") from None
+        return msgspec.json.decode(plain, type=wanted)

@@ -1,0 +1,112 @@
+"""How a node joins, on the node: it gets the cluster's key by the head's code, and reports that it has written it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import msgspec
+
+from sparkd import __version__
+from sparkd.cluster import inventory
+from sparkd.cluster.auth import MAX_KEYS
+from sparkd.cluster.inventory import Inventory
+from sparkd.cluster.join import AGAIN, MOST_INVENTORY_BYTES, PORT, Hello, Offer, Welcome
+from sparkd.cluster.join_code import Ephemeral, JoinCode
+from sparkd.config.settings import MAX_NODES
+from sparkd.host.network import canonical
+from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError
+from sparkd.lib.text import sanitize
+
+ANSWER_SECONDS, CONNECT_SECONDS = 10.0, 5.0
+KEY_BYTES = 32
+
+
+class Joined(NamedTuple):
+    """What a node gets. `keys`: the signing one first. `nodes`: those so far, the head first, this one included."""
+
+    keys: tuple[bytes, ...]
+    head_address: str
+    own_address: str
+    nodes: tuple[str, ...]
+
+
+def accept(text: str, *, port: int = PORT) -> Joined:
+    """Get the key by a code, from the head. Raises UsageError for a wrong code, BlockedError without a valid answer."""
+    code = JoinCode.parse(text)
+    own = _own_address(code.head, port)
+    if own == code.head:
+        raise UsageError(f"{own} is this node itself: the code is for the others")
+    with _explained(code.head, port):
+        welcome = asyncio.run(_exchange(code, own, port, Hello(socket.gethostname(), __version__)))
+        keys, nodes = tuple(map(bytes.fromhex, welcome.keys)), tuple(map(canonical, welcome.nodes))
+        if not 1 <= len(keys) <= MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
+            raise ValueError("no keys")
+        if len(nodes) > MAX_NODES or nodes[:1] != (code.head,) or own not in nodes:
+            raise ValueError("no nodes")
+        return Joined(keys, code.head, own, nodes)
+
+
+def confirm(text: str, found: Inventory, *, port: int = PORT) -> None:
+    """Report to the head that what `accept` got is on disk, and what this node has. Raises as `accept`."""
+    code, body = JoinCode.parse(text), inventory.dump(found)
+    hello = Hello(socket.gethostname(), __version__, True, body if len(body) <= MOST_INVENTORY_BYTES else b"")
+    with _explained(code.head, port):
+        asyncio.run(_exchange(code, _own_address(code.head, port), port, hello))
+
+
+@contextmanager
+def _explained(head: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except ConnectRefused:
+        reason = f"nothing waits at {head} port {port}: the code has expired, or all its nodes have joined"
+        raise BlockedError(reason, AGAIN) from None
+    except HttpError as error:
+        hint = "is the fabric connected, and `sparkd init` still waiting on the head?"
+        raise BlockedError(f"{head} port {port} does not answer: {error}", hint) from None
+    except ValueError:
+        raise BlockedError(f"the answer of {head} port {port} is not from a sparkd with this code", AGAIN) from None
+
+
+async def _exchange(code: JoinCode, own: str, port: int, hello: Hello) -> Welcome:
+    """Raises HttpError, ValueError for an answer that no head gives, BlockedError for a refusal."""
+    mine = Ephemeral()
+    host = f"[{code.head}]" if ":" in code.head else code.head
+    client = HttpClient(f"http://{host}:{port}", local_address=own)
+    try:
+        offer = msgspec.json.decode(await _get(client, "/join", code.head), type=Offer)
+        to_head, from_head = mine.seals(bytes.fromhex(offer.key), code, own, offer.challenge, head=False)
+        sealed = to_head.close(hello)
+        answer = await _get(client, f"/join?key={mine.public.hex()}&sealed={sealed.hex()}", code.head)
+    finally:
+        await client.close()
+    welcome = from_head.open(answer, Welcome)
+    if welcome.refused:
+        raise BlockedError(f"the head refuses: {sanitize(welcome.refused)}", AGAIN)
+    return welcome
+
+
+async def _get(client: HttpClient, path: str, head: str) -> bytes:
+    answer = await client.request(path, ANSWER_SECONDS, connect_seconds=CONNECT_SECONDS)
+    if answer.status == 401:
+        raise UsageError(f"{head} refuses the code: it is not the one that is valid there now", AGAIN)
+    if answer.status == 410:
+        raise BlockedError(f"{head}: the code is not valid any more", AGAIN)
+    if answer.status != 200:
+        raise HttpError(f"HTTP {answer.status}")
+    return answer.body
+
+
+def _own_address(head: str, port: int) -> str:
+    """Of this node, on the way to the head. Sends nothing."""
+    with socket.socket(socket.AF_INET6 if ":" in head else socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((head, port))
+        except OSError as error:
+            raise BlockedError(f"{head}: {error.strerror}", "is the fabric connected? ip -brief address") from None
+        return canonical(probe.getsockname()[0])

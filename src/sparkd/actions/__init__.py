@@ -6,10 +6,9 @@ is in host.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -38,7 +37,8 @@ from sparkd.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.state.file import FOLDER
+from sparkd.recipes.reach import HEAD_FILES
+from sparkd.state.file import FOLDER, Content, StateFile
 
 if TYPE_CHECKING:
     from sparkd.actions.dockerd import Containers
@@ -65,7 +65,7 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
-    while not _lock(fd):
+    while not files.try_lock(fd):
         with suppress(OSError):
             holder = read_account(host.files)
             if holder is not None:
@@ -74,7 +74,7 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
         if time.monotonic() > deadline:
             os.close(fd)
             raise BlockedError(f"this node is owned by {UNNAMED}", FIND_HOLDER)
-        time.sleep(0.02)
+        time.sleep(files.LOCK_POLL_SECONDS)
     # The lock is never removed: one on an unlinked file would exclude nobody.
     process = read_process(Files(), owner.pid)
     account = replace(owner, start_time=process.start_time if process is not None else 0)
@@ -89,13 +89,6 @@ def _remove_account(host: Host) -> None:
     """Or leave it: it counts no longer than its process lives."""
     with suppress(OSError):
         Path(host.files.real(OWNER_FILE)).unlink(missing_ok=True)
-
-
-def _lock(fd: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 class Actions:
@@ -182,9 +175,12 @@ class Actions:
 
     def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
         """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
+        from sparkd.actions.dockerd import ASSERT_SECONDS, program_body
+
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
-        work = partial(containers.check_asserts, image_id, program, f"sparkd-rank{plan.node.rank}", labels)
+        body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"
+        work = partial(containers.run_program, body, name, ASSERT_SECONDS)
         return self._loop.run_until_stop(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
 
     def remove(self, rank: Rank) -> None:
@@ -219,9 +215,27 @@ class Actions:
         write = partial(files.write, self._state / name, text, mode, durable=True)
         self._loop.run_with_timeout(write, WRITE_SECONDS, f"writing {name}")
 
-    def remove_state(self, name: str) -> bool:
-        """Whether there was one; it stays away also after a power cut. Raises OSError."""
-        return self._loop.run_with_timeout(lambda: files.remove(self._state / name), WRITE_SECONDS, f"removing {name}")
+    def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
+        """Let HEAD_FILES have these by name, and no others. Raises OSError."""
+        self._loop.run_with_timeout(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
+
+    def _keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
+        folder = Path(self._host.files.real(HEAD_FILES))
+        if not wanted and not folder.is_dir():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        for name, content in wanted.items():
+            if not (folder / name).is_file() or (folder / name).read_bytes() != content:
+                files.write(folder / name, content, 0o644, durable=True)  # for an image with another user
+        for one in folder.iterdir():
+            if one.name not in wanted:
+                one.unlink()
+
+    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        """Of a file that people's commands write too: as `files.exchange`."""
+        work = partial(files.exchange, self._host.files, file, before, after)
+        return self._loop.run_with_timeout(work, WRITE_SECONDS, f"writing {file.name}")
 
     def write_run(self, name: str, text: str) -> None:
         """A file in /run/sparkd that anybody may read. Raises OSError."""

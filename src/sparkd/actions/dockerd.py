@@ -16,7 +16,7 @@ from sparkd.host.docker_image import how_to_get
 from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import GIB, sanitize
 from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
 from sparkd.recipes.additions import RAY_TOKEN_TARGET
 
@@ -30,6 +30,8 @@ STREAM_SECONDS = 300.0
 CHUNK_BYTES = 4 << 20
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 LAST_LINES = 200
+PROGRAM_BYTES = 8 * GIB
+NO_MOUNTS: Mapping[str, str] = {}
 ASSERT_SECONDS = 300
 """For all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
@@ -65,15 +67,14 @@ class Containers:
             raise
         return Rank(container_id, name, image_id, *init)
 
-    def check_asserts(self, image_id: str, program: str, name: str, labels: dict[str, str]) -> tuple[int, str]:
-        """Exit code and log of a bash program in a container of its own, which is removed."""
+    def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
+        """Exit code and log of a container, which is removed."""
         with _launch_error(f"container {name} can't be made"):
-            body = assert_body(image_id, program, labels)
             container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
         try:
-            with _launch_error(f"container {name} can't check its image"):
+            with _launch_error(f"container {name} can't be run to its end"):
                 self._call(lambda api: api.start(container_id))
-                ended = self._call(lambda api: api.wait(container_id, timeout=ASSERT_SECONDS), ASSERT_SECONDS)
+                ended = self._call(lambda api: api.wait(container_id, timeout=seconds), seconds)
                 log = self._call(lambda api: api.logs(container_id, tail=LAST_LINES))
         finally:
             self.remove(container_id)
@@ -171,11 +172,19 @@ def create_body(
     }
 
 
-def assert_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str, object]:
-    """A container that may do less than the rank's: no GPU, network, mount or capability, and nothing to write to.
+def program_body(
+    image_id: str,
+    program: str,
+    labels: dict[str, str],
+    network: str = "none",
+    mounts: Mapping[str, str] = NO_MOUNTS,
+    memory_bytes: int = PROGRAM_BYTES,
+) -> dict[str, object]:
+    """Bash in a container that may do less than the rank's: no GPU or capability, and nothing to write to.
 
-    HOME is writable, because libraries make caches there when they are imported, and
-    exec, which docker's tmpfs is not by default, because some compile there what they then load.
+    `mounts`: files and folders by their place in the container, where they are read-only. HOME is writable, because
+    libraries make caches there when they are imported, and exec, which docker's tmpfs is not by default, because some
+    compile there what they then load.
     """
     return {
         "Image": image_id,
@@ -183,17 +192,21 @@ def assert_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str
         "Cmd": ["-c", program],
         "Labels": labels,
         "Env": ["HOME=/tmp", "NVIDIA_VISIBLE_DEVICES=void"],  # void: nvidia's runtime, if it is docker's default
-        "NetworkDisabled": True,
+        "NetworkDisabled": network == "none",
         "HostConfig": {
-            "NetworkMode": "none",
+            "NetworkMode": network,
+            "Mounts": [
+                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}
+                for target, source in mounts.items()
+            ],
             "IpcMode": "private",
             "ReadonlyRootfs": True,
             "Tmpfs": {"/tmp": "size=268435456,exec"},  # noqa: S108  # the container's own
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "PidsLimit": 512,
-            "Memory": 8 << 30,
-            "MemorySwap": 8 << 30,
+            "Memory": memory_bytes,
+            "MemorySwap": memory_bytes,
             "Init": True,
             "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
         },

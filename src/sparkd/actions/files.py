@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
 from sparkd.host import caches
+from sparkd.host.files import Files
 from sparkd.lib.errors import UsageError
+from sparkd.state.file import FOLDER, Content, StateFile
 
 KEPT = 3
 """Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
+_REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
+SETUP_LOCK = "run/sparkd/setup.lock"
+LOCK_SECONDS, LOCK_POLL_SECONDS = 5.0, 0.02
+"""For another process to write one file."""
 DOOMED = ".removed-"
 """Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
 
@@ -56,6 +65,53 @@ def remove(path: Path) -> bool:
     return True
 
 
+def exchange(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+    """Write `after` in place of `before`, or remove the file where that is None; it survives a power cut.
+
+    False where the file holds something else. A file that can't be read counts as none. Raises OSError.
+    """
+
+    def dump(value: Content | None) -> str | None:
+        return None if value is None else file.encode(value)
+
+    path = Path(files.real(FOLDER), file.name)
+    with _alone(path.with_name(f".{path.name}.lock")):
+        if dump(file.read(files)) != dump(before):
+            return False
+        if after is None:
+            return remove(path)
+        write(path, file.encode(after), file.mode, durable=True)
+        return True
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """One process at a time. Raises OSError where another one has it."""
+    fd = _open_lock(lock)
+    deadline = time.monotonic() + LOCK_SECONDS
+    try:
+        while not try_lock(fd):
+            if time.monotonic() > deadline:
+                raise BlockingIOError(errno.EAGAIN, "another process writes it")
+            time.sleep(LOCK_POLL_SECONDS)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _open_lock(lock: Path) -> int:
+    """A file that only root can open, and so hold: a folder that others can read is one that they can lock."""
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def try_lock(fd: int) -> bool:
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    return False
+
+
 def sync_folder(folder: Path) -> None:
     """Make renames and removals in a folder survive a power cut."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -71,7 +127,21 @@ def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{reason}: {error.strerror or error}", hint) from None
+        raise UsageError(f"{reason}: {error.strerror or error}", _REMEDIES.get(error.errno or 0, hint)) from None
+
+
+@contextmanager
+def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or `tune`") -> Iterator[None]:
+    """One of these commands at a time. Raises UsageError where another one is under way."""
+    lock = root / name
+    with usage_error(f"{lock} can't be opened"):
+        fd = _open_lock(lock)
+    try:
+        if not try_lock(fd):
+            raise UsageError(f"another {commands} is under way", "wait for it")
+        yield
+    finally:
+        os.close(fd)
 
 
 class Pruned(Struct, frozen=True):

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+from contextlib import suppress
 from signal import SIGKILL
 from tempfile import TemporaryFile
 from threading import Timer
@@ -23,6 +24,8 @@ from sparkd.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0
+JOIN_SECONDS = 300.0
+"""It examines the node first."""
 SILENCE_SECONDS = 300
 """For rsync: both sides may read some GB without sending a byte."""
 ANSWER_LIMIT_BYTES = 4 << 20
@@ -30,6 +33,7 @@ STDERR_LIMIT_BYTES = 4096
 SSH_FAILED = 255
 
 _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
+_JOIN = 'test "$(id -u)" = 0 || set -- sudo -n; exec "$@" sparkd init --yes --join'
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
 _LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
@@ -41,6 +45,8 @@ _KNOWN = (
     (r"Permission denied \([a-z]", "it takes none of your ssh keys", "ssh-copy-id {}; or log in as another by --user"),
     ("Connection (reset|closed) by|kex_exchange", "its sshd hung up", "refused logins make it: try again in a minute"),
     ("rsync: .*not found", "it has no rsync", "apt install rsync"),
+    ("sparkd: .*not found", "it has no sparkd", "install the package there"),
+    ("sudo: a password is required", "sudo wants a password there", "sudo sparkd init --join, there by hand"),
     ("docker: .*not found", "it has no docker", "install docker there"),
     ("permission denied .*[dD]ocker", "its docker is not for this user", "--user root, or a user in the group docker"),
     ("No space left on device", "its disk is full", "make room there: df -h; the same command resumes"),
@@ -69,20 +75,24 @@ class SshHost(Struct, frozen=True):
     address: str
     user: str = ""
 
-    def run(self, *words: str, seconds: float = COMMAND_SECONDS) -> Ended:
-        """Run a program there. Raises BlockedError where ssh fails."""
+    def run(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> Ended:
+        """Run a program there, with a line or two for its stdin. Raises BlockedError where ssh fails."""
         command = ["ssh", *SSH, *(("-l", self.user) if self.user else ()), "--", self.address, shlex.join(words)]
-        ended = _run(command, seconds)
+        ended = _run(command, seconds, given=given)
         if ended.code == SSH_FAILED:
             raise self.failed(ended)
         return ended
 
-    def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS) -> str:
+    def run_checked(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> str:
         """stdout of a program there. Raises BlockedError where it fails."""
-        ended = self.run(*words, seconds=seconds)
+        ended = self.run(*words, seconds=seconds, given=given)
         if ended.code:
             raise self.failed(ended)
         return ended.answer
+
+    def join(self, code: str) -> str:
+        """Have sparkd there join by this code; what it printed. No list of processes shows the code."""
+        return self.run_checked("sh", "-c", _JOIN, seconds=JOIN_SECONDS, given=f"{code}\n")
 
     def read_room(self, path: str) -> PeerRoom:
         """Of the file system that holds a path there, which need not exist yet."""
@@ -154,18 +164,22 @@ def diagnose(ended: Ended, login: str) -> tuple[str, str]:
     return (lines[0] if lines else f"ended with {ended.code}"), again
 
 
-def _run(command: list[str], seconds: float | None, *, shown: bool = False) -> Ended:
+def _run(command: list[str], seconds: float | None, *, shown: bool = False, given: str = "") -> Ended:
     """Run a program here. Without `seconds` it has limits of its own."""
     with TemporaryFile() as errors:
         try:
             out, env = None if shown else subprocess.PIPE, {**os.environ, "LC_ALL": "C"}
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors, env=env)
+            stdin = subprocess.PIPE if given else subprocess.DEVNULL
+            process = subprocess.Popen(command, stdin=stdin, stdout=out, stderr=errors, env=env)
         except FileNotFoundError:
             raise BlockedError(f"{command[0]} is not on this node", f"apt install {_PACKAGES[command[0]]}") from None
         timer = Timer(seconds or 0, process.kill)
         if seconds is not None:
             timer.start()
         try:
+            if process.stdin:
+                with suppress(BrokenPipeError), process.stdin:
+                    process.stdin.write(given.encode())
             answer = process.stdout.read(ANSWER_LIMIT_BYTES) if process.stdout else b""
             if len(answer) == ANSWER_LIMIT_BYTES:
                 process.kill()

@@ -5,8 +5,6 @@ and a record of the values before.
 from __future__ import annotations
 
 import errno
-import fcntl
-import os
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -164,17 +162,8 @@ class SysctlManager:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Two at once would save each other's values as the ones to restore."""
-        folder = (self._root / STATE.lstrip("/")).parent
-        with files.usage_error(f"{folder} can't be written to"):
-            folder.mkdir(parents=True, exist_ok=True)
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with files.locked(self._root):
             yield
-        except BlockingIOError:
-            raise UsageError("another `sparkd tune` is under way", "wait for it") from None
-        finally:
-            os.close(fd)
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
         """Skips a setting that this kernel no longer has."""

@@ -1,29 +1,21 @@
-"""known-good.json: plans proven in service, newest first, with the facts of their starts; and how two starts differ.
-
-rollback.json: one of these plans replaces the configured one. The file has a fingerprint of the configured recipe and
-of the section `engine`: once either changes, or the recipe can be loaded again, the configured plan is tried.
-"""
+"""known-good.json: plans proven in service, newest first, with the facts of their starts; and how two starts differ."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from hashlib import sha256
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from sparkd.config import Engine, Settings
 from sparkd.host.files import Files
 from sparkd.lib.text import sanitize
 from sparkd.plan import agreement
 from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
 from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.loader import normalize_switches
-from sparkd.recipes.schema import Recipe
 from sparkd.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
-from sparkd.status.model import FindingReport
 from sparkd.vllm.args import JsonValue
 
 ORDER = (
@@ -37,11 +29,6 @@ LOOKED_AT = ("image.identity", "weights", "script")
 MOST_FILES = 3
 """Differing weight files get a line each up to this number; more share one line."""
 KEPT = 8
-ROLLBACK_HINT = "change the recipe or the section engine, or: sparkd rollback --end"
-AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
-"""How the node treats any engine: the unit is made for these settings, and no plan has them."""
-DESCRIPTION = {"name", "description", "source", "extends", "expect"}
-"""Fields of a recipe that do not change the engine."""
 Plain = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A[ -~]*\Z")]
 ImageId = Annotated[str, Meta(max_length=LONGEST_TEXT, pattern=r"\A(?:[a-z0-9]+:[a-z0-9]+)?\Z")]
 """An image id that may go into a request to docker; empty is none."""
@@ -171,52 +158,3 @@ def excerpt_values(one: Difference) -> tuple[str, str]:
     """Both values, bounded, from shortly before the first differing character."""
     then, now = agreement.diff_excerpt(one, VALUE_WIDTH)
     return then or "not set", now or "not set"
-
-
-class Rollback(Struct, frozen=True):
-    replaces: str
-    proven: str
-    """When the plan was last proven, in UTC."""
-    plan: Plain
-    """Digest of the plan when it was proven."""
-    image_id: ImageId
-    """Empty: run the image that has the name now."""
-    recipe: Recipe
-    engine: Engine
-
-    @property
-    def label(self) -> str:
-        return f"the plan that was good on {format_utc(self.proven)} (recipe {self.recipe.name}, plan {self.plan[:12]})"
-
-    @property
-    def finding(self) -> FindingReport:
-        reason = f"instead of what is configured, {self.label} is in force"
-        return FindingReport("rollback", "warn", reason, ROLLBACK_HINT)
-
-    def apply_to(self, settings: Settings) -> Settings:
-        kept = {name: getattr(settings.engine, name) for name in AS_CONFIGURED}
-        return settings.model_copy(update={"engine": self.engine.model_copy(update=kept)})
-
-
-ROLLBACK_FILE = StateFile("rollback.json", Rollback)
-
-
-def make_rollback(entry: Entry, replaces: str, image_id: str) -> Rollback | None:
-    """None where this version of sparkd can't read the entry's recipe or settings."""
-    fields = {"replaces": replaces, "proven": entry.until, "plan": entry.plan, "image_id": image_id}
-    try:
-        return ROLLBACK_FILE.convert({**fields, "recipe": entry.recipe, "engine": entry.engine})
-    except ValueError:
-        return None
-
-
-def fingerprint_engine(engine: Engine, recipe: Recipe | None) -> str:
-    """Of the configuration. `recipe` None: it can't be loaded.
-
-    Defaults are left out: a later version of sparkd, which has more of them, ends no rollback.
-    """
-    configured = {
-        "engine": engine.model_dump(mode="json", exclude_defaults=True, exclude=set(AS_CONFIGURED)),
-        "recipe": recipe and recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=DESCRIPTION),
-    }
-    return sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()

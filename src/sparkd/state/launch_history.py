@@ -8,6 +8,7 @@ boot finds open ended with its machine: by a power cut, a freeze, or a kernel cr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -17,6 +18,7 @@ from sparkd.host.files import Files
 from sparkd.lib.errors import Cause, ExitCode
 from sparkd.lib.text import sanitize
 from sparkd.state.file import PUBLIC, Report, StateFile, ignore_report
+from sparkd.status.model import RestartReport, seconds_since
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""
@@ -28,6 +30,10 @@ MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
 IMAGE = "image.identity"
 """The fact that identifies an image."""
 REASON_LIMIT = 1000
+ENDS_KEPT, END_LENGTH = 50, 200
+DAY_SECONDS = 24 * 3600
+MOST_LOAD_SECONDS = 1 << 20
+"""Twelve days."""
 LOADING, SERVING = "loading", "serving"
 STOPPED = "stop requested"
 KILLED = "the previous agent exited without recording a reason (killed, crashed, or power loss)"
@@ -68,6 +74,13 @@ class Boot(Struct, frozen=True):
     """Whether its end was not recorded."""
 
 
+class Load(Struct, frozen=True):
+    """`seconds`: from the container's start to the first completion."""
+
+    digest: str
+    seconds: Annotated[int, Meta(ge=0, le=MOST_LOAD_SECONDS)]
+
+
 class LaunchHistory(Struct, frozen=True):
     failures: dict[str, Annotated[int, Meta(ge=1)]] = field(default_factory=dict)
     """Failed launches in a row, by plan digest, oldest entry first."""
@@ -83,12 +96,35 @@ class LaunchHistory(Struct, frozen=True):
     good_caches: tuple[str, ...] = ()
     """Compile caches with files in them at the last good start."""
     last_exit: End | None = None
+    loads: tuple[Load, ...] = ()
+    """The last load of each plan, newest last."""
+    ends: tuple[End, ...] = ()
+    """Before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
 
     @property
     def last_cause(self) -> End | None:
         """Why the last process ended; None after a requested stop."""
         last = self.last_exit
         return None if last is None or last.code == ExitCode.GOOD else last
+
+    def load_seconds(self, digest: str) -> int | None:
+        return next((one.seconds for one in self.loads if one.digest == digest), None)
+
+    def restarts(self, now: datetime) -> tuple[RestartReport, ...]:
+        """Of the day before `now`, at the begin of a process."""
+        found: dict[str, RestartReport] = {}
+        for end in self._all_ends(now.isoformat(timespec="milliseconds")):
+            if (age := seconds_since(end.at, now)) is not None and age < DAY_SECONDS:
+                before = found.pop(end.cause, None)
+                found[end.cause] = RestartReport(end.cause, 1 + (before.count if before else 0), end.at, end.reason)
+        return tuple(found.values())
+
+    def _all_ends(self, now: str) -> tuple[End, ...]:
+        """Those that nobody requested, newest last. A killed process ended just before `now`."""
+        if (last := self.last_cause) is None:
+            return self.ends
+        last = replace(last, reason=last.reason[:END_LENGTH], hint="", at=now if last.code is None else last.at)
+        return (*self.ends, last)[-ENDS_KEPT:]
 
     def wait_seconds(self, digest: str) -> int | None:
         """Backoff before the next launch of this plan; None: too many failed, a person is needed."""
@@ -107,7 +143,7 @@ class LaunchHistory(Struct, frozen=True):
         """A new process: a launch that is still open in this boot counts as failed, because its agent died."""
         killed = End(KILLED, at=now, cause=Cause.AGENT_KILLED)
         counted = self.record_failure(self.open.digest, killed) if self.open and self.open.boot_id == boot_id else self
-        return counted.record_end(boot_id, killed)
+        return replace(counted, ends=self._all_ends(now)).record_end(boot_id, killed)
 
     def begin(self, digest: str, boot_id: str) -> LaunchHistory:
         return replace(self, open=Open(digest, boot_id))
@@ -127,6 +163,10 @@ class LaunchHistory(Struct, frozen=True):
             same_image = self.good.get(IMAGE) == self.tried.get(IMAGE)
             filled = self.good_caches if same_image else ()
         return replace(self, boots=boots, good=self.tried, good_caches=filled)
+
+    def record_load(self, load: Load) -> LaunchHistory:
+        others = tuple(one for one in self.loads if one.digest != load.digest)
+        return replace(self, loads=(*others, load)[-PLANS_KEPT:])
 
     def record_failure(self, digest: str, end: End) -> LaunchHistory:
         end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])
@@ -149,21 +189,13 @@ class LaunchHistory(Struct, frozen=True):
 
 
 FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
-OLD_FILES = ("launches.json", "boots.json", "last-exit.json")
-"""Of earlier versions: each has some of the fields."""
 
 
 def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:
     """Empty where there is no usable file."""
-    return FILE.read(files, report) or _from_old_files(files, report)
+    return FILE.read(files, report) or LaunchHistory()
 
 
 def load_history(files: Files) -> LaunchHistory:
     """As `read_history`. Raises OSError where the file can't be read."""
-    return FILE.load(files, ignore_report) or _from_old_files(files, ignore_report)
-
-
-def _from_old_files(files: Files, report: Report) -> LaunchHistory:
-    launches, boots = (StateFile(name, LaunchHistory).read(files, report) or LaunchHistory() for name in OLD_FILES[:2])
-    last_exit = StateFile(OLD_FILES[2], End).read(files, report)
-    return replace(boots, failures=launches.failures, last=launches.last, open=launches.open, last_exit=last_exit)
+    return FILE.load(files, ignore_report) or LaunchHistory()

@@ -161,6 +161,12 @@ def far(programs: Path, **scripts: str) -> SshHost:
     return SshHost("far")
 
 
+@pytest.mark.parametrize(("user", "through"), [(0, ""), (1000, "sudo -n ")])
+def test_a_node_that_joins_by_ssh_gets_the_code_on_its_stdin_alone(programs: Path, user: int, through: str) -> None:
+    peer = far(programs, id=f"echo {user}", sudo='echo "sudo $1" && shift && exec "$@"', sparkd='echo "$*" && cat')
+    assert " ".join(peer.join("10.0.0.1-CODE").split()) == f"{through}init --yes --join 10.0.0.1-CODE"
+
+
 @pytest.mark.parametrize(("there_gib", "fits"), [(0, False), (20, True), (40, True)])
 def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib: int, fits: bool) -> None:
     """45 GiB are free, 30 are for the file and 30 for docker's layers."""
@@ -176,7 +182,7 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:
     class Slow(SshHost, frozen=True):
-        def run(self, *words: str, seconds: float = COMMAND_SECONDS) -> Ended:
+        def run(self, *words: str, seconds: float = COMMAND_SECONDS, given: str = "") -> Ended:
             return Ended(0, '{"RootFS": {"Layers": []}, "Config": {}}', "") if seconds > 30 else Ended(-9, "", "")
 
     assert identity_of(Slow("a").inspect_image("name:tag"), "name:tag")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
+from sparkd.actions.files import SETUP_LOCK, locked
 from sparkd.actions.system_config import HEADER, PATH, STATE, SysctlManager
 from sparkd.cli import main, setup
 from sparkd.lib.errors import ConfigError, ExitCode, UsageError
@@ -48,8 +50,8 @@ def values(manager: SysctlManager) -> dict[str, str | None]:
 
 
 def files(node: Tree) -> dict[str, tuple[int, str]]:
-    """Inode and content of each file."""
-    paths = [path for path in node.root.rglob("*") if path.is_file()]
+    """Inode and content of each file but the lock."""
+    paths = [path for path in node.root.rglob("*") if path.is_file() and path != node.root / SETUP_LOCK]
     return {str(path.relative_to(node.root)): (path.stat().st_ino, path.read_text()) for path in paths}
 
 
@@ -169,16 +171,28 @@ def test_whatever_interrupts_apply_the_way_back_is_known_first(node: Tree, manag
 
 def test_where_nothing_can_be_saved_nothing_is_set(node: Tree) -> None:
     (node.root / "var/lib/sparkd").rmdir()
-    node.file("/var/lib/sparkd")
-    refused(node, UsageError, "/var/lib/sparkd")
+    (node.root / "var/lib/sparkd").symlink_to("of-a-disk-that-is-away")
+    before = files(node)
+    with pytest.raises(UsageError, match="/var/lib/sparkd"):
+        apply(SysctlManager(node.root), BOTH)
+    assert files(node) == before
 
 
 def test_two_at_once_do_not_take_each_others_values_for_those_of_before(node: Tree, manager: SysctlManager) -> None:
-    folder = os.open(node.root / "var/lib/sparkd", os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    refused(node, UsageError, "another `sparkd tune` is under way")
-    os.close(folder)
+    with locked(node.root):
+        refused(node, UsageError, "another `sparkd init` or `tune` is under way")
     assert apply(manager, BOTH)
+
+
+def test_one_who_may_only_read_keeps_nobody_from_it(node: Tree, manager: SysctlManager) -> None:
+    (node.root / SETUP_LOCK).parent.mkdir(parents=True)
+    folders = [os.open(node.root / one, os.O_RDONLY) for one in ("var/lib/sparkd", "run/sparkd")]
+    for folder in folders:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+    assert apply(manager, BOTH)
+    assert stat.S_IMODE((node.root / SETUP_LOCK).stat().st_mode) == 0o600
+    for folder in folders:
+        os.close(folder)
 
 
 def test_a_value_that_the_kernel_makes_another_of_is_said(node: Tree, manager: SysctlManager) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -18,12 +19,25 @@ from sparkd.host import Host
 from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.lib import errors
 from sparkd.lib.errors import Cause, EngineEndedError, SparkdError
+from sparkd.lib.main_loop import StopRequested
 from sparkd.lib.text import Redactor
 from sparkd.state import launch_history
 from sparkd.state.file import LIMIT_BYTES
-from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, KILLED, LOADING, SERVING, Boot, End, LaunchHistory
+from sparkd.state.launch_history import (
+    BACKOFF_SECONDS,
+    END_LENGTH,
+    ENDS_KEPT,
+    FILE,
+    KILLED,
+    LOADING,
+    SERVING,
+    End,
+    LaunchHistory,
+    Load,
+)
 
 PLAN, NOW = "d1", "2026-01-01T00:00:00.000+00:00"
+NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 BOOM = End("boom", 13)
 EMPTY = LaunchHistory()
 
@@ -86,30 +100,36 @@ def test_the_next_process_reports_why_the_last_one_ended() -> None:
     assert [one and str(one) for one in found] == causes
 
 
+def test_the_ends_of_a_day_that_nobody_requested_are_grouped_by_their_cause() -> None:
+    def at(hours: float) -> str:
+        return (NOON - timedelta(hours=hours)).isoformat()
+
+    ends = (("boom", 13, 30.0), ("boom", 13, 5.0), ("stop requested", 0, 4.0), ("bang", 14, 3.0), ("boom", 13, 2.0))
+    history = EMPTY
+    for cause, code, hours in ends:
+        history = history.recover("boot", at(hours)).record_end(
+            "boot", End(cause * 99, code, at=at(hours), cause=cause)
+        )
+    found = history.restarts(NOON)
+    assert [(one.cause, one.count, one.last) for one in found] == [("bang", 1, at(3)), ("boom", 2, at(2))]
+    assert found[0].reason == ("bang" * 99)[:END_LENGTH]
+    killed = history.recover("boot", at(1)).restarts(NOON)
+    assert [(one.cause, one.count, one.reason) for one in killed][-1] == (Cause.AGENT_KILLED, 1, KILLED)
+
+
+def test_many_ends_and_loads_are_bounded() -> None:
+    history = EMPTY
+    for number in range(3 * ENDS_KEPT):
+        history = history.record_load(Load(f"d{number}", number)).recover("boot", NOW).record_end("boot", BOOM)
+    assert len(history.ends) == ENDS_KEPT
+    assert len(history.loads) == launch_history.PLANS_KEPT
+    assert history.record_load(Load("d149", 7)).load_seconds("d149") == 7
+    assert history.load_seconds("d0") is None
+
+
 def test_a_cause_that_only_a_later_version_knows_is_read() -> None:
     history = replace(EMPTY, last_exit=End("boom", 13, cause="struck-by-lightning"))
     assert FILE.decode(FILE.encode(history).encode()) == history
-
-
-OLD = {
-    "launches.json": """{"schema": 1, "failures": {"d1": 1, "d2": 2}, "open": {"digest": "d1", "boot_id": "b2"},
- "last": {"d1": {"reason": "boom", "code": 13}, "d2": {"reason": "its agent ended without a word", "code": null}}}""",
-    "boots.json": """{"schema": 1, "tried": {"kernel": "7.0", "weights.\\udcff": "\\u00e4"}, "good": {"kernel": "6.17"},
- "boots": [{"boot_id": "b1", "digest": "d1", "phase": "serving", "open": false},
-  {"boot_id": "b2", "digest": "d1", "phase": "loading", "open": true}]}""",
-    "last-exit.json": """{"schema": 1, "code": 13, "reason": "the engine ended: boom", "hint": "look",
- "phase": "loading", "at": "2026-11-22T08:43:06.341+00:00"}""",
-}
-"""As the version before wrote them."""
-MIGRATED = LaunchHistory(
-    failures={"d1": 1, "d2": 2},
-    last={"d1": BOOM, "d2": End("its agent ended without a word")},
-    open=launch_history.Open("d1", "b2"),
-    boots=(Boot("b1", "d1", SERVING, open=False), Boot("b2", "d1", LOADING, open=True)),
-    tried={"kernel": "7.0", "weights.\udcff": "ä"},
-    good={"kernel": "6.17"},
-    last_exit=End("the engine ended: boom", 13, "look", "loading", "2026-11-22T08:43:06.341+00:00"),
-)
 
 
 @pytest.fixture
@@ -131,39 +151,17 @@ def written(made: AgentUnderTest) -> LaunchHistory:
     return FILE.decode(made.agent.actions.written[FILE.name].encode())
 
 
-def test_the_files_of_the_version_before_are_read_until_there_is_the_new_one(started: AgentUnderTest) -> None:
-    tree, reports = on_disk(started), list[str]()
-    new = tree.root / FILE.path.lstrip("/")
-    for name, text in OLD.items():
-        tree.file(f"/var/lib/sparkd/{name}", text)
-    files = started.agent.host.files
-    assert launch_history.read_history(files, reports.append) != MIGRATED
-    new.unlink()
-    assert launch_history.read_history(files, reports.append) == launch_history.load_history(files) == MIGRATED
-    tree.file("/var/lib/sparkd/launches.json", "{")
-    kept = launch_history.read_history(files, reports.append)
-    assert kept == replace(MIGRATED, failures={}, last={}, open=None), "one that is broken takes no other along"
-    assert len(reports) == 1
-
-
-def test_the_first_start_of_this_version_counts_a_killed_agent_and_removes_the_old_files(
-    started: AgentUnderTest,
-) -> None:
-    tree, actions = on_disk(started), started.agent.actions
-    (tree.root / FILE.path.lstrip("/")).unlink()
-    for name, text in OLD.items():
-        tree.file(f"/var/lib/sparkd/{name}", text.replace('"b2"', '"boot"'))
+def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
+    digest = started.agent.plan.counted_as
     started.agent.record_start()
     after = written(started)
-    assert (after.failures, after.last_failure("d1")) == ({"d2": 2, "d1": 2}, KILLED)
-    assert (after.good, [one.open for one in after.boots]) == (MIGRATED.good, [False, False])
+    assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
+    assert [one.open for one in after.boots] == [True, False], "what ended with its machine stays so"
     assert after.last_cause is not None
     assert after.last_cause == End(KILLED, at=after.last_cause.at, cause="agent-killed"), "until its end is recorded"
-    assert isinstance(actions, MemoryActions)
-    assert {name: actions.written[name] for name in OLD} == dict.fromkeys(OLD, "")
 
 
-def test_where_nothing_can_be_written_the_old_files_stay(started: AgentUnderTest) -> None:
+def test_a_full_disk_is_logged_once(started: AgentUnderTest) -> None:
     class FullDisk(MemoryActions):
         def write_state(self, name: str, text: str, mode: int) -> None:
             raise OSError(28, "No space left on device")
@@ -242,7 +240,7 @@ def test_a_dockerd_that_does_not_answer_is_named_where_it_may_be_behind_the_erro
 
 
 def test_a_stop_counts_nothing_and_closes_the_launch(started: AgentUnderTest) -> None:
-    shutdown_on_request(started.agent, None)
+    shutdown_on_request(started.agent, None, StopRequested())
     after = written(started)
     assert (after.failures, after.open, after.last_cause) == ({}, None, None)
     assert [(one.phase, one.open) for one in after.boots] == [(LOADING, True), (LOADING, False)]

@@ -26,8 +26,7 @@ from sparkd.preflight.registry import build_checks
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Recipe
 from sparkd.state import known_good
-from sparkd.state.known_good import ROLLBACK_FILE as FILE
-from sparkd.state.known_good import Rollback, fingerprint_engine
+from sparkd.state.switch import FILE, Switch, fingerprint_engine, make_rollback
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"
 IMAGE_ID = "sha256:" + "e" * 64
@@ -58,8 +57,8 @@ def good(**engine: object) -> known_good.Entry:
     return known_good_entry(recipe=kept.model_dump(mode="json", by_alias=True), engine=section, image_id=IMAGE_ID)
 
 
-def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Rollback:
-    made = known_good.make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
+def put_in_force(tree: Tree, config: Settings, image: str = "", **engine: object) -> Switch:
+    made = make_rollback(good(**engine), membership.fingerprint_config(config, Host(tree.root)), image)
     assert made is not None
     tree.file(FILE.path, FILE.encode(made))
     return made
@@ -70,13 +69,13 @@ def test_the_good_plan_replaces_the_configured_one(tree: Tree) -> None:
     added = settings(args={"enable-sleep-mode": True})
     put_in_force(tree, added, models_dir="/old/models", env={"A": "1"})
     node = membership.resolve_context(added, None, Host(tree.root))
-    assert node.rollback is not None
+    assert node.switch is not None
     assert " ".join(node.plan.argv).endswith("--max-model-len 512"), "without the flag that was added"
     assert (node.plan.image, node.plan.model_path, dict(node.plan.env)["A"]) == ("i:1", "/old/models/m", "1")
     assert node.settings.engine.models_dir == "/old/models"
     assert FILE.mode == 0o600
     alone = membership.configured_context(settings(), Host(tree.root))
-    assert (alone.rollback, alone.plan.image) == (None, "i:2")
+    assert (alone.switch, alone.plan.image) == (None, "i:2")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +88,7 @@ def test_a_change_of_recipe_or_settings_ends_it(
     written(tree, **{"max-model-len": 1024})
     put_in_force(tree, settings())
     written(tree, **args)
-    assert membership.resolve_context(settings(**changed), None, Host(tree.root)).rollback is None
+    assert membership.resolve_context(settings(**changed), None, Host(tree.root)).switch is None
 
 
 def test_a_change_that_changes_no_plan_ends_no_rollback(tree: Tree) -> None:
@@ -98,7 +97,7 @@ def test_a_change_that_changes_no_plan_ends_no_rollback(tree: Tree) -> None:
     path.write_text(f"# a comment\n{path.read_text()}")
     config = settings(stop_grace_seconds=99, load_readahead_kib=8)
     node = membership.resolve_context(config, None, Host(tree.root))
-    assert node.rollback is not None
+    assert node.switch is not None
     # The unit is made for these.
     assert (node.settings.engine.stop_grace_seconds, node.settings.engine.load_readahead_kib) == (99, 8)
 
@@ -151,9 +150,10 @@ def test_the_rollbacks_image_runs_by_its_id_and_the_plan_keeps_its_digest(tree: 
 def test_a_plan_that_does_not_fit_any_more_is_named_as_the_rollbacks(tree: Tree) -> None:
     written(tree)
     made = put_in_force(tree, settings())
-    huge = replace(made, recipe=recipe(name="mine", nodes={"min": 2, "max": 2}))
+    assert made.to is not None
+    huge = replace(made, to=replace(made.to, recipe=recipe(name="mine", nodes={"min": 2, "max": 2})))
     tree.file(FILE.path, FILE.encode(huge))
-    with pytest.raises(ConfigError, match="this node is rolled back to") as raised:
+    with pytest.raises(ConfigError, match="chosen for this node is the plan that was good") as raised:
         membership.resolve_context(settings(), None, Host(tree.root))
     assert "sparkd rollback --end" in raised.value.hint
 
@@ -163,18 +163,20 @@ NO_RECIPE = {"replaces": "", "proven": "", "plan": "", "image_id": "", "recipe":
 
 def test_bad_content_is_no_rollback(tree: Tree) -> None:
     written(tree)
-    for text in ("", "[" * 100_000, json.dumps({"schema": 1, **NO_RECIPE})):
+    nested = {"replaces": "", "stage": "in-force", "to": NO_RECIPE}
+    for text in ("", "[" * 100_000, json.dumps({"schema": 1, **NO_RECIPE}), json.dumps({"schema": 1, **nested})):
         tree.file(FILE.path, text)
-        assert membership.resolve_context(settings(), None, Host(tree.root)).rollback is None
+        assert membership.resolve_context(settings(), None, Host(tree.root)).switch is None
 
 
 def test_an_image_that_is_no_id_is_never_requested() -> None:
-    made = known_good.make_rollback(good(), "f", IMAGE_ID)
+    made = make_rollback(good(), "f", IMAGE_ID)
     assert made is not None
+    assert made.to is not None
     for image in ("../../containers/json?x=", "sha256:\ud800", "i:1\n"):
         with pytest.raises(ValueError, match="image_id"):
-            FILE.decode(FILE.encode(replace(made, image_id=image)).encode())
-        assert known_good.make_rollback(good(), "f", image) is None
+            FILE.decode(FILE.encode(replace(made, to=replace(made.to, image_id=image))).encode())
+        assert make_rollback(good(), "f", image) is None
 
 
 def test_every_shipped_recipe_comes_back_as_it_was() -> None:
@@ -182,7 +184,7 @@ def test_every_shipped_recipe_comes_back_as_it_was() -> None:
         shipped = load_recipe(name, [recipes_dir()]).recipe
         kept = json.loads(json.dumps(shipped.model_dump(mode="json", by_alias=True)))
         assert Recipe.model_validate(kept) == shipped
-        made = known_good.make_rollback(known_good_entry(recipe=kept), "f", "")
+        made = make_rollback(known_good_entry(recipe=kept), "f", "")
         assert made is not None
         assert FILE.decode(FILE.encode(made).encode()) == made
 

@@ -1,0 +1,137 @@
+"""The files that `sparkd init` writes, and the way back: a manifest is on disk before each change."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import NoReturn
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.actions import files
+from sparkd.config.edit import SetKey, take_back
+from sparkd.host.files import Files, Kind
+from sparkd.lib.errors import ConfigError
+from sparkd.state.file import StateFile
+
+LIMIT_BYTES = 1 << 20
+
+
+class Written(Struct, frozen=True):
+    path: str
+    before: str | None
+    """Content before the first change; None: there was no file."""
+    sha256: str
+    """Of what was written."""
+    keys: tuple[SetKey, ...] = ()
+    """Of a settings file: taken back one by one where a person has edited it since."""
+    replaced_sha256: str = ""
+    """Of what was there until then: after a power cut it may be there still."""
+
+    def is_edited(self, now: str) -> bool:
+        """Whether a person has changed the file since."""
+        return _digest(now) not in (self.sha256, self.replaced_sha256)
+
+
+class Manifest(Struct, frozen=True):
+    files: tuple[Written, ...]
+
+
+FILE = StateFile("setup.json", Manifest)
+
+
+class Setup:
+    """The machine below `root`. Raises UsageError where this user may not change it, ConfigError for unfit files."""
+
+    def __init__(self, root: Path = Path("/")) -> None:
+        self._root, self._files = root, Files(str(root))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Raises UsageError while another process has this."""
+        with files.locked(self._root):
+            yield
+
+    def written(self) -> tuple[Written, ...]:
+        found = FILE.read(self._files, _refuse)
+        return found.files if found else ()
+
+    def read(self, path: str) -> str | None:
+        """None where there is no file. A symlink is somebody's own way to keep it: ConfigError."""
+        try:
+            opened = self._files.itself(path, LIMIT_BYTES)
+            if opened.facts.kind is not Kind.FILE:
+                raise ConfigError(f"{path} is a {opened.facts.kind.value}, needed is a file", f"ls -l {path}")
+            return opened.content.decode()
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            symlink = isinstance(error, OSError) and error.errno == errno.ELOOP
+            why = "it is a symlink, and needed is the file itself" if symlink else str(error)
+            raise ConfigError(f"{path} can't be read: {why}", f"ls -l {path}") from None
+
+    def write(self, path: str, text: str, mode: int, keys: tuple[SetKey, ...] = ()) -> None:
+        """Keeps the mode of a file that is there, unless `mode` keeps others from reading it."""
+        self.record(path, text, keys)
+        with files.usage_error(f"{path} can't be written"):
+            if (now := self.read(path)) is not None and mode & 0o077:
+                mode = self._files.lstat(path).permissions
+            if now != text:
+                files.write(self._root / path.lstrip("/"), text, mode, durable=True)
+
+    def record(self, path: str, text: str, keys: tuple[SetKey, ...] = ()) -> None:
+        """That this file is about to be written, with this text."""
+        known = {one.path: one for one in self.written()}
+        entry = Written(path, now := self.read(path), _digest(text), keys, _digest(now))
+        if old := known.get(path):
+            before = old.before
+            if now is not None and now != before and old.is_edited(now):
+                before = take_back(now, old.keys)
+            merged = {(one.section, one.key): one for one in old.keys}
+            for one in keys:
+                first = merged.get((one.section, one.key), one)
+                merged[one.section, one.key] = replace(one, before=first.before)
+            entry = replace(entry, before=before, keys=tuple(merged.values()))
+        self._save((*(one for one in known.values() if one.path != path), entry))
+
+    def take_back(self) -> Iterator[str]:
+        """What was done with each file, one line each; the manifest goes last."""
+        for one in reversed(self.written()):
+            with files.usage_error(f"{one.path} can't be changed"):
+                yield self._take_back(one)
+        with files.usage_error(f"{FILE.path} can't be removed"):
+            files.remove(self._root / FILE.path.lstrip("/"))
+
+    def _take_back(self, one: Written) -> str:
+        now, path = self.read(one.path), self._root / one.path.lstrip("/")
+        if now is None or now == one.before:
+            return f"{one.path} {'is gone' if now is None else 'is as it was before'}"
+        text = one.before
+        if edited := one.is_edited(now):
+            text = take_back(now, one.keys)
+            if text == now:
+                return f"left {one.path}: it was changed since"
+        if text is None or not text.strip():
+            files.remove(path)
+            if path.parent.suffix == ".d":  # a folder of drop-ins
+                with suppress(OSError):  # others are in it
+                    path.parent.rmdir()
+            return f"removed {one.path}"
+        files.write(path, text, self._files.lstat(one.path).permissions, durable=True)
+        return f"took {len(one.keys)} keys out of {one.path}; your changes stay" if edited else f"restored {one.path}"
+
+    def _save(self, entries: tuple[Written, ...]) -> None:
+        with files.usage_error(f"{FILE.path} can't be written"):
+            files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
+
+
+def _digest(text: str | None) -> str:
+    return "" if text is None else sha256(text.encode()).hexdigest()
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ConfigError(reason, f"look at it, and remove it: {FILE.path}")

@@ -1,0 +1,174 @@
+"""head-config.json: what a worker with `cluster.follow_head` runs, as its head has sent it.
+
+The head makes the document of its plan in force: the whole recipe, the settings that all ranks share, the names of
+secrets, and the contents of files that the recipe mounts and everybody may read. What it may do to the worker is judged
+in plan.allowed, before anything in it is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from hashlib import sha256
+from posixpath import join
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sparkd.config import Engine, Settings
+from sparkd.config.settings import Cluster, Readiness, Supervise
+from sparkd.host.files import Files, Kind
+from sparkd.recipes.reach import HEAD_FILES
+from sparkd.recipes.schema import Recipe
+from sparkd.state.file import StateFile
+from sparkd.state.known_good import ImageId
+from sparkd.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
+
+PATH = "/config"
+"""Where a head serves it to its workers."""
+FILE_BYTES = 1 << 20
+ALL_FILES_BYTES = 4 << 20
+MOST_FILES = 64
+CLUSTER_KEYS = ("nodes", "master_port", "allow_image_difference")
+ENGINE_KEYS = ("recipe", "image", "script", "args", "env")
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "cluster": CLUSTER_KEYS,
+    "engine": ENGINE_KEYS,
+    "readiness": (),
+    "supervise": (),
+}
+"""Keys that the head decides, by section; of a section without any, all."""
+_Path = Annotated[str, Meta(max_length=LONGEST_TEXT_BYTES)]
+
+
+class SharedConfig(Struct, frozen=True):
+    recipe: Recipe
+    """With its bases; without secrets."""
+    cluster: Cluster
+    engine: Engine
+    readiness: Readiness
+    supervise: Supervise
+    secrets: tuple[_Path, ...] = ()
+    """Names of the engine's variables."""
+    image_id: ImageId = ""
+    """That a rollback on the head restores; empty: the image that has the name."""
+    files: Annotated[Mapping[_Path, bytes], Meta(max_length=MOST_FILES)] = {}
+    """By path on the head: engine.script, and sources of read-only mounts."""
+
+    def apply_to(self, settings: Settings) -> Settings:
+        """`settings` with what the head decides. Raises ValueError where they contradict each other."""
+        engine = {key: getattr(self.engine, key) for key in ENGINE_KEYS}
+        engine |= {"recipe": self.recipe.name, "script": self._kept(self.engine.script) if self.engine.script else ""}
+        own = settings.engine.secrets
+        secrets = {name: own.get(name, "") for name in self.secrets}
+        sections = {
+            **dict(settings),
+            "cluster": settings.cluster.model_copy(update={key: getattr(self.cluster, key) for key in CLUSTER_KEYS}),
+            "engine": settings.engine.model_copy(update={**engine, "secrets": secrets}),
+            "readiness": self.readiness,
+            "supervise": self.supervise,
+        }
+        return type(settings).model_validate(sections)
+
+    def recipe_here(self, own: Recipe | None) -> Recipe:
+        """The recipe with files that have come as sources of its mounts.
+
+        `own`: this node's recipe of the name. Kernel settings and commands that build an image are this node's alone.
+        """
+        spec, image = self.recipe.container, self.recipe.image
+        volumes = tuple(
+            one.model_copy(update={"source": self._kept(one.source)}) if one.source in self.files else one
+            for one in spec.volumes
+        )
+        build = own.image.build if own and own.image.ref == image.ref else ""
+        changed = {
+            "secrets": {},
+            "host": own.host if own else type(self.recipe.host)(),
+            "image": image.model_copy(update={"build": build}),
+            "container": spec.model_copy(update={"volumes": volumes}),
+        }
+        return self.recipe.model_copy(update=changed)
+
+    def _kept(self, path: str) -> str:
+        """Where a file of the head is kept on this node. Raises ValueError where it has not come."""
+        if path not in self.files:
+            raise ValueError(f"the head names {path}, and has not sent it")
+        return join(HEAD_FILES, digest_of(self.files[path]))
+
+    @property
+    def kept_files(self) -> dict[str, bytes]:
+        """Contents by name in HEAD_FILES."""
+        return {digest_of(content): content for content in self.files.values()}
+
+
+class Kept(Struct, frozen=True):
+    """A document as it came, and its digest."""
+
+    config: SharedConfig
+    digest: str
+
+
+class _File(StateFile[Kept], frozen=True):
+    def decode(self, content: bytes) -> Kept:
+        """As `dump` made it, within its bounds. Raises ValueError."""
+        config = _DOCUMENT.decode(content)
+        for name in config.secrets:
+            check_variable_name(name)
+        sizes = [len(one) for one in config.files.values()]
+        if max(sizes, default=0) > FILE_BYTES or sum(sizes) > ALL_FILES_BYTES:
+            raise ValueError("its files are larger than a head sends")
+        return Kept(config, digest_of(content))
+
+
+FILE = _File("head-config.json", Kept)
+_DOCUMENT = StateFile(FILE.name, SharedConfig)
+
+
+def make_shared(settings: Settings, recipe: Recipe, image_id: str, script: str, files: Files) -> SharedConfig:
+    """Of a head: `settings` and `recipe` in force."""
+    cluster = Cluster(**{key: getattr(settings.cluster, key) for key in CLUSTER_KEYS})
+    engine = Engine(**{key: getattr(settings.engine, key) for key in ENGINE_KEYS})
+    volumes = (one.source for one in recipe.container.volumes if one.read_only)
+    contents, left = dict[str, bytes](), ALL_FILES_BYTES
+    for path in dict.fromkeys((*((script,) if script else ()), *volumes)):
+        content = read_shareable(files, path, any_mode=path == script)
+        if content is not None and len(content) <= left and len(contents) < MOST_FILES:
+            contents[path], left = content, left - len(content)
+    secrets = tuple(sorted({**recipe.secrets, **settings.engine.secrets}))
+    whole = recipe.model_copy(update={"secrets": {}, "extends": None})
+    return SharedConfig(whole, cluster, engine, settings.readiness, settings.supervise, secrets, image_id, contents)
+
+
+def read_shareable(files: Files, path: str, *, any_mode: bool) -> bytes | None:
+    """A small regular file that everybody may read, or with `any_mode` any: nothing is encrypted on its way."""
+    with suppress(OSError):
+        facts = files.stat(path)
+        if facts.kind is Kind.FILE and facts.size_bytes <= FILE_BYTES and (any_mode or facts.permissions & 0o004):
+            return files.bytes(path, FILE_BYTES)
+    return None
+
+
+def overridden_keys(origins: Mapping[str, str]) -> tuple[str, ...]:
+    """Keys that a worker's own file or variables set, and that its head decides."""
+    return tuple(key for key in origins if is_shared(key) and key != "cluster.nodes")
+
+
+def is_shared(key: str) -> bool:
+    """Whether the head decides a dotted key of a worker that follows it."""
+    section, name = key.split(".")[:2]
+    return section in SHARED and (not SHARED[section] or name in SHARED[section])
+
+
+def digest_of(content: bytes) -> str:
+    return sha256(content).hexdigest()
+
+
+def dump(config: SharedConfig) -> bytes:
+    """Defaults are left out: a worker of another version may have other keys."""
+    fields = msgspec.to_builtins(
+        config, enc_hook=lambda model: model.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    )
+    fields["recipe"] |= {"schema": config.recipe.schema_, "name": config.recipe.name}
+    return json.dumps({"schema": 1, **fields}, separators=(",", ":")).encode()

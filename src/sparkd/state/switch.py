@@ -1,0 +1,194 @@
+"""switch.json: the plan that replaces the configured one, and the way to it and back.
+
+`sparkd use` makes the running agent drain; the next process tries the new plan. Once that has served its smoke test it
+is in force, else the plan before it is again. `sparkd rollback` puts a known good plan in force without a try. The file
+has a fingerprint of the configured recipe and of the section `engine`: once either changes, or the recipe can be loaded
+again, what is configured holds.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from enum import Enum, StrEnum
+from hashlib import sha256
+from typing import Annotated, assert_never
+
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from sparkd.config import Engine, Settings
+from sparkd.recipes.schema import Recipe
+from sparkd.state.file import StateFile
+from sparkd.state.known_good import Entry, ImageId, Plain, format_utc
+from sparkd.status.model import FindingReport, utc_now
+
+ROLLBACK_HINT = "change the recipe or the section engine, or: sparkd rollback --end"
+USE_HINT = "back to what is configured: sparkd use --end"
+AS_CONFIGURED = ("load_readahead_kib", "stop_grace_seconds")
+"""How the node treats any engine: the unit is made for these settings, and no plan has them."""
+DESCRIPTION = {"name", "description", "source", "extends", "expect"}
+"""Fields of a recipe that do not change the engine."""
+TRIES = 2
+"""Starts of a new plan that may end without a verdict on it: the first power cut is not its fault."""
+MOST_BACK = 8
+CONFIGURED = "what is configured"
+
+
+class Chosen(Struct, frozen=True):
+    """A plan in place of the configured one: of `sparkd use`, or known good."""
+
+    recipe: Recipe
+    engine: Engine
+    image_id: ImageId = ""
+    """Empty: run the image that has the name now."""
+    plan: Plain = ""
+    """Digest of the plan when it was proven."""
+    proven: str = ""
+    """When it was last proven, in UTC; empty for one that `sparkd use` chose."""
+    until: str = ""
+    """When it ends, in UTC; empty: never by itself."""
+
+    @property
+    def label(self) -> str:
+        if not self.proven:
+            return f"recipe {self.recipe.name}" + (f" until {format_utc(self.until)}" if self.until else "")
+        return f"the plan that was good on {format_utc(self.proven)} (recipe {self.recipe.name}, plan {self.plan[:12]})"
+
+    @property
+    def hint(self) -> str:
+        return ROLLBACK_HINT if self.proven else USE_HINT
+
+    def apply_to(self, settings: Settings) -> Settings:
+        kept = {name: getattr(settings.engine, name) for name in AS_CONFIGURED}
+        return settings.model_copy(update={"engine": self.engine.model_copy(update=kept)})
+
+
+class Stage(StrEnum):
+    DRAINING = "draining"
+    """The agent that runs is to end; its requests get their time."""
+    TRYING = "trying"
+    IN_FORCE = "in-force"
+    RETURNING = "going-back"
+    """As DRAINING, on the way back."""
+
+
+class Event(Enum):
+    STARTED = "a process has started"
+    WORKS = "the plan serves, and its answers make sense"
+    FAILED = "the plan did not come up, or its answers make no sense"
+    LEFT = "the process ends, and nothing was wrong with the plan"
+    EXPIRED = "the plan's time is over"
+
+
+class Switch(Struct, frozen=True):
+    replaces: str
+    """Fingerprint of what is configured."""
+    stage: Stage
+    to: Chosen | None
+    """None: what is configured."""
+    back: Annotated[tuple[Chosen, ...], Meta(max_length=MOST_BACK)] = ()
+    """The plans before, the last one first; below them is what is configured. All but the lowest one have an end."""
+    tries: int = 0
+    """Starts of the new plan without a verdict on it."""
+    drain_seconds: int = 0
+    chosen_at: str = ""
+    """UTC; differs between two switches."""
+
+    @property
+    def chosen(self) -> Chosen | None:
+        """What the next process launches; None: what is configured."""
+        return self.before if self.stage is Stage.RETURNING else self.to
+
+    @property
+    def before(self) -> Chosen | None:
+        """The plan to go back to; None: what is configured."""
+        return self.back[0] if self.back else None
+
+    @property
+    def findings(self) -> tuple[FindingReport, ...]:
+        """For the report: at most one."""
+        if self.stage is Stage.TRYING:
+            reason = f"{label(self.to)} is being tried; if it fails, sparkd goes back to {label(self.before)}"
+            return (FindingReport("use", "warn", reason, ""),)
+        if self.chosen is None:
+            return ()
+        reason = f"instead of {CONFIGURED}, {self.chosen.label} is in force"
+        return (FindingReport("rollback" if self.chosen.proven else "use", "warn", reason, self.chosen.hint),)
+
+    def expired(self, now: datetime) -> bool:
+        until = self.to.until if self.to is not None and self.stage in (Stage.TRYING, Stage.IN_FORCE) else ""
+        return bool(until) and now >= parse_utc(until)
+
+
+def parse_utc(stamp: str) -> datetime:
+    """The beginning of time where it is none: such a plan is over."""
+    try:
+        found = datetime.fromisoformat(stamp)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def label(chosen: Chosen | None) -> str:
+    return CONFIGURED if chosen is None else chosen.label
+
+
+def step(now: Switch, event: Event) -> Switch | None:
+    """The switch after this event; None: nothing replaces the configuration any more. Pure."""
+    match now.stage, event:
+        case Stage.DRAINING, Event.STARTED:
+            return replace(now, stage=Stage.TRYING, tries=1)
+        case Stage.TRYING, Event.STARTED:
+            return replace(now, tries=now.tries + 1) if now.tries < TRIES else _go_back(now)
+        case Stage.TRYING, Event.WORKS:
+            return _settle(now, now.to, now.back)
+        case Stage.TRYING, Event.FAILED | Event.EXPIRED:
+            return _go_back(now)
+        case Stage.TRYING, Event.LEFT:
+            return replace(now, tries=max(0, now.tries - 1))
+        case Stage.IN_FORCE, Event.EXPIRED:
+            return replace(now, stage=Stage.RETURNING)
+        case Stage.RETURNING, Event.STARTED:
+            return _go_back(now)
+        case Stage.DRAINING | Stage.TRYING | Stage.IN_FORCE | Stage.RETURNING, _:
+            return now
+        case _:
+            assert_never(now.stage)
+
+
+def _go_back(now: Switch) -> Switch | None:
+    return _settle(now, now.before, now.back[1:])
+
+
+def _settle(now: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Switch | None:
+    """In force. The plans before stay known as long as the time of this one is limited."""
+    if chosen is None:
+        return None
+    back = back if chosen.until else ()
+    return Switch(now.replaces, Stage.IN_FORCE, chosen, back, 0, now.drain_seconds, now.chosen_at)
+
+
+FILE = StateFile("switch.json", Switch)
+
+
+def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:
+    """None where this version of sparkd can't read the entry's recipe or settings."""
+    plan = {"image_id": image_id, "plan": entry.plan, "proven": entry.until}
+    to = {**plan, "recipe": entry.recipe, "engine": entry.engine}
+    try:
+        return FILE.convert({"replaces": replaces, "stage": Stage.IN_FORCE, "to": to, "chosen_at": utc_now()})
+    except ValueError:
+        return None
+
+
+def fingerprint_engine(engine: Engine, recipe: Recipe | None) -> str:
+    """Of the configuration. `recipe` None: it can't be loaded.
+
+    Defaults are left out: a later version of sparkd, which has more of them, ends no choice.
+    """
+    configured = {
+        "engine": engine.model_dump(mode="json", exclude_defaults=True, exclude=set(AS_CONFIGURED)),
+        "recipe": recipe and recipe.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=DESCRIPTION),
+    }
+    return sha256(json.dumps(configured, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,162 @@
+"""What `sparkd init` wrote comes back exactly, wherever it was interrupted, and nothing of a person's is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tree import Tree
+
+from sparkd.actions.setup_manifest import FILE, Setup
+from sparkd.config.edit import set_keys
+from sparkd.lib.errors import ConfigError, UsageError
+
+TOML, KEY = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key"
+PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"
+RECIPE = ("engine", "recipe")
+
+
+def node(tree: Tree) -> Setup:
+    return Setup(tree.root)
+
+
+def content(tree: Tree, path: str) -> str | None:
+    real = tree.root / path.lstrip("/")
+    return real.read_text() if real.exists() else None
+
+
+def choose(tree: Tree, recipe: str) -> None:
+    """As `init` does it."""
+    setup = node(tree)
+    text, keys = set_keys(setup.read(TOML) or "", {RECIPE: recipe})
+    setup.write(TOML, text, 0o644, keys)
+
+
+def test_new_files_are_removed_and_the_manifest_with_them(tree: Tree) -> None:
+    choose(tree, "mine")
+    node(tree).write(KEY, "secret\n", 0o600)
+    assert (tree.root / KEY.lstrip("/")).stat().st_mode & 0o777 == 0o600
+    manifest = tree.root / FILE.path.lstrip("/")
+    assert manifest.stat().st_mode & 0o777 == 0o600
+    assert "secret" not in manifest.read_text()
+    assert list(node(tree).take_back()) == [f"removed {KEY}", f"removed {TOML}"]
+    assert [content(tree, path) for path in (TOML, KEY, FILE.path)] == [None, None, None]
+    assert list(node(tree).take_back()) == []
+
+
+def test_a_file_that_was_there_comes_back_as_it_was_with_its_mode(tree: Tree) -> None:
+    tree.file(TOML, PERSONS, mode=0o640)
+    choose(tree, "mine")
+    choose(tree, "other")
+    assert (tree.root / TOML.lstrip("/")).stat().st_mode & 0o777 == 0o640
+    assert list(node(tree).take_back()) == [f"restored {TOML}"]
+    assert content(tree, TOML) == PERSONS
+    assert (tree.root / TOML.lstrip("/")).stat().st_mode & 0o777 == 0o640
+
+
+@pytest.mark.parametrize("persons", [None, PERSONS])
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_power_cut_between_the_manifest_and_a_second_change_loses_nothing(
+    tree: Tree, persons: str | None, edited: bool
+) -> None:
+    if persons:
+        tree.file(TOML, persons)
+    for path, text in ((KEY, "first\n"), (KEY, "second\n")):
+        node(tree).record(path, text)
+        if text == "first\n":
+            tree.file(path, text)
+    choose(tree, "mine")
+    if edited:
+        tree.file(TOML, f"{content(tree, TOML)}# mine too\n")
+    text, keys = set_keys(content(tree, TOML) or "", {RECIPE: "other"})
+    for _ in range(2):  # the power is cut before the change, twice
+        node(tree).record(TOML, text, keys)
+    list(node(tree).take_back())
+    assert content(tree, KEY) is None
+    left = content(tree, TOML)
+    assert left == persons if not edited else left is not None and "# mine too" in left and "recipe =" not in left
+
+
+def test_a_key_in_place_of_one_that_others_could_read_is_private(tree: Tree) -> None:
+    tree.file(KEY, "old\n", mode=0o644)
+    node(tree).write(KEY, "secret\n", 0o600)
+    assert (tree.root / KEY.lstrip("/")).stat().st_mode & 0o777 == 0o600
+
+
+def test_of_a_file_that_was_edited_since_only_the_own_keys_are_taken(tree: Tree) -> None:
+    tree.file(TOML, PERSONS)
+    choose(tree, "mine")
+    edited = (content(tree, TOML) or "").replace("= 4", "= 6")
+    tree.file(TOML, edited)
+    (line,) = node(tree).take_back()
+    assert line == f"took 1 keys out of {TOML}; your changes stay"
+    assert (content(tree, TOML) or "").rstrip("\n") == PERSONS.replace("= 4", "= 6").rstrip("\n")
+
+
+def test_what_was_edited_between_two_runs_stays_too(tree: Tree) -> None:
+    tree.file(TOML, PERSONS)
+    choose(tree, "mine")
+    tree.file(TOML, (content(tree, TOML) or "").replace("= 4", "= 6"))
+    choose(tree, "other")
+    assert list(node(tree).take_back()) == [f"restored {TOML}"]
+    assert (content(tree, TOML) or "").rstrip("\n") == PERSONS.replace("= 4", "= 6").rstrip("\n")
+
+
+@pytest.mark.parametrize(("path", "text"), [(KEY, "rotated\n"), (TOML, '[engine]\nrecipe = "theirs"\n')])
+def test_what_is_entirely_somebody_elses_now_is_left(tree: Tree, path: str, text: str) -> None:
+    node(tree).write(KEY, "secret\n", 0o600)
+    choose(tree, "mine")
+    tree.file(path, text)
+    assert f"left {path}: it was changed since" in list(node(tree).take_back())
+    assert content(tree, path) == text
+
+
+@pytest.mark.parametrize("before", [None, PERSONS])
+def test_a_power_cut_between_the_manifest_and_the_file_leaves_nothing_to_take_back(
+    tree: Tree, before: str | None
+) -> None:
+    if before:
+        tree.file(TOML, before)
+    node(tree).record(TOML, "what was never written")
+    (line,) = node(tree).take_back()
+    assert line == (f"{TOML} is as it was before" if before else f"{TOML} is gone")
+    assert content(tree, TOML) == before
+
+
+def test_a_take_back_that_was_cut_off_is_repeated_to_the_same_end(tree: Tree) -> None:
+    tree.file(TOML, PERSONS)
+    choose(tree, "mine")
+    node(tree).write(KEY, "secret\n", 0o600)
+    steps = node(tree).take_back()
+    next(steps)
+    del steps
+    assert list(node(tree).take_back()) == [f"{KEY} is gone", f"restored {TOML}"]
+    assert content(tree, TOML) == PERSONS
+
+
+def test_a_symlink_is_not_written_through(tree: Tree) -> None:
+    elsewhere = tree.file("/elsewhere", PERSONS)
+    tree.link(TOML, str(elsewhere))
+    with pytest.raises(ConfigError, match=r"can't be read: it is a symlink"):
+        node(tree).write(TOML, "x", 0o644)
+    assert elsewhere.read_text() == PERSONS
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": 1, "files": [{"path": 3}]}'])
+def test_a_manifest_that_is_unreadable_stops_everything(tree: Tree, text: str) -> None:
+    tree.file(FILE.path, text)
+    for act in (lambda: list(node(tree).take_back()), lambda: node(tree).write(TOML, "x", 0o644)):
+        with pytest.raises(ConfigError, match=r"setup.json can't be read"):
+            act()
+    assert content(tree, TOML) is None
+
+
+def test_a_folder_that_can_not_be_written_to_is_said(tree: Tree) -> None:
+    tree.file("/etc", "no folder")
+    with pytest.raises((UsageError, ConfigError)):
+        node(tree).write(TOML, "x", 0o644)
+
+
+def test_two_at_once_exclude_each_other(tree: Tree) -> None:
+    with node(tree).alone(), pytest.raises(UsageError, match="under way"), Setup(Path(tree.root)).alone():
+        pass

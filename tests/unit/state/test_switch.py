@@ -1,0 +1,147 @@
+"""The switch between two plans is a pure table: whatever ends a process, it ends in one of the two."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.known_good_entries import RECIPE, SETTINGS
+
+from sparkd.state.switch import FILE, MOST_BACK, TRIES, Chosen, Event, Stage, Switch, parse_utc, step
+
+NEW, OLD, RECENT = (
+    Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine) for name in ("new", "old", "recent")
+)
+LATER = "2030-01-01T00:00:00+00:00"
+
+
+def switch(stage: Stage, tries: int = 0, to: Chosen | None = NEW, back: tuple[Chosen, ...] = (OLD,)) -> Switch:
+    return Switch("f", stage, to, back, tries, 60, "2026-01-01")
+
+
+DRAINING, RETURNING = switch(Stage.DRAINING), switch(Stage.RETURNING)
+FIRST, LAST = switch(Stage.TRYING, 1), switch(Stage.TRYING, TRIES)
+ON_NEW, ON_OLD = switch(Stage.IN_FORCE, back=()), switch(Stage.IN_FORCE, to=OLD, back=())
+TABLE = (
+    (DRAINING, Event.STARTED, FIRST),
+    (DRAINING, Event.WORKS, DRAINING),
+    (DRAINING, Event.FAILED, DRAINING),
+    (DRAINING, Event.LEFT, DRAINING),
+    (DRAINING, Event.EXPIRED, DRAINING),
+    (FIRST, Event.STARTED, LAST),
+    (FIRST, Event.WORKS, ON_NEW),
+    (FIRST, Event.FAILED, ON_OLD),
+    (FIRST, Event.LEFT, switch(Stage.TRYING, 0)),
+    (FIRST, Event.EXPIRED, ON_OLD),
+    (LAST, Event.STARTED, ON_OLD),
+    (LAST, Event.WORKS, ON_NEW),
+    (LAST, Event.FAILED, ON_OLD),
+    (LAST, Event.LEFT, FIRST),
+    (LAST, Event.EXPIRED, ON_OLD),
+    (ON_NEW, Event.STARTED, ON_NEW),
+    (ON_NEW, Event.WORKS, ON_NEW),
+    (ON_NEW, Event.FAILED, ON_NEW),
+    (ON_NEW, Event.LEFT, ON_NEW),
+    (ON_NEW, Event.EXPIRED, replace(ON_NEW, stage=Stage.RETURNING)),
+    (RETURNING, Event.STARTED, ON_OLD),
+    (RETURNING, Event.WORKS, RETURNING),
+    (RETURNING, Event.FAILED, RETURNING),
+    (RETURNING, Event.LEFT, RETURNING),
+    (RETURNING, Event.EXPIRED, RETURNING),
+)
+
+
+@pytest.mark.parametrize(("before", "event", "after"), TABLE)
+def test_every_stage_and_event(before: Switch, event: Event, after: Switch) -> None:
+    assert step(before, event) == after
+
+
+def test_the_table_has_all_of_them() -> None:
+    assert {(one.stage, event) for one, event, _ in TABLE} == set(itertools.product(Stage, Event))
+
+
+def test_back_to_what_is_configured_leaves_no_file() -> None:
+    for before, event in (
+        (switch(Stage.TRYING, 1, back=()), Event.FAILED),
+        (switch(Stage.TRYING, TRIES, back=()), Event.STARTED),
+        (switch(Stage.RETURNING, back=()), Event.STARTED),
+        (switch(Stage.TRYING, 1, to=None), Event.WORKS),
+    ):
+        assert step(before, event) is None
+
+
+def test_what_is_configured_is_tried_too_and_left_where_it_fails() -> None:
+    assert step(switch(Stage.TRYING, 1, to=None), Event.FAILED) == ON_OLD
+
+
+def test_a_plan_with_an_end_goes_back_to_the_one_before_it() -> None:
+    timed = replace(NEW, until=LATER)
+    in_force = step(switch(Stage.TRYING, 1, to=timed), Event.WORKS)
+    assert in_force == switch(Stage.IN_FORCE, to=timed)
+    now = datetime.fromisoformat(LATER)
+    assert not in_force.expired(now - timedelta(seconds=1))
+    assert in_force.expired(now)
+    leaving = step(in_force, Event.EXPIRED)
+    assert leaving is not None
+    assert leaving.chosen == OLD
+    assert not leaving.expired(now), "once"
+    assert step(leaving, Event.STARTED) == ON_OLD
+
+
+@pytest.mark.parametrize("event", [Event.FAILED, Event.EXPIRED])
+def test_each_plan_below_a_timed_one_comes_back_in_turn(event: Event) -> None:
+    """A rollback is in force, then a plan for two hours, then one that fails: the rollback is there after the two."""
+    timed = replace(NEW, until=LATER)
+    back = step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), event)
+    assert back == switch(Stage.IN_FORCE, to=timed, back=(OLD,))
+    leaving = step(back, Event.EXPIRED)
+    assert leaving is not None
+    assert step(leaving, Event.STARTED) == ON_OLD
+    again = step(switch(Stage.TRYING, 1, to=replace(RECENT, until=LATER), back=(timed, OLD)), Event.WORKS)
+    assert again is not None
+    assert again.back == (timed, OLD)
+    assert step(switch(Stage.TRYING, 1, to=RECENT, back=(timed, OLD)), Event.WORKS) == switch(
+        Stage.IN_FORCE, to=RECENT, back=()
+    ), "a plan without an end has nothing below it"
+
+
+def test_no_more_plans_are_kept_than_the_file_may_have() -> None:
+    most = switch(Stage.TRYING, 1, back=(NEW,) * MOST_BACK)
+    assert FILE.decode(FILE.encode(most).encode()) == most
+    with pytest.raises(ValueError, match="length <= 8"):
+        FILE.decode(FILE.encode(replace(most, back=(NEW,) * (MOST_BACK + 1))).encode())
+
+
+def test_a_stamp_that_is_none_is_over() -> None:
+    assert parse_utc("rubbish") < datetime(1970, 1, 1, tzinfo=UTC)
+    assert parse_utc("2030-01-01T00:00:00") == parse_utc(LATER)
+
+
+def test_cut_at_any_moment_it_ends_in_one_of_the_two_plans() -> None:
+    """A cut is no event: the next process begins with STARTED. In between, anything may be written, or nothing."""
+    between = (None, Event.WORKS, Event.FAILED, Event.LEFT)
+    for events in itertools.product(between, repeat=5):
+        now: Switch | None = DRAINING
+        for event in events:
+            assert now is not None
+            now = step(now, Event.STARTED)
+            assert now is not None
+            assert now.chosen in (NEW, OLD)
+            now = step(now, event) if event else now
+        if Event.LEFT not in events:  # a person who stops it each time wants no verdict
+            assert now in (ON_NEW, ON_OLD), events
+
+
+def test_the_next_process_launches_what_the_stage_says() -> None:
+    launched = [switch(stage).chosen for stage in (Stage.DRAINING, Stage.TRYING, Stage.IN_FORCE, Stage.RETURNING)]
+    assert launched == [NEW, NEW, NEW, OLD]
+
+
+def test_findings_name_what_is_tried_and_what_is_in_force() -> None:
+    (tried,), (in_force,) = FIRST.findings, ON_NEW.findings
+    assert tried.reason == "recipe new is being tried; if it fails, sparkd goes back to recipe old"
+    assert in_force.reason == "instead of what is configured, recipe new is in force"
+    assert in_force.hint.endswith("sparkd use --end")
+    assert switch(Stage.DRAINING, to=None).findings == ()

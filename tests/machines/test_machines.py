@@ -103,7 +103,7 @@ def test_a_fault_is_found(copy_node: Callable[[int], Tree], fault: Fault, capsys
     others = {name: one["level"] for name, one in found.items() if name not in fault.also}
     assert others == dict.fromkeys(others, "ok"), "a check that has nothing to do with it"
     (judging,) = (check for check in CHECKS if check.id == fault.check)
-    assert fault.level is Level.UNKNOWN or fault.level in judging.levels, "docs/checks.md says otherwise"
+    assert fault.level is Level.UNKNOWN or fault.level in judging.levels, "docs/sparkd-checks.7.md says otherwise"
     compare(fault.name, {**shown, "checks": [seen, *(one for one in found.values() if one["level"] != "ok")]})
 
 

@@ -96,7 +96,7 @@ class AnyCheck(Struct, frozen=True):
     source: ClassVar[str]
     """Why this matters: title and author, section, issue, or measurement."""
     page: ClassVar[str]
-    """In docs/checks.md, and what `sparkd preflight --explain` prints."""
+    """In docs/sparkd-checks.7.md, and what `sparkd preflight --explain` prints."""
     fixes: ClassVar[tuple[str, ...]] = ()
     """Kinds of `Fix` that it may propose."""
 

@@ -48,10 +48,11 @@ def list_hooks(files: Files, folder: str = FOLDER, owner_uid: int = 0) -> tuple[
     if not names:
         return ()
     unsafe = find_writable(files, folder, (owner_uid,))
-    return tuple(_hook(files, f"{folder}/{name}", unsafe, owner_uid) for name in names)
+    return tuple(check_program(files, f"{folder}/{name}", unsafe, owner_uid) for name in names)
 
 
-def _hook(files: Files, path: str, unsafe_folder: str, owner_uid: int) -> Hook:
+def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: int = 0) -> Hook:
+    """A program that runs as root."""
     name, quoted = sanitize(path.rpartition("/")[2], 64), quote(path)
     if unsafe_folder:
         hint = f"chown root: {unsafe_folder}; chmod go-w {unsafe_folder}"

@@ -8,6 +8,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.config import Settings
+from sparkd.config.units import DropIn
 from sparkd.lib.text import GIB
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
@@ -25,7 +26,7 @@ from sparkd.preflight.checks.last_boot import LastBoot
 from sparkd.preflight.checks.limits import Memlock, MemoryLimit, MemoryLimitFacts
 from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, SwapOff, UnifiedMemory
 from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
-from sparkd.preflight.checks.paths import ScriptPaths, WantedDropIn, paths_of_plan
+from sparkd.preflight.checks.paths import ScriptPaths, paths_of_plan
 from sparkd.preflight.checks.peers import PeerClocks, Resolver
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
@@ -45,7 +46,7 @@ class CheckInputs(Struct, frozen=True):
     settings: Settings
     role: str = ""
     peers: tuple[str, ...] = ()
-    drop_in: WantedDropIn | None = None
+    drop_in: DropIn | None = None
     earlier: MemorySample | None = None
 
     @property

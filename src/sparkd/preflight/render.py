@@ -1,4 +1,4 @@
-"""Findings as a table for people and as one JSON object; the checks as docs/checks.md."""
+"""Findings as a table for people and as one JSON object."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from msgspec import Struct, to_builtins
 from sparkd.lib.text import Parts, Table
 from sparkd.preflight.check import Finding, Level
 from sparkd.preflight.fixes import FixState
-from sparkd.preflight.registry import CHECKS
 from sparkd.preflight.runner import fixes_to_apply, overall
 from sparkd.state.known_good import format_utc
 
@@ -128,27 +127,3 @@ def _table(findings: Sequence[Finding], every: bool) -> Table:
         hint = f" -> {verdict.hint}" if verdict.hint and verdict.level is not Level.OK else ""
         rows.append((f"{verdict.level.value.upper():8}{finding.id}", f"{verdict.reason}{hint}"))
     return Table(rows, levels=[finding.verdict.level.value for finding in findings])
-
-
-MANUAL = """\
-<!-- Made by `make generate` from the checks themselves. -->
-# Checks of `sparkd preflight`
-
-They run in this order before every launch. `preflight.skip` and `preflight.downgrade` name them by id, and ids never
-change. A check whose probe fails is `unknown`, which blocks; one that only ever warns, warns then.
-
-| id | levels | reads | may fix | known from |
-| --- | --- | --- | --- | --- |
-"""
-
-
-def checks_manual() -> str:
-    """docs/checks.md: every check as a row, then its page."""
-    rows, pages = "", ""
-    for check in CHECKS:
-        levels, fixes = ", ".join(level.value for level in check.levels), ", ".join(check.fixes) or "nothing"
-        reads, source = (" ".join(text.split()) for text in (check.reads, check.source.replace("|", "\\|")))
-        cells = (f"[`{check.id}`](#{check.id})", levels, reads, fixes, source)
-        rows += f"| {' | '.join(cells)} |\n"
-        pages += f"\n## {check.id}\n\n```text\n{check.page}\n```\n"
-    return f"{MANUAL}{rows}{pages}"

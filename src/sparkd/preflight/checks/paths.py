@@ -10,9 +10,11 @@ from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 
 from msgspec import Struct
 
+from sparkd.config import units
+from sparkd.config.units import DropIn, State
 from sparkd.host import Host
 from sparkd.host.files import FileFacts, Files, Kind
-from sparkd.host.units import Unit, parse_assignments
+from sparkd.host.units import Unit
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
@@ -58,7 +60,7 @@ def paths_of_plan(plan: LaunchPlan) -> tuple[NeededPath, ...]:
     devices = (one for one in plan.container.devices if not (no_verbs and one.startswith(VERBS)))
     may_be_empty = (
         NeededPath(plan.user_script, "engine.script", Needed.FILE, "write it, or empty engine.script"),
-        NeededPath(plan.model_path, model, Needed.FOLDER, "put the model there, or set engine.models_dir"),
+        NeededPath(plan.model_path, model, Needed.FOLDER, f"sparkd model pull {plan.recipe}; or set engine.models_dir"),
     )
     return (
         *(one for one in may_be_empty if one.path),
@@ -153,15 +155,6 @@ def _find_program(program: str, files: Files) -> str:
 NOTHING_THERE = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP)
 
 
-class WantedDropIn(Struct, frozen=True):
-    """The drop-in that the configuration requires. Empty text: none."""
-
-    path: str
-    text: str
-    header: str
-    """The beginning of a file that sparkd wrote."""
-
-
 class PathFacts(Struct, frozen=True):
     needed: NeededPath
     kind: Kind | None
@@ -176,14 +169,14 @@ class ScriptFacts(Struct, frozen=True):
     masked: bool
     paths: tuple[PathFacts, ...]
     unknown_words: tuple[str, ...]
-    drop_in: str | None
+    drop_in: State | None
     launch_script: Kind | None
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
     unit: str
     needed: tuple[NeededPath, ...] = ()
-    drop_in: WantedDropIn | None = None
+    drop_in: DropIn | None = None
     id = "script-paths"
     levels = (Level.WARN, Level.BLOCK)
     reads = "the effective unit with its drop-ins; every path of the plan"
@@ -204,7 +197,7 @@ the engine. A missing model shows only after a minute of imports. This check ins
          names a template or plugin by a relative name, or below /workspace/mods, and image.build is empty."""
 
     def probe(self, host: Host) -> ScriptFacts:
-        files, unit, wanted = host.files, host.unit(self.unit), self.drop_in
+        files, unit = host.files, host.unit(self.unit)
         launch_script = _stat(files, SCRIPT_FILE)
         of_unit, unknown = paths_of_unit(unit, files) if unit else ((), ())
         return ScriptFacts(
@@ -213,7 +206,7 @@ the engine. A missing model shows only after a minute of imports. This check ins
             masked=bool(unit and unit.masked),
             paths=tuple(_read_path(files, one) for one in (*of_unit, *self.needed)),
             unknown_words=unknown,
-            drop_in=files.text(wanted.path) if wanted and _stat(files, wanted.path) else None,
+            drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
         )
 
@@ -230,23 +223,11 @@ the engine. A missing model shows only after a minute of imports. This check ins
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
             yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
-        wanted, found = self.drop_in, facts.drop_in
+        wanted, state = self.drop_in, facts.drop_in
         if not facts.unit_sources:
             yield warn(f"{facts.unit} is not installed", "install the package")
-        elif facts.masked or wanted is None or _same(found, wanted.text):
-            return
-        elif found is None or found.startswith(wanted.header):
-            state = "is missing" if found is None else "differs from the configuration"
-            yield block(f"{wanted.path} {state}", "sparkd units install")
-        elif wanted.text:
-            yield block(f"{wanted.path} was not written by sparkd", "move it to another name")
-
-
-def _same(found: str | None, wanted: str) -> bool:
-    """Whether two drop-ins set the same: their comments may be of another version."""
-    if found is None or not wanted:
-        return found is None and not wanted
-    return parse_assignments(found) == parse_assignments(wanted)
+        elif wanted and state and not facts.masked and (wanted.text or state is not State.FOREIGN):
+            yield from (block(*one) for one in (units.why_wrong(wanted, state),) if one)
 
 
 def find_wrong(files: Files, needed: NeededPath) -> str:

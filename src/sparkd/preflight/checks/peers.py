@@ -6,7 +6,8 @@ from msgspec import Struct
 
 from sparkd.host import Host, datagrams
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
-from sparkd.status.model import Contact, agent_running, parse, read_report
+from sparkd.status.model import Contact
+from sparkd.status.report_file import read_living_report
 
 
 class NameServer(Struct, frozen=True):
@@ -86,8 +87,8 @@ sparkd itself compares no clocks: its deadlines use each node's monotonic clock.
 judged; a node alone is ok."""
 
     def probe(self, host: Host) -> PeerClockFacts:
-        report = parse(read_report(host.files)) if self.nodes > 1 else None
-        if report is None or not agent_running(host.files, report):  # an earlier agent's report is old
+        report = read_living_report(host.files) if self.nodes > 1 else None
+        if report is None:
             return PeerClockFacts(())
         clocks = (
             PeerClock(peer.report.node if peer.report else "", peer.address, peer.clock_ahead_seconds)

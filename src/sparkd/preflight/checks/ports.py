@@ -14,6 +14,7 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.preflight.fixes import EndProcess, stop_by_hand
+from sparkd.vllm.args import API_KEY
 from sparkd.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
@@ -178,7 +179,6 @@ def _stop(held: Held) -> str:
     return ""
 
 
-API_KEY = "VLLM_API_KEY"
 SHOWN = 32
 
 

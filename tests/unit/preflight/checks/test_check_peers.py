@@ -16,6 +16,7 @@ from tests.tree import Tree
 from tests.unit.nodes import heard, node, reading, report
 from tests.unit.verdicts import expect
 
+from sparkd.cluster.client import clock_ahead
 from sparkd.config import Settings
 from sparkd.host import Host, datagrams
 from sparkd.host.files import Files
@@ -25,7 +26,6 @@ from sparkd.preflight.check import Level
 from sparkd.preflight.checks.peers import NameServer, PeerClock, PeerClockFacts, PeerClocks, Resolver, ResolverFacts
 from sparkd.preflight.checks.ports import Listeners, ListenersFacts
 from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.status.model import clock_ahead
 
 DNS = Resolver(("10.0.0.2",))
 

@@ -6,19 +6,20 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.config import Settings
+from sparkd.config.units import HEADER, DropIn
 from sparkd.host import Host
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node, Secret
 from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.paths import Needed, NeededPath, ScriptPaths, WantedDropIn, paths_of_plan
+from sparkd.preflight.checks.paths import Needed, NeededPath, ScriptPaths, paths_of_plan
 from sparkd.recipes.schema import Recipe, Volume
 
 UNIT = "sparkd-head.service"
-WANTED = "# ours\n[Unit]\nWants=a"
-DROP_IN = WantedDropIn(f"/etc/systemd/system/{UNIT}.d/50-sparkd.conf", "# ours\n[Service]\n", "# ours")
+WANTED = f"{HEADER}\n[Unit]\nWants=a"
+DROP_IN = DropIn("head", f"{HEADER}\n[Service]\n")
 
 
-def judged(tree: Tree, *paths: NeededPath, drop_in: WantedDropIn | None = None) -> Verdict:
+def judged(tree: Tree, *paths: NeededPath, drop_in: DropIn | None = None) -> Verdict:
     return ScriptPaths(UNIT, paths, drop_in).run(Host(tree.root))[1]
 
 
@@ -133,9 +134,9 @@ def test_a_folder_in_the_launch_scripts_place_blocks(tree: Tree) -> None:
         pytest.param(WANTED, WANTED, "", id="as it should be"),
         pytest.param("", None, "", id="none wanted, none there"),
         pytest.param(WANTED, None, "is missing", id="missing"),
-        pytest.param(WANTED, "# ours\n# old words\n[Unit]\nWants=a", "", id="the same in other words"),
+        pytest.param(WANTED, f"{HEADER}\n# old words\n[Unit]\nWants=a", "", id="the same in other words"),
         pytest.param(WANTED, f"{WANTED}b", "differs from the configuration", id="another"),
-        pytest.param("", "# ours\nb", "differs from the configuration", id="left over"),
+        pytest.param("", f"{HEADER}\nb", "is not needed any more", id="left over"),
         pytest.param(WANTED, "[Unit]\nWants=mine", "was not written by sparkd", id="somebody's own in its place"),
         pytest.param("", "[Unit]\nWants=mine", "", id="somebody's own, and none wanted"),
     ],

@@ -1,0 +1,79 @@
+"""What a node lacks for a recipe, and which recipe comes first."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.plans import plan, recipe
+
+from sparkd.config import Settings
+from sparkd.lib.text import GIB
+from sparkd.preflight.fit import Fit, Lack, Supply, judge_supply, rank
+
+SPARK = Supply(total_bytes=120 * GIB, gpu=True)
+NO_MODEL = replace(SPARK, model="is not there")
+NO_IMAGE = replace(SPARK, image="image i:1 is not on this node")
+
+
+def memory(gib: str) -> Lack:
+    return Lack(f"needs {gib} GiB of memory", lasting=True)
+
+
+@pytest.mark.parametrize(
+    ("supply", "keys", "lacks"),
+    [
+        pytest.param(SPARK, {}, [], id="all is there"),
+        pytest.param(Supply(120 * GIB, gpu=False), {}, [Lack("needs a GPU", lasting=True)], id="no GPU"),
+        pytest.param(Supply(120 * GIB, gpu=False), {"container": {"gpus": "none"}}, [], id="no GPU needed"),
+        pytest.param(SPARK, {"memory_bytes": 119 * GIB}, [memory("121.0")], id="memory"),
+        pytest.param(
+            SPARK, {"args": {"gpu-memory-utilization": 0.99}}, [memory("120.8")], id="share"
+        ),
+        pytest.param(
+            NO_MODEL,
+            {"model": {"path": "m", "repo": "a/m"}},
+            [Lack("/srv/models/m is not there", "sudo sparkd model pull x")],
+            id="a model that can be downloaded",
+        ),
+        pytest.param(
+            NO_MODEL, {}, [Lack("/srv/models/m is not there")], id="no repository"
+        ),
+        pytest.param(
+            NO_IMAGE,
+            {},
+            [Lack("image i:1 is not on this node", "sudo docker pull i:1")],
+            id="image",
+        ),
+        pytest.param(
+            NO_IMAGE,
+            {"image": {"ref": "i:1", "build": "make it"}},
+            [Lack("image i:1 is not on this node", "make it")],
+            id="an image that is built",
+        ),
+        pytest.param(
+            Supply(120 * GIB, gpu=True, image="docker: away", docker="start it"),
+            {},
+            [Lack("docker: away", "start it")],
+            id="docker",
+        ),
+    ],
+)  # fmt: skip
+def test_lacks(supply: Supply, keys: dict[str, object], lacks: list[Lack]) -> None:
+    assert list(judge_supply(recipe(**keys), plan(**keys), Settings(), supply)) == lacks
+
+
+def test_the_first_one_is_what_serves_now_on_most_nodes_and_what_no_command_brings_comes_last() -> None:
+    model, image = Lack("no model", "pull"), Lack("no image", "pull")
+    default = Settings().engine.recipe
+    wanted = (
+        Fit("own", 1, "m", own=True),
+        Fit(default, 2, "m", own=False),
+        Fit("b", 2, "m", own=False),
+        Fit("c", 1, "m", own=False),
+        Fit("d", 2, "m", own=False, lacks=(image,)),
+        Fit("e", 2, "m", own=True, lacks=(model, image)),
+        Fit("f", 2, "m", own=True, lacks=(Lack("no model"),)),
+        Fit("g", 2, "m", own=True, lacks=(Lack("needs a GPU", lasting=True),)),
+    )
+    reverse = wanted[::-1]
+    assert tuple(sorted(reverse, key=rank)) == wanted

@@ -43,14 +43,14 @@ class ApiOwner:
         self.holder = ""
         """Who had the port instead of the rank when this was last seen, in words."""
 
-    async def admit(self, own: socket.socket) -> None:
-        """Wait until the connection is accepted. Raises HttpError where its server closes it before.
+    async def admit(self, own: socket.socket | None) -> None:
+        """Wait until the connection is accepted. Raises HttpError where its server closes it before, None: already.
 
         Raises WrongServerError where another process than the rank has accepted it, or listens and does not accept.
         """
         query_at = time.monotonic() + DOUBT_SECONDS
         try:
-            while (closed := _closed(own)) or (peer := find_peer(own)) is None:
+            while (closed := own is None or _closed(own)) or (peer := find_peer(own)) is None:
                 if closed or time.monotonic() >= query_at:
                     if await asyncio.to_thread(self._is_squatted):
                         raise WrongServerError(self.holder)

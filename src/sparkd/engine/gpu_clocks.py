@@ -84,6 +84,11 @@ class GpuThrottleMonitor(Struct):
         self._is_hurried = True
         return computes(self._seen) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
 
+    @property
+    def first(self) -> GpuClocks | None:
+        """The last reading of the first GPU."""
+        return self._seen[0] if self._seen else None
+
     def check(self) -> str:
         """The current warning; empty where there is none."""
         now = self.clock()

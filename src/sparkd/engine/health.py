@@ -172,7 +172,7 @@ def _is_late(request: Unanswered) -> bool:
 
 
 class HealthMonitor(Struct):
-    """Probes one serving engine, and requests canaries. `on_check(degraded)` is called after each probe."""
+    """Probes one serving engine, and requests canaries. `on_check(degraded, counters)` is called after each probe."""
 
     loop: MainLoop
     endpoint: Endpoint
@@ -180,7 +180,7 @@ class HealthMonitor(Struct):
     limits: Supervise
     completion_seconds: float
     """For one canary."""
-    on_check: Callable[[str], None]
+    on_check: Callable[[str, Counters | None], None]
     unanswered: Callable[[], tuple[Unanswered, ...]] = tuple
     """Requests to the API."""
     computes: Callable[[], bool] = bool
@@ -229,7 +229,7 @@ class HealthMonitor(Struct):
             self._probe_at = now + (TROUBLED_PROBE_SECONDS if decision.state.troubled else PROBE_SECONDS)
             if decision.wants_canary:
                 self._canary = self.loop.submit(self._request_canary())
-            self.on_check(decision.degraded)
+            self.on_check(decision.degraded, counters)
         return decision
 
     async def _request_canary(self) -> Completion:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-from sparkd.lib.http_client import Admit, HttpClient
+from sparkd.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.lib.text import parse_json
+from sparkd.vllm.streaming import Streamed, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 
@@ -19,13 +22,28 @@ _COUNTERS = {
     "generation_tokens": b"vllm:generation_tokens_total",
     "iterations": b"vllm:iteration_tokens_total_count",
 }
+_OPTIONAL = {
+    "prefix_queries": b"vllm:prefix_cache_queries_total",
+    "prefix_hits": b"vllm:prefix_cache_hits_total",
+    "drafted": b"vllm:spec_decode_num_draft_tokens_total",
+    "accepted": b"vllm:spec_decode_num_accepted_tokens_total",
+}
+"""In tokens. The last two are there with a drafter only."""
 _KV_USAGE = (b"vllm:kv_cache_usage_perc", b"vllm:gpu_cache_usage_perc")
 """The second is its name before vLLM 0.10."""
+_NAMES = (*_COUNTERS.values(), *_OPTIONAL.values(), *_KV_USAGE)
 _SAMPLE = re.compile(
-    rb"\n(" + b"|".join(map(re.escape, (*_COUNTERS.values(), *_KV_USAGE))) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
+    rb"\n(" + b"|".join(map(re.escape, _NAMES)) + rb")(?:\{[^}\n]*\})? ([0-9.eE+]+)$",
     re.MULTILINE,
 )
 """Starts with a newline, because `^` takes seven times as long on a page of 50 KB."""
+
+_DRAFTS = re.compile(
+    rb"\nvllm:spec_decode_num_(drafts_total|accepted_tokens_per_pos_total)(?:\{([^}\n]*)\})? ([0-9.eE+]+)$",
+    re.MULTILINE,
+)
+_POSITION = re.compile(rb'\bposition="(\d{1,3})"')
+MOST_POSITIONS = 32
 
 
 class Counters(Struct, frozen=True):
@@ -40,6 +58,14 @@ class Counters(Struct, frozen=True):
     iterations: float
     kv_usage: float = 0.0
     """While a long prompt is processed step by step, this moves and the counters of tokens do not (seen in 0.32)."""
+    prefix_queries: float = 0.0
+    prefix_hits: float = 0.0
+    drafted: float = 0.0
+    accepted: float = 0.0
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return astuple(self)
 
     @property
     def work(self) -> tuple[float, ...]:
@@ -53,7 +79,7 @@ class Counters(Struct, frozen=True):
 
 def parse_counters(metrics: bytes) -> Counters | None:
     """The counters of a /metrics page; None if one is missing (statistics disabled, another engine)."""
-    sums = dict.fromkeys((*_COUNTERS.values(), *_KV_USAGE), 0.0)
+    sums = dict.fromkeys(_NAMES, 0.0)
     seen = set()
     for name, value in _SAMPLE.findall(b"\n" + metrics):
         try:
@@ -64,7 +90,31 @@ def parse_counters(metrics: bytes) -> Counters | None:
     if not seen.issuperset(_COUNTERS.values()):
         return None
     kv_usage = sum(sums[name] for name in _KV_USAGE)
-    return Counters(**{field: sums[name] for field, name in _COUNTERS.items()}, kv_usage=kv_usage)
+    found = {field: sums[name] for field, name in (_COUNTERS | _OPTIONAL).items()}
+    return Counters(**found, kv_usage=kv_usage)
+
+
+class Drafts(Struct, frozen=True):
+    """How often the drafter proposed tokens, and how often the one at each position, from the first on, was taken."""
+
+    proposed: float
+    accepted: tuple[float, ...]
+
+
+def parse_drafts(metrics: bytes) -> Drafts | None:
+    """Of a /metrics page, summed over its engines; None without a drafter."""
+    proposed = 0.0
+    accepted: dict[int, float] = {}
+    for name, labels, value in _DRAFTS.findall(b"\n" + metrics):
+        position = _POSITION.search(labels)
+        with suppress(ValueError):
+            if name == b"drafts_total":
+                proposed += float(value)
+            elif position and (place := int(position[1])) < MOST_POSITIONS:
+                accepted[place] = accepted.get(place, 0.0) + float(value)
+    if not accepted:
+        return None
+    return Drafts(proposed, tuple(accepted.get(place, 0.0) for place in range(max(accepted) + 1)))
 
 
 class Completion(Struct, frozen=True):
@@ -72,6 +122,21 @@ class Completion(Struct, frozen=True):
 
     token: bool
     said: str = ""
+
+
+class Answer(Struct, frozen=True):
+    """To a prompt of the smoke test."""
+
+    text: str = ""
+    finish: str = ""
+    tokens: int | None = None
+    """By the server's usage; None where it does not say."""
+    prompt_tokens: int | None = None
+    reasoning: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    """Function and arguments of each tool call."""
+    error: str = ""
+    """Why there is no answer."""
 
 
 class KeyRefusedError(Exception):
@@ -82,11 +147,17 @@ class Endpoint:
     """Every request may raise HttpError."""
 
     def __init__(
-        self, host: str, port: int, served_name: str, api_key: str | None = None, admit: Admit | None = None
+        self,
+        host: str,
+        port: int,
+        served_name: str,
+        api_key: str | None = None,
+        admit: Admit | None = None,
+        connections: int = CONNECTIONS,
     ) -> None:
         address = f"[{host}]" if ":" in host else host
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit)
+        self._http = HttpClient(f"http://{address}:{port}", headers=headers, admit=admit, connections=connections)
         self.served_name = served_name
 
     async def health(self) -> int:
@@ -111,6 +182,15 @@ class Endpoint:
         answer = await self._http.request("/metrics", timeout_seconds)
         return parse_counters(answer.body) if answer.status == 200 else None
 
+    async def drafts(self) -> Drafts | None:
+        """None without a drafter."""
+        answer = await self._http.request("/metrics", HEALTH_TIMEOUT_SECONDS)
+        return parse_drafts(answer.body) if answer.status == 200 else None
+
+    async def stream(self, prompt: str, tokens: int, seconds: float) -> Streamed:
+        """Raises StreamError, too."""
+        return await stream_completion(self._http, self.served_name, prompt, tokens, seconds)
+
     async def complete(self, timeout_seconds: float) -> Completion:
         """Request one token. Detects a dead rank, with which /health stays 200."""
         body = {"model": self.served_name, "prompt": "1", "max_tokens": 1, "temperature": 0}
@@ -122,6 +202,80 @@ class Endpoint:
                 case {"usage": {"completion_tokens": int(made)}}:
                     return Completion(token=made >= 1, said="" if made else "no token was made")
         return Completion(token=False, said=f"no completion: {_head(answer.body)}")
+
+    async def generate(
+        self, prompt: str | Sequence[int], tokens: int, seconds: float, more: Mapping[str, object]
+    ) -> Answer:
+        """A completion of text, or of numbers of tokens. Raises ValueError for another answer."""
+        fields = {"model": self.served_name, "prompt": prompt, "max_tokens": tokens, **more}
+        match await self._post("/v1/completions", fields, seconds):
+            case {"choices": [{"text": str(text), "finish_reason": finish}, *_], **rest}:
+                return Answer(text, str(finish), *_usage(rest))
+        raise ValueError("no completion")
+
+    async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
+        """The answer to one message of a user. Raises ValueError for another answer."""
+        messages = [{"role": "user", "content": text}]
+        fields = {"model": self.served_name, "messages": messages, "max_tokens": tokens, **more}
+        match await self._post("/v1/chat/completions", fields, seconds):
+            case {"choices": [{"message": {**message}, "finish_reason": finish}, *_], **rest}:
+                made, given = _usage(rest)
+                content, reasoning = (
+                    message.get("content"),
+                    message.get("reasoning") or message.get("reasoning_content"),
+                )
+                return Answer(_text(content), str(finish), made, given, _text(reasoning), _calls(message))
+        raise ValueError("no chat completion")
+
+    async def has_chat(self, seconds: float) -> bool:
+        """Whether the model has a chat template."""
+        fields = {"model": self.served_name, "messages": [{"role": "user", "content": "1"}], "max_tokens": 1}
+        return (await self._http.request("/v1/chat/completions", seconds, json=fields)).status not in (400, 404)
+
+    async def context_tokens(self) -> int:
+        """Prompt and answer together. Raises ValueError."""
+        answer = await self._http.request("/v1/models", HEALTH_TIMEOUT_SECONDS)
+        match parse_json(answer.body):
+            case {"data": [{"max_model_len": int(tokens)}, *_]} if tokens > 0:
+                return tokens
+        raise ValueError("/v1/models has no max_model_len")
+
+    async def tokenize(self, text: str) -> tuple[int, ...]:
+        """Numbers of its tokens. Raises ValueError."""
+        fields = {"model": self.served_name, "prompt": text, "add_special_tokens": False}
+        match await self._post("/tokenize", fields, HEALTH_TIMEOUT_SECONDS):
+            case {"tokens": [int(), *_] as tokens}:
+                return tuple(one for one in tokens if isinstance(one, int))
+        raise ValueError("/tokenize has no tokens")
+
+    async def _post(self, path: str, fields: Mapping[str, object], seconds: float) -> object:
+        answer = await self._http.request(path, seconds, json=fields)
+        if answer.status != 200:
+            raise ValueError(f"HTTP {answer.status} {_head(answer.body)}")
+        return parse_json(answer.body)
+
+
+def _usage(fields: Mapping[object, object]) -> tuple[int | None, int | None]:
+    """Tokens of the answer, and of the prompt."""
+    match fields.get("usage"):
+        case {"completion_tokens": int(made), "prompt_tokens": int(given)}:
+            return made, given
+        case {"completion_tokens": int(made)}:
+            return made, None
+    return None, None
+
+
+def _calls(message: Mapping[object, object]) -> tuple[tuple[str, str], ...]:
+    match message.get("tool_calls"):
+        case [*calls]:
+            functions = [one.get("function") for one in calls if isinstance(one, dict)]
+            found = [one for one in functions if isinstance(one, dict)]
+            return tuple((_text(one.get("name")), _text(one.get("arguments"))) for one in found)
+    return ()
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
 
 
 def _head(body: bytes) -> str:

@@ -25,10 +25,13 @@ OWNED = {
 }
 """Flags that sparkd sets itself, each with its source."""
 
+API_KEY = "VLLM_API_KEY"
+"""The variable of the endpoint's secret."""
+
 OTHER_HOMES = {
     "model": "model.path of the recipe says it",
     "served-model-name": "model.served_name of the recipe says it",
-    "api-key": "an argument is readable by every user of the machine; use secrets: VLLM_API_KEY",
+    "api-key": f"an argument is readable by every user of the machine; use secrets: {API_KEY}",
     "hf-token": "an argument is readable by every user of the machine; use secrets: HF_TOKEN",
     "ssl-certfile": "sparkd connects to the engine over plain HTTP; put a proxy with the certificate before it",
     "ssl-keyfile": "sparkd connects to the engine over plain HTTP; put a proxy with the key before it",

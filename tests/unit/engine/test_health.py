@@ -26,7 +26,7 @@ from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
-from sparkd.vllm.api import Completion, Counters, Endpoint
+from sparkd.vllm.api import Completion, Counters, Endpoint, parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
@@ -123,6 +123,9 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
     requests: list[str] = []
     problems: list[str] = []
 
+    def on_check(trouble: str, _: Counters | None) -> None:
+        problems.append(trouble)
+
     def reply(request: str, _: str) -> Reply:
         requests.append(request)
         canary = "POST /v1/completions"
@@ -134,7 +137,7 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
     reading, writing = os.pipe()  # as the pidfd of a running process
     with engine(reply) as port, network() as loop:
         main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, problems.append)
+        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, on_check)
         thread = threading.Thread(target=lambda: ended.append(monitor.run(reading)))
         thread.start()
         until(lambda: ended)
@@ -151,7 +154,12 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
 def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
     requests: list[str] = []
     problems: list[str] = []
+    read: list[Counters | None] = []
     metrics = METRICS.read_bytes()
+
+    def on_check(trouble: str, counters: Counters | None) -> None:
+        read.append(counters)
+        problems.append(trouble)
 
     def reply(request: str, _: str) -> Reply:
         requests.append(request)
@@ -167,7 +175,7 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
         def unanswered() -> tuple[Unanswered, ...]:
             return (Unanswered(time.monotonic() - came_at),)
 
-        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, problems.append, unanswered)
+        monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
         thread = threading.Thread(target=monitor.run, args=(reading,))
         thread.start()
         until(lambda: "POST /v1/completions" in requests)
@@ -175,6 +183,7 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
         os.close(writing)  # as the pidfd of a process that ends
         thread.join()
     os.close(reading)
+    assert set(read) == {parse_counters(metrics)}
     assert DOUBT_SECONDS <= took - 0.5 < DOUBT_SECONDS + 2
     assert set(problems) == {""}
     assert requests.count("POST /v1/completions") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -221,6 +222,7 @@ def test_a_process_of_this_machine_that_computes_in_one_step_is_not_ended_until_
     with watched(sys.executable, "-c", "while True: pass") as (monitor, process):
         survives(monitor, 3)
         process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)  # on a busy machine it has to get a turn first
         with pytest.raises(
             NotReadyError, match=r"it has stood still for 2 s; its threads: 1 of python\S* in do_signal"
         ):

@@ -16,7 +16,7 @@ from tests.unit.cluster_nodes import settings as cluster_settings
 from tests.unit.nodes import until
 
 from sparkd.actions import page_cache
-from sparkd.agent.startup import release_page_cache
+from sparkd.agent.page_cache import release_page_cache
 from sparkd.config import Engine, Settings
 from sparkd.config.settings import Fabric, Memory
 from sparkd.engine import page_cache_release

@@ -13,7 +13,7 @@ from tests.unit.cluster_nodes import settings as cluster_settings
 
 from sparkd.actions import page_cache
 from sparkd.agent.deps import Deps
-from sparkd.agent.startup import lower_readahead
+from sparkd.agent.page_cache import lower_readahead
 from sparkd.config import Engine, Settings
 from sparkd.host import Host
 

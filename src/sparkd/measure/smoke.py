@@ -1,0 +1,209 @@
+"""Does an engine answer with sense? Short completions one by one and at once, and what shows broken weights or kernels.
+
+Logits that are NaN give token 0 for ever: "!!!!" with most tokenizers, nothing where the token is a special one. A
+model that says nothing of sense, such as a random one, passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+
+from msgspec import Struct
+
+from sparkd.lib.http_client import HttpError
+from sparkd.measure.answers import differ, find_end_fault, find_fault
+from sparkd.vllm.api import Answer, Endpoint
+
+TOKENS, FEWEST_TOKENS = 48, 16
+GREEDY_TOKENS = 24
+ALONE_SECONDS = 2.0
+"""Of one answer alone: where it takes longer, those of the next rounds are shorter."""
+GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
+"""Sent at temperature 0. Its next token is certain enough that no rounding of a kernel changes it."""
+PROMPTS = (
+    "Explain in plain English why the sea is salty.",
+    "Describe in plain English a walk through a small town by the sea.",
+    "In plain English: what should somebody check before a long drive?",
+    "Explain in plain English how bread is made.",
+    "In plain English: what are the most useful things to know about computers?",
+    "Describe in plain English what happens in a garden in spring.",
+)
+AT_ONCE = (1, 2, 4, 6)
+CHURN_SECONDS = 0.1
+"""Between two requests that join the others."""
+TOOL = "get_weather"
+TOOL_PROMPT = f"What is the weather in Berlin now? Call {TOOL}."
+CONTEXT_ANSWER = 8
+FIRST_PREFILL = 2048
+PREFILL_SECONDS, REACH_SECONDS = 60.0, 8.0
+GROWTH = 1.5
+"""How much slower than in proportion a long prompt is taken to be: attention grows with depth."""
+
+
+class Wanted(Struct, frozen=True):
+    """What the plan has the engine do."""
+
+    context_tokens: int | None = None
+    tools: bool = False
+    reasoning: bool = False
+
+
+class Round(Struct, frozen=True):
+    name: str
+    answers: int
+    faults: tuple[str, ...] = ()
+    tokens_per_second: float | None = None
+    note: str = ""
+
+
+async def run(endpoint: Endpoint, seconds: float) -> tuple[str, ...]:
+    """The short form: what is wrong with the answers to a few completions; empty where nothing is.
+
+    `seconds`: for each one. A plan is refused by this, so all is tried again before a fault counts: healthy models
+    write an odd answer now and then, broken weights and kernels always.
+    """
+    faults: tuple[str, ...] = ()
+    for _ in range(2):
+        faults = tuple(dict.fromkeys(fault for one in await _plain(endpoint, seconds) for fault in one.faults))
+        if not faults:
+            break
+    return faults
+
+
+async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float) -> AsyncIterator[Round]:
+    """Every round, each as it ends. It stops after one in which no request was answered."""
+    for one in await _plain(endpoint, seconds):
+        yield one
+        if one.faults and one.tokens_per_second is None:
+            return
+    chat = await endpoint.has_chat(seconds)
+    tokens = TOKENS
+    for at_once in AT_ONCE:
+        began = time.monotonic()
+        requests = [_drawn(endpoint, prompt, tokens, seconds, chat=chat) for prompt in PROMPTS[:at_once]]
+        answers = await asyncio.gather(*requests)
+        faults = tuple(filter(None, (find_fault(one, tokens, chat=chat, thinks=wanted.reasoning) for one in answers)))
+        took = time.monotonic() - began
+        yield Round(f"{at_once} at once", at_once, faults, _rate(answers, took))
+        if at_once == 1:
+            tokens = max(FEWEST_TOKENS, min(TOKENS, int(TOKENS * ALONE_SECONDS / max(took, 0.01))))
+        if all(one.error for one in answers):
+            return
+    if chat and wanted.tools:
+        yield await _tool(endpoint, seconds, thinks=wanted.reasoning)
+    if chat and wanted.reasoning:
+        yield await _reasoning(endpoint, seconds)
+    yield await _context(endpoint, wanted.context_tokens, seconds)
+
+
+async def _plain(endpoint: Endpoint, seconds: float) -> tuple[Round, ...]:
+    """One prompt twice at temperature 0, and once while other requests come and go."""
+    began = time.monotonic()
+    twice = [await _greedy(endpoint, seconds) for _ in range(2)]
+    first = tuple(filter(None, (*(find_end_fault(one, GREEDY_TOKENS) for one in twice), differ(twice))))
+    alone = Round("same prompt twice", 2, first, _rate(twice, time.monotonic() - began))
+    if all(one.error for one in twice):
+        return (alone,)
+    began = time.monotonic()
+
+    async def later(number: int) -> Answer:
+        await asyncio.sleep(number * CHURN_SECONDS)
+        return await _drawn(endpoint, PROMPTS[number], FEWEST_TOKENS + 2 * number, seconds, chat=False)
+
+    others, again = await asyncio.gather(
+        asyncio.gather(*(later(number) for number in range(4))),
+        _after(1.5 * CHURN_SECONDS, _greedy(endpoint, seconds)),
+    )
+    faults = [find_fault(one, FEWEST_TOKENS + 2 * number) for number, one in enumerate(others)]
+    faults += [find_end_fault(again, GREEDY_TOKENS), "" if first else differ([*twice, again])]
+    churn = Round(
+        "same, among others", 5, tuple(filter(None, faults)), _rate([*others, again], time.monotonic() - began)
+    )
+    return alone, churn
+
+
+async def _after(pause_seconds: float, work: Awaitable[Answer]) -> Answer:
+    await asyncio.sleep(pause_seconds)
+    return await work
+
+
+async def _answer(work: Awaitable[Answer]) -> Answer:
+    """Whatever the server sends is an answer, or the reason why there is none."""
+    try:
+        return await work
+    except (HttpError, ValueError) as error:
+        return Answer(error=str(error))
+
+
+async def _greedy(endpoint: Endpoint, seconds: float) -> Answer:
+    return await _answer(endpoint.generate(GREEDY, GREEDY_TOKENS, seconds, {"temperature": 0}))
+
+
+async def _drawn(endpoint: Endpoint, prompt: str, tokens: int, seconds: float, *, chat: bool) -> Answer:
+    """Drawn again where it has no text: a random model may begin with its end, a broken one always has none."""
+    drawing = {"temperature": 1, "top_p": 0.95, "min_tokens": 4}
+    send = endpoint.chat if chat else endpoint.generate
+    answer = await _answer(send(prompt, tokens, seconds, drawing))
+    if answer.error or (answer.text or answer.reasoning).strip():
+        return answer
+    return await _answer(send(prompt, tokens, seconds, drawing))
+
+
+def _rate(answers: Sequence[Answer], seconds: float) -> float | None:
+    """Tokens per second of all together; None where nothing was answered."""
+    if all(one.error for one in answers):
+        return None
+    return sum(one.tokens or 0 for one in answers) / max(seconds, 1e-3)
+
+
+async def _tool(endpoint: Endpoint, seconds: float, *, thinks: bool) -> Round:
+    place = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": TOOL, "description": "Weather of a city", "parameters": place}}
+    tokens = 2 * TOKENS
+    answer = await _answer(endpoint.chat(TOOL_PROMPT, tokens, seconds, {"tools": [tool]}))
+    fault = find_fault(answer, tokens, chat=True, thinks=thinks, tool=TOOL)
+    note = "" if answer.calls or fault else "it made no call: a weak model may not"
+    return Round("tool call", 1, (fault,) if fault else (), note=note)
+
+
+async def _reasoning(endpoint: Endpoint, seconds: float) -> Round:
+    wish = {"temperature": 1, "top_p": 0.95, "chat_template_kwargs": {"thinking": True, "enable_thinking": True}}
+    answer = await _answer(endpoint.chat(PROMPTS[0], TOKENS, seconds, wish))
+    fault = find_fault(answer, TOKENS, chat=True, thinks=True)
+    note = "" if answer.reasoning or fault else "no reasoning field: a model that does not reason has none"
+    return Round("reasoning", 1, (fault,) if fault else (), note=note)
+
+
+async def _context(endpoint: Endpoint, planned: int | None, seconds: float) -> Round:
+    """Is a prompt of the whole context accepted? As far as its prefill takes a minute, by that of a shorter one."""
+    title = "context"
+    try:
+        limit = await endpoint.context_tokens()
+        words = await endpoint.tokenize(f"{time.time_ns()} {' '.join(PROMPTS)}")
+    except (HttpError, ValueError) as error:
+        return Round(title, 0, note=f"not tested: {error}")
+    if planned is not None and limit != planned:
+        return Round(title, 1, (f"the engine accepts {limit:,} tokens, the plan has {planned:,}",))
+    whole = limit - CONTEXT_ANSWER
+    length = max(1, min(FIRST_PREFILL, whole // 2))
+    began = time.monotonic()
+    answer = await _prefill(endpoint, words, length, seconds)
+    expected = GROWTH * (time.monotonic() - began) / length * whole
+    reach = whole if expected <= PREFILL_SECONDS else max(length, int(whole * REACH_SECONDS / expected))
+    if not answer.error and reach > length:
+        # Another first token: no cached prefix.
+        length, answer = reach, await _prefill(endpoint, [*words[1:], words[0]], reach, 2 * PREFILL_SECONDS)
+    fault = find_end_fault(answer, CONTEXT_ANSWER)
+    if not fault and answer.prompt_tokens not in (None, length):
+        fault = f"of a prompt of {length:,} tokens the engine read {answer.prompt_tokens:,}"
+    note = f"{length:,} of {limit:,} tokens in"
+    if length < whole:
+        note += f"; all of them would take some {expected:.0f} s"
+    return Round(title, 1, (f"a prompt of {length:,} tokens: {fault}",) if fault else (), note=note)
+
+
+async def _prefill(endpoint: Endpoint, words: Sequence[int], length: int, seconds: float) -> Answer:
+    prompt = (list(words) * (length // len(words) + 1))[:length]
+    return await _answer(endpoint.generate(prompt, CONTEXT_ANSWER, seconds, {"temperature": 0}))

@@ -1,0 +1,193 @@
+"""Requests for minutes or hours, and what the nodes' memory does meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from itertools import combinations, cycle
+from statistics import median
+
+from msgspec import Struct
+
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import size
+from sparkd.measure.bench import Wanted
+from sparkd.measure.load import REQUEST_SECONDS, Prompts
+from sparkd.vllm.api import Endpoint
+from sparkd.vllm.streaming import StreamError
+
+SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
+"""Between two samples; for one number of requests, before the next one's turn."""
+WARM_SHARE, WARM_SECONDS = 0.2, 300.0
+"""Of the samples, the beginning is left out, at most so much: an engine's first requests take memory that stays."""
+LEAST_SAMPLES = 6
+NOISE_BYTES = 128 << 20
+"""Twice the change that a report may leave out."""
+MOST_POINTS = 240
+"""For the slope of all pairs: more samples are thinned."""
+HOUR = 3600.0
+STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
+
+
+class Sample(Struct, frozen=True):
+    """`seconds` since the beginning; counts are totals up to then."""
+
+    seconds: float
+    available_bytes: Mapping[str, int | None]
+    """By node; None of one that does not answer."""
+    cached_bytes: int
+    swap_used_bytes: int
+    """Both on this node."""
+    gpu_celsius: int | None
+    gpu_mhz: int | None
+    answered: int
+    failed: int
+    tokens: int
+
+
+class Look(Struct, frozen=True):
+    """A sample without the counts."""
+
+    available_bytes: Mapping[str, int | None]
+    cached_bytes: int
+    swap_used_bytes: int
+    gpu_celsius: int | None = None
+    gpu_mhz: int | None = None
+
+
+class Drift(Struct, frozen=True):
+    bytes_per_hour: float
+    """Of available memory; below zero: it shrinks. The median of the slopes between all pairs of samples."""
+    significant: bool
+    left_bytes: int
+
+
+class Verdict(Struct, frozen=True):
+    outcome: str
+    """One of the three."""
+    lines: tuple[str, ...]
+
+
+class Soak:
+    """Adds to `samples` while it runs, so that an interrupt loses none."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        wanted: Wanted,
+        look: Callable[[], Look | None],
+        sampled: Callable[[Sample], object],
+        alive: Callable[[], bool],
+    ) -> None:
+        """`alive`: whether the engine that it began with runs. Another one would be another measurement."""
+        self.samples: list[Sample] = []
+        self.first_failure = ""
+        self._endpoint, self._wanted, self._look, self._sampled = endpoint, wanted, look, sampled
+        self._alive = alive
+        self._prompts = Prompts(wanted.seed)
+        self._answered = self._failed = self._tokens = 0
+        self._began = 0.0
+
+    async def run(self, seconds: float) -> None:
+        """Or until the engine ends. Raises HttpError, StreamError where not even the first request is answered."""
+        await self._prompts.calibrate(self._endpoint)
+        self._began = time.monotonic()
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds), asyncio.TaskGroup() as group:
+                    group.create_task(self._sample())
+                    for at_once in cycle(self._wanted.concurrency):
+                        if not self._alive():
+                            self._fail("the engine has ended")
+                            break
+                        until = time.monotonic() + STEP_SECONDS
+                        async with asyncio.TaskGroup() as step:
+                            for _ in range(at_once):
+                                step.create_task(self._send(until))
+        finally:
+            self._add()  # of an interrupt, too: the last sample has the counts
+
+    async def _sample(self) -> None:
+        while self._alive():
+            self._add()
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+    def _add(self) -> None:
+        if look := self._look():
+            passed = time.monotonic() - self._began
+            fields = (look.available_bytes, look.cached_bytes, look.swap_used_bytes, look.gpu_celsius, look.gpu_mhz)
+            self.samples.append(Sample(passed, *fields, self._answered, self._failed, self._tokens))
+            self._sampled(self.samples[-1])
+
+    async def _send(self, until: float) -> None:
+        while time.monotonic() < until and self._alive():
+            prompt = self._prompts.make(self._wanted.prompt_tokens)
+            try:
+                found = await self._endpoint.stream(prompt, self._wanted.answer_tokens, REQUEST_SECONDS)
+            except (HttpError, StreamError) as error:
+                self._failed += 1
+                self._fail(str(error))
+                await asyncio.sleep(1)
+            else:
+                self._answered += 1
+                self._tokens += found.tokens
+
+    def _fail(self, reason: str) -> None:
+        passed = time.monotonic() - self._began
+        self.first_failure = self.first_failure or f"after {passed:.0f} s: {reason}"
+
+
+def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
+    """Pure. The last sample has the counts."""
+    last = samples[-1] if samples else None
+    if last is None:
+        return Verdict(UNKNOWN, ("nothing was measured",))
+    names = sorted({name for one in samples for name in one.available_bytes})
+    drifts = {node: find_drift(node, samples) for node in names}
+    lines = []
+    for node, drift in drifts.items():
+        if drift is None:
+            lines.append(f"{node}: too few samples for a drift of memory")
+        elif drift.significant and drift.bytes_per_hour < 0:
+            hours = drift.left_bytes / -drift.bytes_per_hour
+            lost = f"{node}: available memory shrinks by {size(round(-drift.bytes_per_hour))} an hour"
+            lines.append(f"{lost}; at this rate the last {size(drift.left_bytes)} are gone in {hours:.1f} h")
+        else:
+            lines.append(f"{node}: no drift of available memory beyond its noise ({size(drift.left_bytes)} left)")
+    swapped = last.swap_used_bytes - samples[0].swap_used_bytes
+    if swapped > NOISE_BYTES:
+        lines.append(f"swap in use has grown by {size(swapped)}")
+    rate = last.tokens / last.seconds if last.seconds else 0.0
+    lines.append(f"{last.answered} requests answered, {rate:.1f} tokens/s, {last.failed} failed")
+    if first_failure:
+        lines.append(f"first failure {first_failure}")
+    shrinks = any(drift and drift.significant and drift.bytes_per_hour < 0 for drift in drifts.values())
+    if last.failed or first_failure or shrinks or swapped > NOISE_BYTES:
+        return Verdict(NOT_STEADY, tuple(lines))
+    return Verdict(STEADY if last.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
+
+
+def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
+    """By the slope of Theil and Sen, which single samples move little. None where most of the time is not known."""
+    warm = min(WARM_SECONDS, samples[-1].seconds * WARM_SHARE)
+    found = ((one.seconds, one.available_bytes.get(node)) for one in samples)
+    known = [(at, free) for at, free in found if free is not None]
+    points = [point for point in known if point[0] >= warm]
+    points = points[:: max(1, -(-len(points) // MOST_POINTS))]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in combinations(points, 2) if b[0] > a[0]]
+    if len(points) < LEAST_SAMPLES or len(known) * 2 < len(samples) or not slopes:
+        return None
+    slope = median(slopes)
+    middle = median(value - slope * at for at, value in points)
+    noise = median(abs(value - slope * at - middle) for at, value in points)
+    change = slope * (points[-1][0] - points[0][0])
+    begin, half, end = (median(value for _, value in part) for part in _thirds(points, len(points) // 3))
+    lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (half - begin, end - half))
+    return Drift(slope * HOUR, lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1][1])
+
+
+def _thirds(points: Sequence[tuple[float, int]], size: int) -> tuple[Sequence[tuple[float, int]], ...]:
+    """A drift shows in each; a single step does not, such as another program that begins."""
+    return points[:size], points[size : 2 * size], points[2 * size :]

@@ -1,0 +1,111 @@
+"""A completion that comes token by token: the events of its stream, with the time of each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+import msgspec
+from msgspec import Struct
+
+from sparkd.lib.http_client import HttpClient
+from sparkd.lib.text import sanitize
+
+PATH = "/v1/completions"
+EVENT_BYTES = 64 << 10
+EVENTS_PER_TOKEN = 2
+"""The engine sends one for each step, which makes one token or, with a drafter, several."""
+TOKEN_BYTES = 1 << 10
+"""Of an event in vLLM 0.32 some 250 bytes."""
+
+
+class StreamError(Exception):
+    """The engine refused the request, broke off, or sent what is no stream of completions."""
+
+
+class Streamed(Struct, frozen=True):
+    """Times are of the monotonic clock, in seconds."""
+
+    begun: float
+    arrivals: tuple[float, ...]
+    """Of each event with a part of the answer, at least one."""
+    ended: float
+    prompt_tokens: int
+    tokens: int
+    """Both as the server counts them."""
+
+
+class _Usage(Struct):
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class _Event(Struct):
+    choices: list[object] = []
+    usage: _Usage | None = None
+    error: object = None
+
+
+class _Events:
+    """Takes the stream in pieces of any size. Raises StreamError."""
+
+    def __init__(self, most: int) -> None:
+        self.arrivals: list[float] = []
+        self.usage: _Usage | None = None
+        self.begin = b""
+        """Of what came, for the text of an error."""
+        self._rest = b""
+        self._most = most
+        self._decode = msgspec.json.Decoder(_Event).decode
+
+    def feed(self, piece: bytes) -> None:
+        now = time.monotonic()
+        if len(self.begin) < EVENT_BYTES:
+            self.begin += piece[:EVENT_BYTES]
+        *events, self._rest = (self._rest + piece).split(b"\n\n")
+        if len(self._rest) > EVENT_BYTES:
+            raise StreamError(f"an event of over {EVENT_BYTES} bytes")
+        for event in events:
+            if event.startswith(b"data: {"):
+                self._take(event[6:], now)
+
+    def _take(self, event: bytes, now: float) -> None:
+        try:
+            found = self._decode(event)
+        except (msgspec.MsgspecError, RecursionError):
+            raise StreamError(f"no event of a completion: {head(event)}") from None
+        if found.error is not None:
+            raise StreamError(f"the engine broke off: {head(event)}")
+        if found.choices:
+            self.arrivals.append(now)
+            if len(self.arrivals) > self._most:
+                raise StreamError(f"more than {self._most} parts of one answer")
+        self.usage = found.usage or self.usage
+
+
+async def stream_completion(http: HttpClient, model: str, prompt: str, tokens: int, seconds: float) -> Streamed:
+    """Exactly `tokens` tokens, whatever the model would end with. Raises HttpError, StreamError."""
+    body: Mapping[str, object] = {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    events = _Events(EVENTS_PER_TOKEN * tokens + EVENTS_PER_TOKEN)
+    begun = time.monotonic()
+    status, _ = await http.stream(
+        PATH, seconds, events.feed, json=body, limit_bytes=EVENT_BYTES + TOKEN_BYTES * EVENTS_PER_TOKEN * tokens
+    )
+    ended = time.monotonic()
+    if status != 200:
+        raise StreamError(f"HTTP {status} {head(events.begin)}".strip())
+    if events.usage is None or not events.arrivals:
+        raise StreamError("the stream ended early, without the count of its tokens")
+    return Streamed(begun, tuple(events.arrivals), ended, events.usage.prompt_tokens, events.usage.completion_tokens)
+
+
+def head(body: bytes) -> str:
+    return sanitize(body.decode("utf-8", "replace"))

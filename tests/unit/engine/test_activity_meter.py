@@ -1,0 +1,70 @@
+"""What a serving engine does, by its counters."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from msgspec.structs import replace
+
+from sparkd.engine.activity import MOST_TOKENS, WINDOW_SECONDS, ActivityMeter
+from sparkd.status.model import ActivityReport, bounded
+from sparkd.vllm.api import Counters
+
+IDLE = Counters(running=0, waiting=0, prompt_tokens=1000, generation_tokens=500, iterations=50)
+LATER = replace(
+    IDLE,
+    running=2,
+    waiting=1,
+    prompt_tokens=1500,
+    generation_tokens=600,
+    kv_usage=0.25,
+    prefix_queries=500,
+    prefix_hits=400,
+    drafted=80,
+    accepted=60,
+)
+
+
+def test_rates_are_of_the_last_seconds_and_shares_of_the_last_minutes() -> None:
+    meter = ActivityMeter()
+    assert meter.advance(100, IDLE) == ActivityReport(0, 0, 0.0, 0.0, 0.0)
+    assert meter.advance(105, LATER) == ActivityReport(2, 1, 100.0, 20.0, 0.25, 0.8, 0.75)
+    still = meter.advance(110, replace(LATER, running=0, waiting=0))
+    assert still == ActivityReport(0, 0, 0.0, 0.0, 0.25, 0.8, 0.75)
+    assert meter.advance(110 + WINDOW_SECONDS + 1, LATER) == ActivityReport(2, 1, 0.0, 0.0, 0.25, None, None)
+
+
+def test_a_probe_shortly_after_another_one_keeps_the_rates() -> None:
+    meter = ActivityMeter()
+    meter.advance(100, IDLE)
+    meter.advance(105, LATER)
+    found = meter.advance(105.2, replace(LATER, generation_tokens=700))
+    assert found is not None
+    assert found.output_tokens_per_second == 20.0
+
+
+@pytest.mark.parametrize(
+    "read",
+    [None, replace(LATER, generation_tokens=math.inf), replace(LATER, running=math.nan), replace(LATER, waiting=-1)],
+)
+def test_without_an_answer_or_with_numbers_of_no_engine_nothing_is_known(read: Counters | None) -> None:
+    meter = ActivityMeter()
+    meter.advance(100, IDLE)
+    assert meter.advance(105, read) is None
+    assert meter.advance(110, LATER) == ActivityReport(2, 1, 50.0, 10.0, 0.25, 0.8, 0.75)
+
+
+def test_an_engine_whose_counters_begin_again_is_another_one() -> None:
+    meter = ActivityMeter()
+    meter.advance(100, LATER)
+    assert meter.advance(105, IDLE) == ActivityReport(0, 0, 0.0, 0.0, 0.0)
+
+
+def test_however_large_the_numbers_other_nodes_accept_the_report() -> None:
+    meter = ActivityMeter()
+    meter.advance(100, IDLE)
+    wild = meter.advance(105, replace(LATER, running=1e300, prompt_tokens=1e308, kv_usage=99, prefix_hits=1e300))
+    assert wild is not None
+    assert bounded(wild) == wild
+    assert (wild.input_tokens_per_second, wild.kv_cache_use, wild.prefix_hit_rate) == (MOST_TOKENS, 1.0, 1.0)

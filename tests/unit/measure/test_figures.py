@@ -1,0 +1,112 @@
+"""Figures of a measurement: medians and spreads, aggregate rates, ratios to the recipe's figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkd.measure.figures import (
+    DECODE,
+    Spread,
+    accepted,
+    compare_depth,
+    expected,
+    find_level,
+    output_rate,
+    ratio,
+    spread,
+    stream_rate,
+    summarise,
+)
+from sparkd.measure.load import Reply
+from sparkd.vllm.api import Drafts
+from sparkd.vllm.streaming import Streamed
+
+
+def answer(begun: float, first: float, each: float, tokens: int, per_event: int = 1) -> Reply:
+    times = tuple(begun + first + number * each for number in range(tokens // per_event))
+    return Reply(Streamed(begun, times, times[-1], 100, tokens))
+
+
+def test_a_batch_is_all_its_tokens_over_the_time_from_first_request_to_last_token() -> None:
+    batch = [answer(10, 1, 0.1, 11), answer(10, 2, 0.1, 21), Reply(fault="HTTP 500")]
+    assert output_rate(batch) == pytest.approx(32 / 4)
+    assert output_rate([Reply(fault="x")]) == 0
+
+
+def test_a_stream_is_measured_from_its_first_token_on() -> None:
+    one = answer(0, 5, 0.05, 21).streamed
+    assert one is not None
+    assert stream_rate(one) == pytest.approx(20)
+    assert stream_rate(Streamed(0, (1.0,), 1.0, 5, 1)) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([], None), ([3.0], Spread(3, 3, 3)), ([1.0, 2.0, 9.0], Spread(2, 1.1, 8.3))],
+)
+def test_spread(values: list[float], expected: Spread | None) -> None:
+    found = spread(values)
+    assert (found is None) == (expected is None)
+    if found and expected:
+        assert (found.median, found.low, found.high) == pytest.approx((expected.median, expected.low, expected.high))
+
+
+def test_a_level_counts_failures_apart_and_keeps_the_first_reason() -> None:
+    good = [answer(0, 0.5, 0.1, 11), answer(0, 0.7, 0.1, 11)]
+    level = summarise(2, "static", [good, [*good[:1], Reply(fault="HTTP 503 draining")]])
+    assert (level.requests, level.failed, level.fault) == (4, 1, "HTTP 503 draining")
+    assert level.first_token_seconds is not None
+    assert level.first_token_seconds.median == pytest.approx(0.5)
+    assert level.inter_token_seconds is not None
+    assert level.inter_token_seconds.median == pytest.approx(0.1)
+    nothing = summarise(1, "static", [[Reply(fault="refused")]])
+    assert (nothing.failed, nothing.output_tokens_per_second, nothing.first_token_seconds) == (1, None, None)
+
+
+def test_a_drafters_events_of_several_tokens_count_by_the_servers_number() -> None:
+    one = answer(0, 1, 0.1, 22, per_event=2).streamed
+    assert one is not None
+    assert stream_rate(one) == pytest.approx(21)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shares"),
+    [
+        (Drafts(100, (80, 40)), Drafts(200, (160, 90)), (0.8, 0.5)),
+        (None, Drafts(10, (5,)), ()),
+        (Drafts(100, (80,)), Drafts(100, (80,)), ()),
+        (None, None, ()),
+        (Drafts(100, (80,)), None, ()),
+    ],
+)
+def test_acceptance_is_of_the_time_between(
+    before: Drafts | None, after: Drafts | None, shares: tuple[float, ...]
+) -> None:
+    assert accepted(before, after) == pytest.approx(shares)
+
+
+def test_a_depth_compares_the_same_prompt_with_and_without_the_prefix_cache() -> None:
+    first, second = answer(0, 4, 0.1, 11).streamed, answer(0, 0.2, 0.1, 1).streamed
+    assert first is not None
+    assert second is not None
+    found = compare_depth(first, second)
+    assert (found.prefill_tokens_per_second, found.repeated_seconds) == pytest.approx((25, 0.2))
+
+
+@pytest.mark.parametrize(
+    ("figures", "figure"),
+    [({"4": 65.8}, 65.8), ({"4": 66}, 66), ({"8": 1}, None), ({"4": "fast"}, None), ({"4": -1}, None), (7, None),
+     ({"4": True}, None), ({"4": float("inf")}, None), (None, None)],
+)  # fmt: skip
+def test_the_recipes_figure_is_used_where_it_is_one(figures: object, figure: float | None) -> None:
+    assert expected({DECODE: figures}, DECODE, 4) == figure
+    assert expected({}, DECODE, 4) is None
+
+
+def test_ratios_are_to_what_was_measured_alike() -> None:
+    one, two = summarise(1, "static", [[answer(0, 1, 1, 10)]]), summarise(1, "staggered", [[answer(0, 1, 1, 10)]])
+    assert find_level([two, one], one) is one
+    assert find_level([two], one) is None
+    assert ratio(Spread(50, 0, 0), 40) == 1.25
+    assert ratio(None, 40) is None
+    assert ratio(Spread(50, 0, 0), None) is None

@@ -1,0 +1,110 @@
+"""Texts for clients: each in its program's own form, with one endpoint, and lengths that stay within the context."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+from tests.unit.engine_server import engine
+
+from sparkd.vllm.clients import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Offer, snippet
+
+HOSTILE = """it's "$(touch owned)" `x` \\ ${y}: #1"""
+IN_YAML = ("litellm", "hermes", "continue")
+
+
+def offer(model: str = "m", context: int | None = 200_000, *, keyed: bool = True, port: int = 8000) -> Offer:
+    return Offer(f"http://127.0.0.1:{port}/v1", model, context, keyed)
+
+
+def document(name: str, one: Offer) -> Any:
+    return YAML(typ="safe").load(snippet(name, one))
+
+
+def sourced(text: str, folder: Path, *names: str) -> list[str]:
+    """What a shell has in these variables after the text."""
+    done = subprocess.run(
+        ["sh", "-euc", f'{text}\nfor name in {" ".join(names)}; do eval "printf \'%s\\\\0\' \\"\\$$name\\""; done'],
+        capture_output=True, text=True, check=True, cwd=folder, env={KEY_VARIABLE: "k e'y"},
+    )  # fmt: skip
+    return done.stdout.split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("context", "answer", "prompt"),
+    [(200_000, ANSWER_TOKENS, 191_808), (4096, 1024, 3072), (1, 0, None), (None, None, None)],
+)
+def test_prompt_and_answer_are_the_context(context: int | None, answer: int | None, prompt: int | None) -> None:
+    assert (offer(context=context).answer_tokens, offer(context=context).prompt_tokens) == (answer, prompt)
+
+
+@pytest.mark.parametrize("model", ["m", HOSTILE])
+def test_yaml_has_url_model_and_lengths(model: str) -> None:
+    one = offer(model)
+    lite, hermes, cont = (document(name, one) for name in IN_YAML)
+    (deployment,) = lite["model_list"]
+    params = deployment["litellm_params"]
+    assert (deployment["model_name"], params["model"]) == (model, f"hosted_vllm/{model}")
+    assert (params["api_base"], params["api_key"]) == (one.url, f"os.environ/{KEY_VARIABLE}")
+    info = deployment["model_info"]
+    assert info["max_input_tokens"] + info["max_output_tokens"] == one.context_tokens
+    assert params["max_tokens"] == info["max_output_tokens"] == one.answer_tokens
+    assert lite["router_settings"] == {"enable_pre_call_checks": True}
+    (provider,) = hermes["custom_providers"]
+    assert hermes["model"]["provider"] == f"custom:{provider['name']}"
+    assert (provider["base_url"], provider["key_env"]) == (one.url, KEY_VARIABLE)
+    assert provider["models"] == {model: {"context_length": one.context_tokens}}
+    assert (hermes["model"]["default"], hermes["model"]["max_tokens"]) == (model, one.answer_tokens)
+    (entry,) = cont["models"]
+    assert (entry["model"], entry["apiBase"]) == (model, one.url)
+    assert entry["apiKey"] == f"${{{{ secrets.{KEY_VARIABLE} }}}}"
+    assert entry["defaultCompletionOptions"] == {"contextLength": one.context_tokens, "maxTokens": one.answer_tokens}
+
+
+@pytest.mark.parametrize("model", ["m", HOSTILE])
+def test_a_shell_gets_what_open_webui_reads(model: str, tmp_path: Path) -> None:
+    text = snippet("open-webui", offer(model))
+    names = ("OPENAI_API_BASE_URL", "OPENAI_API_KEY", "DEFAULT_MODELS", "DEFAULT_MODEL_PARAMS")
+    url, key, models, params = sourced(text, tmp_path, *names)
+    assert (url, key, models) == (offer().url, "k e'y", model)
+    assert json.loads(params) == {"max_tokens": ANSWER_TOKENS}
+    assert not list(tmp_path.iterdir()), "the name of a model is never run"
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_curl_sends_the_request_with_the_key(keyed: bool, tmp_path: Path) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def reply(request: str, key: str) -> tuple[int, bytes]:
+        seen.append((request, key))
+        return 200, b"{}"
+
+    with engine(reply) as port:
+        text = snippet("curl", offer(HOSTILE, keyed=keyed, port=port)).replace("curl ", "curl -fsS ", 1)
+        assert sourced(text, tmp_path) == []
+    assert seen == [("POST /v1/chat/completions", "Bearer k e'y" if keyed else "")]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_python_text_names_url_model_and_key_as_literals() -> None:
+    calls = [node for node in ast.walk(ast.parse(snippet("openai", offer(HOSTILE)))) if isinstance(node, ast.Call)]
+    given = {word.arg: ast.unparse(word.value) for call in calls for word in call.keywords}
+    assert ast.literal_eval(given["model"]) == HOSTILE
+    assert ast.literal_eval(given["base_url"]) == offer().url
+    assert given["api_key"] == f"os.environ['{KEY_VARIABLE}']"
+    assert int(given["max_tokens"]) == ANSWER_TOKENS
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_what_is_not_known_is_left_out(name: str) -> None:
+    text = snippet(name, offer(context=None, keyed=False))
+    assert "None" not in text
+    assert KEY_VARIABLE not in text
+    assert str(ANSWER_TOKENS) not in text
+    if name in IN_YAML:
+        assert document(name, offer(context=None, keyed=False))

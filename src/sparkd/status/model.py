@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from enum import Enum
 from typing import TypeVar, cast
 
-from msgspec import Struct, convert, field, to_builtins
-from msgspec.structs import replace
+from msgspec import Struct, convert, field
+from msgspec import json as fast_json
+from msgspec.structs import asdict, replace
 
-from sparkd.host.files import Files
-from sparkd.host.processes import read_process
 from sparkd.lib.text import parse_json, sanitize
 
-PATH, LIMIT_BYTES = "/run/sparkd/report.json", 1 << 20
+LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
 
@@ -28,16 +25,13 @@ ITEMS_LIMIT = 100
 """Of findings and versions; preflight has some thirty checks."""
 NUMBER_LIMIT = 1 << 63
 SHORTER = ((TEXT_LIMIT, ITEMS_LIMIT), (200, 30), (40, 4))
-"""Limits of texts and items: by the last ones, the reports of 64 nodes fit into LIMIT_BYTES."""
+"""Limits of texts and items; the last ones make any report fit."""
+PEER_LIMIT_BYTES = LIMIT_BYTES // 16
+"""Of another node's report: those of seven take less than half of this node's. A usual one has some 5 KB."""
 Value = TypeVar("Value", bound=Struct)
-
-UNCHANGED_SECONDS = 2.0
-"""Less than this is the answer's travel time."""
 
 
 class Phase(Enum):
-    """The node's phase."""
-
     PREFLIGHT = "preflight"
     BLOCKED = "blocked"
     AWAITING_DOCKER = "awaiting-docker"
@@ -50,6 +44,10 @@ class Phase(Enum):
     STOPPING = "stopping"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
+UNKNOWN_RANK = -1
 
 
 class FindingReport(Struct, frozen=True):
@@ -70,11 +68,51 @@ class EngineReport(Struct, frozen=True):
     kv_cache_tokens: int | None = None
     idle_seconds: int | None = None
     """How long a load has shown no work; None while it does, and where it is not watched."""
+    started: str = ""
+    """When its container was started; empty before."""
+    expected_seconds: float | None = None
+    """From `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
+    expected_by: str = ""
 
 
 class MemoryReport(Struct, frozen=True):
     total_bytes: int
     available_bytes: int
+    used_percent: tuple[int, ...] = ()
+    """One for each ten seconds of the last ten minutes, newest last."""
+
+
+class ActivityReport(Struct, frozen=True):
+    """What a head's engine does with its requests, by its own counters. Shares are 0 to 1, None where unknown."""
+
+    running: int
+    waiting: int
+    input_tokens_per_second: float
+    output_tokens_per_second: float
+    kv_cache_use: float
+    prefix_hit_rate: float | None = None
+    """Of the prompts' tokens of the last ten minutes."""
+    draft_acceptance: float | None = None
+    """Of the speculated tokens of the last ten minutes."""
+
+
+class GpuReport(Struct, frozen=True):
+    """The first GPU, at most half a minute ago. None: the driver does not report it."""
+
+    name: str
+    clock_mhz: int | None = None
+    power_watts: int | None = None
+    temperature_celsius: int | None = None
+    busy_percent: int | None = None
+
+
+class RestartReport(Struct, frozen=True):
+    """Ends of agents that nobody requested, of one `Cause` or none, within a day. `reason`: of the last one."""
+
+    cause: str
+    count: int
+    last: str
+    reason: str
 
 
 class Contact(Enum):
@@ -133,11 +171,18 @@ class NodeReport(Struct, frozen=True):
     """Of the node on the fabric; empty where the cluster is this node alone."""
     plan_digest: str = ""
     """Of all that the ranks must share. Empty until docker and the model's folder have been looked at."""
+    config_digest: str = ""
+    """Of the configuration that a head serves to its workers; on a worker, of the one that it follows."""
     transport: str = ""
     """`rdma` or `tcp`: what NCCL can use here, or with an epoch, what all ranks use. Empty where it needs none."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
+    cause: str = ""
+    """Of a run that failed: a `Cause` of sparkd.lib.errors."""
+    draining: bool = False
+    """In the phase `stopping`: the requests that run still get their time."""
+    recipe: str = ""
     last_cause: str = ""
     """Why the agent before this one ended."""
     last_cause_code: str = ""
@@ -147,6 +192,11 @@ class NodeReport(Struct, frozen=True):
     findings: tuple[FindingReport, ...] = ()
     engine: EngineReport = EngineReport()
     memory: MemoryReport | None = None
+    activity: ActivityReport | None = None
+    """None unless it serves and its engine has answered."""
+    gpu: GpuReport | None = None
+    restarts: tuple[RestartReport, ...] = ()
+    """As known when this agent began, the most recent cause last."""
     pid: int = 0
     """Of the agent: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
@@ -160,10 +210,9 @@ def utc_now() -> str:
 
 
 def seconds_since(stamp: str, now: datetime) -> float | None:
-    """None where `stamp` is none. Never negative: another node's clock may be ahead of this one's."""
+    """None where `stamp` is none; without a zone it is UTC. Never negative: another node's clock may be ahead."""
     try:
         then = datetime.fromisoformat(stamp)
-        # A stamp without a zone is UTC, as all of them are.
         seconds = (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).total_seconds()
     except (ValueError, OverflowError):
         return None
@@ -182,41 +231,39 @@ def format_duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes else f"{int(seconds)} s"
 
 
-def clock_ahead(date: str, now: float, known: float | None) -> float | None:
-    """Whole seconds that the other clock is ahead; `known` where that has hardly changed, or there is no date.
-
-    The Date of an answer is not signed: forging it could make a warning appear, and nothing else.
-    """
-    try:
-        sent = parsedate_to_datetime(date).timestamp() + 0.5  # cut to whole seconds: on average half a second old
-    except (ValueError, TypeError, OverflowError):
-        return known
-    found = float(round(sent - now))
-    return known if known is not None and abs(found - known) < UNCHANGED_SECONDS else found
+def without_figures(report: NodeReport) -> NodeReport:
+    """Without those that change all the time, here and of the other nodes: nobody is woken for them."""
+    peers = tuple(replace(one, report=one.report and without_figures(one.report)) for one in report.peers)
+    return replace(report, memory=None, activity=None, gpu=None, peers=peers)
 
 
-def redacted(report: NodeReport, redact: Callable[[str], str]) -> NodeReport:
-    """The report without secrets: causes quote the engine, findings quote hooks."""
-    findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
-    message, cause, hint = redact(report.message), redact(report.last_cause), redact(report.last_hint)
-    return replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
+def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
+    """Until the first completion, by earlier loads; below zero where this one takes longer. None without a figure."""
+    passed = seconds_since(engine.started, now)
+    return None if passed is None or engine.expected_seconds is None else engine.expected_seconds - passed
 
 
 def dump(report: NodeReport) -> str:
-    """JSON that every reader takes: where it would be larger, texts are cut and lists are shortened."""
-    text = _encode(report, ascii_only=True)
+    """JSON of at most LIMIT_BYTES: where it would be larger, this node's texts are cut and its lists shortened."""
+    return fit(report, LIMIT_BYTES)[1]
+
+
+def fit(report: NodeReport, limit_bytes: int) -> tuple[NodeReport, str]:
+    """The report, shortened until its JSON is within the limit, and that. Its peers stay as they are."""
+    text = _encode(report)
     for text_limit, items_limit in SHORTER:
-        if len(text) <= LIMIT_BYTES and len(text.encode()) <= LIMIT_BYTES:
+        if text and len(text.encode()) <= limit_bytes:
             break
-        peers = tuple(bounded(one, text_limit, items_limit) for one in report.peers)
-        shorter = replace(bounded(replace(report, peers=()), text_limit, items_limit), peers=peers)
-        text = _encode(shorter, ascii_only=False)  # an escaped character may take twelve bytes
-    return text
+        report = replace(bounded(replace(report, peers=()), text_limit, items_limit), peers=report.peers)
+        text = _encode(report)
+    return report, text
 
 
-def _encode(report: NodeReport, *, ascii_only: bool) -> str:
-    fields = {"schema": REPORT_SCHEMA, **to_builtins(report)}
-    return json.dumps(fields, indent=1, ensure_ascii=ascii_only) + "\n"
+def _encode(report: NodeReport) -> str:
+    """Empty where a text has half a character, which UTF-8 can't carry."""
+    with suppress(UnicodeEncodeError):
+        return fast_json.format(fast_json.encode({"schema": REPORT_SCHEMA, **asdict(report)}), indent=1).decode() + "\n"
+    return ""
 
 
 def bounded(value: Value, text_limit: int = TEXT_LIMIT, items_limit: int = ITEMS_LIMIT) -> Value:
@@ -248,20 +295,3 @@ def parse(text: str) -> NodeReport | None:
             case {"schema": 1, **fields}:
                 return convert(fields, NodeReport)
     return None
-
-
-def read_report(files: Files) -> str:
-    """The report that this node's agent has written, as it stands; empty where there is none."""
-    try:
-        return files.text(PATH, LIMIT_BYTES)
-    except OSError:
-        return ""
-
-
-def agent_running(files: Files, report: NodeReport) -> bool:
-    """Whether the agent that wrote the report still runs."""
-    try:
-        process = read_process(files, report.pid)
-    except OSError:
-        return False
-    return process is not None and process.start_time == report.start_time and not process.dead

@@ -1,32 +1,63 @@
-"""Keeps the NodeReport and hands each new one to its sinks."""
+"""Keeps the NodeReport, with the memory's last minutes, and hands each new one without secrets to its sinks."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TypedDict, Unpack
+from typing import NamedTuple, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from sparkd.status.model import EngineReport, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, utc_now
+from sparkd.status.model import (
+    IN_SERVICE,
+    LIMIT_BYTES,
+    ActivityReport,
+    EngineReport,
+    FindingReport,
+    GpuReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    fit,
+    utc_now,
+    without_figures,
+)
 
 PACE_SECONDS = 1.0
 """Progress within a phase is published at most this often; a new phase, epoch or plan, here or there, at once."""
+FIGURES_SECONDS = 4.5
+"""The same for figures alone: just under the five seconds between two looks at a serving engine."""
 NOISE_BYTES = 64 << 20
-"""Smaller changes of the available memory alone are noise: 0.5 ms of CPU at each look at a serving engine."""
+"""Smaller changes of the available memory alone are noise."""
+SAMPLE_SECONDS, SAMPLES = 10.0, 60
+"""Of the memory in use."""
 
-Sink = Callable[[NodeReport], None]
+
+class Published(NamedTuple):
+    """A report without secrets, and its JSON."""
+
+    report: NodeReport
+    text: str
+
+
+Sink = Callable[[Published], None]
 
 
 class Changes(TypedDict, total=False):
     phase: Phase
     message: str
+    cause: str
+    draining: bool
     last_cause: str
     findings: tuple[FindingReport, ...]
     engine: EngineReport
     memory: MemoryReport | None
+    activity: ActivityReport | None
+    gpu: GpuReport | None
     epoch: str
     plan_digest: str
+    config_digest: str
     transport: str
     versions: Mapping[str, str]
     peers: tuple[PeerStatus, ...]
@@ -35,41 +66,85 @@ class Changes(TypedDict, total=False):
 class Reporter:
     """For the main thread only."""
 
-    def __init__(self, first: NodeReport, sinks: tuple[Sink, ...], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        first: NodeReport,
+        sinks: tuple[Sink, ...],
+        redact: Callable[[str], str] = str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.report = first
+        self.published = make_public(first, redact)
+        """As the sinks have it. Any thread may read it."""
+        self._redact = redact
         self._sinks = sinks
         self._clock = clock
         self._published: NodeReport | None = None
         self._published_at = 0.0
+        self._used_percent: tuple[int, ...] = ()
+        self._sampled_at = float("-inf")
+
+    @property
+    def sample_due(self) -> bool:
+        """Whether the next memory belongs into the last minutes."""
+        return self._clock() - self._sampled_at >= SAMPLE_SECONDS
 
     def update(self, **changes: Unpack[Changes]) -> None:
         """Change the report, and hand it to the sinks at their pace."""
         before = self.report
         self.report = replace(before, **changes)
+        if changes.get("memory"):
+            self._sample()
         if self.report.phase is not before.phase:
             self.report = replace(self.report, since=utc_now())
-        due = self._clock() - self._published_at >= PACE_SECONDS and _differ(self.report, self._published)
-        if due or _urgent(self.report) != _urgent(before):
+            if self.report.phase not in IN_SERVICE:
+                self.report = replace(self.report, activity=None, gpu=None)
+        if self._due() or _urgent(self.report) != _urgent(before):
             self.publish()
+
+    def _sample(self) -> None:
+        memory = self.report.memory
+        assert memory is not None
+        if self.sample_due and memory.total_bytes:
+            self._sampled_at = self._clock()
+            used = round(100 * (1 - memory.available_bytes / memory.total_bytes))
+            self._used_percent = (*self._used_percent, used)[-SAMPLES:]
+        self.report = replace(self.report, memory=replace(memory, used_percent=self._used_percent))
+
+    def _due(self) -> bool:
+        passed = self._clock() - self._published_at
+        if passed < PACE_SECONDS or not _differ(self.report, self._published):
+            return False
+        before = self._published and without_figures(self._published)
+        return passed >= FIGURES_SECONDS or without_figures(self.report) != before
 
     def publish(self) -> None:
         """Hand the report to every sink now."""
         self._published, self._published_at = self.report, self._clock()
+        self.published = make_public(self.report, self._redact)
         for sink in self._sinks:
-            sink(self.report)
+            sink(self.published)
+
+
+def make_public(report: NodeReport, redact: Callable[[str], str] = str) -> Published:
+    """Causes quote the engine, findings quote hooks."""
+    findings = tuple(replace(one, reason=redact(one.reason), hint=redact(one.hint)) for one in report.findings)
+    message, cause, hint = redact(report.message), redact(report.last_cause), redact(report.last_hint)
+    shown = replace(report, message=message, last_cause=cause, last_hint=hint, findings=findings)
+    return Published(*fit(shown, LIMIT_BYTES))
 
 
 def _differ(report: NodeReport, published: NodeReport | None) -> bool:
     now, before = report.memory, published and published.memory
     if now and before and abs(now.available_bytes - before.available_bytes) < NOISE_BYTES:
-        report = replace(report, memory=before)
+        report = replace(report, memory=replace(now, available_bytes=before.available_bytes))
     return report != published
 
 
 def _urgent(report: NodeReport) -> object:
     """What is published at once."""
     peers = tuple((peer.contact, peer.report and peer.report.phase) for peer in report.peers)
-    return report.phase, report.epoch, report.plan_digest, peers
+    return report.phase, report.draining, report.epoch, report.plan_digest, report.config_digest, peers
 
 
 def status_line(report: NodeReport) -> str:

@@ -7,6 +7,7 @@ import http.client
 import json
 import time
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -18,21 +19,23 @@ from tests.unit.nodes import network
 
 from sparkd.lib.http_connection import Request
 from sparkd.lib.http_server import HttpServer
-from sparkd.status.http_api import LABEL_LIMIT, make_handler, render_metrics
+from sparkd.status.http_api import make_handler
+from sparkd.status.metrics import LABEL_LIMIT, render_metrics
 from sparkd.status.model import Contact, EngineReport, NodeReport, Phase, parse
+from sparkd.status.publisher import make_public
 
 
 def request(
     path: str, host: str | None = "127.0.0.1:29511", report: NodeReport = ALONE, beat_age: float = 0.1
 ) -> tuple[int, str]:
     headers = {} if host is None else {"host": host}
-    handle = make_handler(lambda: report, lambda: beat_age)
+    handle = make_handler(lambda: make_public(report), lambda: beat_age)
     answer = asyncio.run(handle(Request("127.0.0.1", path, headers)))
     return answer.status, answer.body.decode()
 
 
 def test_monitors_are_answered_over_http() -> None:
-    server = HttpServer("127.0.0.1", 0, make_handler(lambda: ALONE, lambda: 0.0))
+    server = HttpServer("127.0.0.1", 0, make_handler(lambda: make_public(ALONE), lambda: 0.0))
     with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
         server.start(loop)
         for path, kind in (
@@ -60,7 +63,39 @@ def test_an_agent_lives_while_its_main_loop_turns(age: float, status: int) -> No
 @pytest.mark.parametrize("phase", list(Phase))
 def test_a_node_is_ready_while_it_serves(phase: Phase) -> None:
     ready = phase in (Phase.SERVING, Phase.DEGRADED)
-    assert request("/readyz", report=replace(ALONE, phase=phase)) == (200 if ready else 503, f"{phase.value}\n")
+    report = replace(ALONE, phase=phase, message="what is\nawaited")
+    awaited = "" if ready else ": what is\\nawaited"
+    assert request("/readyz", report=report) == (200 if ready else 503, f"{phase.value}{awaited}\n")
+    assert (retry_after(report) is None) == ready
+
+
+@pytest.mark.parametrize(
+    ("phase", "left", "seconds"),
+    [
+        (Phase.LOADING, 118.6, "119"),
+        (Phase.LOADING, 0, "1"),
+        (Phase.LOADING, 1e18, "3600"),
+        (Phase.LOADING, None, "60"),
+        (Phase.PREFLIGHT, 118.6, "10"),
+        (Phase.STOPPING, None, "10"),
+        (Phase.COOLING, None, "60"),
+    ],
+)
+def test_retry_after_is_the_loads_estimate_else_a_guess(phase: Phase, left: float | None, seconds: str) -> None:
+    assert retry_after(replace(ALONE, phase=phase, engine=EngineReport(seconds_left=left))) == seconds
+
+
+@pytest.mark.parametrize(("passed", "seconds"), [(400, "80"), (500, "118"), (0, "480")])
+def test_retry_after_is_of_the_whole_load_where_an_earlier_one_is_known(passed: float, seconds: str) -> None:
+    started = (datetime.now(UTC) - timedelta(seconds=passed)).isoformat()
+    engine = EngineReport(seconds_left=118, started=started, expected_seconds=480)
+    assert retry_after(replace(ALONE, phase=Phase.LOADING, engine=engine)) == seconds
+
+
+def retry_after(report: NodeReport) -> str | None:
+    handle = make_handler(lambda: make_public(report), lambda: 0.0)
+    answer = asyncio.run(handle(Request("127.0.0.1", "/readyz", {"host": "127.0.0.1"})))
+    return dict(answer.headers).get("Retry-After")
 
 
 OURS = "127.0.0.1 192.168.1.7:29511 [::1]:29511 [::1] localhost:29511 LOCALHOST spark1 Spark1:29511"
@@ -81,7 +116,7 @@ def test_a_strangers_name_that_points_here_is_refused(path: str, host: str | Non
 
 
 def test_paths_are_few_and_named() -> None:
-    status, text = request("/")
+    status, text = request("/status")
     assert status == 404
     assert "/metrics" in text
     assert request("/livez?verbose=1")[0] == 200
@@ -98,7 +133,7 @@ def test_metrics_say_when_the_agent_began() -> None:
 def test_a_report_is_json_whatever_a_name_holds() -> None:
     status, text = request("/report", report=replace(ALONE, node="a\ud800"))
     assert status == 200
-    assert json.loads(text)["node"] == "a\ud800"
+    assert json.loads(text)["node"] == "a\\ud800"
     assert request("/metrics", report=replace(ALONE, node="a\ud800"))[0] == 200
 
 

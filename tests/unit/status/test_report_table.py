@@ -21,50 +21,43 @@ from sparkd.status.model import (
     format_duration,
     seconds_since,
 )
-from sparkd.status.table import View, render
+from sparkd.status.table import CAUSE_LIMIT, render
+from sparkd.status.view import View
 
 VIEW = View(NOW, alive=True)
 
 
 def rows(report: NodeReport, view: View = VIEW) -> list[str]:
-    return plain(render(report, view)).splitlines()
+    return plain(render(report, view, whole=True)).splitlines()
 
 
 def on_terminal(report: NodeReport, columns: int) -> list[str]:
     return shown(render(report, VIEW), columns=columns, TERM="dumb").splitlines()
 
 
-def test_a_node_alone_is_a_few_lines_of_what_is_not_as_it_should_be() -> None:
-    shown = plain(render(ALONE, VIEW))
-    memory = "11.5 of 120.0 GiB free"
-    for needle in ("spark1, rank 0 (head)", "3 min (2026-01-01T11", memory, "4 GiB of page", "(exit 13)"):
-        assert needle in shown
-    assert "stray-workers" not in shown
-    assert "RANK" not in shown
+def test_a_node_alone_is_two_lines_and_what_is_not_as_it_should_be() -> None:
+    first, figures, blank, *notes = rows(ALONE)
+    assert first == "0  spark1  serving for 3 min  tiny on port 8000; last: the engine ended (exit 13)"
+    assert figures.split() == ["█████████░", "11.5", "of", "120.0", "GiB", "free"]
+    assert (blank, notes) == ("", ["warn        page-cache: 4 GiB of page cache"])
 
 
-def test_several_nodes_are_one_table_in_rank_order() -> None:
-    headings, head, worker, blank, *findings = rows(HEAD)
-    assert headings.split() == ["RANK", "NODE", "PHASE", "SINCE", "MEMORY", "PROGRESS", "CAUSE"]
-    assert head.split("  ")[0] == "0"
-    assert "spark1 (10.0.0.1)" in head and "serving" in head and "3 min" in head and "(exit 13)" in head
-    assert worker.startswith("1 ")
-    assert "spark2 (10.0.0.2)" in worker and "loading weights 43%" in worker and "12 s" in worker
+def test_several_nodes_are_listed_in_rank_order() -> None:
+    head, _, worker, _, blank, *findings = rows(HEAD)
+    assert head.startswith("0  spark1 (10.0.0.1)  serving for 3 min") and "(exit 13)" in head
+    assert worker == "1  spark2 (10.0.0.2)  loading for 12 s  ████░░░░░░ loading weights 43%"
     assert (blank, findings) == (
         "",
-        ["warn        page-cache: 4 GiB of page cache", "block       spark2: memory: 9 GiB available, 96 GiB needed"],
+        [
+            "warn        page-cache: 4 GiB of page cache",
+            "block       spark2: memory: 9 GiB available, 96 GiB needed (stop other work)",
+        ],
     )
 
 
-def test_the_table_of_a_worker_begins_with_the_head() -> None:
+def test_the_list_of_a_worker_begins_with_the_head() -> None:
     own = replace(WORKER, peers=(PeerStatus("10.0.0.1", 0, Contact.ANSWERS, ago(9), replace(HEAD, peers=())),))
-    assert [line.split()[1] for line in rows(own)[1:3]] == ["spark1", "spark2"]
-
-
-def test_columns_stand_below_their_headings() -> None:
-    headings, head, worker = rows(HEAD)[:3]
-    assert headings.index("PHASE") == head.index("serving") == worker.index("loading")
-    assert headings.index("MEMORY") == head.index("11.5 of")
+    assert [line.split()[1] for line in rows(own)[:4:2]] == ["spark1", "spark2"]
 
 
 @pytest.mark.parametrize(
@@ -86,18 +79,18 @@ def test_a_node_out_of_contact_shows_its_contact_and_its_last_known_phase(contac
 
 def test_a_node_never_heard_is_named_by_its_address() -> None:
     peer = rows(replace(HEAD, peers=(PeerStatus("10.0.0.2", 1, Contact.UNHEARD, ago(90)),)))[2]
-    assert peer.split() == ["1", "10.0.0.2", "not", "heard", "yet", "1", "min"]
+    assert peer.split() == ["1", "10.0.0.2", "not", "heard", "yet", "for", "1", "min"]
 
 
 def test_news_of_an_agent_that_is_gone_are_no_news() -> None:
-    own, peer = rows(HEAD, replace(VIEW, alive=False))[1:3]
+    own, peer = rows(HEAD, replace(VIEW, alive=False))[:2]
     assert "serving (its agent is gone)" in own
     assert "not known (loading)" in peer
 
 
 def test_what_is_awaited_comes_before_what_ended_the_life_before() -> None:
     waits = replace(HEAD, phase=Phase.AWAITING_PEERS, message="waiting for rank 1", last_cause="rank 1 was lost")
-    assert rows(waits)[1].endswith("waiting for rank 1; last: rank 1 was lost")
+    assert rows(waits)[0].endswith("waiting for rank 1; last: rank 1 was lost")
 
 
 def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
@@ -106,14 +99,16 @@ def test_what_to_do_about_the_last_cause_is_shown_for_every_node() -> None:
     assert "hint        last cause: drink tea" in rows(replace(HEAD, peers=(), last_hint="drink tea"))
 
 
-def test_a_cause_is_shortened_to_the_terminal_and_whole_without_one() -> None:
-    long = replace(HEAD, last_cause="x" * 300)
-    assert "x" * 300 in rows(long)[1]
-    for width in (120, 160):
-        narrow = on_terminal(long, width)[1]
-        assert len(narrow) == width
-        assert narrow.endswith("x…")
-    assert on_terminal(long, 10)[1].endswith(" " + "x" * 23 + "…")
+def test_a_cause_is_cut_on_a_terminal_and_whole_without_one() -> None:
+    long = replace(HEAD, message="", last_cause="x" * 1500)
+    assert "x" * 1500 in rows(long)[0]
+    lines = on_terminal(long, 80)
+    assert max(map(len, lines)) <= 80
+    assert "".join(lines).count("x") < CAUSE_LIMIT
+
+
+def test_a_screen_shows_no_rank_before_it_is_known() -> None:
+    assert str(render(replace(HEAD, rank=-1, peers=()), VIEW)[0]).startswith("?  ")
 
 
 def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
@@ -125,7 +120,7 @@ def test_nothing_that_a_peer_wrote_moves_the_cursor() -> None:
         WORKER, node=evil, last_cause=evil, since=evil, findings=findings, engine=engine, memory=memory, message=evil
     )
     shown = plain(render(replace(HEAD, peers=(replace(PEER, address=evil, since=evil, report=report),)), VIEW))
-    assert len(shown.splitlines()) == 6
+    assert len(shown.splitlines()) == 7
     assert all(character == "\n" or character.isprintable() for character in shown)
     alone = plain(render(replace(report, peers=()), VIEW))
     assert "spark9" in alone

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 from tests.unit.nodes import report, status
 
-from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase
-from sparkd.status.publisher import NOISE_BYTES, PACE_SECONDS, Changes, Reporter
+from sparkd.status.model import ActivityReport, Contact, FindingReport, GpuReport, MemoryReport, Phase, parse
+from sparkd.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
 
 PEER = status(said=report(1, phase=Phase.LOADING))
+BUSY = ActivityReport(1, 0, 0.0, 20.5, 0.1)
 TOTAL, FREE = 128 << 30, 60 << 30
 
 
@@ -24,18 +23,15 @@ TOTAL, FREE = 128 << 30, 60 << 30
         (Changes(peers=(status(said=report(1, phase=Phase.SERVING)),)), True, False),
         (Changes(peers=(status(Contact.SILENT, said=report(1, phase=Phase.LOADING)),)), True, False),
         (Changes(peers=(status(said=report(1, phase=Phase.LOADING, message="50 %")),)), False, True),
-        (Changes(memory=MemoryReport(TOTAL, FREE - NOISE_BYTES)), False, True),
-        (Changes(memory=MemoryReport(TOTAL, FREE - NOISE_BYTES + 1)), False, False),
-        (Changes(memory=None), False, True),
     ],
 )
 def test_what_others_wait_for_is_published_at_once_progress_at_a_pace_and_noise_not_at_all(
     changes: Changes, at_once: bool, later: bool
 ) -> None:
-    published: list[NodeReport] = []
+    published: list[Published] = []
     now = [100.0]
     first = report(0, peers=(PEER,), memory=MemoryReport(TOTAL, FREE))
-    made = Reporter(first, (published.append,), lambda: now[0])
+    made = Reporter(first, (published.append,), clock=lambda: now[0])
     made.publish()
     made.update(**changes)
     assert len(published) == 1 + at_once
@@ -47,10 +43,73 @@ def test_what_others_wait_for_is_published_at_once_progress_at_a_pace_and_noise_
     assert len(published) == 1 + at_once + later
 
 
+@pytest.mark.parametrize(
+    ("changes", "later"),
+    [
+        (Changes(memory=MemoryReport(TOTAL, FREE - NOISE_BYTES)), True),
+        (Changes(memory=MemoryReport(TOTAL, FREE - NOISE_BYTES + 1)), False),
+        (Changes(memory=None), True),
+        (Changes(activity=BUSY), True),
+        (Changes(gpu=GpuReport("GB10", 2400)), True),
+        (Changes(peers=(status(said=report(1, phase=Phase.LOADING, activity=BUSY)),)), True),
+    ],
+)
+def test_figures_alone_wait_for_a_slower_pace_and_go_with_other_news(changes: Changes, later: bool) -> None:
+    published: list[Published] = []
+    now = [100.0]
+    made = Reporter(report(0, peers=(PEER,)), (published.append,), clock=lambda: now[0])
+    made.update(memory=MemoryReport(TOTAL, FREE))  # the first is published at once
+    made.update(**changes)
+    now[0] += FIGURES_SECONDS - 0.1
+    made.update()
+    assert len(published) == 1
+    now[0] += 0.1
+    made.update()
+    assert len(published) == 1 + later
+    made.update(**changes)
+    now[0] += PACE_SECONDS
+    made.update(message="news")
+    assert len(published) == 2 + later
+
+
 def test_small_changes_of_memory_add_up() -> None:
-    published: list[NodeReport] = []
-    made = Reporter(report(0), (published.append,), itertools.count(100, PACE_SECONDS).__next__)
-    for step in range(5):
+    published: list[Published] = []
+    now = [100.0]
+    made = Reporter(report(0), (published.append,), clock=lambda: now[0])
+    for step in range(3):
         made.update(memory=MemoryReport(TOTAL, FREE - step * NOISE_BYTES // 2))
-    free = [one.memory and one.memory.available_bytes for one in published]
-    assert free == [FREE, FREE - NOISE_BYTES, FREE - 2 * NOISE_BYTES]
+        now[0] += FIGURES_SECONDS
+    free = [one.report.memory and one.report.memory.available_bytes for one in published]
+    assert free == [FREE, FREE - NOISE_BYTES]
+
+
+def test_the_memory_of_the_last_ten_minutes_is_kept_a_sample_each_ten_seconds() -> None:
+    now = [100.0]
+    made = Reporter(report(0), (), clock=lambda: now[0])
+    for second in range(1000):
+        now[0] += 1
+        assert made.sample_due == (second % 10 == 0)
+        made.update(memory=MemoryReport(100, 100 - second // 10))
+    memory = made.report.memory
+    assert memory is not None
+    assert memory.used_percent == tuple(range(40, 100))
+
+
+def test_who_leaves_service_has_no_activity() -> None:
+    made = Reporter(report(0, phase=Phase.SERVING, activity=BUSY, gpu=GpuReport("GB10")), ())
+    made.update(phase=Phase.DEGRADED)
+    assert (made.report.activity, made.report.gpu) == (BUSY, GpuReport("GB10"))
+    made.update(phase=Phase.STOPPING)
+    assert (made.report.activity, made.report.gpu) == (None, None)
+
+
+def test_what_is_published_has_no_secret_in_any_of_its_texts_and_is_encoded_as_it_is() -> None:
+    published: list[Published] = []
+    leak = "key hunter2"
+    secret = report(0, message=leak, last_cause=leak, last_hint=leak, findings=(FindingReport("a", "ok", leak, leak),))
+    made = Reporter(secret, (published.append,), lambda text: text.replace("hunter2", "***"))
+    made.publish()
+    for one in (made.published, *published):
+        assert "hunter2" not in one.text
+        assert parse(one.text) == one.report
+        assert one.report.findings == (FindingReport("a", "ok", "key ***", "key ***"),)

@@ -4,11 +4,12 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.cli.status import exit_code, render_report
+from sparkd.cli.status import UNREADABLE, exit_code, render_report
 from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import plain
-from sparkd.status.model import EngineReport, FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
+from sparkd.status.model import EngineReport, FindingReport, MemoryReport, NodeReport, Phase, dump, parse
+from sparkd.status.report_file import agent_running
 
 REPORT = NodeReport(
     node="spark1",
@@ -81,7 +82,7 @@ def test_an_agents_report_is_shown_and_good_while_it_runs(tree: Tree) -> None:
     assert "serving (its agent is gone)" in text
     text, code = shown_in(tree, REPORT)
     assert code is ExitCode.GOOD
-    assert "spark1, rank 0 (head)" in text
+    assert text.startswith("0  spark1  serving for ")
 
 
 def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
@@ -91,6 +92,11 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
 
 def test_no_report_is_said(tree: Tree) -> None:
     assert looked_at(tree) == ("no report: sparkd has not run since boot", ExitCode.DOWN)
+
+
+@pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])
+def test_an_unreadable_report_is_no_missing_one(tree: Tree, text: str) -> None:
+    assert shown_in(tree, text) == (UNREADABLE, ExitCode.DOWN)
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

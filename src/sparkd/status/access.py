@@ -1,0 +1,75 @@
+"""The token of `observe.token_file`, which a client of the observers' listener has to send."""
+
+from __future__ import annotations
+
+import binascii
+import hmac
+import re
+from base64 import b64decode
+from collections.abc import Callable
+from contextlib import suppress
+
+from sparkd.host.files import FileFacts, Files
+from sparkd.host.ownership import read_private
+from sparkd.lib.errors import ConfigError
+
+LIMIT_BYTES = 4096
+CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
+"""With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
+_TOKEN = re.compile(rb"[!-~]{16,512}")
+_HOW = "(umask 077; openssl rand -hex 32 >{path})"
+
+
+class TokenFile:
+    """For the loop's thread. Without a good file nobody is admitted: `on_trouble` gets why, once while that is so."""
+
+    def __init__(self, files: Files, path: str, on_trouble: Callable[[str, str], object], owner_uid: int = 0) -> None:
+        self._files, self._path, self._owner_uid = files, path, owner_uid
+        self._on_trouble = on_trouble
+        self._trouble = ""
+        self._seen: FileFacts | None = None
+        self._token = b""
+        self._read()  # what is wrong with it is reported before the first request
+
+    def admits(self, authorization: str) -> bool:
+        """Whether the header has the token: `Bearer TOKEN`, or Basic with the token as any user's password."""
+        token = self._read()
+        return bool(token) and hmac.compare_digest(_sent(authorization), token)
+
+    def _read(self) -> bytes:
+        """The present token; read again only if the file's stat has changed."""
+        facts = None
+        with suppress(OSError):
+            facts = self._files.lstat(self._path)
+        if facts is None or facts != self._seen:
+            self._token, trouble, hint = b"", "", ""
+            self._seen = facts
+            try:
+                opened = read_private(self._files, self._path, LIMIT_BYTES, self._owner_uid)
+                self._seen, self._token = opened.facts, _parse(opened.content, self._path)
+            except FileNotFoundError:
+                trouble, hint = f"{self._path} does not exist", _HOW.format(path=self._path)
+            except ConfigError as error:
+                trouble, hint = error.reason, error.hint
+            if trouble not in ("", self._trouble):
+                self._on_trouble(trouble, hint)
+            self._trouble = trouble
+        return self._token
+
+
+def _parse(content: bytes, path: str) -> bytes:
+    token = content.strip()
+    if not _TOKEN.fullmatch(token):
+        reason = f"{path}: has no token, which is one line of 16 to 512 printable ASCII characters without blanks"
+        raise ConfigError(reason, _HOW.format(path=path))
+    return token
+
+
+def _sent(authorization: str) -> bytes:
+    scheme, _, value = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "surrogatepass")
+    if scheme.lower() == "basic":
+        with suppress(binascii.Error, ValueError):
+            return b64decode(value.strip(), validate=True).partition(b":")[2]
+    return b""

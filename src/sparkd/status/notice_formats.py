@@ -1,0 +1,64 @@
+"""A message as each receiver takes it: our JSON, ntfy, Slack and Discord.
+
+Texts may come from a client of the endpoint: none of them may call people, hide a link or break a header.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from sparkd.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
+
+_DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]()#:@-])")
+_URGENT = (LOST, MEMORY_GUARD, NEEDS_PERSON)
+NO_EMBEDS = 4
+"""SUPPRESS_EMBEDS of a Discord message."""
+NO_BREAK = "\u2060"
+
+
+class Body(NamedTuple):
+    content: bytes
+    headers: Mapping[str, str]
+
+
+def as_json(notice: Notice) -> bytes:
+    fields = {
+        "schema": 1,
+        "event": notice.event,
+        "title": notice.title,
+        "text": notice.text,
+        "node": notice.node,
+        "recipe": notice.recipe,
+        "cause": notice.cause,
+        "at": notice.stamp,
+    }
+    return json.dumps(fields).encode()
+
+
+def render(template: str, notice: Notice) -> Body:
+    """`template`: json, ntfy, slack or discord."""
+    match template:
+        case "ntfy":
+            # The text is the body: no markdown unless a header requests it. Headers are ASCII.
+            title = notice.title.encode("ascii", "replace").decode()
+            priority = "high" if notice.event in _URGENT else "default"
+            return Body(notice.text.encode(), {"Title": f"sparkd {title}", "Priority": priority})
+        case "slack":
+            # Receivers that take Slack's format, such as Mattermost, call people at a bare @, too.
+            text = _escape_slack(f"{notice.title}: {notice.text}").replace("@", f"@{NO_BREAK}")
+            return _json({"text": text, "mrkdwn": False, "unfurl_links": False, "unfurl_media": False})
+        case "discord":
+            text = _DISCORD_MARKS.sub(r"\\\1", f"{notice.title}: {notice.text}")
+            return _json({"content": text, "allowed_mentions": {"parse": []}, "flags": NO_EMBEDS})
+    return Body(as_json(notice), {"Content-Type": "application/json"})
+
+
+def _escape_slack(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _json(fields: Mapping[str, object]) -> Body:
+    return Body(json.dumps(fields).encode(), {"Content-Type": "application/json"})

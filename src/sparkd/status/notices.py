@@ -1,0 +1,273 @@
+"""Which messages to people follow from a node's reports: one for each change, and a summary while it flaps.
+
+Pure, and times are UTC seconds: what was reported is kept on disk, so that a restart of the agent repeats nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from sparkd.lib.errors import Cause
+from sparkd.lib.text import sanitize
+from sparkd.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase, format_duration
+
+SERVING, SWITCHED, LOST, DEGRADED = "serving", "switched", "lost", "degraded"
+MEMORY_GUARD, NEEDS_PERSON, SUMMARY, TEST = "memory-guard", "needs-person", "summary", "test"
+TITLES = {NEEDS_PERSON: "needs a person", MEMORY_GUARD: "memory ran out", SUMMARY: "comes and goes"}
+
+MEMORY = (Cause.MEMORY_GUARD, Cause.MEMORY_TAKEN)
+PATIENCE_SECONDS = {Phase.BLOCKED: 300.0, Phase.AWAITING_DOCKER: 300.0, Phase.AWAITING_PEERS: 900.0}
+"""Phases that may end by themselves, and after how long they need a person. Another node may just be booting."""
+FAILED_STARTS = 2
+"""Of one node in a row, until that is a message; five need a person."""
+FAILED_KEPT = 32
+FLAP_CHANGES, FLAP_SECONDS = 3, 600.0
+"""More changes than that in this time are held back."""
+SUMMARY_SECONDS = 900.0
+"""Between two summaries."""
+TEXT_LIMIT = 800
+"""Discord takes 2,000 characters, and escaping may double a text."""
+QUEUE_LIMIT, QUEUE_SECONDS = 100, 86400.0
+
+
+class Notice(Struct, frozen=True):
+    event: str
+    node: str
+    text: str
+    recipe: str = ""
+    cause: str = ""
+    """A `Cause`, where one is known."""
+    at: float = 0.0
+
+    @property
+    def title(self) -> str:
+        return f"{self.node}: {TITLES.get(self.event, self.event)}"
+
+    @property
+    def stamp(self) -> str:
+        return datetime.fromtimestamp(self.at, UTC).isoformat(timespec="seconds")
+
+
+class Queued(Struct, frozen=True):
+    notice: Notice
+    ways: tuple[str, ...]
+    """By which it is still to be sent."""
+
+
+class NotifyState(Struct, frozen=True):
+    """What has been reported, and what is still to be sent. `incarnation`: of the agent that was last observed."""
+
+    serving: bool = False
+    recipe: str = ""
+    """Of the last service."""
+    lost_at: float | None = None
+    """Since when it does not serve, unasked."""
+    incarnation: str = ""
+    before: str = ""
+    """The incarnation before this one."""
+    guarded: str = ""
+    """The incarnation whose memory guard was reported."""
+    failed: tuple[str, ...] = ()
+    """Rank and incarnation of each agent that waited after a failed start, since the last service."""
+    failing: tuple[str, ...] = ()
+    """The causes of these, as reported."""
+    degraded_at: float | None = None
+    degraded_reported: bool = False
+    waits_at: float | None = None
+    waits_reported: tuple[str, ...] = ()
+    """Phases, each reported once until the node has come further."""
+    down: str = ""
+    """Why a unit stays down, as reported."""
+    changes: tuple[float, ...] = ()
+    """When the last messages of changes were queued."""
+    held: tuple[Notice, ...] = ()
+    """Changes for the next summary."""
+    queue: tuple[Queued, ...] = ()
+    dropped: int = 0
+    settings: Mapping[str, object] = field(default_factory=dict)
+    """The section `notify`, for where the configuration can't be read."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether time alone may bring a message."""
+        return bool(self.queue or self.held) or self.degraded_at is not None or self.waits_at is not None
+
+
+def observe(
+    state: NotifyState, report: NodeReport, now: float, degraded_seconds: float
+) -> tuple[NotifyState, tuple[Notice, ...]]:
+    """The messages that this report brings; it may be one that was observed before."""
+    if report.incarnation != state.incarnation and report.rank != UNKNOWN_RANK:
+        # A wait and a degraded service end with their agent. Of one without a rank no end is recorded.
+        state = replace(state, incarnation=report.incarnation, before=state.incarnation)
+        state = replace(state, degraded_at=None, degraded_reported=False, waits_at=None)
+    if not _speaks(report):
+        return replace(state, waits_at=None, waits_reported=(), down=""), ()
+    found: list[Notice] = []
+    steps = (_service, _degraded) if report.rank == 0 else ()
+    for step in (_memory_guard, *steps, _waiting, _failing):
+        state, notice = step(state, report, now, degraded_seconds)
+        found += [notice] if notice is not None else []
+    return state, tuple(found)
+
+
+def _speaks(report: NodeReport) -> bool:
+    """The head speaks for the cluster, a worker only where its head's machine is silent: else two report one event."""
+    return not any(one.rank == 0 and one.contact in (Contact.ANSWERS, Contact.REFUSED) for one in report.peers)
+
+
+Step = tuple[NotifyState, Notice | None]
+
+
+def _notice(event: str, report: NodeReport, text: str, now: float, cause: str = "") -> Notice:
+    return Notice(event, sanitize(report.node, 64), sanitize(text, TEXT_LIMIT), report.recipe, cause, now)
+
+
+def _service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    if report.phase in IN_SERVICE and not state.serving:
+        switched = state.recipe not in ("", report.recipe)
+        text = f"{report.recipe} serves: {report.message}"
+        if switched:
+            text = f"{state.recipe} was replaced; {text}"
+        if state.lost_at is not None:
+            text += f"; it was away for {format_duration(max(0.0, now - state.lost_at))}"
+        elif report.last_cause:  # not reported yet: a load that failed, or a switch
+            text += f"; before: {report.last_cause}"
+        event = SWITCHED if switched else SERVING
+        state = replace(state, serving=True, recipe=report.recipe, lost_at=None, down="")
+        return state, _notice(event, report, text, now, report.last_cause_code)
+    if report.phase in IN_SERVICE or not state.serving:
+        return state, None
+    failed = report.phase is Phase.FAILED
+    if failed and not report.cause:  # the agent still looks for it
+        return state, None
+    state = replace(state, serving=False)
+    reason, cause = (report.message, report.cause) if failed else (report.last_cause, report.last_cause_code)
+    if report.phase in (Phase.STOPPING, Phase.STOPPED) or not reason:
+        return state, None  # on request
+    state = replace(state, lost_at=now)
+    if state.guarded == _ended(state, report):
+        return state, None
+    return state, _notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
+
+
+def _ended(state: NotifyState, report: NodeReport) -> str:
+    """The incarnation that this report shows the end of; empty where it was not observed."""
+    return report.incarnation if report.phase is Phase.FAILED else state.before
+
+
+def _memory_guard(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """In place of `lost`. The head reports a worker's guard, too, and the next agent that of one that could not."""
+    if report.phase is Phase.FAILED:
+        others = (one.report for one in report.peers if one.report is not None)
+        killed = any(one.phase is Phase.FAILED and one.cause in MEMORY for one in (report, *others))
+        text, cause = report.message, report.cause
+    else:
+        killed, text, cause = report.last_cause_code in MEMORY, report.last_cause, report.last_cause_code
+    ended = _ended(state, report)
+    if not killed or ended in ("", state.guarded):
+        return state, None
+    return replace(state, guarded=ended), _notice(MEMORY_GUARD, report, text, now, cause)
+
+
+def _degraded(state: NotifyState, report: NodeReport, now: float, after_seconds: float) -> Step:
+    since = state.degraded_at if state.degraded_at is not None else now
+    lasted = format_duration(max(0.0, now - since))
+    if report.phase is not Phase.DEGRADED:
+        over = replace(state, degraded_at=None, degraded_reported=False)
+        if not state.degraded_reported or report.phase is not Phase.SERVING:
+            return over, None
+        return over, _notice(SERVING, report, f"no longer degraded, after {lasted}: {report.message}", now)
+    state = replace(state, degraded_at=since)
+    if state.degraded_reported or now - since < after_seconds:
+        return state, None
+    text = f"degraded for {lasted}: {report.message}"
+    return replace(state, degraded_reported=True), _notice(DEGRADED, report, text, now)
+
+
+def _waiting(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """A node that a person must help. The head's own message names the other node that it waits for."""
+    if report.phase in (Phase.PREFLIGHT, Phase.FAILED):  # between two tries
+        return state, None
+    if report.phase not in PATIENCE_SECONDS:
+        return replace(state, waits_at=None, waits_reported=(), down=""), None
+    since = now if state.waits_at is None else state.waits_at
+    state = replace(state, waits_at=since)
+    phases = (report.phase, *(one.living.phase for one in report.peers if one.living))
+    patience = min(PATIENCE_SECONDS[one] for one in phases if one in PATIENCE_SECONDS)
+    waited = now - since
+    if report.phase.value in state.waits_reported or waited < patience:
+        return state, None
+    text = f"{report.phase.value} for {format_duration(waited)}: {report.message}"
+    state = replace(state, waits_reported=(*state.waits_reported, report.phase.value))
+    return state, _notice(NEEDS_PERSON, report, text, now)
+
+
+def _failing(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
+    """Starts that fail in a row: from the second one, once for each cause."""
+    if report.phase in (*IN_SERVICE, Phase.STOPPED):
+        return replace(state, failed=(), failing=()), None
+    known = (report, *(one.living for one in report.peers if one.living))
+    waiting = {f"{one.rank} {one.incarnation}": one for one in known if one.phase is Phase.COOLING}
+    failed = tuple(dict.fromkeys((*state.failed, *waiting)))[-FAILED_KEPT:]
+    state = replace(state, failed=failed)
+    for one in waiting.values():  # one launch may fail on several nodes
+        starts = sum(name.startswith(f"{one.rank} ") for name in failed)
+        if starts >= FAILED_STARTS and one.last_cause_code not in state.failing:
+            state = replace(state, failing=(*state.failing, one.last_cause_code)[-FAILED_KEPT:])
+            text = f"{report.recipe} fails to start on {one.node}: {one.last_cause}; {one.message}"
+            return state, _notice(LOST, report, text, now, one.last_cause_code)
+    return state, None
+
+
+def unit_down(
+    state: NotifyState, node: str, unit: str, code: str, said: str, now: float
+) -> tuple[NotifyState, tuple[Notice, ...]]:
+    """A unit that systemd does not start again; `said`: its last status. Once, until the node has come further."""
+    text = sanitize(f"{unit} ended with exit code {code} and stays down: {said or f'journalctl -u {unit}'}", TEXT_LIMIT)
+    if text == state.down:
+        return state, ()
+    state = replace(state, down=text, serving=False, lost_at=state.lost_at or (now if state.serving else None))
+    return state, (Notice(NEEDS_PERSON, sanitize(node, 64), text, state.recipe, at=now),)
+
+
+def enqueue(state: NotifyState, notices: tuple[Notice, ...], ways: tuple[str, ...], now: float) -> NotifyState:
+    """Queue what is to be sent now: all but what flaps, and the summary of that. Bounded: the oldest are dropped."""
+    for one in notices:
+        recent = tuple(at for at in state.changes if 0 <= now - at < FLAP_SECONDS)
+        if one.event == NEEDS_PERSON:
+            state = _queue(state, one, ways)
+        elif state.held or len(recent) >= FLAP_CHANGES:
+            state = replace(state, held=(*state.held, one)[-QUEUE_LIMIT:])
+        else:
+            state = _queue(replace(state, changes=(*recent, now)), one, ways)
+    if len(state.held) == QUEUE_LIMIT or (state.held and not 0 <= now - state.held[0].at < SUMMARY_SECONDS):
+        # The next change is held back, too, unless FLAP_SECONDS have been quiet.
+        state = replace(_queue(state, _summary(state.held, now), ways), held=(), changes=(now,) * FLAP_CHANGES)
+    fresh = tuple(one for one in state.queue if now - one.notice.at < QUEUE_SECONDS and {*one.ways} & {*ways})
+    fresh = fresh[-QUEUE_LIMIT:]
+    return replace(state, queue=fresh, dropped=state.dropped + len(state.queue) - len(fresh))
+
+
+def _queue(state: NotifyState, notice: Notice, ways: tuple[str, ...]) -> NotifyState:
+    return replace(state, queue=(*state.queue, Queued(notice, ways)))
+
+
+def _summary(held: tuple[Notice, ...], now: float) -> Notice:
+    last = held[-1]
+    counts = ", ".join(f"{event} {count} times" for event, count in Counter(one.event for one in held).items())
+    lasted = format_duration(max(0.0, now - held[0].at))
+    text = sanitize(f"{len(held)} more changes in {lasted}: {counts}; the last: {last.event}: {last.text}", TEXT_LIMIT)
+    return Notice(SUMMARY, last.node, text, last.recipe, last.cause, now)
+
+
+def sent(state: NotifyState, queued: Queued, way: str) -> NotifyState:
+    """This message has gone by this way."""
+    at = state.queue.index(queued)
+    rest = replace(queued, ways=tuple(one for one in queued.ways if one != way))
+    return replace(state, queue=(*state.queue[:at], *([rest] if rest.ways else []), *state.queue[at + 1 :]))

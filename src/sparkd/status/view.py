@@ -1,0 +1,257 @@
+"""What a person sees of the nodes, made from one report and the time: for tables, the live screen and the page. Pure.
+
+Texts are one line without control characters, and figures are within their bounds, whatever another node has written.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.lib.text import GIB, sanitize
+from sparkd.status.model import (
+    ActivityReport,
+    Contact,
+    EngineReport,
+    FindingReport,
+    GpuReport,
+    MemoryReport,
+    NodeReport,
+    PeerStatus,
+    Phase,
+    RestartReport,
+    format_duration,
+    load_seconds_left,
+    seconds_since,
+)
+
+TEXT_LIMIT, NAME_LIMIT = 2000, 64
+"""Characters of what others wrote."""
+LEVELS = {Phase.SERVING: "ok", Phase.DEGRADED: "warn", Phase.BLOCKED: "block", Phase.FAILED: "block"}
+CONTACTS = {
+    Contact.UNHEARD: "not heard yet",
+    Contact.ANSWERS: "answers",
+    Contact.REFUSED: "refused",
+    Contact.SILENT: "silent for {age}",
+    Contact.UNSIGNED: "unsigned",
+}
+DAY_SECONDS = 24 * 3600
+MOST = 1e9
+"""Of a figure: larger ones are no measurement."""
+MOST_BYTES = 1 << 60
+MOST_CAUSES = 5
+"""Of restarts, for each node; the latest."""
+SHADES = "▁▂▃▄▅▆▇█"
+
+
+class View(Struct, frozen=True):
+    """How a report is looked at."""
+
+    now: datetime
+    alive: bool
+    """Whether the agent that wrote the report still runs: if not, its news of the other nodes is old."""
+
+    def age(self, stamp: str) -> str:
+        return format_duration(seconds_since(stamp, self.now))
+
+
+class Note(Struct, frozen=True):
+    """A finding that is not good, or what to do. `level`: a check's, or `hint`."""
+
+    level: str
+    text: str
+
+
+class NodeView(Struct, frozen=True):
+    """One node. Figures are None where the node is not heard, or has none."""
+
+    rank: int
+    name: str
+    level: str
+    """`ok`, `warn`, `block`, `unknown`, or empty on the way."""
+    phase: str
+    """Or the contact, where it does not answer."""
+    age: str
+    """Of the phase or contact."""
+    cause: str
+    """The present message and the last cause, each only where it is news."""
+    serves: str = ""
+    """What it serves, and where."""
+    loading: EngineReport | None = None
+    left: str = ""
+    """Of the load, by earlier ones."""
+    memory: MemoryReport | None = None
+    activity: ActivityReport | None = None
+    gpu: GpuReport | None = None
+
+
+class Overview(Struct, frozen=True):
+    nodes: tuple[NodeView, ...]
+    """In rank order."""
+    notes: tuple[Note, ...]
+    restarts: tuple[str, ...]
+    """Of the last day, a line for each node and cause."""
+
+    @property
+    def activity(self) -> ActivityReport | None:
+        """The engine's, by its head."""
+        return next((one.activity for one in self.nodes if one.activity), None)
+
+
+def overview(report: NodeReport, view: View) -> Overview:
+    nodes = [_node(report, view), *(_peer(one, view) for one in report.peers)]
+    known = [(report, ""), *((peer.report, f"{name(peer.report.node)}: ") for peer in report.peers if peer.report)]
+    restarts = (f"{prefix}{text}" for one, prefix in known for text in _restarts(one.restarts, view))
+    return Overview(tuple(sorted(nodes, key=lambda one: one.rank)), _notes(known), tuple(restarts))
+
+
+def _node(report: NodeReport, view: View) -> NodeView:
+    phase = report.phase.value if view.alive else f"{report.phase.value} (its agent is gone)"
+    level = LEVELS.get(report.phase, "") if view.alive else "unknown"
+    place = _place(report.node, report.address)
+    shown = NodeView(report.rank, place, level, phase, view.age(report.since), cause(report))
+    return _with_figures(shown, report, view) if view.alive else shown
+
+
+def _peer(peer: PeerStatus, view: View) -> NodeView:
+    report = peer.report
+    place = _place(report.node if report else "", peer.address)
+    if report is not None and view.alive and peer.contact is Contact.ANSWERS:
+        level = LEVELS.get(report.phase, "")
+        shown = NodeView(peer.rank, place, level, report.phase.value, view.age(report.since), cause(report))
+        return _with_figures(shown, report, view)
+    age = view.age(peer.since)
+    last_known = f" ({report.phase.value})" if report else ""
+    phase = (CONTACTS[peer.contact].format(age=age) if view.alive else "not known") + last_known
+    # Figures of a silent node are worth nothing. Why there is no answer, and what its last report says of it:
+    reason = sanitize(peer.said, TEXT_LIMIT) if peer.contact in (Contact.SILENT, Contact.UNSIGNED) else ""
+    why = _with_last(reason, cause(report) if report else "")
+    return NodeView(peer.rank, place, "unknown", phase, age if view.alive else "", why)
+
+
+def _with_figures(shown: NodeView, report: NodeReport, view: View) -> NodeView:
+    loads = report.phase in (Phase.LAUNCHING, Phase.LOADING)
+    return replace(
+        shown,
+        serves=sanitize(report.message, TEXT_LIMIT) if report.phase is Phase.SERVING else "",
+        loading=report.engine if loads else None,
+        left=_left(report.engine, view.now) if loads else "",
+        memory=report.memory,
+        activity=report.activity,
+        gpu=report.gpu,
+    )
+
+
+def _place(node: str, address: str) -> str:
+    known, shown = name(node), name(address)
+    return f"{known} ({shown})" if known and shown else known or shown
+
+
+def _left(engine: EngineReport, now: datetime) -> str:
+    left = load_seconds_left(engine, now)
+    if left is None or abs(left) > MOST:
+        return ""
+    by = "recipe" if engine.expected_by == "recipe" else "last load"
+    return f"about {format_duration(left)} left ({by})" if left >= 0 else f"{format_duration(-left)} over ({by})"
+
+
+def cause(report: NodeReport) -> str:
+    message = "" if report.phase in (Phase.LOADING, Phase.SERVING) else sanitize(report.message, TEXT_LIMIT)
+    return _with_last(message, sanitize(report.last_cause, TEXT_LIMIT))
+
+
+def _with_last(now: str, before: str) -> str:
+    return "; last: ".join(part for part in (now, before) if part)
+
+
+def _notes(known: list[tuple[NodeReport, str]]) -> tuple[Note, ...]:
+    """Findings that are not good: this node's, then those of the nodes that are known, which are named."""
+    bad = [(prefix, finding) for one, prefix in known for finding in one.findings if finding.level != "ok"]
+    notes = [Note(name(one.level), f"{prefix}{name(one.id)}: {_finding(one)}") for prefix, one in bad]
+    hints = [(prefix, one.last_hint) for one, prefix in known if one.last_hint]
+    return (*notes, *(Note("hint", f"{prefix}last cause: {sanitize(hint, TEXT_LIMIT)}") for prefix, hint in hints))
+
+
+def _finding(one: FindingReport) -> str:
+    hint = f" ({sanitize(one.hint, TEXT_LIMIT)})" if one.hint else ""
+    return sanitize(one.reason, TEXT_LIMIT) + hint
+
+
+def _restarts(restarts: tuple[RestartReport, ...], view: View) -> list[str]:
+    found = [(one, seconds_since(one.last, view.now)) for one in restarts]
+    recent = [(one, age) for one, age in found if age is not None and age < DAY_SECONDS]
+    counted = ((one, "" if one.count == 1 else f" {one.count} times, last", age) for one, age in recent[-MOST_CAUSES:])
+    return [
+        f"{name(one.cause) or 'ended'}{count} {format_duration(age)} ago: {sanitize(one.reason, TEXT_LIMIT)}"
+        for one, count, age in counted
+    ]
+
+
+def name(text: str) -> str:
+    return sanitize(text, NAME_LIMIT)
+
+
+def progress_text(engine: EngineReport) -> str:
+    share = bounded_share(engine.progress)
+    return f"{name(engine.phase)}{f' {share:.0%}' if share is not None else ''}"
+
+
+SLOW_TOKENS = 100
+"""A second; below, a decimal is worth showing: large models write some ten."""
+
+
+def activity_figures(activity: ActivityReport) -> dict[str, str]:
+    """By their names: two rates, two counts of requests, then shares."""
+    rates = {
+        "tokens/s out": activity.output_tokens_per_second,
+        "tokens/s in": activity.input_tokens_per_second,
+    }
+    counts = {"requests running": activity.running, "requests waiting": activity.waiting}
+    shares = {
+        "KV cache used": activity.kv_cache_use,
+        "prefix cache hits": activity.prefix_hit_rate,
+        "drafts accepted": activity.draft_acceptance,
+    }
+    slow = {name: f"{value:.1f}" for name, value in rates.items() if 0 < value < SLOW_TOKENS}
+    texts = {name: f"{min(max(0, value), MOST):,.0f}" for name, value in (rates | counts).items()} | slow
+    return texts | {
+        name: f"{share:.0%}" for name, value in shares.items() if (share := bounded_share(value)) is not None
+    }
+
+
+def gpu_text(gpu: GpuReport) -> str:
+    figures = ((gpu.clock_mhz, "MHz"), (gpu.power_watts, "W"), (gpu.temperature_celsius, "°C"), (gpu.busy_percent, "%"))
+    return " ".join(f"{int(min(max(0, one), MOST))} {unit}" for one, unit in figures if one is not None)
+
+
+def memory_text(memory: MemoryReport) -> str:
+    return f"{_gib(memory.available_bytes)} of {_gib(memory.total_bytes)} GiB free"
+
+
+def memory_share(memory: MemoryReport) -> float:
+    """In use."""
+    total = memory.total_bytes
+    return 1 - min(max(0, memory.available_bytes), total) / total if 0 < total < MOST_BYTES else 0.0
+
+
+def _gib(count: int) -> str:
+    return f"{min(max(0, count), MOST_BYTES) / GIB:.1f}"  # what another node wrote may be too large for a float
+
+
+def bounded_share(value: float | None) -> float | None:
+    """0 to 1, with 0 of what is no number."""
+    return None if value is None else min(max(0.0, value), 1.0)
+
+
+def bar(share: float, width: int = 10) -> str:
+    return "█" * (done := round(share * width)) + "░" * (width - done)
+
+
+def sparkline(used_percent: tuple[int, ...], samples: int = 60, width: int = 10) -> str:
+    """The newest on the right; each character is the most of its samples."""
+    each = samples // width
+    parts = [used_percent[max(0, end - each) : end] for end in range(len(used_percent), 0, -each)][:width]
+    tops = (min(max(0, *part), 100) for part in reversed(parts))
+    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in tops).rjust(width)

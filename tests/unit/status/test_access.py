@@ -1,0 +1,162 @@
+"""Who gets an answer from the observers' listener where it needs a token."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from base64 import b64encode
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.node_reports import ALONE
+
+from sparkd.host.files import Files
+from sparkd.lib.http_connection import Request, Response
+from sparkd.status.access import TokenFile
+from sparkd.status.http_api import PATHS, PROBES, make_handler
+from sparkd.status.model import NodeReport, Phase
+from sparkd.status.publisher import make_public
+
+PATH = "/etc/sparkd/observe.token"
+TOKEN, NEW = "0123456789abcdef" * 2, "fedcba9876543210:"
+OWNER = os.geteuid()  # the tests' own files stand for root's
+
+
+def basic(userinfo: str) -> str:
+    return f"Basic {b64encode(userinfo.encode()).decode()}"
+
+
+def token_file(tree: Tree, owner_uid: int = OWNER) -> tuple[TokenFile, list[tuple[str, str]]]:
+    """With the troubles that it reports."""
+    troubles: list[tuple[str, str]] = []
+    file = TokenFile(Files(str(tree.root)), PATH, lambda *trouble: troubles.append(trouble), owner_uid)
+    return file, troubles
+
+
+def write(tree: Tree, text: str, mode: int = 0o600) -> Path:
+    return tree.file(PATH, text, mode)
+
+
+@pytest.mark.parametrize(
+    ("authorization", "admitted"),
+    [
+        (f"Bearer {TOKEN}", True),
+        (f"bearer  {TOKEN} ", True),
+        (basic(f"anybody:{TOKEN}"), True),
+        (basic(f":{TOKEN}"), True),
+        (basic(TOKEN), False),
+        (basic(f"{TOKEN}:"), False),
+        (f"Bearer {TOKEN[:-1]}", False),
+        (f"Bearer {TOKEN}0", False),
+        (f"Bearer {TOKEN.upper()}", False),
+        (f"Digest {TOKEN}", False),
+        (TOKEN, False),
+        ("Basic \xff", False),
+        ("Basic ====", False),
+        ("Bearer \udcff", False),
+        ("Bearer", False),
+        ("Bearer ", False),
+        ("", False),
+    ],
+)
+def test_the_token_is_sent_as_bearer_or_as_any_users_password(
+    tree: Tree, authorization: str, *, admitted: bool
+) -> None:
+    write(tree, f"{TOKEN}\n")
+    assert token_file(tree)[0].admits(authorization) is admitted
+
+
+def test_a_token_may_hold_colons(tree: Tree) -> None:
+    write(tree, NEW)
+    assert token_file(tree)[0].admits(basic(f"a:{NEW}"))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "reason"),
+    [
+        (None, 0o600, "does not exist"),
+        (TOKEN, 0o640, "has mode 0640, needed is 0600"),
+        (TOKEN, 0o604, "has mode 0604, needed is 0600"),
+        ("", 0o600, "has no token"),
+        ("\n", 0o600, "has no token"),
+        (TOKEN[:15], 0o600, "has no token"),
+        (f"{TOKEN}\n{TOKEN}", 0o600, "has no token"),
+        (f"{TOKEN} é", 0o600, "has no token"),
+        ("a" * 5000, 0o600, "larger than 4096 bytes"),
+    ],
+)
+def test_a_bad_file_admits_nobody_and_is_reported_once(tree: Tree, text: str | None, mode: int, reason: str) -> None:
+    if text is not None:
+        write(tree, text, mode)
+    file, troubles = token_file(tree)
+    assert len(troubles) == 1, "before the first request"
+    for sent in ("", "Bearer ", basic("a:"), f"Bearer {TOKEN}", f"Bearer {text}"):
+        assert not file.admits(sent)
+    ((trouble, hint),) = troubles
+    assert reason in trouble
+    assert PATH in hint
+    assert TOKEN[:15] not in trouble + hint
+
+
+def test_a_file_of_somebody_else_or_a_symlink_admits_nobody(tree: Tree) -> None:
+    write(tree, TOKEN)
+    assert not token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}")
+    tree.link("/etc/sparkd/link", PATH)
+    file = TokenFile(Files(str(tree.root)), "/etc/sparkd/link", lambda *_: None, OWNER)
+    assert not file.admits(f"Bearer {TOKEN}")
+
+
+def test_the_file_is_followed(tree: Tree) -> None:
+    file, troubles = token_file(tree)
+    assert not file.admits(f"Bearer {TOKEN}")
+    path = write(tree, TOKEN)
+    assert file.admits(f"Bearer {TOKEN}")
+    tree.file("/etc/sparkd/new", NEW, 0o600).replace(path)
+    assert file.admits(f"Bearer {NEW}")
+    assert not file.admits(f"Bearer {TOKEN}")
+    path.unlink()
+    assert not file.admits(f"Bearer {NEW}")
+    assert len(troubles) == 2
+
+
+def answered(
+    path: str, authorization: str | None, host: str = "spark1.lan:29511", report: NodeReport = ALONE
+) -> Response:
+    headers = {"host": host} | ({} if authorization is None else {"authorization": authorization})
+    handle = make_handler(lambda: make_public(report), lambda: 0.1, f"Bearer {TOKEN}".__eq__)
+    return asyncio.run(handle(Request("127.0.0.1", path, headers)))
+
+
+@pytest.mark.parametrize("authorization", [None, "", f"Bearer {TOKEN[1:]}"])
+@pytest.mark.parametrize("path", ["/", "/report?x=1", "/metrics", "/nothing", "/livez/", "//livez"])
+def test_without_the_token_nothing_is_known_from_any_address_not_even_what_exists(
+    path: str, authorization: str | None
+) -> None:
+    answer = answered(path, authorization)
+    assert answer.status == 401
+    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
+        'Basic realm="sparkd", charset="UTF-8"'
+    ]
+    assert ALONE.node.encode() not in answer.body
+
+
+@pytest.mark.parametrize("path", PROBES)
+def test_load_balancers_need_no_token_and_keep_no_connection(path: str) -> None:
+    stranger = answered(path, None)
+    assert stranger.status == 200
+    assert ("Connection", "close") in stranger.headers
+    assert len(stranger.body) < 20
+    assert ("Connection", "close") not in answered(path, f"Bearer {TOKEN}").headers
+
+
+def test_what_is_awaited_needs_the_token() -> None:
+    blocked = replace(ALONE, phase=Phase.BLOCKED, message="what is awaited")
+    assert answered("/readyz", None, report=blocked).body == b"blocked\n"
+    assert answered("/readyz", f"Bearer {TOKEN}", report=blocked).body == b"blocked: what is awaited\n"
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_client_with_the_token_may_use_any_name_of_the_node(path: str) -> None:
+    assert answered(path, f"Bearer {TOKEN}").status == 200

@@ -1,0 +1,59 @@
+"""What the page for Prometheus has of reports of several conditions."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from msgspec.structs import replace
+from prometheus_client.parser import text_string_to_metric_families
+from tests.unit import page_reports
+
+from sparkd.lib.errors import Cause
+from sparkd.status.metrics import OTHER, render_metrics
+from sparkd.status.model import NodeReport, RestartReport
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def values(report: NodeReport) -> dict[Sample, float]:
+    page = render_metrics(report, datetime.now(UTC))[0]
+    samples = [one for family in text_string_to_metric_families(page) for one in family.samples]
+    found = {(one.name, frozenset(one.labels.items())): one.value for one in samples}
+    assert len(found) == len(samples), "Prometheus refuses a page that has a series twice"
+    return found
+
+
+def test_what_a_serving_head_does() -> None:
+    found = values(page_reports.serving())
+    peer = {"address": "10.0.0.2", "rank": "1"}
+    for name, labels, value in (
+        ("requests_running", {}, 6),
+        ("output_tokens_per_second", {}, 96.4),
+        ("kv_cache_used_ratio", {}, 0.41),
+        ("gpu_clock_hertz", {}, 2.41e9),
+        ("gpu_busy_ratio", {}, 0.94),
+        ("findings", {"id": "page-cache", "level": "warn"}, 1),
+        ("restarts_last_day", {"cause": "peer-lost"}, 1),
+        ("peer_contact", {**peer, "contact": "answers"}, 1),
+        ("peer_contact", {**peer, "contact": "silent"}, 0),
+    ):
+        assert found[f"sparkd_{name}", frozenset(labels.items())] == value
+
+
+@pytest.mark.parametrize("name", ["serving", "loading", "broken", "hostile"])
+def test_labels_of_closed_sets_take_no_value_from_outside(name: str) -> None:
+    report = getattr(page_reports, name)()
+    report = replace(report, restarts=(RestartReport("\n{} x", 3, page_reports.ago(5), ""), *report.restarts))
+    found = values(report)
+    labels = [dict(labels) for _, labels in found]
+    assert {one["cause"] for one in labels if "cause" in one} <= {*map(str, Cause), OTHER}
+    assert {one["level"] for one in labels if "level" in one} <= {"ok", "warn", "block", "unknown", "skipped", OTHER}
+    assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER)})] == 3
+
+
+def test_an_end_is_forgotten_after_a_day() -> None:
+    old = RestartReport("memory-guard", 2, page_reports.ago(25 * 3600), "")
+    assert "sparkd_restarts_last_day" not in {
+        name for name, _ in values(replace(page_reports.serving(), restarts=(old,)))
+    }

@@ -1,0 +1,78 @@
+"""A message in each receiver's form, and texts that would do more there than be read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from sparkd.status.notice_formats import render
+from sparkd.status.notices import TEXT_LIMIT, Notice
+
+LOST = Notice("lost", "spark1", "tiny no longer serves: <b> & more", "tiny", "engine-ended", 1767268800.0)
+HOSTILE = "<!channel> <@U1> @everyone @here <https://x.example|click> [click](https://x.example) **a** `b` &amp; \\"
+
+
+def fields(template: str, notice: Notice) -> dict[str, object]:
+    body = render(template, notice)
+    assert body.headers == {"Content-Type": "application/json"}
+    found: dict[str, object] = json.loads(body.content)
+    return found
+
+
+def test_json() -> None:
+    assert fields("json", LOST) == {
+        "schema": 1,
+        "event": "lost",
+        "title": "spark1: lost",
+        "text": "tiny no longer serves: <b> & more",
+        "node": "spark1",
+        "recipe": "tiny",
+        "cause": "engine-ended",
+        "at": "2026-01-01T12:00:00+00:00",
+    }
+
+
+def test_ntfy() -> None:
+    body = render("ntfy", LOST)
+    assert body.content == b"tiny no longer serves: <b> & more"
+    assert body.headers == {"Title": "sparkd spark1: lost", "Priority": "high"}
+    assert render("ntfy", Notice("serving", "spark1", "")).headers["Priority"] == "default"
+
+
+def test_slack() -> None:
+    assert fields("slack", LOST) == {
+        "text": "spark1: lost: tiny no longer serves: &lt;b&gt; &amp; more",
+        "mrkdwn": False,
+        "unfurl_links": False,
+        "unfurl_media": False,
+    }
+
+
+def test_discord() -> None:
+    assert fields("discord", LOST) == {
+        "content": "spark1\\: lost\\: tiny no longer serves\\: \\<b\\> & more",
+        "allowed_mentions": {"parse": []},
+        "flags": 4,
+    }
+
+
+@pytest.mark.parametrize("sign", ["<!channel>", "<@U1>", "<https://", "@everyone", "@here", "|click>"])
+def test_no_text_calls_people_or_hides_a_link_in_slack(sign: str) -> None:
+    text = str(fields("slack", Notice("lost", "spark1", HOSTILE))["text"])
+    assert sign not in text and "<" not in text and ">" not in text
+
+
+@pytest.mark.parametrize("sign", ["<!channel>", "<@U1>", "](", "**", "`b`", "https://"])
+def test_no_text_calls_people_or_hides_a_link_in_discord(sign: str) -> None:
+    assert sign not in str(fields("discord", Notice("lost", "spark1", HOSTILE))["content"]).replace("\\\\", "")
+
+
+def test_the_largest_text_fits_into_a_discord_message() -> None:
+    notice = Notice("memory-guard", "*" * 64, "*" * TEXT_LIMIT)
+    assert len(str(fields("discord", notice)["content"])) <= 2000
+
+
+def test_a_header_of_ntfy_is_ascii_on_one_line() -> None:
+    title = render("ntfy", Notice("lost", "späärk✨", "")).headers["Title"]
+    assert title == "sparkd sp??rk?: lost"

@@ -1,0 +1,293 @@
+"""Which messages follow from a series of reports: each row is one series."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.node_reports import HEAD, PEER, WORKER
+
+from sparkd.lib.errors import Cause
+from sparkd.status import notices
+from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.status.notices import Notice, NotifyState
+
+MINUTE = 60.0
+WAYS = ("webhook_file",)
+DEGRADED_SECONDS = 10 * MINUTE
+LOADING = replace(HEAD, phase=Phase.LOADING, last_cause="", recipe="tiny", peers=())
+SERVING = replace(LOADING, phase=Phase.SERVING)
+DEGRADED = replace(LOADING, phase=Phase.DEGRADED, message="spark2 is silent; the engine makes tokens")
+FAILED = replace(LOADING, phase=Phase.FAILED, message="the engine ended", cause="engine-ended")
+GUARDED = replace(FAILED, message="1 MiB available", cause="memory-guard")
+STOPPING = replace(LOADING, phase=Phase.STOPPING, message="stop requested")
+BLOCKED = replace(LOADING, phase=Phase.BLOCKED, message="9 GiB available, 96 GiB needed")
+PREFLIGHT = replace(LOADING, phase=Phase.PREFLIGHT, message="")
+AWAITING = replace(LOADING, phase=Phase.AWAITING_PEERS, message="waiting for spark2, where no sparkd runs")
+AWAITING_DOCKER = replace(LOADING, phase=Phase.AWAITING_DOCKER, message="waiting for dockerd")
+KILLED = replace(
+    PREFLIGHT, incarnation="next", last_cause="the previous agent was killed", last_cause_code="agent-killed"
+)
+OUT_OF_MEMORY = replace(KILLED, last_cause="1 MiB available (exit 16)", last_cause_code="memory-guard")
+OTHER = replace(SERVING, recipe="large")
+
+
+def cooling(incarnation: str, code: str = "engine-ended") -> NodeReport:
+    """Before the next launch, after a failed one."""
+    message = "5 s before the next launch of a plan that failed"
+    return replace(
+        LOADING,
+        phase=Phase.COOLING,
+        incarnation=incarnation,
+        message=message,
+        last_cause="it broke (exit 13)",
+        last_cause_code=code,
+    )
+
+
+HEAD_STATUS = PeerStatus("10.0.0.1", 0, Contact.ANSWERS, "", SERVING)
+ALONE = replace(HEAD_STATUS, contact=Contact.SILENT)
+
+
+def follow(*seen: tuple[float, NodeReport], state: NotifyState | None = None) -> tuple[NotifyState, list[Notice]]:
+    """At each minute, the report that was seen."""
+    state = state or NotifyState()
+    found: list[Notice] = []
+    for minute, report in seen:
+        state, new = notices.observe(state, report, minute * MINUTE, DEGRADED_SECONDS)
+        found += new
+    return state, found
+
+
+def events(seen: Iterable[tuple[float, NodeReport]]) -> list[str]:
+    return [one.event for one in follow(*seen)[1]]
+
+
+def worker(report: NodeReport, head: PeerStatus) -> NodeReport:
+    return replace(report, node="spark2", role="worker", rank=1, peers=(head,))
+
+
+def beside(report: NodeReport, other: NodeReport | None, contact: Contact = Contact.ANSWERS) -> NodeReport:
+    return replace(report, peers=(replace(PEER, contact=contact, report=other),))
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([(0, LOADING), (9, SERVING), (10, SERVING)], ["serving"]),
+        ([(0, SERVING), (1, STOPPING), (2, replace(SERVING, incarnation="next"))], ["serving", "serving"]),
+        ([(0, SERVING), (1, FAILED), (1.1, FAILED), (9, SERVING)], ["serving", "lost", "serving"]),
+        ([(0, SERVING), (1, replace(FAILED, cause="")), (1.1, FAILED)], ["serving", "lost"]),
+        ([(0, SERVING), (1, KILLED), (9, replace(SERVING, incarnation="next"))], ["serving", "lost", "serving"]),
+        ([(0, SERVING), (1, replace(PREFLIGHT, incarnation="next"))], ["serving"]),
+        ([(0, LOADING), (1, FAILED), (2, LOADING), (3, FAILED)], []),
+        ([(0, SERVING), (1, STOPPING), (2, FAILED), (3, OTHER)], ["serving", "switched"]),
+        ([(0, SERVING), (1, FAILED), (2, OTHER), (3, OTHER)], ["serving", "lost", "switched"]),
+        ([(0, SERVING), (1, GUARDED), (1.1, GUARDED), (9, SERVING)], ["serving", "memory-guard", "serving"]),
+        ([(0, LOADING), (1, GUARDED), (1.1, GUARDED)], ["memory-guard"]),
+        ([(0, SERVING), (1, replace(FAILED, cause="memory-taken"))], ["serving", "memory-guard"]),
+        ([(0, SERVING), (1, DEGRADED), (10.9, DEGRADED), (11, SERVING)], ["serving"]),
+        ([(0, SERVING), (1, DEGRADED), (11, DEGRADED), (20, DEGRADED)], ["serving", "degraded"]),
+        ([(0, SERVING), (1, DEGRADED), (11, DEGRADED), (12, SERVING)], ["serving", "degraded", "serving"]),
+        ([(0, DEGRADED), (11, DEGRADED), (12, FAILED)], ["serving", "degraded", "lost"]),
+        ([(0, SERVING), (1, DEGRADED), (9, SERVING), (10, DEGRADED), (12, DEGRADED)], ["serving"]),
+        ([(0, BLOCKED), (4.9, BLOCKED)], []),
+        ([(0, BLOCKED), (5, BLOCKED), (60, BLOCKED)], ["needs-person"]),
+        ([(0, BLOCKED), (4, PREFLIGHT), (5, BLOCKED), (6, PREFLIGHT), (12, BLOCKED)], ["needs-person"]),
+        ([(0, BLOCKED), (6, BLOCKED), (7, LOADING), (8, BLOCKED), (14, BLOCKED)], ["needs-person", "needs-person"]),
+        ([(0, BLOCKED), (6, BLOCKED), (7, replace(BLOCKED, incarnation="n")), (14, replace(BLOCKED, incarnation="n"))],
+         ["needs-person"]),
+        ([(0, BLOCKED), (4, replace(BLOCKED, incarnation="n"))], []),
+        ([(0, AWAITING_DOCKER), (5, AWAITING_DOCKER)], ["needs-person"]),
+        ([(0, AWAITING), (14, AWAITING), (15, AWAITING), (99, AWAITING)], ["needs-person"]),
+        ([(0, replace(AWAITING, rank=-1)), (15, replace(AWAITING, rank=-1))], ["needs-person"]),
+        ([(0, cooling("a")), (1, LOADING)], []),
+        ([(0, cooling("a")), (0.1, cooling("a")), (1, FAILED), (2, cooling("b")), (2.1, cooling("b")), (3, FAILED),
+          (4, cooling("c"))], ["lost"]),
+        ([(0, cooling("a")), (1, cooling("b")), (2, cooling("c", "not-ready"))], ["lost", "lost"]),
+        ([(0, cooling("a")), (1, SERVING), (2, FAILED), (3, cooling("b"))], ["serving", "lost"]),
+        ([(0, SERVING), (1, FAILED), (2, cooling("b")), (3, FAILED), (4, cooling("c"))], ["serving", "lost", "lost"]),
+        ([(0, cooling("a")), (1, replace(LOADING, phase=Phase.STOPPED)), (2, cooling("b"))], []),
+        ([(0, SERVING), (1, OUT_OF_MEMORY), (2, replace(OUT_OF_MEMORY, phase=Phase.LOADING))],
+         ["serving", "memory-guard"]),
+        ([(0, SERVING), (1, GUARDED), (2, OUT_OF_MEMORY)], ["serving", "memory-guard"]),
+        ([(0, SERVING), (1, replace(GUARDED, cause="")), (2, OUT_OF_MEMORY)], ["serving", "memory-guard"]),
+        ([(0, SERVING), (1, GUARDED), (2, replace(AWAITING, rank=-1, incarnation="unplaced")), (3, OUT_OF_MEMORY)],
+         ["serving", "memory-guard"]),
+        ([(0, LOADING), (1, OUT_OF_MEMORY), (2, replace(GUARDED, incarnation="next"))],
+         ["memory-guard", "memory-guard"]),
+        ([(0, SERVING), (1, OUT_OF_MEMORY), (2, replace(OUT_OF_MEMORY, phase=Phase.SERVING)),
+          (3, replace(FAILED, incarnation="next"))], ["serving", "memory-guard", "serving", "lost"]),
+        ([(0, OUT_OF_MEMORY)], []),
+    ],
+)  # fmt: skip
+def test_one_message_for_each_change(seen: list[tuple[float, NodeReport]], expected: list[str]) -> None:
+    assert events(seen) == expected
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        ([(0, worker(SERVING, HEAD_STATUS)), (1, worker(FAILED, HEAD_STATUS))], []),
+        ([(0, worker(BLOCKED, HEAD_STATUS)), (9, worker(BLOCKED, HEAD_STATUS))], []),
+        ([(0, worker(GUARDED, HEAD_STATUS))], []),
+        ([(0, worker(AWAITING, replace(HEAD_STATUS, contact=Contact.REFUSED))),
+          (99, worker(AWAITING, replace(HEAD_STATUS, contact=Contact.REFUSED)))], []),
+        ([(0, worker(SERVING, HEAD_STATUS)), (1, worker(FAILED, ALONE))], []),
+        ([(0, worker(AWAITING, ALONE)), (15, worker(AWAITING, ALONE))], ["needs-person"]),
+        ([(0, worker(BLOCKED, ALONE)), (5, worker(BLOCKED, ALONE))], ["needs-person"]),
+        ([(0, worker(GUARDED, ALONE))], ["memory-guard"]),
+    ],
+)  # fmt: skip
+def test_a_worker_speaks_only_where_its_heads_machine_is_silent(
+    seen: list[tuple[float, NodeReport]], expected: list[str]
+) -> None:
+    assert events(seen) == expected
+
+
+def test_the_head_reports_a_workers_memory_guard_in_one_message() -> None:
+    lost = replace(FAILED, message="spark2 failed: memory guard", cause=Cause.PEER_FAILED)
+    failed = replace(WORKER, phase=Phase.FAILED, cause=Cause.MEMORY_GUARD)
+    assert events([(0, beside(SERVING, WORKER)), (1, beside(lost, failed))]) == ["serving", "memory-guard"]
+
+
+def test_the_head_reports_a_blocked_worker_as_soon_as_of_itself() -> None:
+    waiting = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED))
+    assert events([(0, waiting), (5, waiting)]) == ["needs-person"]
+    gone = beside(AWAITING, replace(WORKER, phase=Phase.BLOCKED), Contact.SILENT)
+    assert events([(0, gone), (5, gone)]) == []
+
+
+def test_the_head_reports_a_worker_whose_starts_fail_with_the_cause_and_the_wait() -> None:
+    seen = [(n, beside(AWAITING, replace(cooling(name), node="spark2"))) for n, name in enumerate("abc")]
+    _, (found,) = follow(*seen)
+    assert (found.event, found.cause) == ("lost", "engine-ended")
+    assert found.text == (
+        "tiny fails to start on spark2: it broke (exit 13); 5 s before the next launch of a plan that failed"
+    )
+
+
+def test_a_launch_that_fails_on_both_nodes_is_one_and_each_cause_is_reported_once() -> None:
+    def cycle(minute: float, name: str) -> list[tuple[float, NodeReport]]:
+        there = replace(cooling(f"{name}-there", "not-ready"), node="spark2", rank=1)
+        here = replace(AWAITING, incarnation=name)
+        return [(minute, beside(cooling(name), there)), (minute + 0.1, beside(here, there)), (minute + 1, here)]
+
+    assert events(cycle(0, "a")) == []
+    assert events([*cycle(0, "a"), *cycle(2, "b"), *cycle(4, "c"), *cycle(6, "d")]) == ["lost", "lost"]
+
+
+def test_texts_say_what_was_lost_and_for_how_long() -> None:
+    _, (_, lost, again, switched) = follow((0, SERVING), (1, FAILED), (10, SERVING), (11, STOPPING), (12, OTHER))
+    assert (lost.title, lost.text, lost.cause) == (
+        "spark1: lost",
+        "tiny no longer serves: the engine ended",
+        "engine-ended",
+    )
+    assert again.text == "tiny serves: tiny on port 8000; it was away for 9 min"
+    assert switched.text == "tiny was replaced; large serves: tiny on port 8000"
+
+
+def test_a_service_after_a_failed_switch_says_what_failed() -> None:
+    back = replace(SERVING, incarnation="next", last_cause="back to tiny, large did not come up", last_cause_code="c")
+    _, (_, again) = follow((0, SERVING), (1, STOPPING), (2, FAILED), (9, back))
+    assert again.text == "tiny serves: tiny on port 8000; before: back to tiny, large did not come up"
+    assert again.cause == "c"
+
+
+def test_a_text_is_one_bounded_line_without_control_characters() -> None:
+    hostile = replace(FAILED, node="a\r\nb", message="\x1b[2J\r\nX: y\u202e" + "x" * 9000)
+    _, (_, lost) = follow((0, SERVING), (1, hostile))
+    assert lost.text.isprintable() and len(lost.text) <= notices.TEXT_LIMIT
+    assert lost.title.isprintable()
+
+
+def test_a_clock_that_goes_back_makes_no_negative_time() -> None:
+    assert follow((9, SERVING), (8, FAILED), (2, SERVING))[1][-1].text.endswith("away for 0 s")
+
+
+def test_a_unit_that_stays_down_is_reported_once_until_the_node_has_come_further() -> None:
+    state, first = notices.unit_down(NotifyState(), "spark1", "sparkd-head.service", "78", "no recipe x", 0)
+    assert [one.text for one in first] == ["sparkd-head.service ended with exit code 78 and stays down: no recipe x"]
+    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    state, _ = follow((1, PREFLIGHT), state=state)
+    assert notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1] == ()
+    state, _ = follow((1, LOADING), state=state)
+    assert len(notices.unit_down(state, "spark1", "sparkd-head.service", "78", "no recipe x", 9)[1]) == 1
+
+
+def test_after_a_unit_that_stayed_down_while_serving_the_next_service_says_how_long() -> None:
+    state, _ = follow((0, SERVING))
+    state, _ = notices.unit_down(state, "spark1", "sparkd-head.service", "17", "", 60)
+    _, (again,) = follow((9, replace(SERVING, incarnation="next")), state=state)
+    assert again.text.endswith("away for 8 min")
+
+
+def queued(state: NotifyState) -> list[str]:
+    return [one.notice.event for one in state.queue]
+
+
+def change(event: str, minute: float) -> Notice:
+    return Notice(event, "spark1", f"{event} at {minute}", at=minute * MINUTE)
+
+
+def flap(*minutes: float, state: NotifyState | None = None) -> NotifyState:
+    state = state or NotifyState()
+    for number, minute in enumerate(minutes):
+        state = notices.enqueue(state, (change(("lost", "serving")[number % 2], minute),), WAYS, minute * MINUTE)
+    return state
+
+
+def test_three_changes_in_ten_minutes_are_sent_and_more_become_one_summary() -> None:
+    state = flap(0, 1, 2, 3, 4, 5)
+    assert queued(state) == ["lost", "serving", "lost"]
+    assert queued(notices.enqueue(state, (), WAYS, 17.9 * MINUTE)) == queued(state)
+    state = notices.enqueue(state, (), WAYS, 18 * MINUTE)
+    assert queued(state) == ["lost", "serving", "lost", "summary"]
+    assert state.queue[-1].notice.text == (
+        "3 more changes in 15 min: serving 2 times, lost 1 times; the last: serving: serving at 5"
+    )
+
+
+def test_after_a_quiet_interval_each_change_is_sent_again() -> None:
+    state = notices.enqueue(flap(0, 1, 2, 3), (), WAYS, 18 * MINUTE)
+    assert queued(flap(20, state=state))[-1] == "summary", "it is held back for the next one"
+    state = notices.enqueue(state, (), WAYS, 28 * MINUTE)
+    assert state.held == ()
+    assert queued(flap(29, state=state))[-1] == "lost"
+
+
+def test_so_many_changes_that_no_quarter_of_an_hour_holds_them_are_summed_up_earlier() -> None:
+    state = flap(*(number / 60 for number in range(notices.QUEUE_LIMIT + 3)))
+    assert queued(state) == ["lost", "serving", "lost", "summary"]
+
+
+def test_what_needs_a_person_is_never_held_back() -> None:
+    state = notices.enqueue(flap(0, 1, 2, 3), (change("needs-person", 4),), WAYS, 4 * MINUTE)
+    assert queued(state)[-1] == "needs-person"
+
+
+def test_slow_changes_are_all_sent() -> None:
+    assert len(flap(*range(0, 100, 4)).queue) == 25
+
+
+def test_a_queue_is_bounded_in_number_and_age_and_what_is_dropped_is_counted() -> None:
+    state = NotifyState()
+    for number in range(notices.QUEUE_LIMIT + 7):
+        state = notices.enqueue(state, (change("needs-person", number),), WAYS, number * MINUTE)
+    assert (len(state.queue), state.dropped, state.queue[0].notice.text) == (
+        notices.QUEUE_LIMIT,
+        7,
+        "needs-person at 7",
+    )
+    state = notices.enqueue(state, (), WAYS, notices.QUEUE_SECONDS + 56.5 * MINUTE)
+    assert (len(state.queue), state.dropped) == (50, 57)
+
+
+def test_a_message_stays_until_it_has_gone_by_every_way() -> None:
+    state = notices.enqueue(NotifyState(), (change("lost", 0),), ("command", "webhook_file"), 0)
+    state = notices.sent(state, state.queue[0], "command")
+    assert [one.ways for one in state.queue] == [("webhook_file",)]
+    assert notices.sent(state, state.queue[0], "webhook_file").queue == ()
+    assert notices.enqueue(state, (), ("command",), 0).queue == (), "a way that is configured no longer"

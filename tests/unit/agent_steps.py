@@ -19,7 +19,7 @@ from sparkd.lib.main_loop import StopRequested
 class StepsThread:
     """Runs steps; `error` is what they raised."""
 
-    def __init__(self, agent: AgentUnderTest, steps: Callable[[Deps], None]) -> None:
+    def __init__(self, agent: AgentUnderTest, steps: Callable[[Deps], object]) -> None:
         self.error: SparkdError | None = None
         self.ended_at = 0.0
         self._agent = agent
@@ -52,7 +52,7 @@ class StepsThread:
 
 
 @contextmanager
-def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], None]) -> Iterator[StepsThread]:
+def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], object]) -> Iterator[StepsThread]:
     thread = StepsThread(agent, steps)
     try:
         yield thread

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from sparkd.agent.deps import Deps
+from sparkd.agent.head_config import check_head
 from sparkd.agent.shutdown import log_differences
 from sparkd.agent.startup import read_agreement
 from sparkd.cluster.membership import check_inputs
@@ -25,7 +26,6 @@ from sparkd.preflight.gate import LOOK_SECONDS as HANG_SECONDS
 from sparkd.preflight.gate import decision
 from sparkd.preflight.registry import IDS, build_checks
 from sparkd.preflight.runner import blocking, downgraded, examine
-from sparkd.state.known_good import ROLLBACK_FILE
 from sparkd.status.model import Phase
 
 T = TypeVar("T")
@@ -64,19 +64,20 @@ def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
         deadline, changed = time.monotonic() + next(pauses), False
         while not changed and (time.monotonic() < deadline or wait.hangs):
             changed = wait.has_changed()
+            _follow(agent)
             if stamp_configuration(agent.host.files.root) != agent.configured_at or _stamp_named_files(agent) != named:
                 raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
         agent.state.failed_in = None
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> object:
-    """Changes with every edit below /etc/sparkd, and with a rollback."""
-    return _stamp((*Path(root, CONFIGURATION).rglob("*"), Path(root, ROLLBACK_FILE.path.lstrip("/"))))
+    """Changes with every edit below /etc/sparkd."""
+    return _stamp(Path(root, CONFIGURATION).rglob("*"))
 
 
 def _stamp_named_files(agent: Deps) -> object:
     """Files that the configuration names: a process reads them once."""
-    settings = agent.settings
+    settings = agent.context.configured
     paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
     return _stamp(Path(one) for one in paths if one.startswith("/"))
 
@@ -90,8 +91,19 @@ def _stamp(paths: Iterable[Path]) -> object:
     return found
 
 
+def _follow(agent: Deps) -> None:
+    """Raises OutdatedPlanError where the head has another configuration. One that is refused is for the next try."""
+    try:
+        check_head(agent)
+    except OutdatedPlanError:
+        raise
+    except BlockedError:
+        pass
+
+
 def _peer_plans(agent: Deps) -> object:
-    return [one.living and one.living.plan_digest for one in agent.monitor.check()]
+    peers = agent.monitor.check()
+    return [one.living and (one.living.plan_digest, one.living.config_digest) for one in peers]
 
 
 def _report(agent: Deps, error: BlockedError) -> None:

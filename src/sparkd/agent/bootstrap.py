@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from msgspec.structs import asdict, replace
 
@@ -16,32 +19,39 @@ from sparkd import __version__
 from sparkd.actions import Actions
 from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.deps import Base, Deps
-from sparkd.agent.startup import restore_readahead
-from sparkd.cluster import membership
-from sparkd.cluster.membership import NodeContext, resolve_context
+from sparkd.agent.head_config import HeadFollower, await_head, use_kept
+from sparkd.agent.page_cache import restore_readahead
+from sparkd.agent.switching import begin_switch, settle_switch, stamp_switch, waiting_limit, watch_switch
+from sparkd.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.cluster.monitor import PeerMonitor
-from sparkd.cluster.service import join_cluster, start_status_server
-from sparkd.config import load_settings
+from sparkd.cluster.service import Cluster, join_cluster, start_status_server
+from sparkd.config import load_with_origins
 from sparkd.host import Host
 from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
-from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, ExitCode, OutdatedPlanError
+from sparkd.lib.errors import (
+    AddressAwaitedError,
+    AwaitedError,
+    ConfigError,
+    ExitCode,
+    HeadAwaitedError,
+    HeadRefusedError,
+    NotReadyError,
+    OutdatedPlanError,
+)
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
-from sparkd.plan.model import LaunchPlan
+from sparkd.plan.model import LaunchPlan, Node
 from sparkd.state import launch_history
-from sparkd.state.known_good import ROLLBACK_FILE, ROLLBACK_HINT
-from sparkd.status.model import NodeReport, PeerStatus, Phase, dump, redacted, utc_now
-from sparkd.status.publisher import Reporter, Sink, status_line
+from sparkd.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
+from sparkd.status.publisher import Published, Reporter, Sink, status_line
+from sparkd.vllm.args import API_KEY
 
-API_KEY = "VLLM_API_KEY"
 SECRET_LIMIT_BYTES = 64 << 10
 AWAITED_POLL_SECONDS = 1.0
-UNKNOWN_RANK = -1
-HOLDS = "what is configured holds"
 
 
 def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, str], root: Path = Path("/")) -> Deps:
@@ -51,7 +61,8 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
     configuration changes meanwhile, StopRequested.
     """
     configured_at = stamp_configuration(root)
-    config = load_settings(env, root)
+    loaded = load_with_origins(env, root)
+    config = loaded.settings
     log.configure(as_json=config.log.format == "json", level=config.log.level)
     host = Host(root)
     log.bind(node=host.name())
@@ -70,30 +81,24 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
         place = resolve_context(config, role, host)
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     actions = Actions.acquire(host, loop, owner)
-    base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at)
-    agent = _await_agent(base, role, place, events)
+    begun, switch_seen = begin_switch(config, host, actions, events)
+    if place is not None and place.switch != begun:
+        place = None
+    notify: Sink | None = None
+    if config.notify.ways:
+        from sparkd.agent.notify import start_notifications
+
+        notify = start_notifications(host, config.notify, events)
+    base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at, switch_seen, notify)
+    agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
     # First of all: a crash before this would not be counted.
     agent.record_start()
     restore_readahead(agent)
-    settle_rollback(agent)
+    agent.state.switch_seen = base.switch_seen
+    agent.loop.add_check(partial(watch_switch, agent))
+    settle_switch(agent)
+    use_kept(agent, loaded.origins)
     return agent
-
-
-def settle_rollback(agent: Deps) -> None:
-    """Log that a rollback is in force; remove one that is over."""
-    back = agent.context.rollback
-    if back is not None:
-        agent.events.warning("rollback.plan.applied", plan=back.plan[:12], recipe=back.recipe.name, hint=ROLLBACK_HINT)
-        return
-    back = ROLLBACK_FILE.read(agent.host.files)
-    if back is not None and back.replaces == membership.fingerprint_config(agent.context.configured, agent.host):
-        return  # chosen after this process made its plan: for the next process
-    if agent.remove_state(ROLLBACK_FILE.name):
-        if back is not None:
-            agent.events.info("rollback.plan.removed", reason=f"the configuration has changed: {HOLDS}", hint="")
-        else:
-            reason = f"{ROLLBACK_FILE.path} can't be read: {HOLDS}"
-            agent.events.warning("rollback.plan.removed", reason=reason, hint="sparkd rollback --list")
 
 
 def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
@@ -103,12 +108,14 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     secrets = read_secrets(node.plan)
     redact = Redactor(tuple(secrets.values()))
     events = base.log.events(redact)
-    cluster = join_cluster(node, host, loop.wake, base.network, redact, events, owner_uid)
+    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.network, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
-    if (last := launch_history.read_history(host.files).last_cause) is not None:
+    history = launch_history.read_history(host.files)
+    first = replace(first, restarts=history.restarts(datetime.now(UTC)))
+    if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
         first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
-    reporter = Reporter(first, (*_sinks(actions, base.notifier, redact), *cluster.sinks))
+    reporter = Reporter(first, (*_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,
         loop.submit,
@@ -116,13 +123,9 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         partial(_report_peers, reporter, events),
     )
     loop.add_check(monitor.check)
-
-    def report() -> NodeReport:
-        return redacted(reporter.report, redact)
-
-    start_status_server(base.settings.observe.address, report, loop.keepalive_age, base.network, events)
-    return Deps(
-        **asdict(base),
+    _serve_observers(base, reporter, events)
+    agent = Deps(
+        **asdict(replace(base, settings=node.settings)),
         context=node,
         events=events,
         redact=redact,
@@ -131,7 +134,15 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         cluster=cluster,
         boot_id=host.files.text("/proc/sys/kernel/random/boot_id").strip(),
         api_key=secrets.get(API_KEY),
+        follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )
+    loop.add_check(agent.sample_memory)
+    return agent
+
+
+def _follower(base: Base, place: Node, cluster: Cluster, events: Events, digest: str = "") -> HeadFollower:
+    head = cluster.readers[0]
+    return HeadFollower(base.settings, place, base.host, base.actions, base.loop, head, events, digest)
 
 
 def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, ...]) -> None:
@@ -143,17 +154,23 @@ def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, .
             events.info("cluster.contact.changed", node=one.name, contact=one.contact.value, said=one.said)
 
 
-def _await_agent(base: Base, role: str, place: NodeContext | None, events: Events) -> Deps:
+def _await_agent(
+    base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
+) -> Deps:
     """The rank depends on the fabric address, which may come up half a minute after the rest of the network.
 
-    Files that the configuration names may be on a mount that is late.
+    Files that the configuration names may be on a mount that is late. Raises NotReadyError after `limit_seconds`.
     """
-    reported = ""
-    sinks = _sinks(base.actions, base.notifier, Redactor())
+    reported, deadline = "", time.monotonic() + limit_seconds
     while True:
         try:
             place = place or resolve_context(base.settings, role, base.host)
             return assemble(base, place)
+        except HeadAwaitedError as error:
+            try:
+                _await_head(base, role, error, events)
+            except AwaitedError as other:
+                awaited = other
         except AwaitedError as error:
             awaited = error
         if awaited.reason != reported:
@@ -164,29 +181,65 @@ def _await_agent(base: Base, role: str, place: NodeContext | None, events: Event
             phase = Phase.AWAITING_PEERS if fabric else Phase.BLOCKED
             events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
             report = unplaced_status(role, base.host, base.actions.owner.invocation, message, phase)
-            for sink in sinks:
-                sink(report)
+            Reporter(report, _sinks(base), Redactor()).publish()
+        if time.monotonic() > deadline:
+            raise NotReadyError(f"awaited for {limit_seconds:.0f} s: {awaited.reason}", awaited.hint)
         base.loop.wait(AWAITED_POLL_SECONDS)
-        if stamp_configuration(base.host.files.root) != base.configured_at:
-            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+        _raise_if_outdated(base)
 
 
-def _sinks(actions: Actions, notifier: Notifier, redact: Redactor) -> tuple[Sink, ...]:
-    def to_file(report: NodeReport) -> None:
+def _raise_if_outdated(base: Base) -> None:
+    stamps = stamp_configuration(base.host.files.root), stamp_switch(base.host)
+    if stamps != (base.configured_at, base.switch_seen):
+        raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+
+
+def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events, owner_uid: int = 0) -> NoReturn:
+    """Of a worker without a configuration: report to the other nodes, until the head's has come.
+
+    Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
+    """
+    place = find_place(base.settings, base.host)
+    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.network, events, owner_uid)
+    first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
+    first = replace(first, rank=place.rank, address=place.address)
+    reporter = Reporter(first, (*_sinks(base), *cluster.sinks), Redactor())
+    events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
+    _serve_observers(base, reporter, events)
+    follower = _follower(base, place, cluster, events)
+    base.loop.add_check(partial(_raise_if_outdated, base))
+
+    if not isinstance(awaited, HeadRefusedError):
+        base.loop.report_ready()  # as any worker that stands by
+
+    def report(phase: Phase, message: str) -> None:
+        reporter.update(phase=phase, message=message, peers=tuple(one.status for one in cluster.readers.values()))
+
+    while True:
+        await_head(follower, awaited, report)
+
+
+def _serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
+    show = base.settings.observe, base.host.files, lambda: reporter.published, base.loop.keepalive_age
+    start_status_server(*show, base.network, events)
+
+
+def _sinks(base: Base) -> tuple[Sink, ...]:
+    def to_file(published: Published) -> None:
         # A full /run ends no run: STATUS= and the journal have the same.
         with suppress(OSError):
-            actions.write_run("report.json", dump(redacted(report, redact)))
+            base.actions.write_run("report.json", published.text)
 
-    def to_systemd(report: NodeReport) -> None:
-        notifier.status(redact(status_line(report)))
+    def to_systemd(published: Published) -> None:
+        base.notifier.status(status_line(published.report))
 
-    return to_file, to_systemd
+    return to_file, to_systemd, *([base.notify] if base.notify is not None else [])
 
 
 def initial_status(node: NodeContext, host: Host, invocation: str) -> NodeReport:
     address = node.plan.node.address if node.peers else ""
     unplaced = unplaced_status(node.role, host, invocation)
-    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address)
+    return replace(unplaced, rank=node.rank, phase=Phase.PREFLIGHT, address=address, recipe=node.recipe.name)
 
 
 def unplaced_status(

@@ -6,14 +6,18 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from msgspec import Struct, field
 
 from sparkd.actions import Actions
+from sparkd.agent.head_config import HeadFollower
 from sparkd.cluster.membership import NodeContext
 from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster
 from sparkd.config import Settings
+from sparkd.engine.api_owner import ApiOwner
+from sparkd.engine.rank import Running
 from sparkd.host import Host, versions
 from sparkd.lib import start_thread
 from sparkd.lib.event_loop import EventLoop
@@ -27,8 +31,10 @@ from sparkd.state import launch_history
 from sparkd.state.file import Content, StateFile
 from sparkd.state.known_good import LOOKED_AT, Facts, node_values
 from sparkd.state.launch_history import LaunchHistory
+from sparkd.state.switch import Switch
 from sparkd.status.model import MemoryReport, Phase, utc_now
-from sparkd.status.publisher import Reporter
+from sparkd.status.publisher import Reporter, Sink
+from sparkd.vllm.api import Endpoint
 
 
 class State(Struct):
@@ -36,6 +42,8 @@ class State(Struct):
     """The phase in which the run failed, set once."""
     unwritten: set[str] = field(default_factory=set)
     """State files whose last write failed."""
+    unread: set[str] = field(default_factory=set)
+    """Why state files could not be read, as logged."""
     agreement: Agreement = field(default_factory=lambda: Agreement({}, ""))
     """What all ranks must share; no digest before the step `fingerprint`."""
     reported: dict[str, object] = field(default_factory=dict)
@@ -50,6 +58,15 @@ class State(Struct):
     backed_off: bool = False
     """This process has waited out the backoff of the plan's failures."""
     proven: bool = False
+    switch: Switch | None = None
+    """What this process was started with, and what it has become."""
+    switch_seen: object = None
+    """Stamp of its file, as last looked at."""
+    began: float = field(default_factory=time.monotonic)
+    stuck_since: float | None = None
+    """Monotonic, while a new plan is tried and a node is blocked."""
+    leaving: bool = False
+    """Nothing that is chosen now concerns this process."""
 
 
 class Base(Struct, frozen=True):
@@ -65,6 +82,10 @@ class Base(Struct, frozen=True):
     log: ProcessLog
     configured_at: object
     """Stamp of the configuration, from before it was read."""
+    switch_seen: object = None
+    """Stamp of the file that may replace its plan, likewise."""
+    notify: Sink | None = None
+    """Takes each report, for messages to people; None where none are configured."""
 
 
 class Deps(Base, frozen=True, kw_only=True):
@@ -78,6 +99,8 @@ class Deps(Base, frozen=True, kw_only=True):
     cluster: Cluster
     boot_id: str
     api_key: str | None
+    follower: HeadFollower | None = None
+    """Of a worker with `cluster.follow_head`."""
     state: State = field(default_factory=State)
 
     @property
@@ -107,11 +130,24 @@ class Deps(Base, frozen=True, kw_only=True):
             return None
         return MemoryReport(info.total_bytes, info.available_bytes)
 
+    def sample_memory(self) -> None:
+        """For the last minutes in the report, in whatever phase."""
+        if self.reporter.sample_due:
+            self.reporter.update(memory=self.memory())
+
     def wait(self, seconds: float, message: str) -> None:
         self.reporter.update(message=message)
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:  # the loop may wake early
             self.loop.wait(left)
+
+    def endpoint(self, running: Running) -> Endpoint:
+        """Of the rank's API, which is proven to be this rank's before each request."""
+        plan = self.plan
+        if self.host.live:
+            running.api = running.api or ApiOwner(self.host, running.rank, self.events, plan.api_host, plan.api_port)
+        admit = running.api.admit if running.api is not None else None
+        return Endpoint(plan.api_host, plan.api_port, plan.served_name, self.api_key, admit)
 
     def run_aside(self, name: str, work: Callable[[], object]) -> None:
         """In a thread whose result nothing waits for: its error is `agent.thread.failed`."""
@@ -143,30 +179,30 @@ class Deps(Base, frozen=True, kw_only=True):
 
     def record_start(self) -> None:
         """Until its end is recorded, this process counts as killed."""
-        if self.record(lambda launches: launches.recover(self.boot_id, utc_now())):
-            for name in launch_history.OLD_FILES:
-                self.remove_state(name)
+        self.record(lambda launches: launches.recover(self.boot_id, utc_now()))
 
     def report_unread(self, reason: str) -> None:
-        """A state file is unusable: the agent continues without it."""
-        self.events.warning("state.read.failed", reason=reason)
+        """A state file is unusable: the agent continues without it. Logged once."""
+        if reason not in self.state.unread:
+            self.state.unread.add(reason)
+            self.events.warning("state.read.failed", reason=reason)
 
     def write_state(self, file: StateFile[Content], value: Content) -> bool:
         """Whether it worked. A full disk is logged once and ends no engine."""
-        try:
-            self.actions.write_state(file.name, file.encode(value), file.mode)
-        except OSError as error:
-            if file.name not in self.state.unwritten:
-                self.events.error("state.write.failed", file=file.name, reason=str(error), hint="df -h /var/lib/sparkd")
-            self.state.unwritten.add(file.name)
-            return False
-        self.state.unwritten.discard(file.name)
-        return True
+        write = partial(self.actions.write_state, file.name, file.encode(value), file.mode)
+        return self._try_to_write(file.name, write)
 
-    def remove_state(self, name: str) -> bool:
-        """Whether there was a file to remove."""
+    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        """The same, where the file still holds `before`. `after` None: remove it."""
+        return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
+
+    def _try_to_write(self, name: str, write: Callable[[], bool | None]) -> bool:
         try:
-            return self.actions.remove_state(name)
+            done = write() is not False
         except OSError as error:
-            self.events.error("state.remove.failed", file=name, reason=str(error))
+            if name not in self.state.unwritten:
+                self.events.error("state.write.failed", file=name, reason=str(error), hint="df -h /var/lib/sparkd")
+            self.state.unwritten.add(name)
             return False
+        self.state.unwritten.discard(name)
+        return done

@@ -26,14 +26,13 @@ Wait = Callable[[float, int], bool]
 """`MainLoop.wait`: wait(seconds, readable fd). It may return early, and may raise."""
 
 
+ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+"""Of an operator's program. No SPARKD_ names: a sparkd that it calls would read them as settings."""
+
+
 def hook_environment(role: str, rank: int) -> dict[str, str]:
-    """A hook's whole environment. No SPARKD_ names: a sparkd that the hook calls would read them as settings."""
-    return {
-        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "LANG": "C.UTF-8",
-        "NODE_ROLE": role,
-        "NODE_RANK": str(rank),
-    }
+    """A hook's whole environment."""
+    return {**ENVIRONMENT, "NODE_ROLE": role, "NODE_RANK": str(rank)}
 
 
 def run_hooks(
@@ -46,32 +45,41 @@ def run_hooks(
 def _run_hook(hook: Hook, wait: Wait, env: Mapping[str, str], deadline_seconds: float) -> Finding:
     began = time.monotonic()
     try:
-        process = subprocess.Popen(
-            [hook.path],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            cwd="/",
-            env=dict(env),
-            start_new_session=True,
-        )
+        code, output = run_program(hook.path, wait, env, deadline_seconds)
     except OSError as error:
         verdict = Verdict(Level.UNKNOWN, f"{hook.path} can't be run: {error.strerror}", "does its first line name it?")
         return Finding(hook.id, verdict, {"path": hook.path}, 0.0)
+    reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
+    verdict = Verdict(Level.UNKNOWN, reason, "fix the hook, or move it away")
+    if code is not None:
+        verdict = _judge_exit(code, first_line(output))
+    seconds = round(time.monotonic() - began, 3)
+    return Finding(hook.id, verdict, {"path": hook.path, "exit_code": code}, seconds)
+
+
+def run_program(
+    path: str, wait: Wait, env: Mapping[str, str], deadline_seconds: float, stdin: int = subprocess.DEVNULL
+) -> tuple[int | None, bytes]:
+    """Exit code (None where it was killed at the deadline) and output. Its process group ends too. Raises OSError."""
+    deadline = time.monotonic() + deadline_seconds
+    process = subprocess.Popen(
+        [path],
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd="/",
+        env=dict(env),
+        start_new_session=True,
+    )
     try:
-        ended, output = _await_end(process, wait, began + deadline_seconds)
+        ended, output = _await_end(process, wait, deadline)
     finally:
-        # The hook is not reaped yet, so the group of its pid is still its own.
+        # The program is not reaped yet, so the group of its pid is still its own.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(REAP_SECONDS)
-    reason = f"{hook.path} did not end within {deadline_seconds:g} s and was killed"
-    verdict = Verdict(Level.UNKNOWN, reason, "fix the hook, or move it away")
-    if ended:
-        verdict = _judge_exit(process.returncode, _first_line(output))
-    seconds = round(time.monotonic() - began, 3)
-    return Finding(hook.id, verdict, {"path": hook.path, "exit_code": process.returncode if ended else None}, seconds)
+    return (process.returncode if ended else None), output
 
 
 def _judge_exit(code: int, said: str) -> Verdict:
@@ -121,6 +129,6 @@ def _read_output(pipe: int, output: bytes) -> tuple[bytes, bool]:
     return output, False
 
 
-def _first_line(output: bytes) -> str:
+def first_line(output: bytes) -> str:
     lines = output.decode("utf-8", "backslashreplace").splitlines()
     return sanitize(next((line.strip() for line in lines if line.strip()), ""))

@@ -11,12 +11,14 @@ import math
 import time
 
 from sparkd.agent.deps import Deps
+from sparkd.agent.head_config import check_head
 from sparkd.agent.startup import note_late_rdma
 from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.monitor import ENDING, expect_peer
 from sparkd.lib.errors import BlockedError, NotReadyError, OutdatedPlanError
 from sparkd.lib.http_client import HttpError
 from sparkd.plan import agreement
+from sparkd.plan.agreement import PLAN_PATH
 from sparkd.preflight.checks.rdma import BY_TCP, COST, MEANT
 from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
 
@@ -49,6 +51,7 @@ def wait_for_peers(agent: Deps) -> bool:
             note_late_rdma(agent)
             looked_at = time.monotonic()
         peers = agent.monitor.check()
+        check_head(agent)
         if (differing := _find_differing(agent, peers)) is not None:
             raise BlockedError(_report_differences(agent, differing), _agreement_hint(agent))
         for one in peers:
@@ -113,8 +116,8 @@ def _describe_peer(one: PeerStatus) -> str:
 
 
 def _agreement_hint(agent: Deps) -> str:
-    back = agent.context.rollback
-    if back is None:
+    back = agent.context.switch.chosen if agent.context.switch is not None else None
+    if back is None or not back.proven:
         return "make the configuration, the image and the model the same on all nodes"
     to = f"sudo sparkd rollback {back.plan[:12]}"
     return f"this node is rolled back: {to} on the others, or sparkd rollback --end here"
@@ -131,7 +134,7 @@ def _report_differences(agent: Deps, other: PeerStatus) -> str:
     """Log the table of differences; return one line."""
     plan_differs = f"the plan of {other.name} differs"
     try:
-        sent = agent.loop.result(agent.monitor.readers[other.rank].plan_values(), VALUES_SECONDS, other.address)
+        sent = agent.loop.result(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
     except (HttpError, UnsignedError, TimeoutError) as error:
         return f"{plan_differs}, and its values can't be read: {error}"
     theirs = agreement.parse_values(sent)

@@ -11,10 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sparkd.agent.blocked import retry_while_blocked
+from sparkd.agent.head_config import share_config
 from sparkd.agent.image_check import check_image
 from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
+from sparkd.agent.smoke_test import try_out
 from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff, watch
 from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
 from sparkd.lib.main_loop import StopRequested
@@ -34,9 +36,10 @@ def run(agent: Deps) -> ExitCode:
         if not agent.context.is_head:
             follow_head(agent, running)
         make_ready(agent, running)
+        try_out(agent, running)
         serve(agent, running)
-    except StopRequested:
-        shutdown_on_request(agent, running)
+    except StopRequested as request:
+        shutdown_on_request(agent, running, request)
         return ExitCode.GOOD
     except SparkdError as error:
         return shutdown_on_error(agent, running, error)
@@ -49,6 +52,7 @@ def run(agent: Deps) -> ExitCode:
 def start(agent: Deps) -> Running:
     """The steps up to a running rank. Whatever a blocked try has read is read again."""
     agent.state.agreement = Agreement({}, "")
+    share_config(agent)
     docker_was_up = preflight(agent)
     backed_off = wait_backoff(agent)
     await_docker(agent)

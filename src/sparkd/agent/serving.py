@@ -12,10 +12,12 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
+from sparkd.agent import switching
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import engine_dead, engine_ended
+from sparkd.agent.smoke_test import start_smoke_test
 from sparkd.engine import readiness
-from sparkd.engine.api_owner import ApiOwner
+from sparkd.engine.activity import ActivityMeter
 from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
 from sparkd.engine.health import HealthMonitor
 from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
@@ -26,9 +28,12 @@ from sparkd.host import caches, docker, docker_config
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
-from sparkd.status.model import FindingReport, Phase, utc_now
-from sparkd.vllm.api import Endpoint
+from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
+from sparkd.status.model import FindingReport, GpuReport, Phase, utc_now
+from sparkd.vllm.api import Counters, Endpoint
 
+COLD_START_SECONDS = "cold_start_seconds"
+"""In a recipe's `expect`: its source's time from the start to the first completion."""
 COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
@@ -53,6 +58,8 @@ class ProvingPeriod:
         agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
+        if switching.is_tried(self._agent):  # a full disk has kept that it works from being written
+            switching.put_in_force(self._agent)
         if self._proven_at is not None and time.monotonic() >= self._proven_at:
             self._proven_at = None
             self._agent.state.proven = True
@@ -85,7 +92,7 @@ def _keep_known_good(agent: Deps) -> None:
 
 def make_ready(agent: Deps, running: Running) -> None:
     """Follow the load until the first completion, then report to systemd."""
-    agent.set_phase(Phase.LOADING)
+    _begin_load(agent)
     monitor = _load_monitor(agent, running)
 
     def show(stage: ReadinessStage) -> LoadProgress:
@@ -93,7 +100,7 @@ def make_ready(agent: Deps, running: Running) -> None:
 
     wanted, pidfd = agent.settings.readiness, running.rank.pidfd
     ready = readiness.await_ready(
-        agent.loop, pidfd, _endpoint(agent, running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
+        agent.loop, pidfd, agent.endpoint(running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
     )
     if not ready:
         raise engine_ended(agent, running)
@@ -117,13 +124,16 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     agent.set_phase(Phase.SERVING, served)
     proving = ProvingPeriod(agent)
     gpu = _gpu_watch(agent)
-    endpoint = _endpoint(agent, running)
+    endpoint, meter = agent.endpoint(running), ActivityMeter()
+    report_smoke_test = start_smoke_test(agent, running)
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
-    def on_check(trouble: str) -> None:
+    def on_check(trouble: str, counters: Counters | None) -> None:
+        agent.reporter.update(activity=meter.advance(time.monotonic(), counters))
         degraded = trouble or agent.monitor.trouble
         agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
         proving.tick()
+        report_smoke_test()
 
     limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
     monitor = HealthMonitor(
@@ -147,7 +157,7 @@ def serve(agent: Deps, running: Running) -> NoReturn:
 
 def follow_head(agent: Deps, running: Running) -> NoReturn:
     """A worker's rank has no endpoint: its phase is the one that its head reports."""
-    agent.set_phase(Phase.LOADING)
+    _begin_load(agent)
     agent.loop.extend_timeout(False)
     proving: ProvingPeriod | None = None
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
@@ -155,6 +165,8 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
     while True:
         head = agent.monitor.check()[0]
         phase = head.report.phase if head.report else Phase.LOADING
+        drains = head.report is not None and head.report.draining
+        phase = Phase.SERVING if drains else phase
         if phase not in (Phase.SERVING, Phase.DEGRADED):
             _follow_load(agent, running, monitor)
         else:
@@ -163,6 +175,7 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
                 proving = ProvingPeriod(agent)
             served = f"rank {agent.context.rank} of the engine that {head.name} serves"
             trouble = f"; it is degraded: {head.report.message}" if head.report and phase is Phase.DEGRADED else ""
+            trouble = f"; it is {head.report.message}" if head.report and drains else trouble
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
         alarmed = running.dockerd_pid and running.log.broken_off_at is not None
@@ -183,6 +196,10 @@ def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:
 def with_gpu(agent: Deps, message: str, gpu: GpuThrottleMonitor | None) -> str:
     """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
     slow = gpu.check() if gpu is not None else ""
+    if gpu is not None and (seen := gpu.first) is not None:
+        watts = None if seen.power_watts is None else round(seen.power_watts)
+        figures = GpuReport(seen.name, seen.sm_mhz, watts, seen.temperature_celsius, seen.utilization_percent)
+        agent.reporter.update(gpu=figures)
     found = (FindingReport(THROTTLE_ID, "warn", slow, THROTTLE_HINT),) if slow else ()
     before = agent.reporter.report.findings
     agent.reporter.update(findings=(*(one for one in before if one.id != THROTTLE_ID), *found))
@@ -202,21 +219,33 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
     return before is not None and after is not None and after.work != before.work
 
 
-def _endpoint(agent: Deps, running: Running) -> Endpoint:
-    plan = agent.plan
-    if agent.host.live:
-        running.api = running.api or ApiOwner(agent.host, running.rank, agent.events, plan.api_host, plan.api_port)
-    admit = running.api.admit if running.api is not None else None
-    return Endpoint(plan.api_host, plan.api_port, plan.served_name, agent.api_key, admit)
-
-
 def _load_monitor(agent: Deps, running: Running) -> LoadMonitor:
     gpus, limit_seconds = agent.plan.container.gpus == "all", agent.settings.readiness.stall_seconds
     return LoadMonitor(agent.host, running.rank.pid, gpus, limit_seconds, agent.loop.start)
 
 
+def _begin_load(agent: Deps) -> None:
+    expected_seconds, expected_by = expected_load(agent)
+    engine = agent.reporter.report.engine
+    engine = replace(engine, started=utc_now(), expected_seconds=expected_seconds, expected_by=expected_by)
+    agent.reporter.update(engine=engine)
+    agent.set_phase(Phase.LOADING)
+
+
+def expected_load(agent: Deps) -> tuple[float | None, str]:
+    """Seconds until the first completion, and who says so."""
+    if (last := agent.read_launches().load_seconds(agent.plan.counted_as)) is not None:
+        return last, "last load"
+    figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
+    if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
+        return figure, "recipe"
+    return None, ""
+
+
 def _mark_ready(agent: Deps, running: Running) -> None:
+    load = Load(agent.plan.counted_as, round(running.seconds))
     running.mark_ready(agent.host, agent.loop)
+    agent.record(lambda launches: launches.record_load(load))
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
 
 

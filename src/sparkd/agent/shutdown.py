@@ -7,13 +7,15 @@ from contextlib import suppress
 from functools import partial
 
 from sparkd.agent.deps import Deps
-from sparkd.agent.startup import restore_readahead
+from sparkd.agent.page_cache import restore_readahead
+from sparkd.agent.switching import SwitchRequested, end_try, leave
 from sparkd.cluster.monitor import ENDING, HINT, silence
 from sparkd.engine.api_owner import find_holder
 from sparkd.engine.load_progress import LAST_WORDS
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
 from sparkd.lib.errors import Cause, EngineEndedError, ExitCode, PeerLostError, SparkdError
+from sparkd.lib.main_loop import StopRequested
 from sparkd.lib.text import GIB, MIB, sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
@@ -70,6 +72,9 @@ _COUNTED = frozenset(
     }
 )
 
+NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
+"""By the unit: RestartPreventExitStatus."""
+
 
 def engine_ended(agent: Deps, running: Running) -> EngineEndedError:
     """The error for a container that ended by itself.
@@ -119,18 +124,25 @@ def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
         raise silence(silent, f"has not answered since: {reason}")
 
 
-def shutdown_on_request(agent: Deps, running: Running | None) -> None:
+def shutdown_on_request(agent: Deps, running: Running | None, request: StopRequested) -> None:
     """End the rank within its grace period, and count no failure."""
+    try:
+        leave(agent, running, request)
+    except BaseException:  # a bug, or what a thread died of: no rank is left behind
+        end_rank(agent, running)
+        raise
+    switched = isinstance(request, SwitchRequested)
+    said, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
     agent.monitor.untrack_all()
     agent.loop.report_stopping()
-    agent.set_phase(Phase.STOPPING, STOPPED)
+    agent.set_phase(Phase.STOPPING, said)
     grace_seconds: float = agent.settings.engine.stop_grace_seconds
     if running is not None and not agent.context.is_head:
         agent.loop.sleep_uninterruptible(RELEASE_SECONDS, lambda: _head_left(agent))
         if _head_left(agent):
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
     end_rank(agent, running, grace_seconds)
-    end = End(STOPPED, int(ExitCode.GOOD), at=utc_now(), cause=Cause.STOP_REQUESTED)
+    end = End(said, int(ExitCode.GOOD), at=utc_now(), cause=cause)
     agent.record(lambda launches: launches.record_end(agent.boot_id, end))
     agent.set_phase(Phase.STOPPED)
     if agent.context.peers:
@@ -152,6 +164,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
         error.hint = "sparkd starts it again once the port is free: see the check `ports`"
     elif error.code is not ExitCode.PEER_LOST and (known := explain(error.reason.partition(LAST_WORDS)[0])) is not None:
         error.hint = known.hint
+    returns = end_try(agent, error)
     agent.events.error(
         "agent.run.failed",
         code=int(error.code),
@@ -161,6 +174,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
         hint=error.hint,
     )
     agent.monitor.untrack_all()
+    agent.reporter.update(cause=error.cause.value)
     agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
@@ -178,7 +192,8 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
         log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
         agent.loop.sleep_uninterruptible(reported_at + LAST_REPORT_SECONDS - time.monotonic())
-    return error.code
+    # The plan before is to be launched, whatever has ended the new one.
+    return ExitCode.NOT_READY if returns and error.code in NOT_RESTARTED else error.code
 
 
 def _dockerd_hangs(agent: Deps) -> bool:
@@ -236,9 +251,9 @@ def log_differences(agent: Deps) -> None:
 
 
 def _head_left(agent: Deps) -> bool:
-    """Whether the head is out of service or unreachable."""
+    """Whether the head is out of service or unreachable. One that drains still answers requests."""
     report = agent.monitor.statuses()[0].living
-    return report is None or report.phase in ENDING
+    return report is None or (report.phase in ENDING and not report.draining)
 
 
 def _kill_rank(agent: Deps, running: Running, grace_seconds: float) -> bool:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.actions.page_cache import ReadaheadChange
 from sparkd.actions.processes import Rank
 from sparkd.agent import hooks
 from sparkd.agent.deps import Deps
+from sparkd.agent.head_config import check_head
+from sparkd.agent.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.switching import raise_if_unwritten
 from sparkd.cluster import auth
 from sparkd.cluster.membership import check_inputs, plan_by_tcp
-from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.log_lines import LogForwarder
 from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.engine.memory_guard.guard import MemoryGuard
-from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import LogReader, Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
 from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError, OutdatedPlanError
-from sparkd.lib.text import GIB
 from sparkd.plan import agreement, script
-from sparkd.plan.agreement import Agreement
+from sparkd.plan.agreement import PLAN_PATH, Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.preflight.check import Finding
 from sparkd.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
@@ -40,8 +38,6 @@ DOCKER_SECONDS = 10.0
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
 DEVICES_SECONDS = 10.0
-DISK_SECONDS = 10.0
-"""For the disk of the model, which may be a file server."""
 
 
 def preflight(agent: Deps) -> bool:
@@ -59,9 +55,9 @@ def preflight(agent: Deps) -> bool:
 
     def show(findings: tuple[Finding, ...]) -> None:
         reports = (FindingReport(f.id, f.verdict.level.value, f.verdict.reason, f.verdict.hint) for f in findings)
-        agent.reporter.update(findings=(*rolled_back, *reports))
+        agent.reporter.update(findings=(*chosen, *reports))
 
-    rolled_back = () if context.rollback is None else (context.rollback.finding,)
+    chosen = context.switch.findings if context.switch is not None else ()
     if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
         agent.set_phase(Phase.PREFLIGHT)
     io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
@@ -79,7 +75,7 @@ def preflight(agent: Deps) -> bool:
 def wait_backoff(agent: Deps) -> bool:
     """Wait before the next launch of a plan that failed lately. Returns whether it waited.
 
-    Raises NeedsPersonError (exit 17) after too many failures in a row.
+    Raises NeedsPersonError (exit 17) after too many failures in a row; as `check_head`.
     """
     launches = agent.read_launches()
     seconds = launches.wait_seconds(agent.plan.counted_as)
@@ -102,6 +98,7 @@ def wait_backoff(agent: Deps) -> bool:
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+            check_head(agent)
     agent.state.backed_off = True
     return seconds > 0
 
@@ -142,7 +139,7 @@ def fingerprint(agent: Deps) -> None:
         raise BlockedError("the image, the model or the script has changed meanwhile", "sparkd checks the new one")
     check_hcas(agent, hcas)
     agent.state.agreement = seen
-    agent.cluster.publish_plan(agreement.dump_values(seen.values))
+    agent.cluster.publish(PLAN_PATH, agreement.dump_values(seen.values))
     agent.reporter.update(plan_digest=seen.digest, versions=found, transport=transport)
 
 
@@ -202,6 +199,7 @@ def launch(agent: Deps) -> Running:
         raise BlockedError(
             "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
         )
+    raise_if_unwritten(agent)
     lower_readahead(agent)
     epoch = agent.reporter.report.epoch
     ray_token = ""
@@ -244,57 +242,3 @@ def guard_memory(agent: Deps, rank: Rank) -> MemoryGuard | None:
     agent.loop.add_check(guard.raise_if_killed)
     guard.start()
     return guard
-
-
-def lower_readahead(agent: Deps) -> None:
-    """Before the container starts: the kernel takes the setting when a file is opened."""
-    kib = agent.settings.engine.load_readahead_kib
-    if not kib:
-        return
-    try:
-        lower = partial(agent.actions.lower_readahead, agent.plan.model_path, kib)
-        change = agent.loop.run_with_timeout(lower, DISK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
-    except (OSError, ValueError) as error:
-        hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
-        agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
-        return
-    _log_readahead(agent, change)
-
-
-def restore_readahead(agent: Deps) -> None:
-    """Undo `lower_readahead`, also of an agent that was killed. Thread-safe."""
-    try:
-        change = agent.actions.restore_readahead()
-    except OSError as error:
-        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
-        return
-    _log_readahead(agent, change)
-
-
-def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
-    if change is not None:
-        agent.events.info(
-            "page_cache.readahead.changed", path=change.path, before_kib=change.before_kib, kib=change.after_kib
-        )
-
-
-def release_page_cache(agent: Deps, running: Running) -> None:
-    """In a thread of its own, until the engine serves; and keep free memory in large blocks."""
-    release = agent.settings.memory.load_guard
-    wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
-    if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
-        return
-    work = PageCacheRelease(
-        host=agent.host,
-        model_path=agent.plan.model_path,
-        pid=running.rank.pid,
-        pidfd=os.dup(running.rank.pidfd),  # the rank's own may be closed meanwhile
-        progress=lambda: running.log.progress,
-        # Once docker has gone away, the log may not show that the weights are loaded.
-        over=lambda: running.ready or running.log.broken_off_at is not None,
-        drop=agent.actions.drop_file_cache if release else None,
-        loaded=partial(restore_readahead, agent),
-        contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
-        events=agent.events,
-    )
-    agent.run_aside("page-cache", work.run)

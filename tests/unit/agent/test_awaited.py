@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import machine
+from tests.unit.cluster_nodes import EventLines, base_under_test, machine
 from tests.unit.nodes import until
+from tests.unit.plans import configured
 
-from sparkd.agent.bootstrap import build_agent
-from sparkd.lib.errors import ConfigError, ExitCode, OutdatedPlanError
+from sparkd.agent.bootstrap import _await_agent, build_agent
+from sparkd.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.systemd import Journal
 
@@ -109,3 +110,9 @@ def test_a_file_that_is_there_and_wrong_ends_the_start(late: Late) -> None:
     with pytest.raises(ConfigError) as ended:
         late.start()
     assert ended.value.code is ExitCode.CONFIG
+
+
+def test_a_new_plan_waits_for_its_files_no_longer_than_its_try_may_take(tree: Tree) -> None:
+    alone = configured(engine={"recipe": str(tree.root / "late/own.yaml")}, observe={"listen": ""})
+    with base_under_test(tree, 0, alone) as base, pytest.raises(NotReadyError, match=r"own\.yaml: does not exist"):
+        _await_agent(base, "head", None, EventLines(), limit_seconds=0.5)

@@ -34,7 +34,7 @@ from sparkd.lib.errors import (
 )
 from sparkd.lib.log import ProcessLog
 from sparkd.lib.text import Redactor
-from sparkd.state import known_good
+from sparkd.state.switch import make_rollback
 from sparkd.status.model import Contact, NodeReport, Phase
 
 
@@ -242,7 +242,7 @@ def table(journal: Path) -> list[list[str]]:
 def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tree: Tree, port: int) -> None:
     configured = settings(addresses(2), port)
     with agent_under_test(tree, 0, configured) as head, agent_under_test(tree, 1, configured) as worker:
-        context = replace(head.agent.context, rollback=known_good.make_rollback(known_good_entry(), "", ""))
+        context = replace(head.agent.context, switch=make_rollback(known_good_entry(), "", ""))
         head.agent = replace(head.agent, context=context)
         head.set_plan("d1", **{"args.max-model-len": "512", "image": "i:1"})
         worker.set_plan("d2", **{"args.max-model-len": "1024", "image": "i:1"})

@@ -17,10 +17,10 @@ from tests.unit.cluster_nodes import (
     settings,
 )
 
-from sparkd.agent.bootstrap import settle_rollback
 from sparkd.agent.serving import ProvingPeriod
 from sparkd.agent.shutdown import MOST_LINES, shutdown_on_error
 from sparkd.agent.startup import wait_backoff
+from sparkd.agent.switching import settle_switch
 from sparkd.cluster import membership
 from sparkd.config.settings import Supervise
 from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
@@ -28,6 +28,7 @@ from sparkd.plan.model import Cache
 from sparkd.state import known_good, launch_history
 from sparkd.state.known_good import Entry, Facts, History, node_values
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.state.switch import FILE, make_rollback
 
 ENDED = EngineEndedError("the engine ended")
 
@@ -112,9 +113,10 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
     assert (entry.facts.versions["driver"], entry.facts.boot["boot.memory"]) == ("580", "120.0 GiB")
-    made = known_good.make_rollback(entry, "f", "")
+    made = make_rollback(entry, "f", "")
     assert made is not None
-    assert (made.recipe, made.engine) == (agent.context.recipe, agent.settings.engine)
+    assert made.to is not None
+    assert (made.to.recipe, made.to.engine) == (agent.context.recipe, agent.settings.engine)
     assert agent.state.proven
 
 
@@ -172,35 +174,31 @@ def test_values_of_this_node_are_compared_too(started: AgentUnderTest) -> None:
 def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: AgentUnderTest, tree: Tree) -> None:
     agent = started.agent
     root = Tree(Path(agent.host.files.root))
-    settle_rollback(agent)
+    settle_switch(agent)
     assert "rollback" not in " ".join(started.events.lines)
     entry = changed(started)
-    back = known_good.make_rollback(entry, "", "")
+    back = make_rollback(entry, "", "")
     assert back is not None
-    agent = replace(agent, context=replace(agent.context, rollback=back))
-    settle_rollback(agent)
+    agent = replace(agent, context=replace(agent.context, switch=back))
+    settle_switch(agent)
     assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
     agent = started.agent
-    root.file(known_good.ROLLBACK_FILE.path, known_good.ROLLBACK_FILE.encode(back))
-    settle_rollback(agent)
-    assert isinstance(agent.actions, MemoryActions)
-    assert agent.actions.written[known_good.ROLLBACK_FILE.name] == ""
+    root.file(FILE.path, FILE.encode(back))
+    settle_switch(agent)
+    assert FILE.read(agent.host.files) is None
     assert started.events.lines[-1].startswith("rollback.plan.removed reason=the configuration has changed")
-    root.file(known_good.ROLLBACK_FILE.path, "rubbish")
-    settle_rollback(agent)
+    root.file(FILE.path, "rubbish")
+    settle_switch(agent)
     assert "can't be read" in started.events.lines[-1]
 
 
 def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(started: AgentUnderTest) -> None:
     agent = started.agent
-    back = known_good.make_rollback(
-        changed(started), membership.fingerprint_config(agent.context.configured, agent.host), ""
-    )
+    back = make_rollback(changed(started), membership.fingerprint_config(agent.context.configured, agent.host), "")
     assert back is not None
-    Tree(Path(agent.host.files.root)).file(known_good.ROLLBACK_FILE.path, known_good.ROLLBACK_FILE.encode(back))
-    settle_rollback(agent)
-    assert isinstance(agent.actions, MemoryActions)
-    assert known_good.ROLLBACK_FILE.name not in agent.actions.written
+    Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(back))
+    settle_switch(agent)
+    assert FILE.read(agent.host.files) == back
     assert "rollback" not in " ".join(started.events.lines)
 
 

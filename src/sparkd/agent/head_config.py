@@ -1,0 +1,167 @@
+"""One configuration for all nodes: the head serves what it runs, and a worker with `cluster.follow_head` runs the same.
+
+A worker starts with the last document that it has kept. Where its head reports another one, it fetches, judges and
+keeps that, and ends: the next process runs it. A rank that serves ends only with its head's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from sparkd.actions import Actions
+from sparkd.cluster.client import PeerReader, UnsignedError
+from sparkd.cluster.following import followed_context
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.log import Events
+from sparkd.lib.main_loop import MainLoop
+from sparkd.plan.model import Node
+from sparkd.state import launch_history, shared_config
+from sparkd.state.shared_config import FILE, overridden_keys
+from sparkd.status.model import Phase
+
+if TYPE_CHECKING:
+    from sparkd.agent.deps import Deps
+
+FETCH_SECONDS = 10.0
+AGAIN_SECONDS = 10.0
+"""After a refusal, which something on this node may end."""
+POLL_SECONDS = 1.0
+
+
+class HeadFollower(Struct):
+    """Of a worker. `settings`: its own."""
+
+    settings: Settings
+    place: Node
+    host: Host
+    actions: Actions
+    loop: MainLoop
+    head: PeerReader
+    events: Events
+    digest: str = ""
+    """Of the document in use; empty without any."""
+    refusal: HeadRefusedError | None = None
+    _refused: str = ""
+    """Digest of the refused document."""
+    _tried_at: float = 0.0
+
+    def check(self) -> None:
+        """Raises OutdatedPlanError where another document of the head is kept now, BlockedError where it is refused."""
+        report = self.head.status.living
+        if report is None or report.config_digest in ("", self.digest):
+            return
+        now = time.monotonic()
+        if report.config_digest != self._refused or now - self._tried_at >= AGAIN_SECONDS:
+            self._tried_at = now
+            self._fetch()
+        if self.refusal is not None:
+            raise BlockedError(self.refusal.reason, self.refusal.hint)
+
+    def _fetch(self) -> None:
+        try:
+            body = self.loop.result(self.head.fetch(shared_config.PATH), FETCH_SECONDS, self.place.head_address)
+        except (HttpError, UnsignedError, TimeoutError):
+            self._refused = ""  # at the next check again
+            return
+        try:
+            self._keep(body)
+        except HeadRefusedError as refusal:
+            if self.refusal is None or self.refusal.reason != refusal.reason:
+                self.events.error("cluster.config.refused", reason=refusal.reason, hint=refusal.hint)
+            report = self.head.status.report
+            self.refusal, self._refused = refusal, report.config_digest if report else ""
+
+    def _keep(self, body: bytes) -> None:
+        try:
+            kept = FILE.decode(body)
+        except ValueError as error:
+            hint = "install the same version of sparkd on all nodes"
+            raise HeadRefusedError(f"the configuration of the head can't be read: {error}", hint) from None
+        try:
+            plan = followed_context(kept, self.settings, self.host, self.place).plan
+        except HeadRefusedError:
+            raise
+        except AwaitedError as error:  # something of this node that may come by itself
+            raise HeadRefusedError(error.reason, error.hint) from None
+        history = launch_history.read_history(self.host.files)
+        forgiven = history.reset(plan.counted_as)  # a person wants it now, whatever was before
+        try:
+            if forgiven != history:
+                file = launch_history.FILE
+                self.actions.write_state(file.name, file.encode(forgiven), file.mode)
+            self.actions.write_state(FILE.name, body.decode(), FILE.mode)
+        except (OSError, TimeoutError) as error:
+            hint = "df -h /var/lib/sparkd"
+            raise HeadRefusedError(f"the configuration of the head can't be kept: {error}", hint) from None
+        self.events.info("cluster.config.changed", head=self.place.head_address, digest=kept.digest[:12])
+        raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
+
+
+def share_config(agent: Deps) -> None:
+    """Of a head: serve what it runs, as it is now. Of a worker: as `check_head`."""
+    check_head(agent)
+    context, plan, files = agent.context, agent.plan, agent.host.files
+    if context.is_head and context.peers:
+        shared = shared_config.make_shared(context.settings, context.recipe, plan.image_id, plan.user_script, files)
+        body = shared_config.dump(shared)
+        agent.cluster.publish(shared_config.PATH, body)
+        agent.reporter.update(config_digest=shared_config.digest_of(body))
+
+
+def check_head(agent: Deps) -> None:
+    """Of a worker that follows. Raises OutdatedPlanError where its head has another configuration, BlockedError where
+    that is refused.
+    """
+    try:
+        if agent.follower is not None:
+            agent.follower.check()
+    except BlockedError:
+        agent.reporter.update(plan_digest="")  # so that no node compares its plan with one that is over
+        raise
+
+
+def use_kept(agent: Deps, origins: Mapping[str, str]) -> None:
+    """Of a worker that follows: keep the files of its document, and log what its own file sets without effect.
+
+    `origins`: of its own settings.
+    """
+    if (kept := agent.context.followed) is None:
+        return
+    try:
+        agent.actions.keep_head_files(kept.config.kept_files)
+    except (OSError, TimeoutError) as error:
+        agent.events.error("state.write.failed", file="head-files", reason=str(error), hint="df -h /var/lib/sparkd")
+    agent.reporter.update(config_digest=kept.digest)
+    agent.events.info(
+        "cluster.config.followed",
+        head=agent.plan.node.head_address,
+        digest=kept.digest[:12],
+        recipe=kept.config.recipe.name,
+    )
+    if keys := overridden_keys(origins):
+        hint = f"take them out of {origins[keys[0]]}"
+        agent.events.warning("cluster.config.overridden", keys=list(keys), reason="the head decides them", hint=hint)
+
+
+def await_head(follower: HeadFollower, awaited: HeadAwaitedError, report: Callable[[Phase, str], None]) -> None:
+    """One turn of the wait of a worker without a configuration. Raises OutdatedPlanError once it has come."""
+    try:
+        follower.check()
+        head = follower.head.status
+        doing = head.said or (head.living.message if head.living else "")
+        if head.living and not head.living.config_digest:
+            doing = f"its sparkd is {head.living.version}, which serves none"
+        phase = Phase.BLOCKED if isinstance(awaited, HeadRefusedError) else Phase.AWAITING_PEERS
+        report(phase, f"{awaited}" + f"; {head.name} {head.contact.value}: {doing}" * bool(doing))
+    except OutdatedPlanError:
+        raise
+    except BlockedError as refusal:
+        report(Phase.BLOCKED, str(refusal))
+    follower.loop.wait(POLL_SECONDS)

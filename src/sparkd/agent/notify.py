@@ -1,0 +1,226 @@
+"""Sends messages to people, in a thread of its own: nothing waits for it, and its end ends no engine.
+
+What was reported and what is still to be sent stand in notify.json. Who holds the lock beside it sends: the agent, or
+`sparkd notify flush` where a unit stays down. What an agent could not write before its end, the next one finds in its
+first report.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+import time
+from collections import deque
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sparkd.actions.files import write
+from sparkd.agent.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.config import Notify
+from sparkd.host import Host
+from sparkd.host.files import Files
+from sparkd.host.ownership import read_private
+from sparkd.lib import start_thread
+from sparkd.lib.errors import ConfigError, LaunchError
+from sparkd.lib.log import Events
+from sparkd.lib.webhook import RefusedError, check_url, post
+from sparkd.preflight.hooks import check_program
+from sparkd.state.file import FOLDER, StateFile
+from sparkd.status import notices
+from sparkd.status.model import NodeReport, Phase
+from sparkd.status.notice_formats import as_json, render
+from sparkd.status.notices import Notice, NotifyState
+from sparkd.status.publisher import Published, Sink
+
+FILE = StateFile("notify.json", NotifyState)
+LOCK = "notify.lock"
+TICK_SECONDS = 10.0
+"""Between two looks while time alone may bring a message."""
+RETRY_SECONDS = (5.0, 15.0, 60.0, 300.0, 600.0)
+URL_LIMIT_BYTES = 4096
+MOST_REPORTS = 64
+"""Kept for a thread that is sending."""
+
+
+def deliver(files: Files, settings: Notify, way: str, notice: Notice, owner_uid: int = 0) -> None:
+    """Raises LaunchError where it may work later, RefusedError where the receiver does not take this message."""
+    if way == "command":
+        _run(files, settings.command, notice, owner_uid)
+    else:
+        body = render(settings.template, notice)
+        post(_read_url(files, settings.webhook_file, owner_uid), body.content, body.headers)
+
+
+def _read_url(files: Files, path: str, owner_uid: int) -> str:
+    try:
+        opened = read_private(files, path, URL_LIMIT_BYTES, owner_uid)
+    except FileNotFoundError:
+        raise LaunchError(f"{path} does not exist", "write the URL there, alone") from None
+    except ConfigError as error:
+        raise LaunchError(error.reason, error.hint) from None
+    url = opened.content.decode("utf-8", "replace").strip()
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise LaunchError(f"what is in {path} {error}", "write the URL there, alone") from None
+    return url
+
+
+def _run(files: Files, path: str, notice: Notice, owner_uid: int) -> None:
+    if (program := check_program(files, path, owner_uid=owner_uid)).problem:
+        raise LaunchError(program.problem, program.hint)
+    fields = {"EVENT": notice.event, "NODE": notice.node, "TITLE": notice.title, "TEXT": notice.text}
+    env = ENVIRONMENT | {f"NOTICE_{name}": value for name, value in fields.items()}
+    stdin, writer = os.pipe()
+    try:
+        with os.fdopen(writer, "wb") as pipe:
+            pipe.write(as_json(notice))  # less than a pipe holds
+        code, output = run_program(files.real(path), _wait, env, DEADLINE_SECONDS, stdin)
+    except OSError as error:
+        raise LaunchError(f"{path} can't be run: {error.strerror}", "does its first line name it?") from None
+    finally:
+        os.close(stdin)
+    if code != 0:
+        ended = f"did not end within {DEADLINE_SECONDS:g} s" if code is None else f"ended with exit code {code}"
+        raise LaunchError(f"{path} {ended}: {first_line(output)}", f"run it by hand: {path}")
+
+
+def _wait(seconds: float, fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+class Outbox:
+    """For one thread."""
+
+    def __init__(self, host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> None:
+        self.state = NotifyState()
+        self._files, self._settings, self._events, self._owner_uid = host.files, settings, events, owner_uid
+        self._lock = -1
+        self._folder = Path(host.files.real(FOLDER))
+        self._tries: dict[str, int] = {}
+        self._again_at: dict[str, float] = {}
+        self._failed: dict[str, str] = {}
+        """By way, and of the file: why, as last logged."""
+
+    def open(self, *, wait: bool) -> bool:
+        """Become the one who sends, until `close`. Without `wait`, False where another one is. Raises OSError."""
+        self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            self.close()
+            return False
+        self.state = (
+            FILE.read(self._files, lambda why: self._events.warning("state.read.failed", reason=why)) or NotifyState()
+        )
+        return True
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def record(self, state: NotifyState, found: tuple[Notice, ...]) -> None:
+        """Keep what is reported now, and queue messages."""
+        wanted = tuple(one for one in found if one.event in self._settings.events)
+        state = replace(state, settings=self._settings.model_dump())
+        state = notices.enqueue(state, wanted, self._settings.ways, time.time())
+        if state.dropped > self.state.dropped:
+            self._events.warning("notify.messages.dropped", count=state.dropped - self.state.dropped)
+        self._keep(state)
+
+    def _keep(self, state: NotifyState) -> None:
+        if state == self.state:
+            return
+        self.state = state
+        try:
+            write(self._folder / FILE.name, FILE.encode(state), FILE.mode, durable=True)
+        except OSError as error:
+            self._report_once(FILE.name, f"{FILE.path}: {error.strerror}", "df -h /var/lib/sparkd")
+        else:
+            self._failed.pop(FILE.name, None)
+
+    def send(self) -> None:
+        """Send what is queued, in order, by each way that is due."""
+        for way in self._settings.ways:
+            while time.monotonic() >= self._again_at.get(way, 0.0):
+                queued = next((one for one in self.state.queue if way in one.ways), None)
+                if queued is None:
+                    break
+                try:
+                    deliver(self._files, self._settings, way, self._with_dropped(queued.notice), self._owner_uid)
+                except LaunchError as error:
+                    self._report_once(way, error.reason, error.hint)
+                    if not isinstance(error, RefusedError):
+                        tries = self._tries[way] = self._tries.get(way, -1) + 1
+                        pause = RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)]
+                        self._again_at[way] = time.monotonic() + pause
+                        break
+                else:
+                    self._tries.pop(way, None)
+                    self._failed.pop(way, None)
+                    self._events.info("notify.message.sent", by=way, about=queued.notice.event)
+                    self._keep(replace(self.state, dropped=0))
+                self._keep(notices.sent(self.state, queued, way))
+
+    def _with_dropped(self, notice: Notice) -> Notice:
+        if not self.state.dropped:
+            return notice
+        return replace(notice, text=f"{notice.text} ({self.state.dropped} earlier messages were dropped)")
+
+    def _report_once(self, what: str, reason: str, hint: str) -> None:
+        if self._failed.get(what) != reason:
+            self._failed[what] = reason
+            self._events.warning("notify.message.failed", by=what, reason=reason, hint=hint)
+
+
+class Notifications:
+    """`take` is for the main thread: it only keeps what has changed."""
+
+    def __init__(self, outbox: Outbox, degraded_seconds: float) -> None:
+        self._outbox, self._degraded_seconds = outbox, degraded_seconds
+        self._reports: deque[NodeReport] = deque(maxlen=MOST_REPORTS)
+        self._changed = threading.Event()
+        self._taken: object = None
+
+    def take(self, published: Published) -> None:
+        report = published.report
+        message = "" if report.phase in (Phase.LAUNCHING, Phase.LOADING) else report.message
+        peers = tuple((one.contact, one.report and one.report.phase) for one in report.peers)
+        seen = report.phase, report.cause, message, peers
+        if seen != self._taken:
+            self._taken = seen
+            self._reports.append(report)
+            self._changed.set()
+
+    def run(self) -> None:
+        self._outbox.open(wait=True)
+        last: list[NodeReport] = []
+        while True:
+            self._changed.wait(TICK_SECONDS if self._outbox.state.pending else None)
+            self._changed.clear()
+            taken = [self._reports.popleft() for _ in range(len(self._reports))]
+            for one in taken or last:
+                self._outbox.record(*notices.observe(self._outbox.state, one, time.time(), self._degraded_seconds))
+            last = taken[-1:] or last
+            self._outbox.send()
+
+
+def start_notifications(host: Host, settings: Notify, events: Events, owner_uid: int = 0) -> Sink:
+    """What takes each report from now on. A failure is only logged."""
+    made = Notifications(Outbox(host, settings, events, owner_uid), settings.degraded_minutes * 60)
+
+    def run() -> None:
+        try:
+            made.run()
+        except OSError as error:
+            events.error("agent.thread.failed", thread="notify", reason=str(error))
+
+    try:
+        start_thread(threading.Thread(target=run, name="notify", daemon=True))
+    except BlockingIOError as error:
+        events.error("agent.thread.failed", thread="notify", reason=str(error))
+    return made.take

@@ -1,0 +1,70 @@
+"""The model's page cache around a load: a smaller readahead before it, and loaded shards given back during it."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from sparkd.actions.page_cache import ReadaheadChange
+from sparkd.agent.deps import Deps
+from sparkd.engine.contiguous_memory import ContiguousMemory
+from sparkd.engine.page_cache_release import PageCacheRelease
+from sparkd.engine.rank import Running
+from sparkd.lib.text import GIB
+
+DISK_SECONDS = 10.0
+"""For the disk of the model, which may be a file server."""
+
+
+def lower_readahead(agent: Deps) -> None:
+    """Before the container starts: the kernel takes the setting when a file is opened."""
+    kib = agent.settings.engine.load_readahead_kib
+    if not kib:
+        return
+    try:
+        lower = partial(agent.actions.lower_readahead, agent.plan.model_path, kib)
+        change = agent.loop.run_with_timeout(lower, DISK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
+    except (OSError, ValueError) as error:
+        hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
+        agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
+        return
+    _log_readahead(agent, change)
+
+
+def restore_readahead(agent: Deps) -> None:
+    """Undo `lower_readahead`, also of an agent that was killed. Thread-safe."""
+    try:
+        change = agent.actions.restore_readahead()
+    except OSError as error:
+        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
+        return
+    _log_readahead(agent, change)
+
+
+def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
+    if change is not None:
+        agent.events.info(
+            "page_cache.readahead.changed", path=change.path, before_kib=change.before_kib, kib=change.after_kib
+        )
+
+
+def release_page_cache(agent: Deps, running: Running) -> None:
+    """In a thread of its own, until the engine serves; and keep free memory in large blocks."""
+    release = agent.settings.memory.load_guard
+    wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
+    if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
+        return
+    work = PageCacheRelease(
+        host=agent.host,
+        model_path=agent.plan.model_path,
+        pid=running.rank.pid,
+        pidfd=os.dup(running.rank.pidfd),  # the rank's own may be closed meanwhile
+        progress=lambda: running.log.progress,
+        # Once docker has gone away, the log may not show that the weights are loaded.
+        over=lambda: running.ready or running.log.broken_off_at is not None,
+        drop=agent.actions.drop_file_cache if release else None,
+        loaded=partial(restore_readahead, agent),
+        contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
+        events=agent.events,
+    )
+    agent.run_aside("page-cache", work.run)

@@ -1,0 +1,60 @@
+"""Whether a loaded engine answers with sense: a plan that is tried is given up for it, any other is reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparkd.agent import switching
+from sparkd.agent.deps import Deps
+from sparkd.agent.shutdown import engine_ended
+from sparkd.engine.rank import Running
+from sparkd.lib.errors import NotReadyError
+from sparkd.measure import smoke
+from sparkd.status.model import FindingReport
+
+ID = "smoke"
+POLL_SECONDS = 5.0
+HINT = "sudo sparkd smoke repeats it; see the weights and the image"
+
+
+def try_out(agent: Deps, running: Running) -> None:
+    """A plan that was just chosen is in force once its answers make sense. Raises NotReadyError (exit 12)."""
+    if not switching.is_tried(agent):
+        return
+    testing = agent.loop.submit(smoke.run(agent.endpoint(running), _request_seconds(agent)))
+    agent.reporter.update(message="the new plan answers test prompts")
+    while not testing.done():
+        if agent.loop.wait(POLL_SECONDS, running.rank.pidfd):
+            raise engine_ended(agent, running)
+    if faults := testing.result():
+        raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", "see the weights and the image")
+    switching.put_in_force(agent)
+
+
+def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
+    """Where `smoke.on_start` wants it, beside the requests of clients. What is returned reports the result once it is
+    there. An engine that serves is not ended for it: its clients may see nothing of the fault.
+    """
+    if not agent.settings.smoke.on_start:
+        return lambda: None
+    testing = agent.loop.submit(smoke.run(agent.endpoint(running), _request_seconds(agent)))
+    reported = False
+
+    def report() -> None:
+        nonlocal reported
+        if reported or not testing.done():
+            return
+        reported = True
+        if not (faults := testing.result()):
+            agent.events.info("engine.smoke.passed")
+            return
+        reason = "; ".join(faults)
+        agent.events.warning("engine.smoke.failed", reason=reason, hint=HINT)
+        found = FindingReport(ID, "warn", f"answers that make no sense: {reason}", HINT)
+        agent.reporter.update(findings=(*agent.reporter.report.findings, found))
+
+    return report
+
+
+def _request_seconds(agent: Deps) -> float:
+    return agent.settings.readiness.completion_timeout_seconds

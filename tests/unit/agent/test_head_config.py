@@ -1,0 +1,219 @@
+"""One configuration: a head serves what it runs, and a worker's agent takes it. Real agents on loopback addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from tests.tree import Tree
+from tests.unit.agent_steps import running_steps, wait_and_join, wait_while_blocked
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    EventLines,
+    MemoryActions,
+    addresses,
+    agent_under_test,
+    base_under_test,
+    context,
+    following,
+    running,
+    settings,
+)
+from tests.unit.nodes import until
+
+from sparkd.agent.bootstrap import _await_head
+from sparkd.agent.deps import Base
+from sparkd.agent.head_config import share_config, use_kept
+from sparkd.agent.serving import follow_head
+from sparkd.agent.startup import wait_backoff
+from sparkd.config.settings import Engine
+from sparkd.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
+from sparkd.recipes.reach import HEAD_FILES
+from sparkd.state import launch_history
+from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.state.shared_config import FILE
+from sparkd.status.model import Contact, NodeReport, Phase
+
+NODES = addresses(2)
+
+
+def head_settings(port: int, **engine: object) -> object:
+    own = settings(NODES, port)
+    return own.model_copy(update={"engine": Engine.model_validate({**own.engine.model_dump(), **engine})})
+
+
+@contextmanager
+def head_of(tree: Tree, port: int, incarnation: str = "head", **engine: object) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 0, head_settings(port, **engine), incarnation) as head:  # type: ignore[arg-type]
+        share_config(head.agent)
+        yield head
+
+
+@contextmanager
+def awaiting(base: Base) -> Iterator[list[SparkdError]]:
+    """A worker without a document waits for one, in a thread; what it raised."""
+    raised: list[SparkdError] = []
+    stop = threading.Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise SparkdError("the test is over")
+
+    def run() -> None:
+        with pytest.raises(HeadAwaitedError) as awaited:
+            context(base.settings, base.host)
+        try:
+            _await_head(base, "worker", awaited.value, EventLines(), os.getuid())
+        except SparkdError as error:
+            raised.append(error)
+
+    base.loop.add_check(check)
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield raised
+    finally:
+        stop.set()
+        base.loop.wake()
+        thread.join(10)
+
+
+def written(actions: object) -> dict[str, str]:
+    assert isinstance(actions, MemoryActions)
+    return actions.written
+
+
+def report_of_worker(head: AgentUnderTest) -> NodeReport | None:
+    return head.agent.monitor.statuses()[0].report
+
+
+def take_over(tree: Tree, base: Base) -> None:
+    """The document that the worker has kept, on its disk."""
+    tree.file(f"/node1{FILE.path}", written(base.actions)[FILE.name], 0o600)
+
+
+def first_document(tree: Tree, port: int) -> None:
+    with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
+        until(lambda: raised)
+        assert type(raised[0]) is OutdatedPlanError
+        take_over(tree, base)
+
+
+def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tree, port: int) -> None:
+    tree.file("/node1/etc/sparkd/api-key", "k", 0o600)
+    secrets = {"VLLM_API_KEY": str(tree.file("/node0/etc/sparkd/api-key", "k", 0o600))}
+    with head_of(tree, port, env={"A": "b"}, secrets=secrets, args={"max-model-len": 77}) as head:
+        first_document(tree, port)
+        with agent_under_test(tree, 1, following(NODES, port)) as worker:
+            use_kept(worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"})
+            assert worker.agent.plan.digest == head.agent.plan.digest
+            assert ("A", "b") in worker.agent.plan.env
+            assert worker.agent.plan.secrets == ()
+            assert worker.report.config_digest == head.report.config_digest != ""
+            lines = [line for line in worker.events.lines if line.startswith("cluster.config.")]
+            assert lines[0].startswith("cluster.config.followed head=127.0.0.1")
+            assert "keys=['engine.image']" in lines[1]
+            head.set_plan("d")
+            worker.set_plan("d")
+            with running_steps(head, wait_and_join), running_steps(worker, wait_and_join) as joins:
+                assert joins.join() is None
+
+
+def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, port: int) -> None:
+    script = str(tree.file("/script.sh", 'exec "$@"', 0o600))
+    tree.file(f"/node0{script}", 'exec "$@"', 0o600)  # as the head's agent sees it
+    with head_of(tree, port, script=script):
+        first_document(tree, port)
+    folder = tree.folder(f"/node1{HEAD_FILES}")
+    folder.chmod(0o755)
+    old = tree.file(f"/node1{HEAD_FILES}/old", "x")
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        use_kept(worker.agent, {})
+        kept = tree.root / f"node1{worker.agent.plan.user_script}"
+        assert kept.read_text() == 'exec "$@"'
+        assert not old.exists()
+        assert (kept.stat().st_mode & 0o777, kept.parent.stat().st_mode & 0o777) == (0o644, 0o700)
+
+
+def test_a_head_that_wants_too_much_sees_why_its_worker_is_blocked(tree: Tree, port: int) -> None:
+    with (
+        head_of(tree, port, image="evil/image:1") as head,
+        base_under_test(tree, 1, following(NODES, port, allow={"images": ["good/"]})) as base,
+        awaiting(base) as raised,
+    ):
+        until(lambda: (known := report_of_worker(head)) and known.phase is Phase.BLOCKED)
+        known = report_of_worker(head)
+        assert known is not None and not raised
+        assert "wants image evil/image:1: cluster.allow.images permits good/" in known.message
+        assert FILE.name not in written(base.actions)
+
+
+def test_a_worker_without_a_document_says_that_it_waits_for_its_head(tree: Tree, port: int) -> None:
+    with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base):
+        until(lambda: "no configuration of the head 127.0.0.1" in written(base.actions).get("report.json", ""))
+        shown = json.loads(written(base.actions)["report.json"])
+        assert (shown["phase"], shown["rank"]) == ("awaiting-peers", 1)
+
+
+def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree, port: int) -> None:
+    with head_of(tree, port):
+        first_document(tree, port)
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        worker.set_plan("d")
+        with (
+            running_steps(worker, wait_while_blocked) as waits,
+            head_of(tree, port, "again", env={"NEW": "1"}),
+        ):
+            assert isinstance(waits.join(), OutdatedPlanError)
+        assert worker.report.plan_digest == "", "its head compares no plan with one that is over"
+        assert json.loads(written(worker.agent.actions)[FILE.name])["engine"]["env"] == {"NEW": "1"}
+
+
+def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_head_at_once(
+    tree: Tree, port: int
+) -> None:
+    with head_of(tree, port):
+        first_document(tree, port)
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        failures = LaunchHistory({worker.agent.plan.counted_as: len(BACKOFF_SECONDS) - 1})
+        tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
+        with running_steps(worker, wait_backoff) as waits, head_of(tree, port, "again", env={"NEW": "1"}):
+            assert isinstance(waits.join(), OutdatedPlanError)
+
+
+def test_what_the_head_chooses_again_is_tried_however_often_it_failed_here(tree: Tree, port: int) -> None:
+    with head_of(tree, port, env={"NEW": "1"}) as head:
+        failures = LaunchHistory({head.agent.plan.counted_as: len(BACKOFF_SECONDS), "another": 1})
+        tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
+        with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
+            until(lambda: raised)
+            left = launch_history.FILE.decode(written(base.actions)[launch_history.FILE.name].encode())
+    assert left.failures == {"another": 1}
+
+
+def test_a_rank_that_runs_is_not_ended_by_another_configuration(tree: Tree, port: int) -> None:
+    with head_of(tree, port) as head:
+        first_document(tree, port)
+        with (
+            agent_under_test(tree, 1, following(NODES, port)) as worker,
+            running(worker.agent) as (rank, _),
+            running_steps(worker, lambda agent: follow_head(agent, rank)) as follows,
+        ):
+            head.agent.reporter.update(phase=Phase.SERVING, config_digest="another")
+            until(lambda: worker.report.phase is Phase.SERVING)
+            assert not follows.over
+
+
+def test_a_head_that_is_down_does_not_keep_a_worker_from_its_last_configuration(tree: Tree, port: int) -> None:
+    with head_of(tree, port) as head:
+        first_document(tree, port)
+        digest = head.agent.plan.digest
+    with agent_under_test(tree, 1, following(NODES, port)) as worker:
+        share_config(worker.agent)
+        until(lambda: worker.agent.monitor.statuses()[0].contact is not Contact.UNHEARD)
+        share_config(worker.agent)
+        assert worker.agent.plan.digest == digest

@@ -1,0 +1,377 @@
+"""Messages to people: the queue on disk, its sender, and the operator's own program."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.commands import sparkd
+from tests.unit.http_receivers import Receiver, receiver
+from tests.unit.node_reports import HEAD
+from tests.unit.nodes import until
+from tests.unit.wire import reserved_port
+
+from sparkd.agent import notify
+from sparkd.agent.notify import FILE, Outbox, deliver, start_notifications
+from sparkd.cli.notify import flush
+from sparkd.config import Notify
+from sparkd.host import Host
+from sparkd.lib.errors import ExitCode, LaunchError
+from sparkd.lib.text import Redactor
+from sparkd.status.model import Phase
+from sparkd.status.notices import QUEUE_LIMIT, Notice, NotifyState, Queued
+from sparkd.status.publisher import Published, Reporter, make_public
+
+URL_FILE = "/etc/sparkd/webhook"
+PROGRAM = "/etc/sparkd/send"
+SERVING = replace(HEAD, phase=Phase.SERVING, recipe="tiny", last_cause="", peers=())
+FAILED = replace(SERVING, phase=Phase.FAILED, message="api_key=hunter2 ended", cause="engine-ended")
+LOST = Notice("lost", "spark1", "gone", at=time.time())
+
+
+class Log:
+    """What would be in the journal."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[str, dict[str, object]]] = []
+
+    def info(self, event: str, **fields: object) -> None:
+        self.lines.append((event, fields))
+
+    warning = error = info
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.lines]
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def near() -> Iterator[Receiver]:
+    with receiver() as found:
+        yield found
+
+
+def webhook(tree: Tree, url: str, mode: int = 0o600, **others: Any) -> Notify:
+    tree.folder("/var/lib/sparkd")
+    tree.file(URL_FILE, f"{url}\n", mode)
+    return Notify(webhook_file=URL_FILE, **others)
+
+
+def program(tree: Tree, *lines: str, mode: int = 0o755) -> Notify:
+    tree.folder("/var/lib/sparkd")
+    tree.file(PROGRAM, "\n".join(("#!/bin/sh", *lines)) + "\n", mode)
+    return Notify(command=PROGRAM)
+
+
+def outbox(tree: Tree, settings: Notify, log: Log) -> Outbox:
+    made = Outbox(Host(tree.root), settings, log, os.getuid())
+    assert made.open(wait=False)
+    return made
+
+
+def stored(tree: Tree) -> NotifyState:
+    found = FILE.read(Host(tree.root).files)
+    assert found is not None
+    return found
+
+
+def test_a_message_is_sent_once_and_by_no_later_process(tree: Tree, near: Receiver, log: Log) -> None:
+    one = outbox(tree, webhook(tree, near.url), log)
+    one.record(replace(one.state, serving=True), (LOST,))
+    assert [queued.notice for queued in stored(tree).queue] == [LOST], "on disk before it is sent"
+    one.send()
+    one.send()
+    assert [json.loads(body)["text"] for body in near.bodies] == ["gone"]
+    assert (stored(tree).queue, stored(tree).serving) == ((), True)
+    assert log.names() == ["notify.message.sent"]
+
+
+def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: Log) -> None:
+    with reserved_port() as number:
+        settings = webhook(tree, f"http://127.0.0.1:{number}/")
+        with closing(outbox(tree, settings, log)) as first:
+            first.record(first.state, (LOST,))
+            first.send()
+            first.send()
+    assert log.names() == ["notify.message.failed"], "logged once, and tried no more before its time"
+    with receiver() as late:
+        webhook(tree, late.url)
+        second = outbox(tree, settings, log)
+        second.send()
+        assert len(late.bodies) == 1
+
+
+def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: Log) -> None:
+    settings = webhook(tree, near.url)
+    outbox(tree, settings, log)
+    assert not Outbox(Host(tree.root), settings, log, os.getuid()).open(wait=False)
+
+
+def test_a_failing_receiver_is_tried_again_later_and_each_time_later(
+    tree: Tree, near: Receiver, log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "RETRY_SECONDS", (0.05, 0.1))
+    near.status = 500
+    one = outbox(tree, webhook(tree, near.url), log)
+    one.record(one.state, (LOST, replace(LOST, text="second")))
+    for _ in range(3):
+        one.send()
+        time.sleep(0.12)
+    near.status = 200
+    one.send()
+    assert [json.loads(body)["text"] for body in near.bodies] == ["gone"] * 4 + ["second"], "in order, one a try"
+    assert stored(tree).queue == ()
+
+
+def test_a_message_that_the_receiver_refuses_holds_up_no_other(tree: Tree, near: Receiver, log: Log) -> None:
+    near.status = 400
+    one = outbox(tree, webhook(tree, near.url), log)
+    one.record(one.state, (LOST, LOST))
+    one.send()
+    assert (len(near.bodies), stored(tree).queue) == (2, ())
+    assert log.names() == ["notify.message.failed"]
+
+
+def test_a_way_that_fails_keeps_no_other_from_sending(tree: Tree, near: Receiver, log: Log, tmp_path: Path) -> None:
+    settings = program(tree, "exit 1").model_copy(update={"webhook_file": URL_FILE})
+    webhook(tree, near.url)
+    one = outbox(tree, settings, log)
+    one.record(one.state, (LOST,))
+    one.send()
+    assert (len(near.bodies), [queued.ways for queued in stored(tree).queue]) == (1, [("command",)])
+
+
+def test_what_was_dropped_is_said_in_the_next_message(tree: Tree, near: Receiver, log: Log) -> None:
+    one = outbox(tree, webhook(tree, near.url), log)
+    many = tuple(Notice("needs-person", "spark1", str(number), at=time.time()) for number in range(QUEUE_LIMIT + 3))
+    one.record(one.state, many)
+    assert ("notify.messages.dropped", {"count": 3}) in log.lines
+    one.send()
+    texts = [json.loads(body)["text"] for body in near.bodies]
+    assert texts[:2] == ["3 (3 earlier messages were dropped)", "4"]
+
+
+def test_a_full_disk_keeps_no_message_from_being_sent(tree: Tree, near: Receiver, log: Log) -> None:
+    one = outbox(tree, webhook(tree, near.url), log)
+    (tree.root / "var/lib/sparkd" / FILE.name).mkdir()  # no file can take its place
+    one.record(one.state, (LOST,))
+    one.record(replace(one.state, serving=True), ())
+    one.send()
+    assert len(near.bodies) == 1
+    assert log.names() == ["notify.message.failed", "notify.message.sent"], "logged once"
+
+
+def test_events_that_are_not_wanted_are_not_queued(tree: Tree, near: Receiver, log: Log) -> None:
+    one = outbox(tree, webhook(tree, near.url, events=("lost",)), log)
+    one.record(one.state, (replace(LOST, event="serving"), LOST))
+    assert [queued.notice.event for queued in stored(tree).queue] == ["lost"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644])
+def test_a_url_that_others_may_read_is_not_used(tree: Tree, near: Receiver, mode: int) -> None:
+    with pytest.raises(LaunchError, match=f"has mode {mode:04o}, needed is 0600 .*chmod 600 {URL_FILE}"):
+        deliver(Host(tree.root).files, webhook(tree, near.url, mode), "webhook_file", LOST, os.getuid())
+
+
+def test_a_url_behind_a_link_or_of_another_owner_is_not_used(tree: Tree, near: Receiver) -> None:
+    settings, files = webhook(tree, near.url), Host(tree.root).files
+    with pytest.raises(LaunchError, match="belongs to uid"):
+        deliver(files, settings, "webhook_file", LOST, os.getuid() + 1)
+    (tree.root / "etc/sparkd/webhook").rename(tree.root / "etc/sparkd/real")
+    with pytest.raises(LaunchError, match="does not exist"):
+        deliver(files, settings, "webhook_file", LOST, os.getuid())
+    tree.link(URL_FILE, "real")
+    with pytest.raises(LaunchError, match="is a symlink"):
+        deliver(files, settings, "webhook_file", LOST, os.getuid())
+
+
+def test_a_wrong_url_is_not_quoted(tree: Tree) -> None:
+    with pytest.raises(LaunchError, match="needs https") as caught:
+        deliver(Host(tree.root).files, webhook(tree, "http://hooks.example/s3cret"), "webhook_file", LOST, os.getuid())
+    assert "s3cret" not in str(caught.value)
+
+
+def run(tree: Tree, settings: Notify, notice: Notice = LOST) -> None:
+    deliver(Host(tree.root).files, settings, "command", notice, os.getuid())
+
+
+def test_the_program_gets_the_message_on_stdin_and_in_its_variables(tree: Tree, tmp_path: Path) -> None:
+    settings = program(tree, f"cat > {tmp_path}/in; env > {tmp_path}/env")
+    run(tree, settings, replace(LOST, text="x" * 800))
+    assert json.loads((tmp_path / "in").read_text())["text"] == "x" * 800
+    variables = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert (variables["NOTICE_EVENT"], variables["NOTICE_TITLE"]) == ("lost", "spark1: lost")
+    assert not any(name.startswith("SPARKD_") for name in variables)
+
+
+def test_a_text_is_no_code_for_a_shell(tree: Tree, tmp_path: Path) -> None:
+    settings = program(tree, f'echo "$NOTICE_TEXT" > {tmp_path}/out')
+    run(tree, settings, replace(LOST, text="$(touch /tmp/x); `id` ' \""))
+    assert (tmp_path / "out").read_text() == "$(touch /tmp/x); `id` ' \"\n"
+
+
+def test_a_program_that_reads_nothing_or_ends_with_another_code(tree: Tree) -> None:
+    run(tree, program(tree, "exit 0"))
+    with pytest.raises(LaunchError, match="ended with exit code 3: no mail"):
+        run(tree, program(tree, "echo no mail; exit 3"))
+
+
+def test_a_program_that_hangs_is_killed_with_its_group(
+    tree: Tree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "DEADLINE_SECONDS", 0.5)
+    with pytest.raises(LaunchError, match=r"did not end within 0\.5 s"):
+        run(tree, program(tree, f"sleep 60 & echo $! > {tmp_path}/child; wait"))
+    child = int((tmp_path / "child").read_text())
+    until(lambda: not Path(f"/proc/{child}/cmdline").exists() or not Path(f"/proc/{child}/cmdline").read_bytes())
+
+
+@pytest.mark.parametrize("mode", [0o775, 0o757])
+def test_a_program_that_others_may_change_is_not_run(tree: Tree, mode: int) -> None:
+    with pytest.raises(LaunchError, match="others than root may write to"):
+        run(tree, program(tree, "exit 0", mode=mode))
+
+
+def test_a_program_in_a_folder_of_others_is_not_run(tree: Tree) -> None:
+    settings = program(tree, "exit 0")
+    (tree.root / "etc/sparkd").chmod(0o777)
+    with pytest.raises(LaunchError, match="others than root may write to"):
+        run(tree, settings)
+
+
+def start(tree: Tree, settings: Notify, log: Log) -> Any:
+    return start_notifications(Host(tree.root), settings, log, os.getuid())
+
+
+def test_the_agents_reports_become_messages_without_secrets(tree: Tree, near: Receiver, log: Log) -> None:
+    take = start(tree, webhook(tree, near.url), log)
+    reporter = Reporter(SERVING, (take,), Redactor(("hunter2",)))
+    began = time.monotonic()
+    for report in (SERVING, SERVING, FAILED, FAILED):
+        reporter.report = report
+        reporter.publish()
+    assert time.monotonic() - began < 0.1, "the main thread waits for nothing"
+    until(lambda: len(near.bodies) == 2)
+    texts = [json.loads(body)["text"] for body in near.bodies]
+    assert texts == ["tiny serves: tiny on port 8000", "tiny no longer serves: api_key=*** ended"]
+    until(lambda: stored(tree).queue == ())
+
+
+def test_a_slow_receiver_never_holds_up_the_main_thread(tree: Tree, near: Receiver, log: Log) -> None:
+    near.slow = True
+    take = start(tree, webhook(tree, near.url), log)
+    take(make_public(SERVING))
+    until(lambda: near.bodies)
+    began = time.monotonic()
+    for number in range(1000):
+        take(Published(replace(SERVING, message=str(number)), ""))
+    assert time.monotonic() - began < 0.5
+
+
+def test_an_agent_that_was_killed_is_reported_by_the_next_one(tree: Tree, near: Receiver, log: Log) -> None:
+    settings = webhook(tree, near.url)
+    with closing(outbox(tree, settings, log)) as first:
+        first.record(NotifyState(serving=True, recipe="tiny", incarnation="e"), ())
+    take = start(tree, settings, log)
+    killed = replace(SERVING, phase=Phase.PREFLIGHT, incarnation="next", last_cause="killed", message="")
+    take(make_public(killed))
+    until(lambda: near.bodies)
+    assert json.loads(near.bodies[0])["text"] == "tiny no longer serves: killed"
+
+
+ENDED = {"MONITOR_UNIT": "sparkd-no-such.service", "MONITOR_EXIT_STATUS": "17"}
+
+
+def configure(tree: Tree, settings: Notify) -> dict[str, str]:
+    tree.file("/etc/sparkd/sparkd.toml", f'[notify]\nwebhook_file = "{settings.webhook_file}"\n')
+    return dict(ENDED)
+
+
+def test_a_unit_that_stays_down_is_reported_when_it_has_ended(tree: Tree, near: Receiver) -> None:
+    env = configure(tree, webhook(tree, near.url))
+    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert json.loads(near.bodies[0])["event"] == "needs-person"
+    assert "sparkd-no-such.service ended with exit code 17 and stays down" in json.loads(near.bodies[0])["text"]
+
+
+@pytest.mark.parametrize("code", ["13", "0", ""])
+def test_a_unit_that_systemd_starts_again_is_no_news(tree: Tree, near: Receiver, code: str) -> None:
+    env = configure(tree, webhook(tree, near.url)) | {"MONITOR_EXIT_STATUS": code}
+    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert near.bodies == []
+
+
+def test_while_the_network_is_away_the_exit_code_makes_systemd_try_again(tree: Tree, near: Receiver) -> None:
+    env = configure(tree, webhook(tree, near.url))
+    near.status = 503
+    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.LAUNCH_FAILED
+
+
+def test_with_a_configuration_that_cannot_be_read_the_last_one_counts(tree: Tree, near: Receiver) -> None:
+    settings = webhook(tree, near.url)
+    env = configure(tree, settings)
+    tree.file("/etc/sparkd/sparkd.toml", "[notify\n")
+    tree.file(FILE.path, FILE.encode(NotifyState(settings=settings.model_dump())))
+    assert flush(Host(tree.root), env, os.getuid()) is ExitCode.GOOD
+    assert len(near.bodies) == 1
+
+
+def test_the_queue_of_a_way_that_is_no_longer_configured_is_dropped(tree: Tree, near: Receiver, log: Log) -> None:
+    settings = webhook(tree, near.url)
+    tree.file(FILE.path, FILE.encode(NotifyState(queue=(Queued(LOST, ("command",)),))))
+    one = outbox(tree, settings, log)
+    one.record(one.state, ())
+    assert stored(tree).queue == ()
+
+
+def test_a_state_that_cannot_be_read_is_reported_and_begun_again(tree: Tree, near: Receiver, log: Log) -> None:
+    settings = webhook(tree, near.url)
+    tree.file(FILE.path, "{")
+    assert outbox(tree, settings, log).state == NotifyState()
+    assert log.names() == ["state.read.failed"]
+
+
+def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, near: Receiver) -> None:
+    program, url, config = tmp_path / "send", tmp_path / "url", tmp_path / "sparkd.toml"
+    program.write_text("#!/bin/sh\nexit 0\n")
+    program.chmod(0o755)
+    url.write_text(near.url)
+    url.chmod(0o600)
+    config.write_text(f'[notify]\ncommand = "{program}"\nwebhook_file = "{url}"\n')
+    near.status = 404
+    done = sparkd("notify", "test", config=config)
+    assert done.returncode in (ExitCode.LAUNCH_FAILED, ExitCode.USAGE)
+    if not os.geteuid():
+        lines = done.stdout.splitlines()
+        assert lines[1] == "notify.webhook_file: HTTP 404 (does the receiver still know this URL?)"
+        assert json.loads(near.bodies[0])["event"] == "test"
+
+
+def test_without_a_way_the_command_says_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "sparkd.toml").write_text("")
+    done = sparkd("notify", "test", config=tmp_path / "sparkd.toml")
+    assert done.returncode == ExitCode.USAGE
+    assert "set notify.command or notify.webhook_file" in done.stderr
+
+
+def test_an_agent_without_a_way_for_messages_imports_nothing_for_them() -> None:
+    program = (
+        "import sys, sparkd.agent.bootstrap, sparkd.agent.run;"
+        "print(*(name for name in sys.modules if name.endswith(('.notify', '.webhook', '.notices'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

@@ -1,0 +1,421 @@
+"""The agent's part in a switch: it sees the choice, tries it, and says which plan follows a failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
+from tests.unit.known_good_entries import known_good_entry
+
+from sparkd.agent.serving import ProvingPeriod
+from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.agent.startup import launch, wait_backoff
+from sparkd.agent.switching import (
+    AWAITED_SECONDS,
+    BLOCKED_SECONDS,
+    UNLAUNCHED,
+    SwitchRequested,
+    begin_switch,
+    is_tried,
+    put_in_force,
+    raise_if_unwritten,
+    settle_switch,
+    stamp_switch,
+    watch_switch,
+)
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.lib.errors import (
+    BlockedError,
+    Cause,
+    EngineEndedError,
+    ExitCode,
+    NeedsPersonError,
+    NotReadyError,
+    OutdatedPlanError,
+    PeerLostError,
+    SparkdError,
+)
+from sparkd.lib.main_loop import StopRequested
+from sparkd.state import launch_history
+from sparkd.state.file import Content, StateFile
+from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
+from sparkd.status.model import Phase
+
+LONG_AGO, FAR_AHEAD = "2001-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
+
+
+@pytest.fixture
+def started(tree: Tree) -> Iterator[AgentUnderTest]:
+    with agent_under_test(tree, 0, alone()) as made:
+        yield made
+
+
+def chosen(made: AgentUnderTest, name: str = "new", until: str = "") -> Chosen:
+    context = made.agent.context
+    return Chosen(context.recipe.model_copy(update={"name": name}), context.settings.engine, until=until)
+
+
+def put(made: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **changes: object) -> Switch:
+    """As `sparkd use` or an earlier process has left it."""
+    replaces = membership.fingerprint_config(made.agent.context.configured, made.agent.host)
+    switch = Switch(replaces, stage, chosen(made, until=until), (), tries, 60, "2026-01-01")
+    switch = replace(switch, **changes)
+    Tree(Path(made.agent.host.files.root)).file(FILE.path, FILE.encode(switch))
+    return switch
+
+
+def written(made: AgentUnderTest) -> Switch | None:
+    """None where the file was removed."""
+    return FILE.read(made.agent.host.files, pytest.fail)
+
+
+def begin(made: AgentUnderTest, config: Settings | None = None) -> Switch | None:
+    agent = made.agent
+    return begin_switch(config or agent.context.configured, agent.host, agent.actions, agent.events)[0]
+
+
+def trying(made: AgentUnderTest) -> None:
+    made.agent.state.switch = put(made, Stage.TRYING, 1)
+
+
+def test_the_next_process_tries_what_was_chosen_and_counts_it(started: AgentUnderTest) -> None:
+    before = put(started, Stage.DRAINING)
+    assert begin(started) == written(started) == replace(before, stage=Stage.TRYING, tries=1)
+
+
+def test_after_starts_that_ended_without_a_reason_it_goes_back_and_says_so(started: AgentUnderTest) -> None:
+    put(started, Stage.TRYING, TRIES)
+    assert begin(started) is None
+    assert written(started) is None
+    assert isinstance(started.agent.actions, MemoryActions)
+    history = launch_history.FILE.decode(started.agent.actions.written[launch_history.FILE.name].encode())
+    assert history.last_cause is not None
+    assert history.last_cause.cause == Cause.SWITCH_FAILED
+    assert history.last_cause.reason.startswith("back to what is configured, recipe new did not come up")
+    assert started.events.lines[-1].startswith("switch.plan.returned")
+
+
+def test_a_plan_that_cannot_be_made_any_more_is_left_at_once(started: AgentUnderTest) -> None:
+    two = started.agent.context.recipe.model_copy(
+        update={"nodes": started.agent.context.recipe.nodes.model_copy(update={"min": 2, "max": 2})}
+    )
+    for stage in (Stage.DRAINING, Stage.TRYING):
+        started.events.lines.clear()
+        put(started, stage, 1, to=Chosen(two, started.agent.context.settings.engine))
+        assert begin(started) is None
+        assert "needs 2 node(s)" in started.events.lines[-1]
+
+
+def test_a_time_that_was_over_while_the_node_was_off_is_over(started: AgentUnderTest) -> None:
+    put(started, Stage.IN_FORCE, until=LONG_AGO)
+    assert begin(started) is None
+    assert written(started) is None
+
+
+def test_a_changed_configuration_ends_every_stage(started: AgentUnderTest) -> None:
+    other = alone().model_copy(update={"engine": alone().engine.model_copy(update={"image": "other:1"})})
+    for stage in Stage:
+        put(started, stage)
+        assert begin(started, other) is None
+    settle_switch(started.agent)
+    assert started.events.lines == [], "what is configured here is still what it replaces"
+
+
+def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTest) -> None:
+    agent = started.agent
+    failures = LaunchHistory({agent.plan.counted_as: len(BACKOFF_SECONDS)})
+    Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
+    with pytest.raises(NeedsPersonError):
+        wait_backoff(agent)
+    settle_switch(replace(agent, context=replace(agent.context, switch=put(started, Stage.TRYING, 1))))
+    assert isinstance(agent.actions, MemoryActions)
+    assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).failures == {}
+    assert started.events.lines[-1].startswith("switch.plan.tried")
+
+
+def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) -> None:
+    agent = started.agent
+    watch_switch(agent)
+    put(started, Stage.DRAINING)
+    with pytest.raises(SwitchRequested, match="leaving for recipe new") as request:
+        watch_switch(agent)
+    shutdown_on_request(agent, None, request.value)
+    assert agent.read_launches().last_exit is None, "kept in memory by this test"
+    assert isinstance(agent.actions, MemoryActions)
+    end = launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).last_exit
+    assert end is not None
+    assert (end.reason, end.code, end.cause) == ("leaving for recipe new", 0, "switch")
+    put(started, Stage.DRAINING, drain_seconds=1)
+    watch_switch(agent)
+
+
+def test_a_blocked_node_starts_again_with_a_rollback(started: AgentUnderTest) -> None:
+    put(started, Stage.IN_FORCE)
+    watch_switch(started.agent)
+    started.agent.set_phase(Phase.BLOCKED, "no")
+    put(started, Stage.IN_FORCE, to=chosen(started, "another"))
+    with pytest.raises(OutdatedPlanError):
+        watch_switch(started.agent)
+
+
+def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(started: AgentUnderTest) -> None:
+    first = make_rollback(known_good_entry(), "", "")
+    time.sleep(0.002)
+    second = make_rollback(known_good_entry(), "", "")
+    assert first is not None
+    assert second is not None
+    started.agent.state.switch = put(started, Stage.IN_FORCE, chosen_at=first.chosen_at)
+    started.agent.set_phase(Phase.BLOCKED, "no")
+    put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
+    with pytest.raises(OutdatedPlanError):
+        watch_switch(started.agent)
+
+
+def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:
+    agent = started.agent
+    agent.state.switch = put(started, Stage.IN_FORCE, until=FAR_AHEAD)
+    watch_switch(agent)
+    put(started, Stage.IN_FORCE, until=LONG_AGO)
+    with pytest.raises(SwitchRequested, match=f"leaving for {CONFIGURED}"):
+        watch_switch(agent)
+    left = written(started)
+    assert left is not None
+    assert left.stage is Stage.RETURNING
+
+
+def test_a_new_plan_that_stays_blocked_is_given_up(started: AgentUnderTest) -> None:
+    agent = started.agent
+    trying(started)
+    agent.state.switch_seen = None
+    agent.set_phase(Phase.BLOCKED, "image: missing")
+    agent.state.switch_seen = agent.host.files.stat(FILE.path)
+    watch_switch(agent)
+    assert agent.state.stuck_since is not None
+    agent.state.stuck_since -= BLOCKED_SECONDS
+    with pytest.raises(NotReadyError, match="blocked for 120 s: image: missing"):
+        watch_switch(agent)
+    agent.set_phase(Phase.PREFLIGHT)
+    watch_switch(agent)
+    assert agent.state.stuck_since is None
+
+
+@pytest.mark.parametrize("phase", UNLAUNCHED)
+def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnderTest, phase: Phase) -> None:
+    """Whatever is awaited: docker, a node that is off, one that refuses connections."""
+    agent = started.agent
+    trying(started)
+    agent.state.switch_seen = agent.host.files.stat(FILE.path)
+    agent.set_phase(phase, "waiting for spark2, where no sparkd runs")
+    watch_switch(agent)
+    agent.state.began -= AWAITED_SECONDS
+    with pytest.raises(NotReadyError, match="not launched within 900 s: waiting for spark2") as given_up:
+        watch_switch(agent)
+    agent.set_phase(Phase.LOADING)
+    watch_switch(agent)
+    assert shutdown_on_error(agent, None, given_up.value) is ExitCode.NOT_READY
+    assert written(started) is None
+
+
+def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
+    agent = started.agent
+    agent.state.switch = put(started, Stage.IN_FORCE)
+    agent.state.switch_seen = agent.host.files.stat(FILE.path)
+    agent.state.began -= AWAITED_SECONDS
+    agent.set_phase(Phase.AWAITING_DOCKER)
+    watch_switch(agent)
+
+
+def test_a_bug_while_an_engine_drains_leaves_no_rank(started: AgentUnderTest) -> None:
+    agent = started.agent
+    agent.set_phase(Phase.SERVING)
+    with running(agent) as (rank, process):
+        agent.loop.fail(ZeroDivisionError("of a thread"))
+        with pytest.raises(ZeroDivisionError):
+            shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
+        assert process.wait(1) == -signal.SIGTERM
+    assert any(line.startswith("switch.drain.started") for line in started.events.lines)
+
+
+def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(started: AgentUnderTest) -> None:
+    agent = started.agent
+    agent.set_phase(Phase.SERVING)
+    with running(agent) as (rank, process):
+        agent.loop.fail(OSError(errno.EIO, "of a thread"))
+        shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
+        assert process.wait(1) == -signal.SIGTERM
+    assert started.report.phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_back", "code"),
+    [
+        (EngineEndedError("boom"), True, ExitCode.ENGINE_ENDED),
+        (NotReadyError("its smoke test failed"), True, ExitCode.NOT_READY),
+        (NeedsPersonError("reboot"), True, ExitCode.NOT_READY),
+        (PeerLostError("rank 1 failed", cause=Cause.PEER_FAILED), True, ExitCode.PEER_LOST),
+        (PeerLostError("rank 1 is silent", cause=Cause.PEER_SILENT), False, ExitCode.PEER_LOST),
+        (OutdatedPlanError("devices"), False, ExitCode.BLOCKED),
+    ],
+)
+def test_a_failure_of_the_new_plan_goes_back(
+    started: AgentUnderTest, error: SparkdError, goes_back: bool, code: ExitCode
+) -> None:
+    trying(started)
+    reason = error.reason
+    assert shutdown_on_error(started.agent, None, error) is code, "systemd starts the next process"
+    if goes_back:
+        assert written(started) is None
+        assert error.reason == f"back to what is configured, recipe new did not come up: {reason}"
+        assert error.cause is Cause.SWITCH_FAILED
+    else:
+        assert error.reason == reason
+
+
+def test_a_stop_and_a_new_configuration_do_not_count_as_tries(started: AgentUnderTest) -> None:
+    for end in (lambda: shutdown_on_error(started.agent, None, OutdatedPlanError("x")),
+                lambda: shutdown_on_request(started.agent, None, StopRequested())):  # fmt: skip
+        trying(started)
+        end()
+        left = written(started)
+        assert left is not None
+        assert (left.stage, left.tries) == (Stage.TRYING, 0)
+
+
+def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest) -> None:
+    started.agent.state.switch = put(started, Stage.IN_FORCE)
+    error = BlockedError("plan-lint: no")
+    shutdown_on_error(started.agent, None, error)
+    assert error.reason == "plan-lint: no"
+
+
+def test_what_somebody_has_chosen_meanwhile_is_not_overwritten(started: AgentUnderTest) -> None:
+    trying(started)
+    other = put(started, Stage.DRAINING, chosen_at="2026-02-02")
+    put_in_force(started.agent)
+    assert written(started) == other
+
+
+class Overtaken(MemoryActions):
+    """Somebody chooses again between each look at the file and the first write."""
+
+    other: Switch | None = None
+
+    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        if self.other is not None:
+            Tree(Path(self._host.files.root)).file(FILE.path, FILE.encode(self.other))
+            self.other = None
+        return super().exchange_state(file, before, after)
+
+
+def test_what_somebody_chooses_as_a_step_is_taken_stays(started: AgentUnderTest) -> None:
+    actions = Overtaken(started.agent.host, started.agent.loop, "overtaken")
+    agent = replace(started.agent, actions=actions)
+    trying(started)
+    actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
+    other = actions.other
+    put_in_force(agent)
+    assert written(started) == other
+    put(started, Stage.DRAINING)
+    actions.other = replace(other, to=chosen(started, "another"))
+    begun, _ = begin_switch(agent.context.configured, agent.host, actions, agent.events)
+    assert begun == written(started) == replace(other, stage=Stage.TRYING, tries=1, to=chosen(started, "another"))
+
+
+class Followed(MemoryActions):
+    """Somebody chooses again right after each write."""
+
+    other: Switch | None = None
+
+    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        done = super().exchange_state(file, before, after)
+        if self.other is not None:
+            Tree(Path(self._host.files.root)).file(FILE.path, FILE.encode(self.other))
+        return done
+
+
+def test_what_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
+    actions = Followed(started.agent.host, started.agent.loop, "followed")
+    agent = replace(started.agent, actions=actions)
+    trying(started)
+    actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
+    put_in_force(agent)
+    with pytest.raises(SwitchRequested):
+        watch_switch(agent)
+    put(started, Stage.DRAINING)
+    settings = agent.context.configured
+    _, agent.state.switch_seen = begin_switch(settings, agent.host, actions, agent.events)
+    with pytest.raises(SwitchRequested):
+        watch_switch(agent)
+
+
+def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTest) -> None:
+    agent = started.agent
+    for stage in (Stage.DRAINING, Stage.TRYING, Stage.RETURNING):
+        put(started, stage, TRIES)
+        _, seen = begin_switch(agent.context.configured, agent.host, agent.actions, agent.events)
+        assert seen == stamp_switch(agent.host)
+
+
+def test_a_plan_that_works_is_in_force_and_its_finding_says_so(started: AgentUnderTest) -> None:
+    trying(started)
+    put_in_force(started.agent)
+    left = written(started)
+    assert left is not None
+    assert left.stage is Stage.IN_FORCE
+    assert [one.reason for one in started.report.findings] == ["instead of what is configured, recipe new is in force"]
+
+
+class FullDisk(MemoryActions):
+    def write_state(self, name: str, text: str, mode: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room(started: AgentUnderTest) -> None:
+    trying(started)
+    full = replace(started.agent, actions=FullDisk(started.agent.host, started.agent.loop, "full"))
+    put_in_force(full)
+    ProvingPeriod(full).tick()
+    assert sum("state.write.failed" in line and "switch.json" in line for line in started.events.lines) == 1
+    proving = ProvingPeriod(started.agent)
+    assert is_tried(started.agent)
+    proving.tick()
+    left = written(started)
+    assert left is not None
+    assert left.stage is Stage.IN_FORCE
+
+
+def test_a_choice_that_cannot_be_read_any_more_is_logged_once_while_its_plan_serves(started: AgentUnderTest) -> None:
+    trying(started)
+    Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
+    proving = ProvingPeriod(started.agent)
+    for _ in range(3):
+        proving.tick()
+    assert sum("state.read.failed" in line for line in started.events.lines) == 1
+
+
+def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_being_written(
+    started: AgentUnderTest,
+) -> None:
+    agent = started.agent
+    put(started, Stage.DRAINING)
+    full = FullDisk(agent.host, agent.loop, "full")
+    begin_switch(agent.context.configured, agent.host, full, agent.events)
+    node = membership.resolve_context(agent.context.configured, None, agent.host)
+    settle_switch(replace(agent, context=node))
+    with pytest.raises(OutdatedPlanError, match=r"switch.json could not be written"):
+        launch(replace(agent, context=node))
+    trying(started)
+    raise_if_unwritten(agent)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from sparkd.cluster import auth, membership
+from sparkd.cluster import auth, following, membership
 from sparkd.config import Settings, load_settings, load_with_origins, reference
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError, UsageError
@@ -21,7 +21,8 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.additions import HCAS, INTERFACE
 from sparkd.recipes.loader import load_recipe, recipe_folders
 from sparkd.recipes.schema import Container, Lines
-from sparkd.state.known_good import Rollback
+from sparkd.state.shared_config import overridden_keys
+from sparkd.status.model import FindingReport
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def show_settings(args: argparse.Namespace) -> None:
     if args.default:
         print(reference.default_file(), end="")
     else:
-        loaded = load_with_origins(os.environ)
+        loaded = following.load_effective(os.environ, Host())
         print(reference.show_json(loaded) if args.json else reference.show(loaded))
 
 
@@ -57,21 +58,21 @@ def check_settings(_args: argparse.Namespace) -> None:
     """Check all that would end a start with 78, except what depends on the node's state. Raises ConfigError."""
     from sparkd.preflight.runner import check_ids
 
-    loaded = load_with_origins(os.environ)
-    host = Host()
-    # The recipe by itself too: where the node's place is wrong, no plan would read it.
-    several, path = len(loaded.settings.cluster.nodes) > 1, loaded.settings.cluster.key_file
+    host, own = Host(), load_with_origins(os.environ)
+    settings = own.settings
+    several, path = len(settings.cluster.nodes) > 1, settings.cluster.key_file
     key = (partial(auth.read_keys, host.files, path),) if several and not os.geteuid() else ()
-    recipe = partial(load_recipe, loaded.settings.engine.recipe, recipe_folders())
-    _raise_all(
-        partial(check_ids, loaded.settings.preflight),
-        recipe,
-        partial(membership.configured_context, loaded.settings, host),
-        *key,
-    )
-    found = recipe()
-    print(f"settings are good ({', '.join(str(path) for path in loaded.files) or 'no file'})")
-    print(f"recipe {found.recipe.name} is good ({found.files[0]})")
+    recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
+    context = partial(membership.configured_context, settings, host)
+    # The recipe by itself too: where the node's place is wrong, no plan would read it.
+    of_file = () if settings.cluster.follow_head else (recipe,)
+    _raise_all(partial(check_ids, settings.preflight), *of_file, context, *key)
+    print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
+    node = context()
+    where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
+    print(f"recipe {node.recipe.name} is good ({where})")
+    for name in overridden_keys(own.origins) if node.followed else ():
+        print(f"{name} in {own.origins[name]} has no effect, the head decides it: take it out")
     if several and not key:
         print(f"{path} was not looked at: only root can read it")
 
@@ -100,13 +101,17 @@ def show_plan(args: argparse.Namespace) -> None:
     elif args.script:
         print(plan.script, end="")
     else:
-        print(f"{_described(plan, node.rollback if node else None)}\n\n{plan.script}".rstrip("\n"))
+        print(f"{_described(plan, node.switch.findings if node and node.switch else ())}\n\n{plan.script}".rstrip("\n"))
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
+    recipe = None
+    if settings.cluster.follow_head:
+        used = membership.configured_context(settings, Host())
+        settings, recipe = used.settings, used.recipe
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
-    recipe = load_recipe(settings.engine.recipe, recipe_folders()).recipe
+    recipe = recipe or load_recipe(settings.engine.recipe, recipe_folders()).recipe
     node = membership.node_of_rank(settings, rank)
     # What only that node knows stays as its placeholder.
     found = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
@@ -126,11 +131,11 @@ def _dump_model(value: Container | Lines) -> dict[str, object]:
     return fields
 
 
-def _described(plan: LaunchPlan, rollback: Rollback | None) -> str:
+def _described(plan: LaunchPlan, chosen: Sequence[FindingReport]) -> str:
     spec, node = plan.container, plan.node
     privileged = "yes" if spec.privileged else "no"
     rows = [
-        *([("rollback", rollback.finding.reason), ("", rollback.finding.hint)] if rollback else []),
+        *((name, text) for one in chosen for name, text in ((one.id, one.reason), ("", one.hint))),
         ("recipe", plan.recipe),
         ("digest", plan.digest),
         ("node", f"{node.address}: {plan.role}, rank {node.rank} of {node.cluster_size}"),

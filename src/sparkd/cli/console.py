@@ -1,12 +1,14 @@
-"""Tables and progress: by rich on a terminal, as plain text elsewhere.
+"""Tables, progress and a live screen: by rich on a terminal, as plain text elsewhere.
 
 Nothing is read as rich's markup: every cell is a Text, in which a control character is written out.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
+from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
@@ -16,19 +18,22 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 STYLES = {"ok": "green", "warn": "yellow", "block": "bold red", "unknown": "magenta", "skipped": "dim"}
-LEAST_WIDTH = 24
+LEAST_WIDTH = 16
 """Of a flexible column, however narrow the terminal is: it then breaks the line itself."""
 BAR_WIDTH, FIGURES_WIDTH = 14, 40
 """Of progress: its bar, and its figures with the space between."""
 
 
-def show(parts: Parts, *, clear: bool = False) -> None:
-    """Print to stdout; `clear` empties the screen before, where there is one."""
+def on_terminal() -> bool:
+    """Whether stdout is a terminal that can move its cursor."""
+    return sys.stdout.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
+
+
+def show(parts: Parts) -> None:
+    """Print to stdout."""
     if not sys.stdout.isatty():
         print(plain(parts), flush=True)
         return
-    if clear:
-        _console(sys.stdout).clear()
     for part in parts:
         if isinstance(part, str):
             print(part, flush=True)
@@ -63,6 +68,49 @@ def _show_table(table: Table) -> None:
             row[-1].truncate(width - fixed, overflow="ellipsis")
         shown.add_row(*row, style="bold" if table.heading and not number else STYLES.get(level, ""))
     _console(sys.stdout, width).print(shown)
+
+
+class Screen:
+    """The terminal's other screen, where `on_terminal`. A context manager: what was there before comes back."""
+
+    def __init__(self) -> None:
+        from rich.live import Live
+
+        console = _console(sys.stdout)
+        self._live = Live(
+            console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+        )
+        self._shown: object = None
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._live.stop()
+
+    def show(self, parts: Parts) -> None:
+        """Draw it where it, or the terminal's size, has changed. What does not fit is left out, and counted."""
+        from rich.console import Group
+        from rich.text import Text
+
+        size = self._live.console.size
+        lines = [line for part in parts for line in _lines(part)]
+        if len(lines) > size.height:
+            lines[size.height - 1 :] = [(f"… {len(lines) - size.height + 1} more lines: sparkd status", "")]
+        if (lines, size) != self._shown:
+            self._shown = lines, size
+            texts = (
+                Text(printable(line), STYLES.get(level, ""), no_wrap=True, overflow="ellipsis") for line, level in lines
+            )
+            self._live.update(Group(*texts), refresh=True)
+
+
+def _lines(part: str | Table) -> Iterable[tuple[str, str]]:
+    """With the level of each."""
+    if isinstance(part, str):
+        return [(part, "")]
+    return zip_longest(str(part).splitlines(), part.levels, fillvalue="") if part.rows else ()
 
 
 class Progress:

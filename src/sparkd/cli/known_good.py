@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
@@ -24,7 +23,8 @@ from sparkd.plan.agreement import format_table, make_agreement
 from sparkd.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import known_good
-from sparkd.state.known_good import ROLLBACK_FILE, Entry, Facts, find_differences, format_utc, group_files, node_values
+from sparkd.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
+from sparkd.state.switch import FILE, Switch, make_rollback
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 DIGITS = 12
@@ -56,9 +56,9 @@ def diff(args: argparse.Namespace) -> None:
     if args.json:
         print(as_json(known[0], now))
         return
-    back = membership.resolve_context(config, None, host).rollback
-    if back is not None:
-        print(f"{back.finding.reason}; compared is what is configured")
+    switch = membership.resolve_context(config, None, host).switch
+    for one in switch.findings if switch is not None else ():
+        print(f"{one.reason}; compared is what is configured")
     print(as_text(known[0], now))
 
 
@@ -131,6 +131,10 @@ def rollback(args: argparse.Namespace) -> None:
         return
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
+    with suppress(AddressAwaitedError):
+        if membership.follows_head(config, place := membership.find_place(config, host)):
+            reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
+            raise UsageError(reason, "sudo sparkd rollback there")
     for line in _end(config, host) if args.end else _roll_back(args.plan, config, host):
         print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
 
@@ -141,7 +145,8 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
         return _none_yet(config)
     plan, back = _configured(config, host), None
     with suppress(ConfigError):
-        back = membership.resolve_context(config, None, host).rollback
+        switch = membership.resolve_context(config, None, host).switch
+        back = switch.chosen if switch is not None else None
     rows: list[tuple[str, ...]] = [HEADINGS]
     for one in known:
         image = one.image_id.removeprefix("sha256:")[:DIGITS]
@@ -181,22 +186,19 @@ def image_id(host: Host, ref: str) -> str | None:
 
 
 def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
-    from sparkd.actions import files
-
     plan = _configured(config, host)
     present = image_id(host, plan.image) if plan else None
     entry = choose(_read_known_good(host), wanted, plan, present or "")
     found = image_id(host, entry.image_id)
     replaces = membership.fingerprint_config(config, host)
-    back = known_good.make_rollback(entry, replaces, entry.image_id if found else "")
-    if back is None:
+    back = make_rollback(entry, replaces, entry.image_id if found else "")
+    if back is None or back.to is None:
         raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
-        node = membership.rolled_back_context(back, config, host)
-    with files.usage_error(f"{ROLLBACK_FILE.path} can't be written", "df -h /var/lib/sparkd"):
-        files.write(Path(ROLLBACK_FILE.path), ROLLBACK_FILE.encode(back), ROLLBACK_FILE.mode, durable=True)
-    yield f"{back.label} is in force from the next start on, until the configuration changes"
+        node = membership.chosen_context(back.to, config, host)
+    write_switch(FILE.read(host.files), back, host)
+    yield f"{back.to.label} is in force from the next start on, until the configuration changes"
     if found is None:
         yield "docker can't look up the recorded image: the one that has its name will run"
     elif not found:
@@ -205,20 +207,28 @@ def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
         yield "what still differs, and no rollback restores:"
         yield from rows
     if len(config.cluster.nodes) > 1:
-        yield f"next: on each other node: sudo sparkd rollback {entry.plan[:DIGITS]}"
+        yield f"next: on each other node that follows no head: sudo sparkd rollback {entry.plan[:DIGITS]}"
     yield f"next: systemctl restart {_unit(config, host)}"
 
 
-def _end(config: Settings, host: Host) -> Iterator[str]:
+def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
+    """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
     from sparkd.actions import files
 
-    with files.usage_error(f"{ROLLBACK_FILE.path} can't be removed", ""):
-        removed = files.remove(Path(ROLLBACK_FILE.path))
-    if removed:
-        yield "what is configured holds from the next start on"
-        yield f"next: systemctl restart {_unit(config, host)}"
-    else:
-        yield "no rollback is in force: what is configured holds"
+    with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
+        if not files.exchange(host.files, FILE, before, after):
+            raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
+
+
+def _end(config: Settings, host: Host) -> Iterator[str]:
+    faults = list[str]()
+    found = FILE.read(host.files, faults.append)
+    if found is None and not faults:
+        yield "no other plan is in force: what is configured holds"
+        return
+    write_switch(found, None, host)
+    yield "what is configured holds from the next start on"
+    yield f"next: systemctl restart {_unit(config, host)}"
 
 
 def _configured(config: Settings, host: Host) -> LaunchPlan | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
@@ -18,8 +21,12 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "config", "show how this node's rank would be launched"),
     ("diff", "known_good", "show what differs from the last start that is known good"),
     ("rollback", "known_good", "go back to the last plan that is known good, until the configuration changes"),
+    ("use", "use", "change to another recipe, and go back by itself where that does not serve"),
     ("explain", "explain", "say what a known error in a log means, and what to do"),
     ("status", "status", "show what the nodes are doing, from any of them"),
+    ("endpoint", "endpoint", "say how clients reach the API, with a configuration for each of some programs"),
+    ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
+    ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the last ones"),
     ("sweep", "run", "stop the container of an agent that is gone"),
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),
@@ -27,15 +34,20 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("image", "sync", "copy an image of the engine to the other nodes"),
     ("config", "config", "show or check the configuration"),
     ("tune", "setup", "show, apply or take back settings of the kernel"),
-    ("init", "setup", "make the key that the nodes of a cluster sign with"),
+    ("notify", "notify", "send messages to people, or try whether they arrive"),
+    ("init", "init", "set up this node: recipe, settings, the cluster's key; invite other nodes, or join them"),
+    ("deinit", "init", "take back what `init` wrote"),
 )
 """Name, module and summary; the module's `add_NAME` declares the options and the function that runs."""
 
+COMPLETE = "__complete"
+HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,
 13 engine ended, 14 peer lost, 15 engine stalled, 16 memory guard, 17 the node needs a person, 78 wrong configuration"""
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+def build_parser(*used: str) -> argparse.ArgumentParser:
+    """With the options of these commands; of all others, only their summaries."""
     import argparse
     from importlib import import_module
 
@@ -49,34 +61,61 @@ def _parser(command: str | None) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, module, summary in COMMANDS:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if name == command:
+        if name in used:
             getattr(import_module(f"sparkd.cli.{module}"), f"add_{name}")(sub)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
+    if sys.stdout is None:  # closed: >&-
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - until the end
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8, a path that is not text
     words = sys.argv[1:] if argv is None else argv
-    if words == ["--version"]:
-        print(f"sparkd {__version__}")
-        return ExitCode.GOOD
-    command = next((word for word in words if not word.startswith("-")), None)
     try:
-        args = _parser(command).parse_args(words)
-        from sparkd.lib import log
-
-        log.clean_stderr()
-        return int(args.run(args) or ExitCode.GOOD)
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # a full disk is an error of the command, while it can still be reported
     except SparkdError as error:
         for line in str(error).splitlines():
             print(f"sparkd: {line}", file=sys.stderr)
         return error.code
     except BrokenPipeError:
-        sys.stderr.close()
+        _discard_output()
         return ExitCode.GOOD
+    except OSError as error:
+        if words[:1] == ["run"]:
+            raise  # into the journal, with its traceback
+        _discard_output()
+        reason = (error.strerror or str(error)).lower()
+        hint = f" ({HINTS[error.errno]})" if error.errno in HINTS else ""
+        print(f"sparkd: {': '.join(filter(None, (str(error.filename or ''), reason)))}{hint}", file=sys.stderr)
+        return ExitCode.BUG
     except KeyboardInterrupt:
         return 130
+
+
+def _run(words: list[str]) -> int:
+    if words == ["--version"]:
+        print(f"sparkd {__version__}")
+        return ExitCode.GOOD
+    if words[:1] == [COMPLETE]:  # of the shells' completions: in no help, and fast
+        from sparkd.cli.complete import complete
+
+        complete("".join(words[1:2]))
+        return ExitCode.GOOD
+    args = build_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    from sparkd.lib import log
+
+    log.clean_stderr()
+    return int(args.run(args) or ExitCode.GOOD)
+
+
+def _discard_output() -> None:
+    """What is left in the buffer can't be written; without this, the interpreter's end would report it again."""
+    with suppress(OSError):  # no file below it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

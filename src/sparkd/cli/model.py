@@ -137,7 +137,7 @@ def pull_model(args: argparse.Namespace) -> None:
     from sparkd.actions import hub
 
     host, configured = Host(), load_settings(os.environ)
-    name, folder, revision = _choose_repo(args.name, args.to, configured)
+    name, folder, revision = _choose_repo(args.name, args.to, configured, host)
     token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
     repo = hub.find_repo(name, args.revision or revision or None, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
@@ -170,8 +170,9 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[str, str, str]:
+def _choose_repo(word: str | None, to: str | None, settings: Settings, host: Host) -> tuple[str, str, str]:
     """Name of the repository, the folder that it goes to, and the recipe's revision of it, if any."""
+    from sparkd.cluster.membership import resolve_context
     from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
     from sparkd.recipes.schema import REPO, Model
 
@@ -179,8 +180,12 @@ def _choose_repo(word: str | None, to: str | None, settings: Settings) -> tuple[
     of_recipe = word is None or "/" not in word or word.endswith(SUFFIX)
     if word and of_recipe:
         recipe = os.path.abspath(word) if "/" in word else word  # noqa: PTH100 - links stay as they are
-    with suppress(*(() if of_recipe else (ConfigError,))):  # a named model needs no good recipe
-        model = load_recipe(recipe, recipe_folders()).recipe.model
+    if word is None and settings.cluster.follow_head:
+        used = resolve_context(settings, None, host).recipe
+        model, recipe = used.model, used.name
+    else:
+        with suppress(*(() if of_recipe else (ConfigError,))):  # a named model needs no good recipe
+            model = load_recipe(recipe, recipe_folders()).recipe.model
     name = model.repo if of_recipe else word or ""
     if not name:
         hint = "name it: sparkd model pull ORGANISATION/NAME"

@@ -29,7 +29,8 @@ from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import CHECKS, IDS, build_checks, build_unplanned
 from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
-from sparkd.status.model import Phase, parse, read_report
+from sparkd.status.model import Phase, parse
+from sparkd.status.report_file import read_report
 
 if TYPE_CHECKING:
     from sparkd.actions import Actions
@@ -70,8 +71,8 @@ def preflight(args: argparse.Namespace) -> int:
             raise
         look = partial(_look_without_plan, error, args.role, config, host)
         return _show(look() if args.fix is None else end_named(args.fix, look, host), args, error.code)
-    if node.rollback is not None:
-        print(f"sparkd: {node.rollback.finding.reason} ({node.rollback.finding.hint})", file=sys.stderr)
+    for one in node.switch.findings if node.switch is not None else ():
+        print(f"sparkd: {one.reason}{f' ({one.hint})' * bool(one.hint)}", file=sys.stderr)
     if args.fix is not None:
         shown = end_named(args.fix, partial(_only_look, node, config, host), host)
     else:
@@ -95,6 +96,14 @@ def _page(check_id: str) -> str:
     if check_id in pages:
         return f"{check_id}\n\n{pages[check_id]}"
     raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
+
+
+def look_at(config: Settings, host: Host) -> Shown:
+    """A dry run with settings that may not be on disk yet."""
+    try:
+        return _only_look(resolve_context(config, None, host), config, host)
+    except ConfigError as error:
+        return _look_without_plan(error, None, config, host)
 
 
 def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:

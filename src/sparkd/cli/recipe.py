@@ -40,8 +40,7 @@ from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 from sparkd.vllm.lint.rules import Issue
 
-HEADINGS = ("NAME", "MODEL", "NODES", "CONTEXT", "SEQUENCES", "TOKENS/S", "FROM", "SOURCE")
-LONGEST_SOURCE = 70
+HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 LONGEST_VALUE = 60
 
 
@@ -81,34 +80,31 @@ def _rows() -> Iterator[tuple[str, ...]]:
     """Every recipe that can be named."""
     folders = recipe_folders()
     for name, path in find_recipes(folders).items():
-        whose = "shipped" if path.parent == recipes_dir() else str(path.parent)
+        own = "" if path.parent == recipes_dir() else f" ({path})"
         try:
             recipe = load_recipe(name, folders).recipe
         except ConfigError:
-            yield name, "broken: `sparkd recipe check` says why", "", "", "", "", whose, ""
+            yield name, "", "", "", f"broken: `sparkd recipe check` says why{own}"
             continue
         nodes = recipe.nodes
         yield (
             name,
-            recipe.model.path,
             str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}",
             str(recipe.args.get("max-model-len") or "-"),
-            str(recipe.args.get("max-num-seqs") or "-"),
             _tokens_per_second(recipe),
-            whose,
-            sanitize(recipe.source.partition(";")[0], LONGEST_SOURCE) or "-",
+            sanitize(recipe.model.path) + own,
         )
 
 
 def _tokens_per_second(recipe: Recipe) -> str:
-    """Those of one request alone, and of the most at once."""
+    """Expected of one request alone, and of the most at once."""
     rates = recipe.expect.get("decode_tokens_per_second")
     if not isinstance(rates, Mapping):
         return "-"
     counted = ((parse_count(name, 999_999), rate) for name, rate in rates.items())
     by_requests = {count: rate for count, rate in counted if count is not None}
     ends = dict.fromkeys(sorted(by_requests)[:1] + sorted(by_requests)[-1:])
-    return ", ".join(f"{by_requests[count]} at {count}" for count in ends) or "-"
+    return " to ".join(sanitize(str(by_requests[count]), 20) for count in ends) or "-"
 
 
 def show_recipe(args: argparse.Namespace) -> None:

@@ -1,71 +1,22 @@
-"""`sparkd init`, `units` and `tune`: the cluster's key, systemd's drop-ins, the recipe's kernel settings."""
+"""`sparkd units` and `tune`: systemd's drop-ins, and the recipe's kernel settings."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Iterator
-from pathlib import Path
 
-from sparkd.actions import files
 from sparkd.actions.system_config import HEADER, PATH, SysctlManager, UnitFiles
-from sparkd.cluster.auth import read_keys
+from sparkd.cluster.membership import configured_context
 from sparkd.config import load_settings, units
+from sparkd.host import Host
 from sparkd.host.files import Files
 from sparkd.lib.errors import ConfigError, UsageError
 from sparkd.lib.text import Table
 from sparkd.recipes.loader import load_recipe, recipe_folders
 from sparkd.recipes.schema import Recipe
 
-NEW_KEY = "--new-cluster-key"
-KEY_BYTES = 32
-KEY_HEADER = "# Key of the cluster, the same on all its nodes: the first line signs, every line is accepted."
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
-
-
-def add_init(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(NEW_KEY, action="store_true", help="make a key, on one node; the others get a copy of the file")
-    parser.add_argument(
-        "--rotate", action="store_true", help="put the new key above the one that there is, on one node"
-    )
-    parser.set_defaults(run=init)
-
-
-def init(args: argparse.Namespace) -> None:
-    if not args.new_cluster_key:
-        raise UsageError("nothing to make", f"sparkd init {NEW_KEY}")
-    if os.geteuid():
-        raise UsageError("only root may make the key of a cluster", f"sudo sparkd init {NEW_KEY}")
-    path = load_settings(os.environ).cluster.key_file
-    print(rotate_key(path) if args.rotate else create_key(path))
-
-
-def create_key(path: str) -> str:
-    """Write a new key where there is no file; what to do next. Raises UsageError."""
-    if os.path.lexists(path):
-        hint = f"sparkd init {NEW_KEY} --rotate puts a new key above it"
-        raise UsageError(f"{path} exists, and is never overwritten", hint)
-    return f"wrote {path}\n{_write_key(path, over=False)}"
-
-
-def rotate_key(path: str) -> str:
-    """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
-    old, *older = read_keys(Files(), path, os.geteuid())
-    if older:
-        hint = "take the old lines away first, once all nodes have the new key"
-        raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
-    return (
-        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, old.hex())}\n"
-        "when all nodes have it, take the last line away on each of them; running agents need no restart"
-    )
-
-
-def _write_key(path: str, *old_keys: str, over: bool = True) -> str:
-    """What to do next."""
-    lines = [KEY_HEADER, os.urandom(KEY_BYTES).hex(), *old_keys, ""]
-    with files.usage_error(f"{path} can't be written", f"ls -ld {Path(path).parent}"):
-        files.write(Path(path), "\n".join(lines), 0o600, durable=True, over=over)
-    return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"
 
 
 def add_units(parser: argparse.ArgumentParser) -> None:
@@ -110,9 +61,15 @@ def tune(args: argparse.Namespace) -> None:
     if args.action == "revert":
         lines = revert_tuning(SysctlManager())
     else:
-        recipe = load_recipe(load_settings(os.environ).engine.recipe, recipe_folders()).recipe
-        lines = (show_tuning if args.action == "show" else apply_tuning)(SysctlManager(), recipe)
+        lines = (show_tuning if args.action == "show" else apply_tuning)(SysctlManager(), _recipe_in_use())
     print("\n".join(lines))
+
+
+def _recipe_in_use() -> Recipe:
+    settings = load_settings(os.environ)
+    if settings.cluster.follow_head:  # with the kernel settings of this node's own recipe of that name
+        return configured_context(settings, Host()).recipe
+    return load_recipe(settings.engine.recipe, recipe_folders()).recipe
 
 
 def show_tuning(manager: SysctlManager, recipe: Recipe) -> Iterator[str]:

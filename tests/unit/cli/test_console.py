@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+from argparse import Namespace
 
 import pytest
 from tests.unit.terminal import shown, terminal
 
-from sparkd.cli.console import Progress, show
-from sparkd.lib.text import Table, plain
+from sparkd.cli.console import Progress, Screen, on_terminal, show
+from sparkd.cli.recipe import list_recipes
+from sparkd.lib.text import Parts, Table, cell_width, plain
+from sparkd.recipes.loader import find_recipes, recipe_folders
 
 LEVELS = Table([("WARN    a", "cache [red]full[/red]"), ("BLOCK   long-id", "x")], ["warn", "block"])
 EVIL = "\x1b[2J\x1b]0;title\x07[bold]:smile:\r\nrow \u202e"
@@ -57,10 +60,19 @@ def test_the_last_column_wraps_below_itself() -> None:
     assert all(line.startswith(" " * 11 + "word") for line in lines[1:-1])
 
 
+def test_the_shipped_recipes_are_listed_in_80_columns() -> None:
+    with terminal(TERM="dumb") as received:
+        list_recipes(Namespace())
+    lines = received.text.splitlines()
+    assert len(lines) == 1 + len(find_recipes(recipe_folders()))
+    assert max(map(len, lines)) <= 80
+    assert any(line.endswith(("DeepSeek-V4-Fla…", "DeepSeek-V4-Flash")) for line in lines)
+
+
 def test_a_narrow_terminal_takes_no_column_away() -> None:
     table = Table([("name-of-thirty-characters-here", "x" * 30, "y" * 30)])
     lines = shown([table], columns=10, TERM="dumb").splitlines()
-    assert lines[0].startswith(f"name-of-thirty-characters-here  {'x' * 30}  {'y' * 24}")
+    assert lines[0].startswith(f"name-of-thirty-characters-here  {'x' * 30}  {'y' * 16}")
 
 
 @pytest.mark.parametrize("env", [{}, {"TERM": "dumb"}])
@@ -75,12 +87,43 @@ def test_a_level_of_another_node_is_no_style() -> None:
     assert "x  y" in shown([Table([("x", "y")], ["[link=http://a]"])])
 
 
-def test_the_screen_is_cleared_where_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with terminal() as received:
-        show(["a"], clear=True)
-    assert received.text == "\x1b[2J\x1b[Ha\n"
-    show(["a"], clear=True)
-    assert capsys.readouterr().out == "a\n"
+def drawn(parts: Parts, *more: Parts) -> list[str]:
+    """Each screen that was drawn, without colours."""
+    with terminal(LINES="24") as received, Screen() as screen:
+        for one in (parts, *more):
+            screen.show(one)
+    before, *frames = received.text.split("\x1b[H")
+    assert "\x1b[?1049h" in before or "\x1b[?1049h" in frames[0], "the other screen"
+    assert received.text.rindex("\x1b[?25h") < received.text.rindex("\x1b[?1049l"), "cursor and screen come back"
+    return [ESCAPES.sub("", one.partition("\x1b[?25h")[0]) for one in frames if "\n" in one]
+
+
+def test_a_screen_is_drawn_where_it_has_changed() -> None:
+    first, second = drawn(["a", LEVELS], ["a", LEVELS], ["b"])
+    assert [line.rstrip() for line in first.splitlines()][:3] == ["a", *plain([LEVELS]).splitlines()]
+    assert second.split() == ["b"]
+
+
+def test_a_screen_has_the_size_of_the_terminal_and_counts_what_it_leaves_out() -> None:
+    (screen,) = drawn([f"line {number} {'界' * 100}" for number in range(30)])
+    lines = screen.splitlines()
+    assert len(lines) == 24
+    assert all(cell_width(line) <= 80 for line in lines)
+    assert lines[22].startswith("line 22 ")
+    assert lines[23].rstrip() == "… 7 more lines: sparkd status"
+
+
+def test_nothing_on_a_screen_is_markup_or_moves_the_cursor() -> None:
+    (screen,) = drawn([EVIL, Table([(EVIL * 100, "x")], [EVIL])])
+    assert screen.replace("\n", "").isprintable()
+    assert "[bold]:smile:" in screen
+
+
+@pytest.mark.parametrize(("name", "can"), [("dumb", False), ("xterm", True)])
+def test_a_terminal_without_a_cursor_has_no_screen(name: str, *, can: bool) -> None:
+    with terminal(TERM=name):
+        assert on_terminal() is can
+    assert not on_terminal()
 
 
 def test_progress_fits_the_terminal_and_moves_no_cursor_but_its_own() -> None:

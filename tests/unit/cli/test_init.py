@@ -1,70 +1,307 @@
-"""`sparkd init`: a key is made once, never printed, and never lost to a second one."""
+"""`sparkd init` on machines made of files: what it proposes and writes, that it repeats nothing, and what stops it."""
 
 from __future__ import annotations
 
-import os
+import json
+import shutil
+import tomllib
+from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.machines.areas import docker, healthy, model
+from tests.tree import Tree
 
+from sparkd.actions.setup_manifest import Setup
+from sparkd.cli.init import Wizard
 from sparkd.cli.main import main
-from sparkd.cli.setup import create_key, rotate_key
-from sparkd.cluster.auth import read_keys
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.cli.node_files import NodeFiles
+from sparkd.host import Host
+from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
+
+TOML, KEY = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key"
+NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}
+PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"
+
+Run = Callable[..., str]
 
 
-def keys(path: Path) -> tuple[bytes, ...]:
-    return read_keys(Files(), str(path), os.geteuid())
+@pytest.fixture
+def spark(tree: Tree) -> Tree:
+    """A Spark with DeepSeek-V4-Flash whole, its image, a cable, and no configuration."""
+    healthy(tree, 0)
+    shutil.rmtree(tree.root / "etc/sparkd")
+    return tree
 
 
-def test_a_new_key_is_32_bytes_in_a_file_for_its_owner_alone(tmp_path: Path) -> None:
-    path = tmp_path / "etc/sparkd/cluster.key"
-    assert f"next: copy {path} to each other node" in create_key(str(path))
-    assert [len(key) for key in keys(path)] == [32]
-    assert path.stat().st_mode & 0o7777 == 0o600
-    assert [one.name for one in path.parent.iterdir()] == ["cluster.key"]
-    create_key(str(tmp_path / "other"))
-    assert keys(path) != keys(tmp_path / "other")
+@pytest.fixture
+def run(spark: Tree, capsys: pytest.CaptureFixture[str]) -> Run:
+    def started(**options: object) -> str:
+        chosen = {
+            "yes": True,
+            "plan": False,
+            "recipe": None,
+            "nodes": None,
+            "invite": False,
+            "join": None,
+            "ssh": (),
+            **options,
+        }
+        Wizard(Namespace(**chosen), NodeFiles(Host(spark.root), {})).serve()
+        return capsys.readouterr().out
+
+    return started
 
 
-@pytest.mark.parametrize("link", [False, True])
-def test_a_file_that_exists_is_never_overwritten(tmp_path: Path, link: bool) -> None:
-    path = tmp_path / "cluster.key"
-    if link:  # a broken link
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        path.write_text("mine")
-    with pytest.raises(UsageError, match=r"exists.*--rotate"):
-        create_key(str(path))
-    assert link or path.read_text() == "mine"
-    assert [one.name for one in tmp_path.iterdir()] == ["cluster.key"]
+def files(tree: Tree) -> dict[str, str]:
+    found = (
+        path for folder in ("etc/sparkd", "etc/systemd", "var/lib/sparkd") for path in (tree.root / folder).rglob("*")
+    )
+    return {str(path): path.read_text(errors="replace") for path in found if path.is_file() and path.suffix != ".bin"}
 
 
-def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_before_another_one(tmp_path: Path) -> None:
-    path = tmp_path / "cluster.key"
-    with pytest.raises(ConfigError, match="does not exist"):
-        rotate_key(str(path))
-    create_key(str(path))
-    first = keys(path)[0]
-    lines = rotate_key(str(path))
-    assert f"next: copy {path} to each other node" in lines
-    assert "last line away" in lines
-    second = keys(path)[0]
-    assert keys(path) == (second, first)
-    assert second != first
-    assert path.stat().st_mode & 0o7777 == 0o600
-    with pytest.raises(UsageError, match=r"2 keys: the rotation before is not complete .*old lines away first"):
-        rotate_key(str(path))
-    assert keys(path) == (second, first)
+def settings(tree: Tree) -> dict[str, dict[str, object]]:
+    return tomllib.loads((tree.root / TOML.lstrip("/")).read_text())
 
 
-def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="can't be written"):
-        create_key(str(tmp_path / "file/cluster.key"))
+def small(tree: Tree, name: str = "mine", **more: object) -> None:
+    """A recipe of one's own for one node, whose model and image are there."""
+    keys = {"schema": 1, "name": name, "model": {"path": "Small"}, "image": {"ref": docker.IMAGE}, **more}
+    tree.file(f"/etc/sparkd/recipes/{name}.yaml", json.dumps(keys))
+    tree.safetensors("/srv/models/Small/model.safetensors")
+    tree.file("/srv/models/Small/config.json", "{}")
+    tree.file("/srv/models/Small/tokenizer.json", "{}")
 
 
-def test_init_alone_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["init"]) == ExitCode.USAGE
-    assert "--new-cluster-key" in capsys.readouterr().err
+def test_a_node_alone_gets_the_recipe_that_is_complete_there(spark: Tree, run: Run) -> None:
+    small(spark)
+    said = run()
+    assert "recipe    mine: Small and its image are here" in said
+    assert "needs 2 nodes" in said
+    assert settings(spark) == {"engine": {"recipe": "mine"}}
+    assert not (spark.root / KEY.lstrip("/")).exists()
+    assert said.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
+
+
+def test_what_the_node_has_is_said_in_a_dozen_lines(spark: Tree, run: Run) -> None:
+    small(spark)
+    shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")
+    spark.folder("/srv/models/Cut")
+    spark.file("/srv/models/Cut/model.safetensors", "x" * 9)
+    spark.file("/.sparkd/neighbours.json", json.dumps([NEIGHBOUR]))
+    spark.docker("/images/json", [{"RepoTags": [docker.IMAGE, "<none>:<none>"]}, {"RepoTags": None}])
+    lines = run(plan=True).splitlines()
+    assert f"images    {docker.IMAGE}" in lines
+    assert lines[:2] == [
+        "node      spark1: 121.6 GiB of memory, NVIDIA GB10, driver 580.142",
+        "docker    docker 29.2.1; to the GPU by the runtime nvidia, /usr/bin/nvidia-container-runtime-hook",
+    ]
+    assert lines[2] == "fabric    enp1s0f0np0 (rocep1s0f0, roceP2p1s0f0): 200 Gb/s, MTU 9000, 10.0.0.1"
+    assert "answers   on enp1s0f0np0: fe80::2 (10.0.0.2, sparkd runs there)" in lines
+    (models,) = (line for line in lines if line.startswith("models"))
+    assert "Cut (model.safetensors is " in models
+    assert "Small (whole, 0 MiB)" in models
+    assert len(lines) < 24
+
+
+@pytest.mark.parametrize("options", [{"nodes": 2}, {"recipe": "deepseek-v4-flash-balanced"}, {"yes": False}])
+def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
+    spark: Tree, run: Run, options: dict[str, object]
+) -> None:
+    spark.file("/.sparkd/neighbours.json", json.dumps([NEIGHBOUR]))
+    before = files(spark)
+    said = run(plan=True, **options)
+    assert "deepseek-v4-flash-balanced on 2 nodes: DeepSeek-V4-Flash and its image are here" in said
+    assert f"{TOML}: cluster.nodes = ['10.0.0.1']" in said
+    assert f"{KEY}: a new key" in said
+    assert files(spark) == before
+
+
+def test_a_neighbour_alone_makes_no_cluster_without_a_person(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.file("/.sparkd/neighbours.json", json.dumps([NEIGHBOUR]))
+    run()
+    assert settings(spark) == {"engine": {"recipe": "mine"}}
+
+
+def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:
+    small(spark)
+    run()
+    before = files(spark)
+    assert "nothing: all of it is there" in run()
+    assert files(spark) == before
+
+
+def test_a_recipe_that_a_person_has_chosen_stays_and_another_is_taken_by_name(spark: Tree, run: Run) -> None:
+    small(spark)
+    small(spark, "other")
+    spark.file(TOML, '[engine]\nrecipe = "other" # for now\n')
+    assert "recipe    other: " in run()
+    assert settings(spark) == {"engine": {"recipe": "other"}}
+    run(recipe="mine")
+    assert (spark.root / TOML.lstrip("/")).read_text() == '[engine]\nrecipe = "mine" # for now\n'
+
+
+def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.file(TOML, PERSONS.replace("[memory]", '[engine]\nmodels_dir = "/data/models"\n[memory]'))
+    shutil.copytree(spark.root / "srv/models/Small", spark.root / "data/models/Small")
+    before = files(spark)
+    assert "50-sparkd.conf" in run()
+    assert len(files(spark)) == len(before) + 3, "the manifest, and two drop-ins"
+    list(Setup(spark.root).take_back())
+    assert files(spark) == before
+
+
+def test_what_is_missing_is_said_with_the_command_that_brings_it(spark: Tree, run: Run) -> None:
+    shutil.rmtree(spark.root / "srv/models")
+    said = run()
+    assert "recipe    nemotron-3-super-nvfp4: /srv/models/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 is not there" in said
+    assert "next      sudo sparkd model pull nemotron-3-super-nvfp4" in said
+    assert "next      sudo docker pull vllm/vllm-openai:cu130-nightly" in said
+    assert settings(spark) == {"engine": {"recipe": "nemotron-3-super-nvfp4"}}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "why"),
+    [
+        pytest.param({"memory_bytes": 200 << 30}, "needs 202.0 GiB of memory", id="memory"),
+        pytest.param({"nodes": {"min": 3, "max": 3}}, "needs 3 node(s)", id="nodes"),
+        pytest.param({"args": {"tensor-parallel-size": 2}}, "tensor", id="ranks"),
+    ],
+)
+def test_a_recipe_that_can_not_serve_here_is_refused_and_nothing_written(
+    spark: Tree, run: Run, capsys: pytest.CaptureFixture[str], recipe: dict[str, object], why: str
+) -> None:
+    small(spark, "mine", **recipe)
+    before = files(spark)
+    with pytest.raises(BlockedError, match="can't serve here"):
+        run(recipe="mine", nodes=1)
+    assert why in capsys.readouterr().out
+    assert files(spark) == before
+
+
+def test_a_node_on_which_nothing_fits_gets_to_know_what_to_do(
+    spark: Tree, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (spark.root / "dev/nvidia0").unlink()
+    with pytest.raises(BlockedError, match="no recipe fits this node") as caught:
+        run()
+    assert "sparkd recipe list" in caught.value.hint
+    assert "needs a GPU" in capsys.readouterr().out
+
+
+def test_a_head_without_an_address_gets_the_commands_for_one(
+    spark: Tree, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
+    with pytest.raises(BlockedError, match="no address on a fabric"):
+        run(nodes=2)
+    said = capsys.readouterr().out
+    assert "sudo netplan apply" in said
+    assert "    enp1s0f0np0: {addresses: [10.100.0.1/24], mtu: 9000}\n" in said
+    assert "    enP2p1s0f0np0: {addresses: [10.100.1.1/24], mtu: 9000}\n" in said
+
+
+def test_a_worker_is_left_to_its_head(spark: Tree, run: Run) -> None:
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
+    before = files(spark)
+    said = run()
+    assert "a worker of 10.0.0.9" in said
+    assert said.endswith("next      sudo systemctl enable --now sparkd-worker\n")
+    assert files(spark) == before
+
+
+def test_a_node_whose_own_address_is_gone_is_not_taken_for_a_worker(spark: Tree, run: Run) -> None:
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
+    spark.file("/proc/net/fib_trie", "Local:\n     |-- 127.0.0.1\n        /32 host LOCAL\n")
+    with pytest.raises(ConfigError, match="none of the addresses"):
+        run()
+
+
+def test_a_file_that_comes_after_and_says_another_thing_is_named(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.file("/etc/sparkd/conf.d/theirs.toml", '[engine]\nrecipe = "deepseek-v4-flash-balanced"\n')
+    before = files(spark)
+    with pytest.raises(ConfigError, match=r"theirs.toml sets engine.recipe too"):
+        run(recipe="mine")
+    assert files(spark) == before
+
+
+def test_a_cluster_that_a_person_has_configured_keeps_the_recipe_that_holds_by_default(spark: Tree, run: Run) -> None:
+    small(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
+    spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+    assert "recipe    deepseek-v4-flash-balanced on 2 nodes" in run()
+    assert settings(spark)["engine"] == {"recipe": "deepseek-v4-flash-balanced"}
+
+
+def test_a_node_leaves_a_cluster_by_a_persons_edit_alone(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
+    with pytest.raises(UsageError, match="names 2 nodes"):
+        run(recipe="mine", nodes=1)
+
+
+def test_beside_an_agent_that_runs_the_last_line_says_what_takes_effect_how(spark: Tree, run: Run) -> None:
+    small(spark)
+    spark.process(4242, "sparkd", start_time=100, argv=("/usr/bin/sparkd", "run"))
+    spark.owner(4242)
+    assert run().splitlines()[-1] == "next      sudo systemctl restart sparkd-head   # it runs"
+    assert run().splitlines()[-1] == "next      sparkd status   # it runs"
+
+
+def test_docker_away_is_no_reason_to_say_that_an_image_is_there(spark: Tree, run: Run) -> None:
+    small(spark)
+    (spark.root / "run/docker.pid").unlink()
+    said = run(plan=True)
+    assert "recipe    mine: docker: away" in said
+    assert "next      sudo systemctl start docker" in said
+
+
+def test_a_node_that_can_not_be_read_is_said(spark: Tree, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    small(spark)
+    shutil.rmtree(spark.root / "srv/models/DeepSeek-V4-Flash")
+    spark.file("/srv/models/DeepSeek-V4-Flash", "no folder")
+    spark.link("/srv/models/loop", "loop")
+    assert "models    Small (whole, 0 MiB)" in run(plan=True)
+    (spark.root / "proc/net/fib_trie").unlink()
+    with pytest.raises(ConfigError, match=r"this node can't be read: .*fib_trie"):
+        run(plan=True)
+
+
+def test_names_of_others_can_not_forge_lines(spark: Tree, run: Run) -> None:
+    spark.folder("/srv/models/x\nrecipe    evil: \x1b[2J")
+    small(spark)
+    shutil.copytree(
+        spark.root / "srv/models/Small", spark.root / "srv/models/x\nrecipe    evil: \x1b[2J", dirs_exist_ok=True
+    )
+    said = run(plan=True)
+    assert "\x1b" not in said
+    assert not any(line.startswith("recipe    evil") for line in said.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["init"], "--yes writes at once, --plan only shows"),
+        (["init", "--rotate"], "--new-cluster-key --rotate"),
+        (["init", "--yes", "--nodes", "9"], "1 to 8"),
+    ],
+)
+def test_what_is_missing_on_the_command_line_is_said(
+    capsys: pytest.CaptureFixture[str], words: list[str], hint: str
+) -> None:
+    assert main(words) == ExitCode.USAGE
+    said = capsys.readouterr().err
+    assert hint in said or "only root may" in said
+
+
+def test_sparks_other_than_this_shape_are_read_too(spark: Tree, run: Run) -> None:
+    """Without RDMA devices, models or docker's answer."""
+    shutil.rmtree(spark.root / "sys/class/infiniband")
+    model.disks(spark, free_gib=1)
+    small(spark)
+    assert "(no RDMA)" in run(plan=True)
+    assert Path(spark.root).exists()

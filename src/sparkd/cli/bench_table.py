@@ -1,0 +1,147 @@
+"""The figures of `sparkd bench` for people: tables of 80 columns, and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sparkd.lib.text import Parts, Table, sanitize
+from sparkd.measure.bench import EngineLevel, Result
+from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread, expected, find_level, ratio
+
+LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "last", "first", "recipe", "between", "request")
+DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
+ENGINE = ("", "tokens/s", "of one stream", "first token", "request")
+NONE = "-"
+LEGEND = "recipe, last: the ratio to their figure; first: until the first token"
+Expect = Mapping[str, object]
+
+
+def tables(found: Result, expect: Expect, last: Result | None) -> Parts:
+    parts: list[str | Table] = [f"{sanitize(found.model, 30)} by {sanitize(found.recipe, 40)}", _lengths(found)]
+    for rows in (level_rows(found, expect, last), depth_rows(found.depths), engine_rows(found.engine)):
+        if len(rows) > 1:
+            parts += ["", Table(rows, heading=True, flexible=0)]
+    return [*parts, *notes(found, last)]
+
+
+def markdown(found: Result, expect: Expect, last: Result | None) -> str:
+    names = f"`{sanitize(found.model)}`, recipe `{sanitize(found.recipe)}`, sparkd {found.version}, {found.made[:10]}"
+    lines = [f"{names}: {_lengths(found)}"]
+    for rows in (level_rows(found, expect, last), depth_rows(found.depths), engine_rows(found.engine)):
+        if len(rows) > 1:
+            lines += ["", _line(rows[0]), _line(["---:"] * len(rows[0])), *map(_line, rows[1:])]
+    return "\n".join([*lines, *notes(found, last)])
+
+
+def _lengths(found: Result) -> str:
+    late = ", staggered" if any(one.arrivals == "staggered" for one in found.levels) else ""
+    return f"{found.prompt_tokens} tokens in, {found.answer_tokens} out{late}"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def level_rows(found: Result, expect: Expect, last: Result | None) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [LEVELS]
+    for one in found.levels:
+        rate, first = one.output_tokens_per_second, one.first_token_seconds
+        before = find_level(last.levels, one) if last and _alike(found, last) else None
+        old = before.output_tokens_per_second if before else None
+        rows.append(
+            (
+                str(one.concurrency),
+                _rate(rate.median) if rate else NONE,
+                f"{_rate(rate.low)}-{_rate(rate.high)}" if rate else NONE,
+                _ratio(ratio(rate, expected(expect, DECODE, one.concurrency))),
+                _ratio(ratio(rate, old.median if old else None)),
+                _seconds(first),
+                _ratio(ratio(first, expected(expect, FIRST, one.concurrency))),
+                _seconds(one.inter_token_seconds),
+                _seconds(one.request_seconds),
+            )
+        )
+    return rows
+
+
+def _alike(found: Result, last: Result) -> bool:
+    return (found.prompt_tokens, found.answer_tokens) == (last.prompt_tokens, last.answer_tokens)
+
+
+def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
+    return [
+        DEPTHS,
+        *(
+            (
+                f"{one.prompt_tokens:,}",
+                f"{one.prefill_tokens_per_second:,.0f}",
+                seconds(one.first_token_seconds),
+                seconds(one.repeated_seconds),
+                f"{one.first_token_seconds / one.repeated_seconds:.1f}x" if one.repeated_seconds else NONE,
+                f"{one.stream_tokens_per_second:.1f}",
+            )
+            for one in depths
+        ),
+    ]
+
+
+def engine_rows(pair: EngineLevel | None) -> list[tuple[str, ...]]:
+    if pair is None:
+        return [ENGINE]
+    names = ("output_tokens_per_second", "stream_tokens_per_second", "first_token_seconds", "request_seconds")
+    own: list[Spread | None] = [getattr(pair.own, name) for name in names]
+    engines: list[float] = [getattr(pair, name) for name in names]
+    rates, times = own[:2], own[2:]
+    return [
+        ENGINE,
+        (
+            f"sparkd, {pair.own.concurrency} at once",
+            *(_rate(one.median) if one else NONE for one in rates),
+            *map(_seconds, times),
+        ),
+        ("vllm bench serve", *map(_rate, engines[:2]), *map(seconds, engines[2:])),
+        ("ratio", *(_ratio(ratio(one, other)) for one, other in zip(own, engines, strict=True))),
+    ]
+
+
+def notes(found: Result, last: Result | None) -> list[str]:
+    lines = [LEGEND] if found.levels else []
+    for one in found.levels:
+        if one.accepted:
+            shares = " ".join(f"{share:.2f}" for share in one.accepted)
+            lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
+        if one.failed:
+            lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
+    if last and _alike(found, last):
+        lines.append(
+            f"last: {last.made[:16].replace('T', ' ')} UTC{'' if last.plan == found.plan else ', of another plan'}"
+        )
+    if found.fault and not any(one.failed == one.requests for one in found.levels):
+        lines.append(f"ended early: {sanitize(found.fault)}")
+    return ["", *lines] if lines else []
+
+
+def progress(one: Level | Depth) -> str:
+    if isinstance(one, Depth):
+        return f"prompt of {one.prompt_tokens:,} tokens: {seconds(one.first_token_seconds)} to the first token"
+    rate = one.output_tokens_per_second
+    return f"{one.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(one.fault)}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:.1f}" if value < 999.95 else f"{value:,.0f}"
+
+
+def _seconds(spread: Spread | None) -> str:
+    return seconds(spread.median) if spread else NONE
+
+
+def seconds(value: float) -> str:
+    """`1.6 ms`, `16 ms`, `1.24 s`."""
+    if value >= 0.9995:
+        return f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:.2f}" if value is not None else NONE

@@ -1,0 +1,48 @@
+"""The cluster's key, made and rotated on one node: `sparkd init --new-cluster-key`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from sparkd.actions import files
+from sparkd.cluster.auth import read_keys
+from sparkd.host.files import Files
+from sparkd.lib.errors import UsageError
+
+NEW_KEY = "--new-cluster-key"
+KEY_BYTES = 32
+KEY_HEADER = "# Key of the cluster, the same on all its nodes: the first line signs, every line is accepted."
+
+
+def key_text(*keys: str) -> str:
+    """Of the file, from keys in hex."""
+    return "\n".join([KEY_HEADER, *keys, ""])
+
+
+def create_key(path: str) -> str:
+    """Write a new key where there is no file; what to do next. Raises UsageError."""
+    if os.path.lexists(path):
+        hint = f"sparkd init {NEW_KEY} --rotate puts a new key above it"
+        raise UsageError(f"{path} exists, and is never overwritten", hint)
+    return f"wrote {path}\n{_write_key(path, over=False)}"
+
+
+def rotate_key(path: str) -> str:
+    """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
+    old, *older = read_keys(Files(), path, os.geteuid())
+    if older:
+        hint = "take the old lines away first, once all nodes have the new key"
+        raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
+    return (
+        f"wrote {path}: a new key, with the old one below it\n{_write_key(path, old.hex())}\n"
+        "when all nodes have it, take the last line away on each of them; running agents need no restart"
+    )
+
+
+def _write_key(path: str, *old_keys: str, over: bool = True) -> str:
+    """What to do next."""
+    text = key_text(os.urandom(KEY_BYTES).hex(), *old_keys)
+    with files.usage_error(f"{path} can't be written", f"ls -ld {Path(path).parent}"):
+        files.write(Path(path), text, 0o600, durable=True, over=over)
+    return f"next: copy {path} to each other node, of root there too and with mode 0600; make no other key there"

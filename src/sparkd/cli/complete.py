@@ -1,0 +1,67 @@
+"""`sparkd __complete KIND`: words for the shells' completions, one a line, from files alone.
+
+Runs at each press of TAB, for any user: it imports the standard library only, since the settings' own reader takes
+0.2 s. Where something can't be read there are no words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from sparkd.lib import recipes_dir
+
+SETTINGS = Path("/etc/sparkd/sparkd.toml")
+RECIPES = Path("/etc/sparkd/recipes")
+MODELS = "/srv/models"
+"""Default of engine.models_dir."""
+LIMIT_BYTES, MOST_ENTRIES = 1 << 20, 1000
+_PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._/:@+-]*")
+"""bash expands the words of a completion: one with $( ) in it would run."""
+
+
+def complete(kind: str) -> None:
+    for word in sorted({word for word in _find(kind) if _PLAIN.fullmatch(word)}):
+        print(word)
+
+
+def _find(kind: str) -> Iterable[str]:
+    with suppress(OSError, ValueError, RecursionError):
+        match kind:
+            case "recipes":
+                return [file.stem for folder in (RECIPES, recipes_dir()) for file in _listed(folder, "*.yaml")]
+            case "models":
+                folder = Path(str(_setting("engine", "models_dir") or MODELS))
+                files = [*_listed(folder, "*/config.json"), *_listed(folder, "*/*/config.json")]
+                return [str(file.parent.relative_to(folder)) for file in files]
+            case "nodes":
+                nodes = _setting("cluster", "nodes")
+                return [str(node) for node in nodes] if isinstance(nodes, list) else []
+    return []
+
+
+def _listed(folder: Path, pattern: str) -> list[Path]:
+    with suppress(OSError):
+        return list(islice(folder.glob(pattern), MOST_ENTRIES))
+    return []
+
+
+def _setting(section: str, key: str) -> object:
+    """The last value that the files give it."""
+    found = None
+    for document in _documents(Path(os.environ.get("SPARKD_CONFIG") or SETTINGS)):
+        table = document.get(section)
+        if isinstance(table, dict):
+            found = table.get(key, found)
+    return found
+
+
+def _documents(main: Path) -> Iterator[dict[str, object]]:
+    for path in (main, *sorted(_listed(main.parent / "conf.d", "*.toml"))):
+        with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
+            yield tomllib.loads(stream.read(LIMIT_BYTES).decode())

@@ -1,0 +1,291 @@
+"""`sparkd init` and `deinit`: a node set up by what is on it, alone or with others, and that taken back."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.actions.setup_manifest import Setup
+from sparkd.actions.system_config import UnitFiles
+from sparkd.cli import cluster_key
+from sparkd.cli.cluster_key import NEW_KEY
+from sparkd.cli.node_files import NodeFiles, Values, updated
+from sparkd.cli.preflight import look_at
+from sparkd.cli.survey import Survey, describe, group, prompt, propose_addresses, reason, show, take_survey
+from sparkd.cluster.auth import read_keys
+from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.cluster.membership import Peer, find_place, resolve_context
+from sparkd.config import Settings, load_settings
+from sparkd.config.settings import MAX_NODES
+from sparkd.host import Host
+from sparkd.host.network import canonical
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.preflight.check import Level
+from sparkd.preflight.fit import Fit, find_fits
+from sparkd.preflight.render import CONFIGURATION, parts
+from sparkd.preflight.runner import blocking
+from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from sparkd.cluster.join import Guest
+
+
+def add_init(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--yes", action="store_true", help="write without a question")
+    parser.add_argument("--plan", action="store_true", help="show what would be written, and write nothing")
+    parser.add_argument("--recipe", metavar="RECIPE", help="serve this one, instead of the best that fits")
+    parser.add_argument("--nodes", metavar="N", type=int, help="how many nodes serve together, this one included")
+    parser.add_argument("--invite", action="store_true", help="on a head that is set up: let one more node join")
+    parser.add_argument(
+        "--join", metavar="CODE", nargs="?", const="", help="join the head that shows this code; without it, type it in"
+    )
+    parser.add_argument(
+        "--ssh", metavar="HOST", action="append", default=[], help="on a head: have this node join, by ssh"
+    )
+    parser.add_argument(NEW_KEY, action="store_true", help="only make a key; the other nodes get a copy of the file")
+    parser.add_argument("--rotate", action="store_true", help=f"with {NEW_KEY}: put the new key above the one there is")
+    parser.set_defaults(run=init)
+
+
+def add_deinit(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=deinit)
+
+
+def init(args: argparse.Namespace) -> None:
+    if args.rotate and not args.new_cluster_key:
+        raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
+    if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
+    if os.geteuid() and not args.plan:
+        raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
+    if args.new_cluster_key:
+        path = load_settings(os.environ).cluster.key_file
+        print(cluster_key.rotate_key(path) if args.rotate else cluster_key.create_key(path))
+        return
+    if not (args.yes or args.plan or sys.stdin.isatty()):
+        raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
+    wizard = Wizard(args, NodeFiles(Host(), os.environ))
+    if args.join is None:
+        wizard.serve()
+    else:
+        wizard.join(args.join)
+
+
+def deinit(_args: argparse.Namespace) -> None:
+    if os.geteuid():
+        raise UsageError("only root may change this node", "sudo sparkd deinit")
+    if owner := Host().owner():
+        raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
+    setup = Setup()
+    with setup.alone():
+        lines = list(setup.take_back())
+        if lines:
+            UnitFiles().daemon_reload()
+    print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
+    print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
+
+
+class _Choice(Struct, frozen=True):
+    fit: Fit
+    """Of the recipe to serve."""
+    nodes: tuple[str, ...] = ()
+    """Fabric addresses that are known, the head's first; empty for one node."""
+    missing: int = 0
+    """Nodes that are still to join."""
+
+
+@dataclass(frozen=True)
+class Wizard:
+    args: argparse.Namespace
+    files: NodeFiles
+
+    @property
+    def host(self) -> Host:
+        return self.files.host
+
+    def serve(self) -> None:
+        """Set up a node alone, or a head with the nodes that join it."""
+        settings = self.files.load().settings
+        survey = self._survey(settings)
+        known = tuple(map(canonical, settings.cluster.nodes))
+        if len(known) > 1 and find_place(settings, self.host).rank:
+            show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
+            self._finish(settings, "worker", (), changed=False)
+            return
+        choice = self._choose(settings, survey, known)
+        values: Values = {("engine", "recipe"): choice.fit.recipe}
+        if choice.nodes:
+            values["cluster", "nodes"] = list(choice.nodes)
+        key = settings.cluster.key_file if choice.nodes else ""
+        complete = False
+        changes = list(self.files.changes(values, settings, key))
+        show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
+        if not self.args.plan:
+            if (changes or choice.missing) and not self._confirmed():
+                return
+            with self.files.setup.alone():
+                self.files.write(values, key)
+                guests = self._invite(choice, values, key) if choice.missing else []
+            settings = self.files.load().settings
+            complete = self._compare(settings, survey, guests)
+        elif not choice.missing:
+            settings = settings.model_copy(update=updated(settings, values))
+        commands = [one.command or one.reason for one in choice.fit.lacks]
+        if choice.nodes and not complete:
+            commands.append("sparkd model sync && sparkd image sync   # to the other nodes, what they lack")
+        self._finish(settings, "head", commands, changed=bool(changes))
+
+    def join(self, code: str) -> None:
+        from sparkd.cluster.join_request import accept, confirm
+
+        settings = self.files.load().settings
+        found = self._survey(settings).inventory
+        self.files.refuse_overruled({("cluster", "nodes"): None, ("cluster", "follow_head"): True}, settings)
+        key = settings.cluster.key_file
+        over = " in place of the key that is there" * self.host.files.exists(key)
+        show(
+            [
+                ("writes", f"{self.files.file}: cluster.nodes, cluster.follow_head"),
+                ("", f"{key}: the cluster's key{over}"),
+            ]
+        )
+        if self.args.plan or not self._confirmed():
+            return
+        with self.files.setup.alone():
+            code = code or prompt("join code: ")
+            joined = accept(code)
+            values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
+            self.files.write(values, key, cluster_key.key_text(*(one.hex() for one in joined.keys)))
+            confirm(code, replace(found, follows=True))
+        show([("joined", f"{joined.head_address}, as {joined.own_address}")])
+        self._finish(self.files.load().settings, "worker", (), changed=True)
+
+    def _survey(self, settings: Settings) -> Survey:
+        try:
+            survey = take_survey(settings, self.host)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"this node can't be read: {error}", "sparkd preflight --dry-run names what") from None
+        show(describe(survey))
+        return survey
+
+    def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
+        """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
+        configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
+        chosen = self.args.recipe or (settings.engine.recipe if configured else "")
+        size = self.args.nodes or (len(known) if len(known) > 1 else 2 if self.args.invite else None)
+        most = MAX_NODES if size or chosen or not (survey.alone or self.args.yes) else 1
+        recipes = [self._recipe(chosen)] if chosen else list(self._recipes())
+        best, *others = find_fits(recipes, settings, size, most, self.host)
+        show([("recipe", reason(best)), *(("", line) for line in group(others))])
+        if not (best.possible and (chosen or best.reachable)):
+            hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
+            raise BlockedError(f"recipe {best.recipe} can't serve here" if chosen else "no recipe fits this node", hint)
+        total = size or best.nodes
+        if total < len(known):
+            raise UsageError(
+                f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {self.files.file}"
+            )
+        if total == 1:
+            return _Choice(best)
+        nodes = known or ((survey.address,) if survey.address else ())
+        if not nodes:
+            if survey.fabric:
+                print(propose_addresses(survey.fabric))
+            hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
+            raise BlockedError("this node has no address on a fabric", hint)
+        missing, named = total - len(nodes), len(self.args.ssh)
+        if 0 < missing < named:
+            raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
+        return _Choice(best, nodes, missing or named or int(self.args.invite))
+
+    def _recipe(self, name: str) -> tuple[Recipe, bool]:
+        loaded = load_recipe(name, recipe_folders(self.files.root))
+        return loaded.recipe, loaded.files[0].parent != recipes_dir()
+
+    def _recipes(self) -> Iterator[tuple[Recipe, bool]]:
+        for name in find_recipes(recipe_folders(self.files.root)):
+            try:
+                yield self._recipe(name)
+            except ConfigError:
+                show([("", f"{name} is broken: sparkd recipe check {name}")])
+
+    def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
+        """Each node that joins is written down at once. Raises BlockedError where some have not."""
+        from sparkd.actions.ssh import SshHost
+        from sparkd.cluster.join import GRACE_SECONDS, Guest, Invitation
+
+        nodes, joined = list(choice.nodes), list[Guest]()
+        keys = read_keys(self.host.files, key, os.geteuid())
+        with Invitation(nodes[0], choice.nodes, keys, choice.missing) as invitation:
+            where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
+            show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
+            guests, hosts, failed = invitation.guests(), list(self.args.ssh), ""
+            while len(joined) < choice.missing:
+                if hosts:  # one by one: the next one may fail
+                    try:
+                        SshHost(hosts.pop(0)).join(invitation.code)
+                    except BlockedError as error:
+                        show([("failed", str(error))])
+                        failed = failed or f"{error.reason}; "
+                        if hosts:
+                            continue
+                    if failed and not hosts:
+                        invitation.end_in(2 * GRACE_SECONDS)  # its node may have joined before that
+                for one in guests:
+                    if isinstance(one, Guest):
+                        joined.append(one)
+                        nodes += [] if one.address in nodes else [one.address]
+                        self.files.write({**values, ("cluster", "nodes"): nodes}, key)
+                        again = ", again" * one.known
+                        show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
+                        break
+                    show([("refused", f"{one.address}: {one.reason}")])
+                else:  # the time is over
+                    break
+        if len(joined) < choice.missing:
+            new = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
+            reason = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
+            raise BlockedError(reason, f"for a new code: sudo sparkd init {new}")
+        return joined
+
+    def _compare(self, settings: Settings, survey: Survey, guests: Sequence[Guest]) -> bool:
+        """Show what each node that has joined lacks for the recipe; whether all others are known to have it."""
+        complete = len(guests) == len(settings.cluster.nodes) - 1
+        with suppress(ConfigError):  # which the check shows
+            node = resolve_context(settings, None, self.host)
+            for one in guests:
+                there = one.inventory or "its answer is too long, or of another version"
+                peer = Peer(settings.cluster.nodes.index(one.address), one.address)
+                missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, there)])))
+                whole = f"{one.hostname}: {node.recipe.model.path} and its image are there"
+                show(("recipe", line) for line in missing or [whole])
+                complete = complete and not missing
+            return complete
+        return False
+
+    def _finish(self, settings: Settings, role: str, commands: Sequence[str], *, changed: bool) -> None:
+        shown = look_at(settings, self.host)
+        summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
+        found = blocking(shown.findings)
+        if settings.cluster.follow_head and any(one.id == CONFIGURATION for one in found):
+            good = sum(one.verdict.level is Level.OK for one in shown.findings)
+            summary = f"{good} ok; the others run when the head's configuration has come"
+        lines = (f"{one.verdict.level.value} {one.id}: {one.verdict.reason}" for one in found)
+        show([("check", summary), *(("", line) for line in lines)])
+        start = f"sudo systemctl enable --now sparkd-{role}"
+        if shown.owner is not None:
+            start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
+        show(("next", line) for line in (*commands, start))
+
+    def _confirmed(self) -> bool:
+        return self.args.yes or prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")

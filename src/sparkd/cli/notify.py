@@ -1,0 +1,95 @@
+"""`sparkd notify`: a test message, and what a unit that stays down leaves to be sent."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sparkd.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
+
+if TYPE_CHECKING:
+    from sparkd.host import Host
+
+STAYS_DOWN = ("2", "17", "78")
+"""Exit codes after which no unit is started again."""
+SYSTEMCTL_SECONDS = 5.0
+
+
+def add_notify(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    test = actions.add_parser("test", help="send a test message now by each way that is configured")
+    test.set_defaults(run=send_test)
+    flush = actions.add_parser("flush", help="send what is left after the end of a unit (started by systemd)")
+    flush.set_defaults(run=send_rest)
+
+
+def send_test(_: argparse.Namespace) -> int:
+    from sparkd.agent.notify import deliver
+    from sparkd.config import load_settings
+    from sparkd.host import Host
+    from sparkd.status.notices import TEST, Notice
+
+    settings, host = load_settings(os.environ).notify, Host()
+    if not settings.ways:
+        raise UsageError("no way for messages is configured", "set notify.command or notify.webhook_file: README")
+    if os.geteuid():
+        raise UsageError("what sends messages is for root", "run it as root")
+    failed = False
+    for way in settings.ways:
+        try:
+            deliver(host.files, settings, way, Notice(TEST, host.name(), "a test message of sparkd", at=time.time()))
+            print(f"notify.{way}: sent")
+        except LaunchError as error:
+            failed = True
+            print(f"notify.{way}: {error}")
+    return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD
+
+
+def send_rest(_: argparse.Namespace) -> int:
+    from sparkd.host import Host
+
+    return flush(Host(), os.environ)
+
+
+def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
+    """Exit code 11 while something is left to be sent. What has ended is in systemd's variables (systemd.exec(5))."""
+    from sparkd.agent.notify import FILE, Outbox
+    from sparkd.config import Notify, load_settings
+    from sparkd.lib import log
+    from sparkd.lib.text import Redactor
+    from sparkd.status.notices import unit_down
+
+    def put(_priority: int, line: str) -> None:
+        print(line, file=sys.stderr)
+
+    state = FILE.read(host.files)
+    try:
+        settings = load_settings(env, Path(host.files.root)).notify
+    except ConfigError:  # what it was when it could be read
+        settings = Notify.model_validate(state.settings) if state else Notify()
+    redact = Redactor()
+    outbox = Outbox(host, settings, log.events(put, redact), owner_uid)
+    if not settings.ways or not outbox.open(wait=False):  # an agent runs again, and sends
+        return ExitCode.GOOD
+    unit, code = env.get("MONITOR_UNIT", ""), env.get("MONITOR_EXIT_STATUS", "")
+    if unit and code in STAYS_DOWN:
+        outbox.record(*unit_down(outbox.state, host.name(), unit, code, redact(_status_of(unit)), time.time()))
+    outbox.send()
+    outbox.close()
+    return ExitCode.LAUNCH_FAILED if outbox.state.queue else ExitCode.GOOD
+
+
+def _status_of(unit: str) -> str:
+    """What its agent reported last; empty where that can't be read."""
+    command = ("systemctl", "show", "--property", "StatusText", "--value", "--", unit)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SYSTEMCTL_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

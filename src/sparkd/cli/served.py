@@ -1,0 +1,88 @@
+"""The endpoint of this node, for commands that send requests to it, which is proven before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NamedTuple
+
+from sparkd.actions.processes import Rank
+from sparkd.agent.bootstrap import read_secrets
+from sparkd.cluster import membership
+from sparkd.cluster.membership import NodeContext
+from sparkd.config import load_settings
+from sparkd.engine.api_owner import ApiOwner
+from sparkd.host import Host
+from sparkd.host.docker import LABEL, ContainerFacts
+from sparkd.lib import log
+from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.text import Redactor
+from sparkd.status.model import IN_SERVICE, NodeReport
+from sparkd.status.report_file import read_living_report
+from sparkd.vllm.api import Endpoint
+from sparkd.vllm.args import API_KEY
+
+
+class Served(NamedTuple):
+    node: NodeContext
+    report: NodeReport
+    rank: Rank
+    endpoint: Endpoint
+
+
+@contextmanager
+def open_endpoint(connections: int) -> Iterator[Served]:
+    """For the time of a command. Raises UsageError for other users than root, BlockedError where nothing serves."""
+    if os.geteuid():
+        # Only root sees which process answers on the port, and can read the key.
+        raise UsageError("only root can prove which process answers", f"sudo sparkd {' '.join(sys.argv[1:])}")
+    host = Host()
+    node = membership.resolve_context(load_settings(os.environ), None, host)
+    plan, report = node.plan, read_living_report(host.files)
+    if node.rank:
+        raise BlockedError(f"this node is rank {node.rank}: the head has the endpoint", f"on {plan.node.head_address}")
+    if report is None:
+        raise BlockedError("no agent runs on this node", "systemctl start sparkd-head")
+    if report.phase not in IN_SERVICE:
+        raise BlockedError(f"the endpoint does not serve: {report.phase.value}", "sparkd status")
+    container = find_container(host, report)
+    if container.label(f"{LABEL}plan") != plan.digest:
+        reason = "the configuration has changed since this engine was started"
+        raise BlockedError(reason, "systemctl restart sparkd-head")
+    secrets = read_secrets(plan)
+    events = log.events(lambda _, line: print(line, file=sys.stderr), Redactor(tuple(secrets.values())))
+    ended = BlockedError("the engine has just ended", "sparkd status")
+    try:
+        pidfd = os.pidfd_open(container.pid)
+    except ProcessLookupError:
+        raise ended from None
+    try:
+        if find_container(host, report).pid != container.pid:  # again: now the pidfd is the container's
+            raise ended
+        rank = Rank(container.id, container.name, container.image_id, container.pid, pidfd)
+        admit = ApiOwner(host, rank, events, plan.api_host, plan.api_port).admit
+        key = secrets.get(API_KEY)
+        yield Served(
+            node, report, rank, Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
+        )
+    finally:
+        os.close(pidfd)
+
+
+def find_container(host: Host, report: NodeReport) -> ContainerFacts:
+    """The one that the agent has reported. Raises BlockedError."""
+    facts = host.docker()
+    if facts.error:
+        raise BlockedError(f"docker can't describe the engine's container: {facts.error}", "systemctl status docker")
+    found = facts.container(report.engine.container_id)
+    if found is None or not found.ours or found.pid <= 1:
+        raise BlockedError("docker has no running container of the engine", "sparkd status")
+    return found
+
+
+def report_progress(line: str) -> None:
+    """A terminal that has gone ends no measurement."""
+    with suppress(OSError):
+        print(f"sparkd: {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,77 @@
+"""`sparkd bench --soak`: requests for a long time, and whether memory or answers go bad meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+
+from msgspec import to_builtins
+
+from sparkd.cli.served import Served, report_progress
+from sparkd.host import Host
+from sparkd.host.meminfo import read_swaps
+from sparkd.lib.errors import EngineEndedError, ExitCode
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import sanitize, size
+from sparkd.measure.bench import Wanted
+from sparkd.measure.soak import STEADY, Look, Sample, Soak, judge
+from sparkd.status.report_file import read_living_report
+from sparkd.vllm.streaming import StreamError
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
+"""In less there are too few samples for a verdict."""
+PROGRESS_SECONDS = 60.0
+
+
+def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
+    """Raises EngineEndedError where not even the first request is answered."""
+    host, shown = Host(), [0.0]
+
+    def sampled(sample: Sample) -> None:
+        if sample.seconds >= shown[0]:
+            shown[0] = sample.seconds + PROGRESS_SECONDS
+            known = sample.available_bytes.items()
+            nodes = ", ".join(f"{sanitize(name)} {'unknown' if free is None else size(free)}" for name, free in known)
+            counts = f"{sample.answered} answered, {sample.failed} failed"
+            report_progress(f"{sample.seconds:.0f} s: available {nodes}; {counts}")
+
+    end = select.poll()
+    end.register(served.rank.pidfd, select.POLLIN)
+    work, interrupted = Soak(served.endpoint, wanted, lambda: look(host), sampled, lambda: not end.poll(0)), False
+    try:
+        asyncio.run(work.run(seconds))
+    except KeyboardInterrupt:
+        interrupted = True
+    except (HttpError, StreamError) as error:
+        raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
+    verdict = judge(work.samples, work.first_failure)
+    if as_json:
+        found = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
+        print(json.dumps({"schema": 1, **found, "samples": to_builtins(work.samples)}))
+    else:
+        print("\n".join([*map(sanitize, verdict.lines), f"verdict: {verdict.outcome}"]))
+    if interrupted:
+        return 130
+    return ExitCode.GOOD if verdict.outcome == STEADY else ExitCode.ENGINE_ENDED
+
+
+def look(host: Host) -> Look | None:
+    """This node now, and the others as they last reported; None where this node can't be read."""
+    try:
+        own, swaps = host.meminfo(), read_swaps(host.files)
+    except (OSError, ValueError):
+        return None
+    report = read_living_report(host.files)
+    peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
+    gpu = report.gpu if report else None
+    return Look(
+        available_bytes={
+            report.node if report else host.name(): own.available_bytes,
+            **{name: one.memory.available_bytes if one and one.memory else None for name, one in peers},
+        },
+        cached_bytes=own.cached_bytes,
+        swap_used_bytes=sum(one.used_bytes for one in swaps),
+        gpu_celsius=gpu.temperature_celsius if gpu else None,
+        gpu_mhz=gpu.clock_mhz if gpu else None,
+    )

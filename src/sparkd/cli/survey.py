@@ -1,0 +1,155 @@
+"""What `sparkd init` finds on a node, as lines: hardware, docker, fabric, neighbours, models, and what recipes lack."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from ipaddress import ip_address
+
+from msgspec import Struct
+
+from sparkd.actions.lldp import read_names
+from sparkd.cluster.inventory import Inventory, read_inventory
+from sparkd.config import Settings
+from sparkd.host import CachedHost, Host
+from sparkd.host.fabric_ports import FabricPort, read_ports
+from sparkd.host.gpu import NO_GPU
+from sparkd.host.neighbours import Neighbour, find_neighbours
+from sparkd.lib.errors import UsageError
+from sparkd.lib.text import GAP, sanitize, size
+from sparkd.preflight.check import Verdict
+from sparkd.preflight.checks.docker import Docker
+from sparkd.preflight.fit import Fit
+
+MOST_SHOWN, MOST_REASONS = 4, 3
+WIDTH, LINE_LIMIT = 8, 400
+NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
+
+
+class Survey(Struct, frozen=True):
+    hardware: str
+    docker: Verdict
+    ports: tuple[FabricPort, ...]
+    neighbours: tuple[Neighbour, ...]
+    names: dict[str, tuple[str, ...]]
+    """Of the machines that LLDP names, by interface."""
+    inventory: Inventory
+
+    @property
+    def fabric(self) -> FabricPort | None:
+        """The best port that a cable is in."""
+        return next((one for one in self.ports if one.connected), None)
+
+    @property
+    def address(self) -> str:
+        """This node's on the fabric; empty where it has none."""
+        own = self.fabric.addresses if self.fabric else ()
+        return min(own, key=lambda one: ip_address(one).is_link_local, default="")
+
+    @property
+    def alone(self) -> bool:
+        own = {self.fabric.link.name, *self.fabric.twins} if self.fabric else ()
+        return not any(one.interface in own for one in self.neighbours)
+
+
+def take_survey(settings: Settings, host: Host) -> Survey:
+    """In two seconds or so. Raises OSError, ValueError where tables of the kernel are unreadable."""
+    host = CachedHost(host)
+    gpu = host.gpu() if host.gpu_present() else NO_GPU
+    named = ", ".join(dict.fromkeys(gpu.names)) or (f"a GPU whose driver fails: {gpu.error}" if gpu.error else "no GPU")
+    driver = f", driver {gpu.driver}" if gpu.driver else ""
+    ports = read_ports(host.files)
+    connected = tuple(one.link.name for one in ports if one.connected)
+    return Survey(
+        hardware=f"{host.name()}: {size(host.meminfo().total_bytes)} of memory, {sanitize(named)}{driver}",
+        docker=Docker(bool(gpu.names)).run(host)[1],
+        ports=ports,
+        neighbours=find_neighbours(host, connected, settings.cluster.report_port),
+        names=read_names(host),
+        inventory=read_inventory(settings, host),
+    )
+
+
+def describe(survey: Survey) -> Iterator[tuple[str, str]]:
+    yield "node", survey.hardware
+    yield "docker", f"{survey.docker.reason}" + (f" -> {survey.docker.hint}" if survey.docker.hint else "")
+    shown = set[str]()
+    for port in survey.ports:
+        if port.link.name not in shown:  # as the twin of another
+            yield "fabric", describe_port(port)
+        shown |= {port.link.name, *port.twins}
+    for name in dict.fromkeys(one.interface for one in survey.neighbours):
+        met = [one for one in survey.neighbours if one.interface == name]
+        yield "answers", f"on {name}: {_short([_describe_neighbour(one) for one in met])}"
+    for name, machines in survey.names.items():
+        yield "LLDP", f"on {sanitize(name, 32)}: {_short(machines)}"
+    here = survey.inventory
+    models = [f"{one.path} ({one.fault or 'whole'}, {size(one.size_bytes)})" for one in here.models]
+    for kind, names in (("models", models), ("images", [one.name for one in here.images])):
+        unread = [one.removeprefix(f"{kind}: ") for one in here.unread if one.startswith(f"{kind}: ")]
+        yield kind, ", ".join(filter(None, (_short(names), *unread))) or "none"
+
+
+def describe_port(port: FabricPort) -> str:
+    link, rdma = port.link, f" ({', '.join(port.hcas)})" if port.hcas else " (no RDMA)"
+    if not port.connected:
+        return f"{link.name}{rdma}: no cable, or the other end is off"
+    speed = f"{link.speed_mbps / 1000:g} Gb/s, " if link.speed_mbps else ""
+    bare = [one for one in port.twins if port.addresses and len(port.hcas) < 2]
+    half = f"; its twin {bare[0]} has no address: half of the bandwidth" if bare else ""
+    return f"{link.name}{rdma}: {speed}MTU {link.mtu}, {', '.join(port.addresses) or 'no address'}{half}"
+
+
+def propose_addresses(port: FabricPort) -> str:
+    """Commands that give a port and its twins addresses, to be typed by a person."""
+    names = (port.link.name, *port.twins)
+    lines = (
+        f"    {name}: {{addresses: [10.100.{number}.1/24], mtu: 9000}}" for number, name in enumerate(names)
+    )  # the last byte differs on each node
+    body = "\n".join(["network:", "  version: 2", "  ethernets:", *lines])
+    return (
+        f"sudo tee {NETPLAN} <<'END'   # .1 on this node, .2 on the next one, and so on\n{body}\nEND\n"
+        f"sudo chmod 600 {NETPLAN} && sudo netplan apply"
+    )
+
+
+def _describe_neighbour(one: Neighbour) -> str:
+    known = (*one.addresses, *(["sparkd runs there"] if one.sparkd else []))
+    return one.link_local + (f" ({', '.join(known)})" if known else "")
+
+
+def _short(parts: Sequence[str]) -> str:
+    more = f" and {len(parts) - MOST_SHOWN} more" if len(parts) > MOST_SHOWN else ""
+    return ", ".join(parts[:MOST_SHOWN]) + more
+
+
+def reason(fit: Fit) -> str:
+    where = f" on {fit.nodes} nodes" if fit.nodes > 1 else ""
+    return f"{fit.recipe}{where}: " + (
+        "; ".join(one.reason for one in fit.lacks) or f"{fit.model} and its image are here"
+    )
+
+
+def group(fits: Sequence[Fit]) -> Iterator[str]:
+    """Why not these."""
+    groups: dict[str, list[str]] = {}
+    for one in fits:
+        groups.setdefault(one.lacks[0].reason if one.lacks else "would serve too", []).append(one.recipe)
+    for reason, names in list(groups.items())[:MOST_REASONS]:
+        more = f" and {len(names) - 1} more" if names[1:] else ""
+        yield f"not {names[0]}{more}: {reason}"
+    if len(groups) > MOST_REASONS:
+        yield "and others: sparkd recipe list"
+
+
+def show(rows: Iterable[tuple[str, str]]) -> None:
+    for name, text in rows:
+        print(f"{name:{WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}", flush=True)
+
+
+def prompt(prompt: str) -> str:
+    """A line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
+    print(prompt, end="", flush=True)
+    if line := sys.stdin.readline(LINE_LIMIT):
+        return line
+    raise UsageError("no answer came", "nothing was written")

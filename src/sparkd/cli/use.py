@@ -1,0 +1,242 @@
+"""`sparkd use`: another recipe, by one command on the head, and the way back by itself where it does not serve.
+
+It checks before it changes anything, then writes the switch, which the running agent sees; see `agent/switching.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sparkd.cli import console
+from sparkd.cli.known_good import image_id, write_switch
+from sparkd.cluster import membership
+from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
+from sparkd.cluster.membership import NodeContext, check_inputs
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host
+from sparkd.host.ownership import refuse_writable
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import BlockedError, Cause, ConfigError, ExitCode, UsageError
+from sparkd.lib.text import Table, sanitize
+from sparkd.preflight.check import Finding
+from sparkd.preflight.next_start import NextStart
+from sparkd.preflight.registry import build_checks
+from sparkd.preflight.runner import chosen as without_skipped
+from sparkd.preflight.runner import downgraded, examine, uncleared
+from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.state import known_good, launch_history
+from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
+from sparkd.status.model import Phase, parse, utc_now
+from sparkd.status.publisher import status_line
+from sparkd.status.report_file import read_living_report, read_report
+
+UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
+LONGEST_DRAIN_SECONDS, LONGEST_USE_SECONDS = 3600, 90 * 86400
+SHORTEST_USE_SECONDS = 60
+POLL_SECONDS = 0.5
+GONE_SECONDS = 30.0
+"""Without an agent, until it is said to stay away: systemd starts the next one within seconds."""
+_NUMBER = re.compile(r"[0-9]+")
+"""Counts alone are no news."""
+BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
+"""Checks whose outcome a recipe decides."""
+
+
+def add_use(parser: argparse.ArgumentParser) -> None:
+    named = "name of a recipe, or the absolute path of its file"
+    parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="", help=named)
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--list", action="store_true", help="print which recipes could be used now, and why others not")
+    form.add_argument("--end", action="store_true", help="go back to what is configured")
+    parser.add_argument("--for", dest="time", metavar="TIME", help="such as 2h: then it goes back by itself")
+    parser.add_argument("--drain", metavar="TIME", default="60s", help="for requests that run (60s)")
+    parser.epilog = "The new plan is what an edit of engine.recipe would make: the section `engine` holds for it too."
+    parser.set_defaults(run=use)
+
+
+def use(args: argparse.Namespace) -> int:
+    if bool(args.recipe) + args.list + args.end != 1:
+        raise UsageError("a recipe, --list or --end is needed", "sparkd use --list")
+    if args.time and not args.recipe:
+        raise UsageError("--for is the time of a recipe", "sparkd use RECIPE --for 2h")
+    drain = parse_time("--drain", args.drain, 0, LONGEST_DRAIN_SECONDS)
+    span = parse_time("--for", args.time, SHORTEST_USE_SECONDS, LONGEST_USE_SECONDS) if args.time else 0
+    if os.geteuid():
+        raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
+    config, host = load_settings(os.environ), Host()
+    place = membership.find_place(config, host)
+    if place.rank:
+        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
+    if args.list:
+        console.show([listed(config, host)])
+        return ExitCode.GOOD
+    before = read_choice(host)
+    switch = _choose(None if args.end else args.recipe, span, drain, before, config, host)
+    if switch is None:
+        print("what is configured holds already" if args.end else f"recipe {args.recipe} is in force already")
+        return ExitCode.GOOD
+    write_switch(before, switch, host)
+    if read_living_report(host.files) is None:
+        print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
+        return ExitCode.GOOD
+    print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
+    return follow(switch, host)
+
+
+def parse_time(flag: str, text: str, least: int, most: int) -> int:
+    """Seconds. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
+    seconds = int(match[1]) * UNITS[match[2]] if match else -1
+    if not least <= seconds <= most:
+        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
+    return seconds
+
+
+def read_choice(host: Host) -> Switch | None:
+    """None where there is none. Raises ConfigError where the file can't be read: what is in force is unknown."""
+
+    def refuse(reason: str) -> None:
+        raise ConfigError(reason, "sparkd rollback --end, then: systemctl restart sparkd-head")
+
+    return FILE.read(host.files, refuse)
+
+
+def _choose(
+    name: str | None, span: int, drain: int, found: Switch | None, config: Settings, host: Host
+) -> Switch | None:
+    """The switch to a recipe, or to what is configured; None where that holds. Raises what keeps the node from it.
+
+    `found`: the choice that the file has now.
+    """
+    replaces = membership.fingerprint_config(config, host)
+    now = found if found is not None and found.replaces == replaces else None
+    to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
+    node = membership.configured_context(config, host) if to is None else membership.chosen_context(to, config, host)
+    if now is None and to is None:
+        return None
+    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and to is not None:
+        if now.to == to:
+            return None
+        if replace(now.to, until=to.until) == to:
+            return replace(now, to=to)
+    missing = [*explain_findings(findings_of(node, host, config))]
+    missing += find_missing_elsewhere(node, request_inventories(config, host))
+    if missing:
+        raise BlockedError("\n".join(["nothing is changed:", *missing]))
+    back = _plans_before(now, config, host)[:MOST_BACK]
+    return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
+
+
+def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
+    """Raises ConfigError, AwaitedError for a file that others may change."""
+    engine = config.engine.model_copy(update={"recipe": name})
+    loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
+    for file in loaded.files:
+        if file.parent != recipes_dir():
+            refuse_writable(host.files, str(file), "recipe")
+    until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds") if span else ""
+    return Chosen(loaded.recipe, engine, until=until)
+
+
+def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
+    """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
+    before = now.back if now is not None else ()
+    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None:
+        before = now.to, *now.back
+    report, known = parse(read_report(host.files)), known_good.read_known_good(host.files)
+    if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
+        return before
+    with suppress(ConfigError):
+        plan = membership.chosen_context(before[0], config, host).plan if before else None
+        plan = plan or membership.configured_context(config, host).plan
+        if any(one.plan == plan.digest for one in known):
+            return before
+    found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
+    return (found.to,) if found is not None and found.to is not None else before
+
+
+def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """What keeps this node from the plan, and no allowed fix clears. `ids`: of the checks; empty: all."""
+    checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
+    wanted = [one for one in checks if not ids or one.id in ids]
+    found = downgraded(
+        examine(wanted, host if isinstance(host, NextStart) else NextStart(host)), config.preflight.downgrade
+    )
+    return uncleared(found, config.preflight.allow_fixes)
+
+
+def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
+    for one in found:
+        yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
+
+
+def listed(config: Settings, host: Host) -> Table:
+    """One line a recipe: whether it could be used now, or why not."""
+    now, seen, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
+    in_force = now.chosen if now is not None else None
+    name = in_force.recipe.name if in_force is not None else config.engine.recipe
+    chosen = "in force" if now is None or now.stage is Stage.IN_FORCE else "on the way"
+    rows = [("RECIPE", "NOW", "")]
+    for one in find_recipes(recipe_folders(Path(host.files.root))):
+        reason = _why_not(one, config, seen, nodes)
+        rows.append((one, chosen if one == name else "no" if reason else "yes", sanitize(reason)))
+    return Table(rows, heading=True)
+
+
+def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
+    """Empty where it could be used."""
+    try:
+        node = membership.chosen_context(load_chosen(name, 0, config, host), config, host)
+    except ConfigError as error:
+        return error.reason.splitlines()[0].partition("; chosen for")[0]
+    found = findings_of(node, host, config, BY_RECIPE)
+    return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
+
+
+def follow(switch: Switch, host: Host) -> int:
+    """Print what the agent does, until the new plan is in force or the one before is again."""
+    shown, alive_at = "", time.monotonic()
+    while (outcome := find_outcome(switch, read_choice(host))) is None:
+        if (report := read_living_report(host.files)) is not None:
+            alive_at = time.monotonic()
+            line = sanitize(status_line(report))
+            if (step := _NUMBER.sub("", line)) != shown:
+                shown = step
+                print(line, flush=True)
+        elif time.monotonic() - alive_at > GONE_SECONDS:
+            print("sparkd: no agent runs any more: systemctl status sparkd-head", file=sys.stderr)
+            return ExitCode.NOT_READY
+        time.sleep(POLL_SECONDS)
+    if outcome:
+        print(f"{label(switch.to)} is in force")
+        return ExitCode.GOOD
+    print(f"sparkd: {_why_back(switch, host)}", file=sys.stderr)
+    return ExitCode.NOT_READY
+
+
+def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
+    """Whether the new plan is in force; None while that is open. Pure."""
+    if found is None or found.stage is Stage.IN_FORCE:
+        return (found.to if found is not None else None) == switch.to
+    return None if found.chosen_at == switch.chosen_at and found.stage is not Stage.RETURNING else False
+
+
+def _why_back(switch: Switch, host: Host) -> str:
+    """The agent writes it once its rank has ended."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < deadline:
+        last = launch_history.read_history(host.files).last_exit
+        if last is not None and last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at:
+            return sanitize(str(last), 1000)
+        time.sleep(POLL_SECONDS)
+    return f"{label(switch.to)} is not in force: sparkd status"

@@ -1,0 +1,129 @@
+"""`sparkd bench`: what it refuses, what it chooses, and what people see of the figures."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.unit.commands import sparkd
+from tests.unit.stream_server import streaming
+
+from sparkd.cli import bench_table
+from sparkd.cli.bench import FILE
+from sparkd.lib.text import plain
+from sparkd.measure.bench import EngineLevel, Result
+from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread
+
+COLUMNS = 80
+
+
+def level(concurrency: int, rate: float, arrivals: str = "static", **fields: object) -> Level:
+    spreads = (Spread(rate, rate * 0.9, rate * 1.1), Spread(37, 36, 38), Spread(1.2, 1, 2), Spread(0.026, 0.02, 0.03))
+    return Level(concurrency, arrivals, 3 * concurrency, 0, *spreads, Spread(14.25, 14, 15), **fields)  # type: ignore[arg-type]
+
+
+RESULT = Result(
+    made="2026-11-23T10:00:00.000+00:00",
+    node="spark1",
+    recipe="deepseek-v4-flash-balanced",
+    model="deepseek-v4-flash",
+    plan="d",
+    version="1.0",
+    prompt_tokens=128,
+    answer_tokens=128,
+    levels=(level(1, 37.2, accepted=(0.81, 0.5)), level(16, 1163.2, "staggered")),
+    depths=(Depth(32768, 29.5, 1111, 30.1, 1.07), Depth(2048, 1.9, 1080, 36.0, 0.0)),
+    engine=EngineLevel(level(16, 160.0), 163.2, 37.5, 1.19, 14.1),
+)
+EXPECT = {DECODE: {"1": 37.2, "16": 163.2}, FIRST: {"16": 3.85}}
+
+
+def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_the_last_result() -> None:
+    last = replace(RESULT, levels=(level(1, 40.0),))
+    text = plain(bench_table.tables(RESULT, EXPECT, last))
+    assert max(map(len, text.splitlines())) <= COLUMNS, text
+    one = next(line.split() for line in text.splitlines() if line.startswith("1 "))
+    assert one[:5] == ["1", "37.2", "33.5-40.9", "1.00", "0.93"]
+    assert "accepted, by position: 0.81 0.50" in text
+    assert "27.6x" in text
+    assert "ratio" in text
+
+
+def test_a_result_of_other_lengths_is_no_base() -> None:
+    other = Result("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(level(1, 40.0),))
+    assert "last: 20" not in plain(bench_table.tables(RESULT, EXPECT, other))
+
+
+def test_failures_and_an_early_end_are_named_on_one_line() -> None:
+    bad = Level(4, "static", 12, 12, None, None, None, None, None, fault="HTTP 503 \x1b[31mdraining")
+    found = Result("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(bad,), fault=bad.fault)
+    text = plain(bench_table.tables(found, {}, None))
+    assert "4 requests: 12 of 12 failed: HTTP 503 \\x1b[31mdraining" in text
+
+
+def test_markdown_is_tables_that_a_forum_takes() -> None:
+    lines = bench_table.markdown(RESULT, EXPECT, None).splitlines()
+    rows = [line for line in lines if line.startswith("|")]
+    assert len(rows) == 4 + 4 + 5
+    assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVELS) + 1}
+
+
+def test_a_result_is_read_back_as_it_was_written() -> None:
+    assert FILE.decode(FILE.encode(RESULT).encode()) == RESULT
+    with pytest.raises(ValueError, match="levels"):
+        FILE.decode(FILE.encode(RESULT).replace('"levels": [', '"levels": [3, ').encode())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--concurrency", "0"), ("--concurrency", "1,,2"), ("--runs", "1,2"), ("--answer", "-1"), ("--depth", "9" * 8)],
+)
+def test_what_is_no_number_is_refused_first(words: tuple[str, ...]) -> None:
+    done = sparkd("bench", *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"sparkd: {words[0]}: needed ")
+
+
+ENDED = """
+import os, signal, sys
+signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
+from sparkd.actions.processes import Rank
+from sparkd.cli.bench import catch_ends
+from sparkd.cli.served import Served
+from sparkd.cli.soak import soak
+from sparkd.measure.bench import Wanted
+from sparkd.vllm.api import Endpoint
+catch_ends()
+rank = Rank("", "", "", os.getpid(), os.pidfd_open(os.getpid()))
+served = Served(None, None, rank, Endpoint("127.0.0.1", int(sys.argv[1]), "tiny"))
+sys.exit(soak(served, Wanted((1,), (), 10, 3, 1, staggered=False, seed=1), 60, as_json=True))
+"""
+
+
+@pytest.mark.parametrize("before", ["default_int_handler", "SIG_IGN"])
+def test_the_end_of_a_session_loses_no_result(before: str) -> None:
+    """Ignored: of a command that a script has begun with `&`."""
+    with streaming(0.02, 0.01) as port:
+        words = (sys.executable, "-c", ENDED, str(port), before)
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            assert process.stderr.readline().startswith("sparkd: 0 s: available ")
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGHUP)
+            out, err = process.communicate(timeout=30)
+    assert (process.returncode, json.loads(out)["interrupted"]) == (130, True), err
+
+
+def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
+    config = tmp_path / "sparkd.toml"
+    config.write_text('[engine]\nrecipe = "nemotron-3-super-nvfp4"\n')
+    done = sparkd("bench", config=config)
+    reason = "only root can prove" if os.geteuid() else "no agent runs on this node"
+    assert (done.returncode, reason in done.stderr) == (2 if os.geteuid() else 10, True), done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr

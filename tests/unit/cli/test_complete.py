@@ -1,0 +1,51 @@
+"""Words for completions: from the files that hold, and none that a shell could run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.commands import sparkd
+
+from sparkd.cli.complete import MODELS
+from sparkd.config import Settings
+
+
+def words(kind: str, config: Path) -> list[str]:
+    done = sparkd("__complete", kind, config=config)
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    (tmp_path / "sparkd.toml").write_text(f'[cluster]\nnodes = ["10.0.0.1"]\n[engine]\nmodels_dir = "{tmp_path}/m"\n')
+    return tmp_path / "sparkd.toml"
+
+
+def test_the_last_file_of_conf_d_holds(config: Path) -> None:
+    assert words("nodes", config) == ["10.0.0.1"]
+    (config.parent / "conf.d").mkdir()
+    for name, nodes in (("10-a.toml", '["10.0.0.9"]'), ("20-b.toml", '["fd00::1", "10.0.0.2"]')):
+        (config.parent / "conf.d" / name).write_text(f"[cluster]\nnodes = {nodes}\n")
+    (config.parent / "conf.d/30-broken.toml").write_text("[cluster")
+    assert words("nodes", config) == ["10.0.0.2", "fd00::1"]
+
+
+def test_models_are_folders_with_a_configuration_by_their_name_below_the_models_folder(config: Path) -> None:
+    for name in ("A", "org/B", "org/deep/C", "$(reboot)", "with blank", "-rf"):
+        (config.parent / "m" / name).mkdir(parents=True)
+        (config.parent / "m" / name / "config.json").touch()
+    (config.parent / "m/empty").mkdir()
+    assert words("models", config) == ["A", "org/B"]
+    assert Settings().engine.models_dir == MODELS
+
+
+@pytest.mark.parametrize(
+    "text", ["cluster = 1", "[cluster]\nnodes = 5", "\xff", "[" * 5000, "[engine]\nmodels_dir = [1]"]
+)
+def test_a_strange_configuration_gives_no_words(text: str, tmp_path: Path) -> None:
+    (tmp_path / "sparkd.toml").write_text(text, encoding="latin-1")
+    assert words("nodes", tmp_path / "sparkd.toml") == []
+    assert words("models", tmp_path / "sparkd.toml") == []
+    assert "tiny-cpu" in words("recipes", tmp_path / "sparkd.toml")

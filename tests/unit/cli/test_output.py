@@ -1,0 +1,31 @@
+"""Output that can't be written: one line says why, and a reader that leaves is no error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPARKD = str(Path(sys.executable).parent / "sparkd")
+COMMANDS = ("--version", "--help", "recipe list", "recipe schema", "status", "explain line")
+
+
+def ran(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_full_disk_is_said_in_one_line(command: str) -> None:
+    done = ran(f"{SPARKD} {command} >/dev/full")
+    assert (done.returncode, done.stderr) == (1, "sparkd: no space left on device (df -h)\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_reader_that_leaves_and_a_closed_output_are_no_errors(command: str) -> None:
+    wanted = 21 if command == "status" else 0
+    done = ran(f"{SPARKD} {command} | true; echo ${{PIPESTATUS[0]}}")
+    assert (int(done.stdout) in (0, wanted), done.stderr) == (True, "")
+    done = ran(f"{SPARKD} {command} >&- <&-")
+    assert (done.returncode, done.stderr) == (wanted, "")

@@ -1,0 +1,155 @@
+"""`sparkd use` before it changes anything: what it takes, what it refuses, and how its outcome is read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.commands import sparkd
+from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
+from tests.unit.plans import configured
+
+from sparkd.cli import use
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.state import known_good
+from sparkd.state.switch import FILE, Chosen, Stage, Switch
+
+LATER = "2999-01-01T00:00:00+00:00"
+CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("60s", 60), ("2h", 7200), ("30min", 1800), ("30m", 1800), ("1d", 86400)]
+    + [(wrong, None) for wrong in ("", "59s", "2", "h", "-1h", "1.5h", "2h ", "99999999s", "8d", "2H", "\u0662h")],
+)
+def test_times(text: str, seconds: int | None) -> None:
+    if seconds is not None:
+        assert use.parse_time("--for", text, 60, 7 * 86400) == seconds
+        return
+    with pytest.raises(UsageError, match=r"--for .*needed is 60s to 168h, such as 90s"):
+        use.parse_time("--for", text, 60, 7 * 86400)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("a", "--list"), ("a", "--end"), ("--end", "--for", "2h"), ("a", "--for", "x"), ("a", "--drain", "2d")],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(words: tuple[str, ...]) -> None:
+    done = sparkd("use", *words)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+
+
+def chosen(name: str, until: str = "") -> Chosen:
+    return Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine, until=until)
+
+
+def switch(stage: Stage, to: Chosen | None, *back: Chosen, at: str = "1") -> Switch:
+    return Switch("f", stage, to, back, 0, 60, at)
+
+
+NEW = switch(Stage.DRAINING, chosen("new"))
+END = switch(Stage.DRAINING, None, chosen("old"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "outcome"),
+    [
+        (NEW, NEW, None),
+        (NEW, replace(NEW, stage=Stage.TRYING, tries=2), None),
+        (NEW, switch(Stage.IN_FORCE, chosen("new")), True),
+        (NEW, None, False),
+        (NEW, switch(Stage.IN_FORCE, chosen("old")), False),
+        (NEW, switch(Stage.DRAINING, chosen("other"), at="2"), False),
+        (NEW, switch(Stage.RETURNING, chosen("new")), False),
+        (END, END, None),
+        (END, None, True),
+        (END, switch(Stage.IN_FORCE, chosen("old")), False),
+    ],
+)
+def test_the_outcome_is_read_from_the_file(wanted: Switch, found: Switch | None, outcome: bool | None) -> None:
+    assert use.find_outcome(wanted, found) is outcome
+
+
+def recipe_file(tree: Tree, name: str, mode: int = 0o644, **more: object) -> None:
+    text = {"schema": 1, "name": name, "model": {"path": "m"}, "image": {"ref": "i:1"}, **more}
+    tree.file(f"/etc/sparkd/recipes/{name}.yaml", json.dumps(text), mode)
+
+
+def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
+    recipe_file(tree, "other", args={"max-model-len": 64})
+    made = use.load_chosen("other", 3600, CONFIG, Host(tree.root))
+    plan = membership.chosen_context(made, CONFIG, Host(tree.root)).plan
+    assert " ".join(plan.argv).endswith("--max-model-len 64 --seed 7")
+    assert made.engine.recipe == "other"
+    assert made.until > "2026"
+
+
+def put(tree: Tree, found: Switch, config: Settings = CONFIG) -> Switch:
+    kept = replace(found, replaces=membership.fingerprint_config(config, Host(tree.root)))
+    tree.file(FILE.path, FILE.encode(kept))
+    return kept
+
+
+@pytest.mark.parametrize(
+    ("found", "names"),
+    [
+        (None, []),
+        (switch(Stage.IN_FORCE, chosen("a")), ["a"]),
+        (switch(Stage.IN_FORCE, chosen("a", LATER), chosen("b")), ["a", "b"]),
+        (switch(Stage.TRYING, chosen("a"), chosen("b")), ["b"]),
+        (switch(Stage.TRYING, chosen("a"), chosen("b", LATER), chosen("c")), ["b", "c"]),
+        (switch(Stage.TRYING, chosen("a")), []),
+        (switch(Stage.RETURNING, chosen("a"), chosen("b")), ["b"]),
+    ],
+)
+def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
+    tree: Tree, found: Switch | None, names: list[str]
+) -> None:
+    recipe_file(tree, "mine")
+    before = use._plans_before(found, CONFIG, Host(tree.root))
+    assert [one.recipe.name for one in before] == names
+
+
+def test_what_neither_serves_nor_is_known_good_is_no_way_back(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    good = known_good_entry()
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))
+    (before,) = use._plans_before(None, CONFIG, Host(tree.root))
+    assert before.plan == good.plan
+    own = membership.configured_context(CONFIG, Host(tree.root)).plan.digest
+    tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good, replace(good, plan=own)))))
+    assert use._plans_before(None, CONFIG, Host(tree.root)) == ()
+
+
+def test_more_time_is_no_switch(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    recipe_file(tree, "other")
+    host = Host(tree.root)
+    in_force = put(tree, switch(Stage.IN_FORCE, use.load_chosen("other", 0, CONFIG, host)))
+    assert use._choose("other", 0, 60, in_force, CONFIG, host) is None
+    longer = use._choose("other", 3600, 60, in_force, CONFIG, host)
+    assert longer is not None
+    assert longer.to is not None
+    assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
+
+
+def test_what_is_configured_needs_no_file(tree: Tree) -> None:
+    recipe_file(tree, "mine")
+    for name in (None, "mine"):
+        assert use._choose(name, 0, 60, None, CONFIG, Host(tree.root)) is None
+
+
+def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None:
+    tree.file(FILE.path, "{")
+    with pytest.raises(ConfigError, match=r"switch\.json can't be read") as refused:
+        use.read_choice(Host(tree.root))
+    assert "sparkd rollback --end" in refused.value.hint
+    with pytest.raises(ConfigError):
+        use.follow(END, Host(tree.root))

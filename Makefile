@@ -35,8 +35,8 @@ test: venv  ## all that CI runs (as root)
 integration: venv  ## this machine's kernel, real docker
 	$(PYTEST) tests/integration
 
-packaging: venv  ## the .deb: content, reproducible build
-	packaging/tools.sh
+packaging: venv  ## the .deb: content, reproducible build; the page in a browser
+	packaging/tools.sh chromium
 	$(PYTEST) tests/packaging
 
 booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, and some faults of each kind
@@ -60,7 +60,7 @@ deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 bench: deb  ## figures: build/bench.json and a table
 	$(PYTHON) -m tests.bench
 
-generate: venv  ## files made from the source: config/sparkd.toml, docs/sparkd.toml.5.md, docs/checks.md
+generate: venv  ## files made from the source: config/sparkd.toml, and the marked parts of manuals in docs
 	PYTHONPATH=packaging $(PYTHON) -m generate
 
 flags: venv  ## src/sparkd/vllm/{flag,field}_table.py, from the parser of the engine in the bed (as root)

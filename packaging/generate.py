@@ -1,18 +1,46 @@
-"""Writes the files that are made from the source: `make generate`."""
+"""Writes the files that are made from the source: `make generate`. In a manual only the marked parts are."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import manuals
 from sparkd.config import reference
-from sparkd.preflight import render
 
-FILES = {
+CHECKOUT = Path(__file__).parents[1]
+PART = re.compile(
+    r"(?<=^<!-- Made by `make generate`: )([a-z-]+)( -->\n).*?(?=^<!-- end -->$)", re.MULTILINE | re.DOTALL
+)
+PARTS = {
+    "options": manuals.options,
+    "settings": manuals.settings,
+    "recipe-keys": manuals.recipe_keys,
+    "checks": manuals.checks,
+    "symptoms": manuals.symptoms,
+}
+
+
+def fill(path: str) -> str:
+    """The file with its marked parts made again."""
+    text = (CHECKOUT / path).read_text()
+    return PART.sub(lambda part: f"{part[1]}{part[2]}\n{PARTS[part[1]]().strip()}\n\n", text)
+
+
+MARKED = (
+    "docs/sparkd.8.md",
+    "docs/sparkd.toml.5.md",
+    "docs/sparkd-recipe.5.md",
+    "docs/sparkd-checks.7.md",
+    "docs/troubleshooting.md",
+)
+FILES: dict[str, Callable[[], str]] = {
     "config/sparkd.toml": reference.default_file,
-    "docs/sparkd.toml.5.md": reference.manual,
-    "docs/checks.md": render.checks_manual,
+    **{path: partial(fill, path) for path in MARKED},
 }
 
 if __name__ == "__main__":
     for name, make in FILES.items():
-        Path(name).write_text(make())
+        (CHECKOUT / name).write_text(make())

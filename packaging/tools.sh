@@ -1,7 +1,8 @@
 #!/bin/bash
-# Installs the Debian packages of tools.txt that are missing. Without root it names them and fails.
+# Installs the Debian packages of tools.txt, and those named, that are missing. Without root it names them and fails.
 set -euo pipefail
 mapfile -t wanted < <(grep -v '^#' "$(dirname "$0")/tools.txt")
+wanted+=("$@")
 missing=()
 for package in "${wanted[@]}"; do
   [[ $(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true) == installed ]] || missing+=("$package")

@@ -15,9 +15,9 @@ from deb.errors import BuildError
 from deb.lock import Lock, Pin
 from deb.targets import ARCHITECTURES
 
-LEFT_OUT = frozenset({"hf-xet"})
-"""Required by name, and never imported: huggingface_hub downloads by HTTP without it, which resumes a file that was cut
-off. 11 MB, and on arm64 no release of it is for glibc 2.17."""
+LEFT_OUT = frozenset({"hf-xet", "pycparser"})
+"""Required by name, and never imported: huggingface_hub downloads by HTTP without hf-xet, which resumes a file that was
+cut off. 11 MB, and on arm64 no release of it is for glibc 2.17. pycparser serves to build modules by cffi."""
 
 
 def fetch(dependencies: Iterable[str], lock: Lock, folder: Path) -> tuple[Pin, ...]:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
-from string import Template
 
+import completions
 from deb import changelog, papers
 from deb.errors import BuildError
 from deb.source import DATA, Source
 from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
-from sparkd.cli.main import COMMANDS
 from sparkd.config import units
 
 DOC = "usr/share/doc/sparkd"
+_CODE_FONT = re.compile(rb"\\fC|\\f\(C[RW]")
+"""No terminal has it; manual pages show code in bold."""
 
 
 def fill(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
@@ -56,9 +58,8 @@ def _system(tree: Tree, source: Source) -> None:
     tree.add("usr/share/sparkd/needrestart.conf", source.text("packaging/debian/needrestart.conf").encode())
     rtupdate = source.text("packaging/debian/rtupdate").encode()
     tree.add("usr/share/python3/runtime.d/sparkd.rtupdate", rtupdate, 0o755)
-    completion = Template(source.text("packaging/debian/completion.in"))
-    words = " ".join(name for name, *_ in COMMANDS)
-    tree.add("usr/share/bash-completion/completions/sparkd", completion.substitute(commands=words).encode())
+    for shell, path in completions.FILES.items():
+        tree.add(path, completions.render(shell).encode())
 
 
 def _documentation(tree: Tree, source: Source) -> None:
@@ -95,9 +96,10 @@ def _roff(page: Path, name: str, section: str, source: Source) -> bytes:
         str(page),
     ]
     try:
-        return subprocess.run(command, capture_output=True, check=True).stdout
+        text = subprocess.run(command, capture_output=True, check=True).stdout
     except FileNotFoundError:
         raise BuildError("lowdown is missing, which makes the manual pages: packaging/tools.sh as root") from None
+    return _CODE_FONT.sub(rb"\\fB", text)
 
 
 def _gzip(content: bytes) -> bytes:

@@ -39,7 +39,7 @@ class Source:
             sorted(
                 str(file.relative_to(self.root / "src"))
                 for file in found
-                if file.is_file() and file.suffix in (".py", ".typed")
+                if file.is_file() and file.suffix in (".py", ".typed", ".html")
             )
         )
 

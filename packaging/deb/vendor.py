@@ -18,10 +18,10 @@ from deb.tree import Tree
 FOLDER = "usr/lib/sparkd/vendor"
 
 # RECORD would be wrong, WHEEL differs between the wheels of one release; stubs and sources serve no running program.
-# PyYAML does without its compiled module, which has 2 MB for each Python.
+# PyYAML does without its compiled module, which has 2 MB for each Python. Of cffi only the compiled module is imported.
 _LEFT_OUT = re.compile(
     r"\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|top_level\.txt|entry_points\.txt)$"
-    r"|\.(pyi|pyx|pxd|c|h)$|(^|/)__pycache__/|^yaml/_yaml\.[^/]+\.so$"
+    r"|\.(pyi|pyx|pxd|c|h)$|(^|/)__pycache__/|^yaml/_yaml\.[^/]+\.so$|^cffi/"
 )
 _LICENCE = re.compile(r"^[^/]+\.dist-info/(licenses/)?.*(LICEN[CS]E|COPYING|NOTICE|AUTHORS)[^/]*$", re.IGNORECASE)
 _SBOM = re.compile(r"^[^/]+\.dist-info/sboms/(?P<name>.+)\.json$")

@@ -14,6 +14,7 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
+import completions
 from deb import lock
 from deb.targets import ARCHITECTURES, PYTHONS
 from sparkd.config import units
@@ -48,11 +49,15 @@ def test_compiled_modules_are_there_for_every_python_and_of_the_right_machine(
     modules = [name for name in archive.getnames() if name.endswith(".so")]
     tags: dict[str, list[str]] = {}
     for name in modules:
-        if match := re.search(r"/vendor/([^/]+)/.*\.cpython-(\d+)-", name):
+        if match := re.search(r"/vendor/([^/.]+).*\.cpython-(\d+)-", name):
             tags.setdefault(match[1], []).append(match[2])
     every = [python.replace(".", "") for python in PYTHONS]
-    assert {library: sorted(found) for library, found in tags.items()} == {"msgspec": every, "pydantic_core": every}
-    assert [name.partition("/vendor/")[2] for name in modules if ".abi3." in name] == ["psutil/_psutil_linux.abi3.so"]
+    compiled = ("_cffi_backend", "msgspec", "pydantic_core")
+    assert {library: sorted(found) for library, found in tags.items()} == dict.fromkeys(compiled, every)
+    assert sorted(name.partition("/vendor/")[2] for name in modules if ".abi3." in name) == [
+        "cryptography/hazmat/bindings/_rust.abi3.so",
+        "psutil/_psutil_linux.abi3.so",
+    ]
     for name in modules:
         assert struct.unpack_from("<H", content(archive, name), 18)[0] == ELF_MACHINE[debian]
 
@@ -156,6 +161,25 @@ def test_manual_pages_name_the_program_and_this_version(unpacked: Path, package:
     assert field(package, "Version").partition("~")[0] in roff
 
 
+@pytest.mark.parametrize("name", ["sparkd.8", "sparkd.toml.5", "sparkd-recipe.5", "sparkd-checks.7"])
+def test_manual_pages_render_without_a_warning_and_are_found_by_name(unpacked: Path, name: str, tmp_path: Path) -> None:
+    page = unpacked / f"usr/share/man/man{name[-1]}/{name}.gz"
+    env = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "MANWIDTH": "100"}
+    shown = subprocess.run(
+        ["man", "--warnings=w", "--local-file", str(page)], capture_output=True, text=True, check=True, env=env
+    )
+    assert shown.stderr == ""
+    assert len(shown.stdout.splitlines()) > 100
+    (tmp_path / name).write_bytes(gzip.decompress(page.read_bytes()))
+    listed = subprocess.run(["lexgrog", str(tmp_path / name)], capture_output=True, text=True, check=True).stdout
+    assert f'"{name[:-2]} - ' in listed
+
+
+@pytest.mark.parametrize("path", completions.FILES.values())
+def test_completions_are_where_each_shell_looks(unpacked: Path, path: str) -> None:
+    assert "sparkd" in (unpacked / path).read_text()
+
+
 def test_needrestart_only_names_the_units(unpacked: Path) -> None:
     shipped = unpacked / "usr/share/sparkd/needrestart.conf"
     # As needrestart reads it: each pattern decides whether the unit may be restarted.
@@ -173,4 +197,4 @@ def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
     systemctl = ("systemctl", f"--root={unpacked}")
     subprocess.run([*systemctl, "preset-all", "--preset-mode=enable-only"], capture_output=True, check=True)
     enabled = subprocess.run([*systemctl, "is-enabled", *UNITS], capture_output=True, text=True, check=False)
-    assert enabled.stdout.split() == ["disabled", "disabled", "static", "static"], enabled.stderr
+    assert enabled.stdout.split() == ["disabled", "disabled", "static", "static", "static"], enabled.stderr

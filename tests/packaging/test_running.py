@@ -52,6 +52,12 @@ def test_version_is_said(unpacked: Path, interpreter: str) -> None:
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
+def test_the_template_of_the_page_is_there(unpacked: Path, interpreter: str) -> None:
+    done = run(unpacked, interpreter, "from sparkd.status.page import read_template as r; print(*r())")
+    assert "</html>" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
 def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: str) -> None:
     code = (
         f"import {IMPORTS}\n"
@@ -77,6 +83,20 @@ def test_the_hubs_client_downloads_with_what_the_package_carries(
         done = run(unpacked, interpreter, f"from sparkd.cli.main import main\nraise SystemExit(main({words!r}))")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "model/model.safetensors").read_bytes() == shard
+
+
+JOIN = """
+from sparkd.cluster.join import Invitation
+from sparkd.cluster.join_request import accept
+with Invitation("127.0.0.2", (), (bytes(32),), 1, port=0) as invitation:
+    print(accept(invitation.code, port=invitation.port).nodes)
+"""
+
+
+@pytest.mark.parametrize("interpreter", interpreters())
+def test_a_node_joins_with_what_the_package_carries(unpacked: Path, interpreter: str) -> None:
+    done = run(unpacked, interpreter, JOIN)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "('127.0.0.2', '127.0.0.1')\n", "")
 
 
 def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:

@@ -51,6 +51,11 @@ def test_a_wheel_renders_the_units_of_this_source(installed: Path) -> None:
     assert units.render("head") in done.stdout, done.stderr
 
 
+def test_a_wheel_has_the_template_of_the_page(installed: Path) -> None:
+    read = [str(installed / "python"), "-I", "-c", "from sparkd.status.page import read_template as r; print(*r())"]
+    assert "</html>" in subprocess.run(read, capture_output=True, text=True, check=True).stdout
+
+
 def test_a_wheel_examines_a_node(installed: Path, tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.meminfo(MemTotal=120, MemFree=110, MemAvailable=110)

@@ -1,0 +1,141 @@
+"""The generated parts of the manuals: options, settings, keys of recipes, checks, and what known errors mean."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from sparkd.cli.main import COMMANDS, build_parser
+from sparkd.config.reference import describe, format_line
+from sparkd.config.settings import Settings
+from sparkd.config.types import Section
+from sparkd.preflight.registry import CHECKS
+from sparkd.recipes.schema import Limit, Lines, Recipe, Volume
+from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, KnownError
+
+_MARKUP = re.compile(r"[\\<>*_\[\]]")
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """With the options of every command, each of which has a module that is imported when it is used."""
+    return build_parser(*(name for name, *_ in COMMANDS))
+
+
+def inner_parsers(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    found = [one for one in parser._actions if isinstance(one, argparse._SubParsersAction)]
+    return dict(found[0].choices) if found else {}
+
+
+def leaves(
+    parser: argparse.ArgumentParser, words: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], argparse.ArgumentParser]]:
+    """Each command and action, by its words."""
+    inner = inner_parsers(parser)
+    for name, one in inner.items():
+        yield from leaves(one, (*words, name))
+    if not inner:
+        yield words, parser
+
+
+def options() -> str:
+    """Of sparkd(8): what `--help` prints of each command."""
+    parts = []
+    for words, parser in leaves(whole_parser()):
+        shown = [one for one in parser._actions if one.help not in (None, argparse.SUPPRESS) and one.dest != "help"]
+        if shown:
+            parts.append(f"## sparkd {' '.join(words)}\n")
+        for one in shown:
+            names = ", ".join(f"`{name}`" for name in one.option_strings)
+            text = _escape(parser._get_formatter()._expand_help(one))
+            parts.append(f"{names} {_value(one)}".strip() + f"\n: {text}{' (required)' * one.required * bool(names)}\n")
+    return "\n".join(parts)
+
+
+def _value(action: argparse.Action) -> str:
+    """What the option takes, or the argument is, as a manual writes it."""
+    if action.nargs == 0:
+        return ""
+    choices = "|".join(str(one) for one in action.choices or ())
+    name = action.metavar or choices or (action.dest.upper() if action.option_strings else action.dest)
+    shown = f"*{_escape(str(name))}*"
+    optional = f"\\[{shown}\\]" if action.nargs in ("?", "*") else shown
+    return f"{optional}..." if action.nargs in ("*", "+") else optional
+
+
+def _escape(text: str) -> str:
+    """Help texts are plain text."""
+    return _MARKUP.sub(lambda match: f"\\{match[0]}", " ".join(text.split()))
+
+
+def settings() -> str:
+    """Of sparkd.toml(5): every key with its default, by section."""
+    parts = []
+    for name, section in Settings():
+        parts.append(f"# [{name}]\n\n{section.__doc__}\n")
+        for key, value in section:
+            default = format_line(key, value).replace(" = ", "` = `", 1)
+            info = type(section).model_fields[key]
+            parts.append(f"`{name}.{default}`\n: {describe(section, key)}{_span(info)}\n")
+    return "\n".join(parts)
+
+
+def _span(info: FieldInfo) -> str:
+    bounds = [getattr(one, bound) for one in info.metadata for bound in ("ge", "le") if hasattr(one, bound)]
+    return " From {} to {}.".format(*bounds) if len(bounds) == 2 else ""
+
+
+def recipe_keys() -> str:
+    """Of sparkd-recipe(5): every key with its default, in the order of the schema."""
+    forms = (("container.volumes", Volume), ("container.ulimits", Limit), ("image.assert", Lines))
+    parts = [*_keys(Recipe, "")]
+    for key, form in forms:
+        parts.append(f"A mapping in `{key}`: {form.__doc__}\n")
+        parts += [
+            f"`{name}`\n: {' '.join((info.description or '').split())}\n" for name, info in form.model_fields.items()
+        ]
+    return "\n".join(parts)
+
+
+def _keys(section: type[Section], prefix: str) -> Iterator[str]:
+    for field, info in section.model_fields.items():
+        name, kind = f"{prefix}{info.alias or field}", info.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from _keys(kind, f"{name}.")
+            continue
+        choices = get_args(kind) if get_origin(kind) is Literal and len(get_args(kind)) > 1 else ()
+        among = f" One of {', '.join(f'`{one}`' for one in choices)}." if choices else ""
+        text = " ".join((info.description or "").split())
+        yield f"`{name}`{_default(info)}\n: {text}{among}{_span(info)}\n"
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return ""
+    value = info.get_default(call_default_factory=True, validated_data={})
+    return f", default `{format_line('x', value).removeprefix('x = ')}`" if value not in (None, "", (), {}) else ""
+
+
+def checks() -> str:
+    """Of sparkd-checks(7): every check with its page."""
+    parts = []
+    for check in CHECKS:
+        levels, fixes = ", ".join(level.value for level in check.levels), ", ".join(check.fixes) or "nothing"
+        reads, source = (" ".join(text.split()) for text in (check.reads, check.source))
+        facts = f"Levels: {levels}. May fix: {fixes}. Reads: {_escape(reads)}. Known from: {_escape(source)}."
+        parts.append(f"## {check.id}\n\n{facts}\n\n```text\n{check.page}\n```\n")
+    return "\n".join(parts)
+
+
+def symptoms() -> str:
+    """Of troubleshooting.md: every known error, by its message."""
+    kinds = (("In the engine's lines", TABLE), ("In the kernel's log", KERNEL_TABLE))
+    return "\n".join(f"## {title}\n\n{''.join(_symptom(one) for one in table)}" for title, table in kinds)
+
+
+def _symptom(known: KnownError) -> str:
+    shown = " or ".join(f"`{pattern.replace(GAP, ' … ').strip()}`" for pattern in known.patterns)
+    return f"### {shown}\n\nMeans: {known.meaning}.\n\nDo: {known.remedy}.\n\nKnown from: {known.source}.\n\n"

@@ -1,0 +1,159 @@
+"""The page in a browser: Chromium against the real server. `build/page` has what it looked like."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.packaging.browser import Browser
+from tests.unit import page_reports
+from tests.unit.nodes import network
+
+from sparkd.host.files import Files
+from sparkd.lib.http_server import HttpServer
+from sparkd.status.access import TokenFile
+from sparkd.status.http_api import make_handler
+from sparkd.status.model import NodeReport, Phase
+from sparkd.status.publisher import Published
+
+SHOTS = Path(__file__).parents[2] / "build/page"
+SIZES = ((360, 740), (800, 1000), (1440, 900))
+TOKEN = "0123456789abcdef" * 2
+HEADING = "document.querySelector('h1').textContent"
+LOW_CONTRAST = """(() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([red, green, blue]) => [red, green, blue].map((value) => value / 255)
+    .map((value) => value <= 0.03928 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (element) => {
+    for (; element; element = element.parentElement) {
+      const found = parse(getComputedStyle(element).backgroundColor);
+      if (found.length < 4 || found[3] === 1) return found;
+    }
+  };
+  return [...document.querySelectorAll("main *")]
+    .filter((one) => [...one.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim()))
+    .filter((one) => {
+      const [dark, bright] = [light(parse(getComputedStyle(one).color)), light(behind(one))].sort((a, b) => a - b);
+      return (bright + 0.05) / (dark + 0.05) < 4.5;
+    })
+    .map((one) => `${one.localName}.${one.className}: ${one.textContent}`);
+})()"""
+
+
+class Site:
+    """The page of a report, which a test may change."""
+
+    def __init__(self, report: NodeReport, admits: Callable[[str], bool] | None = None) -> None:
+        self.report = report
+        self._handle = make_handler(lambda: Published(self.report, ""), lambda: 0.0, admits)
+
+    @contextmanager
+    def served(self, port: int = 0) -> Iterator[int]:
+        server = HttpServer("127.0.0.1", port, self._handle)
+        with network() as loop:
+            server.start(loop)
+            yield server.port
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", ["serving", "loading", "broken", "booted", "hostile"])
+def test_the_page_fits_each_screen_without_any_trouble(browser: Browser, name: str) -> None:
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    with Site(getattr(page_reports, name)()).served() as port:
+        browser.resize(*SIZES[0])
+        browser.open(f"http://127.0.0.1:{port}/")
+        for width, height in SIZES:
+            for dark in (False, True):
+                browser.resize(width, height, dark=dark)
+                assert browser.evaluate("document.documentElement.scrollWidth") <= width
+                assert browser.evaluate(LOW_CONTRAST) == []
+                browser.screenshot(SHOTS / f"{name}-{width}-{'dark' if dark else 'light'}.png")
+        colours = []
+        for dark in (False, True):
+            browser.resize(*SIZES[0], dark=dark)
+            colours.append(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+        assert colours[0] != colours[1]
+        assert browser.troubles == []
+
+
+def test_text_of_a_report_is_shown_as_text_when_it_comes_and_when_it_changes(browser: Browser) -> None:
+    site = Site(page_reports.hostile())
+    with site.served() as port:
+        browser.open(f"http://127.0.0.1:{port}/")
+        shown = page_reports.EVIL[:-2]
+        assert shown in browser.evaluate("document.querySelector('main').innerText")
+        site.report = replace(page_reports.hostile(), phase=Phase.FAILED, message=f"changed {page_reports.EVIL}")
+        browser.wait_for("document.querySelector('main').innerText.includes('changed </main>')")
+        assert browser.evaluate("[window.evil, document.querySelectorAll('main img, main script').length]") == [None, 0]
+        assert browser.evaluate("document.querySelectorAll('main').length") == 1
+        assert browser.troubles == []
+
+
+def test_a_violation_of_the_policy_would_be_seen(browser: Browser) -> None:
+    with Site(page_reports.serving()).served() as port:
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.evaluate("""document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.evil=1'>")""")
+        time.sleep(0.3)
+        assert browser.evaluate("window.evil") is None
+    assert "Content Security Policy" in str(browser.troubles)
+
+
+def test_the_page_follows_the_node_through_a_restart_without_being_loaded_again(browser: Browser) -> None:
+    site = Site(page_reports.loading())
+    with site.served() as port:
+        browser.open(f"http://127.0.0.1:{port}/")
+        assert browser.evaluate(HEADING) == "Loading"
+        browser.evaluate("window.kept = document.querySelector('h1')")
+        site.report = page_reports.serving()
+        browser.wait_for(f"{HEADING} === 'Serving'")
+        assert browser.evaluate("document.title") == "Serving: spark1"
+        assert browser.evaluate("[...document.querySelectorAll('dd')].map((one) => one.textContent)[0]") == "96.4"
+        # An element of SVG that the script has made is drawn like one of the static page.
+        assert browser.evaluate("document.querySelector('polyline').getBoundingClientRect().width") > 100
+        assert browser.troubles == []
+    browser.wait_for("document.getElementById('offline').checkVisibility()")
+    assert "what is shown is old" in browser.evaluate("document.getElementById('offline').innerText")
+    site.report = page_reports.broken()
+    with site.served(port):
+        browser.wait_for(f"{HEADING} === 'Not serving'")
+        assert not browser.evaluate("document.getElementById('offline').checkVisibility()")
+        assert browser.evaluate("window.kept === document.querySelector('h1')")
+
+
+def test_without_javascript_the_page_shows_the_same(browser: Browser) -> None:
+    site = Site(page_reports.serving())
+    with site.served() as port:
+        browser.open(f"http://127.0.0.1:{port}/")
+        followed = browser.evaluate("document.querySelector('main').innerText")
+        browser.call("Emulation.setScriptExecutionDisabled", value=True)
+        try:
+            browser.open(f"http://127.0.0.1:{port}/")
+            assert browser.evaluate("document.querySelector('main').innerText") == followed
+            assert "every 15 seconds" in browser.evaluate("document.querySelector('footer').innerText")
+        finally:
+            browser.call("Emulation.setScriptExecutionDisabled", value=False)
+
+
+def test_a_browser_that_knows_the_password_reads_the_page_and_follows_it(browser: Browser, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    file.chmod(0o600)
+    site = Site(page_reports.loading(), TokenFile(Files(), str(file), lambda *_: None, os.geteuid()).admits)
+    with site.served() as port:
+        browser.open(f"http://me:{TOKEN}@127.0.0.1:{port}/")
+        assert browser.evaluate(HEADING) == "Loading"
+        site.report = page_reports.serving()
+        browser.wait_for(f"{HEADING} === 'Serving'")
+        assert browser.troubles == []
+        assert browser.evaluate("[document.cookie, document.referrer]") == ["", ""]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -13,6 +14,13 @@ from tests.unit.node_reports import HEAD
 
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.client import parse_peer_report
+from sparkd.cluster.following import followed_context
+from sparkd.cluster.inventory import Image, Inventory, Model, find_missing
+from sparkd.cluster.inventory import dump as dump_inventory
+from sparkd.cluster.inventory import parse as parse_inventory
+from sparkd.cluster.join_code import JoinCode
+from sparkd.config import Settings
+from sparkd.config.settings import Allow, Cluster, Fabric
 from sparkd.config.sources import load_settings
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
@@ -21,6 +29,8 @@ from sparkd.lib.dockerd.reader import DockerError, frames
 from sparkd.lib.errors import SparkdError
 from sparkd.lib.text import Redactor, sanitize
 from sparkd.plan.agreement import parse_values
+from sparkd.plan.build import make_plan
+from sparkd.plan.model import Node
 from sparkd.plan.script import exec_lines, find_fault, render_script
 from sparkd.preflight.checks import kernel_log
 from sparkd.recipes.importers.command import is_serve, parse_serve, split_commands
@@ -29,6 +39,11 @@ from sparkd.recipes.importers.source import CommandError, Unusable, Values, form
 from sparkd.recipes.loader import load_recipe
 from sparkd.state.known_good import FILE as KNOWN_GOOD
 from sparkd.state.launch_history import read_history
+from sparkd.state.shared_config import FILE as HEAD_CONFIG
+from sparkd.state.shared_config import dump as dump_shared
+from sparkd.state.shared_config import make_shared
+from sparkd.state.switch import FILE as SWITCH
+from sparkd.state.switch import Chosen, Event, Stage, Switch, step
 from sparkd.status.model import dump, parse
 from sparkd.vllm.api import parse_counters
 from sparkd.vllm.flag import parse_amount, parse_flags, parse_json
@@ -233,6 +248,31 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
             (b'{"schema": 1, "entries": []}',),
         ),
     )
+    recipe, engine = load_recipe("tiny-cpu", [RECIPES]).recipe, Settings().engine
+    chosen = Chosen(recipe, engine, until="2026-11-22T00:00:00+00:00")
+
+    def step_switch() -> None:
+        found = SWITCH.read(files)
+        if found is not None:
+            found.expired(datetime(2026, 1, 1, tzinfo=UTC))
+            steps = [step(found, event) for event in Event]
+            assert all(one is None or one.chosen in (found.to, found.before) for one in steps)
+
+    yield (
+        "switch",
+        Parser(
+            machine.at(SWITCH.path, step_switch),
+            (SWITCH.encode(Switch("f", Stage.TRYING, chosen, (chosen,), 1, 60, "2026")).encode(),),
+        ),
+    )
+    place = Inventory("n", 1, True, Allow(), ("i:",), "/srv/models", (Model("m", 1),), (Image("i:1", "x"),))
+    wanted = make_plan(recipe, Settings(), Node(0, "127.0.0.1", "127.0.0.1", 1))
+
+    def judge_inventory(data: bytes) -> None:
+        found = parse_inventory(data)
+        assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
+
+    yield "inventory", Parser(judge_inventory, (dump_inventory(place),), (ValueError,))
     yield (
         "cluster key",
         Parser(
@@ -268,6 +308,29 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     )
 
 
+def head_config(machine: Machine) -> Parser:
+    """What a worker takes from its head: whatever becomes a plan is within `cluster.allow`."""
+    worker = Machine(machine.root / "worker")
+    worker.put("/proc/net/fib_trie", b"     |-- 10.0.0.2\n        /32 host LOCAL\n")
+    worker.put("/proc/net/route", b"Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\tMTU\tWindow\tIRTT\n")
+    nodes, place, host = ("10.0.0.1", "10.0.0.2"), Node(1, "10.0.0.2", "10.0.0.1", 2), Host(worker.root)
+    own = Settings(
+        cluster=Cluster(nodes=nodes, follow_head=True, allow=Allow(images=("sparkd-test/",))),
+        fabric=Fabric(interface="bond0"),
+    )
+    recipe = load_recipe("tiny-cpu-pair", [RECIPES]).recipe
+    shared = make_shared(own, recipe, "", "", worker.files)
+
+    def follow(data: bytes) -> None:
+        plan = followed_context(HEAD_CONFIG.decode(data), own, host, place).plan
+        assert plan.image.startswith("sparkd-test/") and not plan.container.privileged
+        assert all(one.source.startswith("/srv/models") and one.read_only for one in plan.container.volumes)
+        assert all(one.startswith("/dev/infiniband") for one in plan.container.devices)
+        assert not plan.secrets and plan.node.head_address == "10.0.0.1"
+
+    return Parser(follow, (dump_shared(shared),), (ValueError, SparkdError), 0.3)
+
+
 def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
     own = machine.root / "own.yaml"
     foreign = machine.root / "foreign.yaml"
@@ -282,6 +345,7 @@ def recipes(machine: Machine) -> Iterator[tuple[str, Parser]]:
         "importers",
         Parser(machine.at("foreign.yaml", lambda: import_file(foreign, {})), published, (SparkdError,), 0.1),
     )
+    yield "configuration of the head", head_config(machine)
     line = b"""FOO=bar exec vllm serve 'a b' --x "c d" --y '{"a": [1, "x"]}' -tp 2 \\\n --port 8000 # x\n"""
     yield "command splitter", Parser(text(commands), (line,), (CommandError,))
     yield (
@@ -376,6 +440,7 @@ def parsers(root: Path) -> dict[str, Parser]:
         "names": Parser(text(sanitize), (b"name",)),
         "metrics": Parser(parse_counters, (COUNTERS,)),
         "peers' reports": Parser(lambda data: parse_peer_report(data, 0), (report,)),
+        "join codes": Parser(text(JoinCode.parse), (str(JoinCode("10.0.0.1", 1 << 89)).encode(),), (SparkdError,)),
         "own report": Parser(text(parse), (report,)),
         "peers' plans": Parser(parse_values, (b'{"image": "x", "flag.a": "1"}',)),
         "docker list": Parser(machine.docker("/containers/json", docker.read_containers), (listed,), handled, 0.3),

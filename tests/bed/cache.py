@@ -17,6 +17,7 @@ from pathlib import Path
 KEY_LENGTH = 16
 REPORT_SECONDS = 5.0
 DOWNLOADS = {
+    "litellm": ("LiteLLM", 45),
     "node-trixie": ("Debian packages", 150),
     "node-bookworm": ("Debian packages", 70),
     "engine": ("vLLM, PyTorch for the CPU and what they need, and Debian packages", 1100),

@@ -42,7 +42,7 @@ LAUNCHER = Path(__file__).parent / "files/vllm"
 INSPECT = "from vllm import ModelRegistry; ModelRegistry.models['LlamaForCausalLM'].inspect_model_cls()"
 DROPPED = [  # triton alone is 997 MB and has no back end for the CPU
     "triton", "triton-*.dist-info", "torch/include", "torch/share", "torch/test", "torch/lib/*.a",
-    "vllm/benchmarks/datasets", "vllm/kernels/helion/configs",
+    "vllm/kernels/helion/configs",
 ]  # fmt: skip
 TESTED = ["sympy", "numpy", "networkx", "numba", "llvmlite", "pycountry", "mpmath"]
 STRIPPED = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -76,6 +77,11 @@ class Cluster:
     def configuration(self) -> str:
         addresses = [member.node.fabric_address for member in self.members]
         return CONFIGURATION.format(nodes=str(addresses).replace("'", '"'), stall_seconds=STALL_SECONDS)
+
+    def following(self, more: str = "") -> str:
+        """Of a worker that takes all else from its head."""
+        addresses = json.dumps([member.node.fabric_address for member in self.members])
+        return f"[cluster]\nnodes = {addresses}\nfollow_head = true\n{more}"
 
     def configure(self, more: str = "") -> None:
         """The same file and the same key on all nodes; started at each boot."""

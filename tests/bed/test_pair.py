@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from tests.bed import trial
 from tests.bed.conftest import MakeNode
 from tests.bed.faults import FAULTS, HANGING_LOADS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
+from tests.bed.messages import Receiver
 from tests.bed.node import Node
 from tests.bed.pair import LOAD_STALL_SECONDS, Cluster, new_key
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import HEAD, WORKER, complete
+from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, complete
 from tests.bed.trial import Result
 
 Record = Callable[[Result], None]
@@ -29,6 +31,9 @@ def cluster(make_node: MakeNode, package: Path) -> Cluster:
     made = Cluster.of([make_node("trixie"), make_node("trixie")])
     made.install(package)
     made.configure()
+    receiver = Receiver(made.head.node)
+    receiver.listen()
+    receiver.configure(*made.members)
     return made
 
 
@@ -68,6 +73,20 @@ def test_the_pair_serves_when_the_worker_is_started_first(serving: Cluster) -> N
     assert complete(serving.head.node)
 
 
+def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster) -> None:
+    """From the next start on, the nodes send none."""
+    receiver, head, old = Receiver(serving.head.node), serving.head.node.name, serving.worker.main_pid()
+    wait_for(lambda: receiver.events[-1:] == [("serving", head)], 20, f"a first message, not {receiver.messages}")
+    count = len(receiver.events)
+    serving.worker.node.kill(old, signal.SIGKILL)
+    wait_for(lambda: serving.worker.main_pid() not in (0, old), 60, "systemd to start the worker again")
+    serving.await_serving()
+    expected = [("lost", head), ("serving", head)]
+    wait_for(lambda: receiver.events[count:] == expected, 20, f"{expected}, not {receiver.messages[count:]}")
+    receiver.forget(*serving.members)
+    receiver.hang_up()
+
+
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:
     label = '{{index .Config.Labels "io.sparkd.epoch"}}'
     epochs = {
@@ -83,9 +102,9 @@ def test_status_shows_both_nodes_from_either_to_anybody(serving: Cluster) -> Non
     for member in serving.members:
 
         def phases(node: Node = member.node) -> list[list[str]]:
-            """Of each row: rank, name, phase. What the nodes' checks warn of follows them."""
+            """Of each node's first line: rank, name, phase."""
             shown = node.run(*nobody, check=False).stdout.splitlines()
-            rows = [line.split() for line in shown[1 : 1 + len(expected)]]
+            rows = [line.split() for line in shown if line[:1].isdigit()]
             return [[row[0], row[1], row[3]] for row in rows if len(row) > 3]
 
         wait_for(lambda: phases() == expected, 10, f"status on {member.node.name} to show {expected}, not {phases()}")
@@ -191,6 +210,21 @@ def test_the_pair_serves_when_the_head_is_started_first(cluster: Cluster, start_
     assert not cluster.head.rank(), "no rank runs before its workers"
     cluster.start(cluster.worker)
     assert cluster.await_serving() < start_seconds + trial.RECOVERY_SECONDS
+
+
+def test_a_worker_that_follows_serves_what_only_the_heads_file_was_changed_to(serving: Cluster) -> None:
+    serving.worker.configure(serving.following())
+    serving.head.configure(serving.configuration().replace("[engine.env]", '[engine.env]\nONLY_HERE = "1"'))
+    serving.head.node.run("systemctl", "restart", "--no-block", serving.head.unit)
+
+    def plans() -> list[dict[str, object]]:
+        return [json.loads(member.node.run("sparkd", "plan", "--json").stdout) for member in serving.members]
+
+    wait_for(
+        lambda: serving.serves() and "ONLY_HERE" in json.dumps(plans()[1]["env"]), SERVING_SECONDS, "both to serve"
+    )
+    assert plans()[0]["digest"] == plans()[1]["digest"]
+    assert "cluster.config.followed" in serving.worker.node.journal(serving.worker.unit)
 
 
 @pytest.mark.whole

@@ -12,7 +12,7 @@ from tests.bed import engine_image, readme
 from tests.bed.conftest import MakeNode
 from tests.bed.images import BUSYBOX
 from tests.bed.processes import wait_for
-from tests.bed.readme import FirstHour
+from tests.bed.readme import Walk
 from tests.bed.sparkd_node import SERVING_SECONDS, SparkdNode
 
 STRAY = """
@@ -70,13 +70,13 @@ MODS = {
 
 
 @pytest.fixture(scope="module")
-def first_hour(make_node: MakeNode, package: Path) -> FirstHour:
+def first_hour(make_node: MakeNode, package: Path) -> Walk:
     """README's first steps on a fresh node, by its text alone."""
     return readme.walk(make_node("trixie"), package)
 
 
 @pytest.fixture(scope="module")
-def installed(first_hour: FirstHour) -> SparkdNode:
+def installed(first_hour: Walk) -> SparkdNode:
     spark = SparkdNode(first_hour.node)
     spark.stop()
     spark.node.run("systemctl", "disable", spark.unit)
@@ -128,22 +128,22 @@ def everything(spark: SparkdNode) -> str:
     )
 
 
-def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: FirstHour) -> None:
-    unconfigured, configured, beside = (first_hour.done(f"dry run {number}") for number in (1, 2, 3))
-    assert unconfigured.returncode == 78
-    assert unconfigured.stdout.splitlines()[-1].startswith("next: ")
-    assert "engine.recipe" in unconfigured.stdout.splitlines()[-1]
-    assert configured.returncode == 0, configured.stdout
-    assert first_hour.done("sudo systemctl start sparkd-head").returncode == 0
+def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: Walk) -> None:
+    planned, written = (first_hour.done(f"sudo sparkd init --{word}") for word in ("plan", "yes"))
+    for shown in (planned.stdout, written.stdout):
+        assert "recipe    my-model: tiny and its image are here" in shown
+        assert "/etc/sparkd/sparkd.toml: engine.recipe = my-model" in shown
+        assert shown.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
+    assert first_hour.done("sudo systemctl enable --now sparkd-head").returncode == 0
     answer = json.loads(first_hour.done("curl").stdout)
     assert answer["usage"]["completion_tokens"] >= 1
     assert answer["model"] == "my-model"
     assert "serving" in first_hour.done("sparkd status").stdout
+    beside = first_hour.done("sparkd preflight")
     said = beside.stdout.splitlines()
     assert beside.returncode == 0, "beside the serving agent the next start is judged"
     assert re.fullmatch(r"pid \d+ \(sparkd run --role head\): serving since .* without its sparkd-rank0", said[0])
-    failed = {words: one.returncode for words, one in first_hour.commands if one.returncode}
-    assert failed == {"sudo sparkd preflight --dry-run": 78}
+    assert first_hour.failed == []
 
 
 def test_a_dry_run_names_every_fault_and_changes_nothing(faulty: SparkdNode) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.bed.command import BedError
 from tests.bed.conftest import MakeNode
+from tests.bed.messages import RECEIVED, Receiver
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
 
@@ -238,6 +239,52 @@ def test_the_sixth_launch_of_a_failing_plan_needs_a_person_and_the_next_by_hand_
     assert "systemctl start sparkd-head" in said
     stays_down(spark)
     assert json.loads(spark.node.read("/var/lib/sparkd/launch-history.json"))["failures"] == {}
+
+
+def test_systemd_sends_what_needs_a_person_once_no_agent_can(spark: SparkdNode) -> None:
+    receiver, name = Receiver(spark.node), spark.node.name
+    receiver.listen()
+    receiver.configure(spark)
+    broken = "/etc/sparkd/conf.d/60-broken.toml"
+    digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
+    spark.node.write("/var/lib/sparkd/launch-history.json", json.dumps({"schema": 1, "failures": {digest: 5}}))
+    try:
+        refused(spark, 17)
+        wait_for(lambda: receiver.events == [("needs-person", name)], 20, f"one message, not {receiver.messages}")
+        spark.node.write(broken, "[notify\n")
+        refused(spark, 78)
+        wait_for(lambda: receiver.events == [("needs-person", name)] * 2, 20, f"another, not {receiver.messages}")
+        assert ["17 and stays down" in str(one["text"]) for one in receiver.messages] == [True, False]
+        assert ["60-broken.toml: is no TOML" in str(one["text"]) for one in receiver.messages] == [False, True]
+        wait_for(lambda: spark.show("ActiveState", "sparkd-notify") == "inactive", 20, "the sender to end")
+    finally:
+        spark.node.run("rm", "-f", broken)
+        receiver.forget(spark)
+        receiver.hang_up()
+
+
+@pytest.mark.whole
+def test_systemd_sends_it_as_soon_as_the_receiver_is_back(spark: SparkdNode) -> None:
+    receiver = Receiver(spark.node)
+    receiver.configure(spark)
+    spark.node.run("rm", "-f", RECEIVED)
+    digest = json.loads(spark.node.run("sparkd", "plan", "--json").stdout)["digest"]
+    spark.node.write("/var/lib/sparkd/launch-history.json", json.dumps({"schema": 1, "failures": {digest: 5}}))
+    try:
+        refused(spark, 17)
+        wait_for(lambda: spark.show("SubState", "sparkd-notify") == "auto-restart", 20, "the sender to wait")
+        receiver.listen()
+        wait_for(lambda: len(receiver.events) == 1, 80, "the message")
+        wait_for(lambda: spark.show("ActiveState", "sparkd-notify") == "inactive", 20, "the sender to end")
+        receiver.hang_up()
+        configure_late(spark)
+        cursor = spark.cursor()
+        refused(spark, 12)
+        said = spark.node.journal("sparkd-notify", f"--after-cursor={cursor}")
+        print(f"after an end with 12, which systemd starts again: {said!r}")
+        assert len(receiver.events) == 1
+    finally:
+        receiver.forget(spark)
 
 
 def test_the_cause_of_the_last_end_is_reported_by_the_next_agent(spark: SparkdNode) -> None:

@@ -8,9 +8,11 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from statistics import median
 
 import pytest
 from tests.bed import load
+from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode, complete
@@ -35,6 +37,12 @@ image:
   entrypoint: [python3, -m, vllm.entrypoints.cli.main, serve]
 """
 """vLLM without the launcher of the tests' image: each of its processes is an interpreter of its own."""
+OBSERVED = """
+[observe]
+listen = "0.0.0.0:29511"
+token_file = "/etc/sparkd/observe.token"
+"""
+TOKEN = "0123456789abcdef" * 2
 GRACE_SECONDS = 30.0
 """Default of engine.stop_grace_seconds."""
 
@@ -99,6 +107,128 @@ def test_status_says_serving_to_anybody(serving: SparkdNode) -> None:
     report = json.loads(shown.stdout)
     assert (report["phase"], report["role"], report["rank"]) == ("serving", "head", 0)
     assert report["engine"]["kv_cache_tokens"] == 524_288
+    read = "import urllib.request as u; a = u.urlopen('http://127.0.0.1:29511/'); print(a.headers, a.read().decode())"
+    page = serving.node.run("python3", "-c", read).stdout
+    assert "<h1>Serving</h1>" in page
+    assert "default-src 'none'" in page
+
+
+def test_status_shows_what_the_engine_does(serving: SparkdNode) -> None:
+    def activity() -> dict[str, float]:
+        found = json.loads(serving.node.run("sparkd", "status", "--json").stdout)["activity"]
+        return {key: value or 0 for key, value in found.items()} if found else {}
+
+    def is_busy() -> bool:
+        seen = activity()
+        return all(seen.get(name, 0) > 0 for name in ("running", "output_tokens_per_second", "kv_cache_use"))
+
+    load.begin(serving.node)
+    try:
+        wait_for(is_busy, 60, "requests, tokens and the KV cache in the report")
+        shown = serving.node.run("sparkd", "status").stdout
+        busy = r"^activity +[\d,.]+ tokens/s out, .*\n +[1-9]\d* requests running"
+        assert re.search(busy, shown, re.MULTILINE), shown
+    finally:
+        load.end(serving.node)
+    wait_for(lambda: activity()["running"] == 0 == activity()["output_tokens_per_second"], 30, "an idle engine")
+
+
+PAIRED = ("output_tokens_per_second", "request_seconds")
+"""Not the rate of one stream: on two busy cores its events come together."""
+
+
+def paired(spark: SparkdNode, runs: int) -> dict[str, float]:
+    """Ratios of sparkd's figures to those of `vllm bench serve`, `runs` requests before and after and in between."""
+    load = ("--concurrency", "1", "--runs", str(runs), "--prompt", "64", "--answer", "384", "--depth", "0")
+    done = spark.node.run("sparkd", "bench", *load, "--engine-bench", "--json", check=False, timeout=240)
+    assert done.returncode == 0, done.stderr + done.stdout
+    pair = json.loads(done.stdout)["engine"]
+    ratios = {name: pair["own"][name]["median"] / pair[name] for name in PAIRED}
+    for name, ratio in ratios.items():
+        print(f"{name}: sparkd {pair['own'][name]['median']:.3f}, vllm bench serve {pair[name]:.3f}, {ratio:.3f}")
+    return ratios
+
+
+def test_smoke_finds_no_fault_in_a_random_model_and_its_whole_context(serving: SparkdNode) -> None:
+    shown = serving.node.run("sparkd", "smoke", check=False).stdout
+    print(shown)
+    assert "bad outputs: 0" in shown
+    assert "504 of 512 tokens in" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines()), shown
+    for command in ("smoke", "bench"):
+        words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sparkd", command)
+        refused = serving.node.run(*words, check=False)
+        assert (refused.returncode, "only root can prove" in refused.stderr) == (2, True), refused
+
+
+def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: SparkdNode) -> None:
+    """Within the noise of a machine with other work: the row below has the medians."""
+    assert any(all(0.5 < ratio < 2 for ratio in paired(serving, 4).values()) for _ in range(2))
+    assert serving.containers() == ["sparkd-rank0"]
+    lengths = ("--prompt", "64", "--answer", "64")
+    for _ in range(2):
+        shown = serving.node.run("sparkd", "bench", *lengths, "--concurrency", "1,4", "--depth", "256").stdout
+    print(shown)
+    assert all(len(line) <= 80 for line in shown.splitlines()), shown
+    assert re.search(r"^1 +[\d.,]+ +\S+ +- +\d\.\d\d ", shown, re.MULTILINE), "a ratio to the last one"
+    deep = [int(found) for found in re.findall(r"^(2\d\d) +[\d,]+ ", shown, re.MULTILINE)]
+    assert len(deep) == 1, shown
+    stopped = serving.node.run(
+        *("timeout", "--preserve-status", "--signal=INT", "4", "sparkd", "bench", *lengths, "--concurrency", "1"),
+        *("--runs", "1", "--depth", ",".join(["240"] * 16), "--answer", "200"),
+        check=False,
+    )
+    assert (stopped.returncode, "\n1 " in stopped.stdout) == (130, True), stopped
+
+
+def test_a_soak_finds_a_leak(serving: SparkdNode) -> None:
+    serving.node.put(EATER, "/root/eater.py")
+    serving.node.sh("setsid python3 /root/eater.py 0.02 4 >/dev/null 2>&1 &")
+    try:
+        words = ("sparkd", "bench", "--soak", "40s", "--concurrency", "1,2", "--answer", "64")
+        done = serving.node.run(*words, check=False, timeout=90)
+    finally:
+        for process in serving.node.found(r"^python3 /root/eater\.py"):
+            process.send(signal.SIGKILL)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 13, done
+    assert re.search(r"available memory shrinks by \d+\.\d GiB an hour; at this rate", done.stdout)
+    assert re.search(r"^\d+ requests answered, .* 0 failed$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.whole
+def test_a_bench_takes_its_container_along_and_the_next_one_that_of_a_killed_one(serving: SparkdNode) -> None:
+    def identity() -> str:
+        return serving.node.run("docker", "ps", "-aqf", "name=^sparkd-bench$").stdout.strip()
+
+    def begin(before: str) -> str:
+        load = "--engine-bench --concurrency 1 --runs 1 --prompt 64 --answer 64 --depth 0"
+        serving.node.sh(f"setsid sparkd bench {load} >/root/bench 2>&1 &")
+        wait_for(lambda: identity() not in ("", before), 60, "the container of vllm bench serve")
+        return identity()
+
+    def end(number: signal.Signals) -> None:
+        for process in serving.node.found(r"sparkd bench --engine-bench"):
+            process.send(number)
+        wait_for(lambda: not serving.node.found(r"sparkd bench --engine-bench"), 30, "the end of sparkd bench")
+
+    first = begin("")
+    second = serving.node.run("sparkd", "bench", check=False)
+    assert (second.returncode, "another `sparkd bench` is under way" in second.stderr) == (2, True), second
+    end(signal.SIGKILL)
+    assert identity() == first, "nothing could remove it"
+    begin(first)
+    end(signal.SIGTERM)
+    assert serving.containers() == ["sparkd-rank0"]
+    assert "\n1 " in serving.node.sh("cat /root/bench").stdout, "the result so far"
+
+
+@pytest.mark.whole
+def test_bench_agrees_with_the_engines_own_within_five_percent(serving: SparkdNode) -> None:
+    """The median of five pairs of runs that take turns: what else runs on the machine moves a single one more."""
+    found = [paired(serving, 10) for _ in range(5)]
+    for name in PAIRED:
+        assert median(one[name] for one in found) == pytest.approx(1, abs=0.05), name
 
 
 def test_a_second_owner_changes_nothing_and_learns_who_owns_the_node(serving: SparkdNode) -> None:
@@ -153,6 +283,8 @@ def test_a_killed_rank_is_noticed_within_a_second(serving: SparkdNode) -> None:
     failed = [json.loads(line) for line in stamps.splitlines() if "agent.run.failed" in line]
     assert int(failed[0]["__REALTIME_TIMESTAMP"]) / 1e6 - killed_at < 1.0
     serving.await_serving()
+    (restart,) = json.loads(serving.node.run("sparkd", "status", "--json").stdout)["restarts"]
+    assert (restart["cause"], restart["count"]) == ("killed-from-outside", 1)
 
 
 def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
@@ -317,3 +449,24 @@ def test_an_engine_that_hangs_while_idle_is_found_by_the_canary(impatient: Spark
     wait_for(lambda: impatient.status_text().startswith("degraded: a canary completion failed"), 60, "the canary")
     assert "code=15" in given_up(impatient, cursor, old)
     impatient.await_serving()
+
+
+def test_the_page_is_read_from_another_machine_by_the_token_alone(spark: SparkdNode) -> None:
+    spark.node.run("sh", "-c", f"umask 077; echo {TOKEN} >/etc/sparkd/observe.token")
+    spark.configure(CONFIGURATION + OBSERVED)
+    spark.stop()
+    spark.start()
+    cursor, bearer = spark.cursor(), {"Authorization": f"Bearer {TOKEN}"}
+    try:
+        assert spark.node.http(29511).status == 401
+        assert spark.node.http(29511, "/readyz").body == "serving\n"
+        assert "<h1>Serving</h1>" in spark.node.http(29511, headers=bearer).body
+        spark.node.run("chmod", "644", "/etc/sparkd/observe.token")
+        assert spark.node.http(29511, headers=bearer).status == 401
+        assert "chmod 600 /etc/sparkd/observe.token" in spark.journal_since(cursor)
+        spark.node.run("chmod", "600", "/etc/sparkd/observe.token")
+        assert spark.node.http(29511, "/metrics", headers=bearer).status == 200
+        assert TOKEN not in spark.node.journal(HEAD)
+    finally:
+        spark.stop()
+        spark.configure()

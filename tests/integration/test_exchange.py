@@ -24,6 +24,7 @@ from sparkd.cluster.service import Cluster
 from sparkd.lib.errors import AwaitedError
 from sparkd.lib.http_connection import Limits
 from sparkd.status.model import NodeReport
+from sparkd.status.publisher import make_public
 
 OWN, PEER, OTHER_PEER, STRANGER = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.9"
 HOLD_SECONDS = 2.5
@@ -43,7 +44,7 @@ class Target:
         self._news = 0
 
     def publish(self, sent: NodeReport) -> None:
-        self._sink(sent)
+        self._sink(make_public(sent))
 
     def news_come(self, seconds: float = NEWS_SECONDS) -> None:
         """To all of the nodes that read it, in time."""
@@ -309,5 +310,5 @@ def test_a_node_is_known_by_its_address_however_that_is_written(tree: Tree, port
         joined(node, host) as cluster,
         reading("127.0.0.1", port, rank=0, own_address="127.0.0.2") as reader,
     ):
-        cluster.sinks[0](report(0))
+        cluster.sinks[0](make_public(report(0)))
         assert heard(reader) == report(0)

@@ -36,17 +36,19 @@ from sparkd.lib.text import Redactor
 from sparkd.plan.build import make_plan
 from sparkd.recipes.loader import load_recipe
 from sparkd.status.model import (
+    IN_SERVICE,
+    ActivityReport,
     Contact,
     FindingReport,
+    GpuReport,
     MemoryReport,
     NodeReport,
     PeerStatus,
     Phase,
     dump,
     parse,
-    redacted,
 )
-from sparkd.status.publisher import Reporter, status_line
+from sparkd.status.publisher import Published, Reporter, status_line
 
 RECIPES = (Path(__file__).parents[3] / "config/recipes",)
 STILL_SECONDS = 5.0
@@ -104,7 +106,7 @@ class Node:
         self._file = folder / f"report-{place.rank}.json"
         first = usual(initial_status(place, self._host, os.urandom(16).hex()))
         parse(dump(first))  # what reading takes in memory is no peer's
-        self._reporter = Reporter(first, (self._to_file,))
+        self._reporter = Reporter(first, (self._to_file,), self._redact)
         self._loading = False
         self._due = 0.0
         self._count = 0
@@ -128,6 +130,8 @@ class Node:
             if self._loading and time.monotonic() >= self._due:
                 self._due += PACE_SECONDS
                 self._change(Phase.LOADING)
+            elif not self._loading:
+                self._change_figures()
 
     def _answer(self, word: str) -> dict[str, object]:
         match word:
@@ -157,9 +161,16 @@ class Node:
         return {"at": time.monotonic(), "cpu": time.process_time(), "pss": int(found[1]), "hears": hears}
 
     def _join(self) -> None:
-        cluster = join_cluster(self._place, self._host, self._loop.wake, self._network, self._redact, self._log)
+        cluster = join_cluster(
+            self._place.plan.node,
+            self._place.settings,
+            self._host,
+            self._loop.wake,
+            self._network,
+            self._log,
+        )
         sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)
-        self._reporter = Reporter(self._reporter.report, sinks)
+        self._reporter = Reporter(self._reporter.report, sinks, self._redact)
         timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
         monitor = PeerMonitor(cluster.readers, self._loop.submit, timeout_seconds, self._meet)
         self._loop.add_check(monitor.check)
@@ -170,6 +181,17 @@ class Node:
         message = f"rank {self._place.rank}: loading weights {self._count}/46, about 120 s left"
         self._reporter.update(phase=phase, message=message)
 
+    def _change_figures(self) -> None:
+        """As under load: the head's activity at each look at its engine, each GPU's reading every half a minute."""
+        report = self._reporter.report
+        if report.phase not in IN_SERVICE:
+            return
+        self._count += 1
+        busy = ActivityReport(self._count % 8, 0, 300.5 + self._count, 40.5 + self._count, 0.4, 0.8, 0.7)
+        gpu = GpuReport("NVIDIA GB10", 2400, 60 + self._count // 6 % 8, 70, 96)
+        memory = MemoryReport(120 * GIB, 60 * GIB - self._count)
+        self._reporter.update(activity=busy if report.rank == 0 else None, gpu=gpu, memory=memory)
+
     def _meet(self, seen: tuple[PeerStatus, ...]) -> None:
         now = time.monotonic()
         for one in seen:
@@ -177,15 +199,15 @@ class Node:
                 self._seen[one.report.message] = now
         self._reporter.update(peers=seen)
 
-    def _to_file(self, report: NodeReport) -> None:
-        files.write(self._file, dump(redacted(report, self._redact)), 0o644, durable=False)
+    def _to_file(self, published: Published) -> None:
+        files.write(self._file, published.text, 0o644, durable=False)
 
-    def _to_systemd(self, report: NodeReport) -> None:
-        self._notifier.status(self._redact(status_line(report)))
+    def _to_systemd(self, published: Published) -> None:
+        self._notifier.status(status_line(published.report))
 
-    def _stamp(self, report: NodeReport) -> None:
-        if self._is_new(report):
-            self._published[report.message] = time.monotonic()
+    def _stamp(self, published: Published) -> None:
+        if self._is_new(published.report):
+            self._published[published.report.message] = time.monotonic()
 
     def _is_new(self, report: NodeReport) -> bool:
         known = self._known.get(report.rank)

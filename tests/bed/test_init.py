@@ -1,0 +1,101 @@
+"""`sparkd init` and `deinit` on a booted node: what they change, that it comes back, and what stops them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.node import Node
+from tests.bed.sparkd_node import SparkdNode
+
+PLACES = "/etc /usr /var/lib/sparkd"
+PERSONS = "# mine\n[memory]\nheadroom_gib = 3 # as measured\n[engine.env]\nOMP_NUM_THREADS = '2'\n"
+TOML = "/etc/sparkd/sparkd.toml"
+
+
+@pytest.fixture(scope="module")
+def node(make_node: MakeNode, package: Path) -> Node:
+    """With the package, the tiny model and its image, and nothing configured."""
+    made = make_node("trixie")
+    SparkdNode(made).install(package)
+    return made
+
+
+def state(node: Node) -> str:
+    """All that `init` could change, by content."""
+    pruned = "".join(
+        f"{one} -prune -o " for one in ("-path /etc/machine-id", "-path /usr/lib/python3", "-name __pycache__")
+    )
+    found = r"\( -type f -o -type l \) -newer /usr/bin/sparkd -printf '%p %m ' -exec sha256sum {} \; | sort"
+    return node.sh(f"find {PLACES} -xdev {pruned}{found}").stdout
+
+
+def without_manifest(found: str) -> str:
+    """It comes before what it announces."""
+    return "\n".join(line for line in found.splitlines() if "/var/lib/sparkd/setup.json" not in line)
+
+
+def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_taken_back(node: Node) -> None:
+    node.write(TOML, PERSONS)
+    before = state(node)
+    assert "writes    /etc/sparkd/sparkd.toml: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
+    assert state(node) == before, "--plan has changed something"
+    said = node.run("sparkd", "init", "--yes").stdout.splitlines()
+    assert said[-1] == "next      sudo systemctl enable --now sparkd-head"
+    written = state(node)
+    assert written != before
+    node.powercut(lose_unsynced=True)
+    node.wait_booted()
+    assert state(node) == written
+    assert node.read(TOML).startswith("# mine\n[memory]\nheadroom_gib = 3 # as measured\n")
+    assert "nothing: all of it is there" in node.run("sparkd", "init", "--yes").stdout
+    assert state(node) == written
+    assert f"restored {TOML}" in node.run("sparkd", "deinit").stdout
+    assert state(node) == before
+    assert "nothing to take back" in node.run("sparkd", "deinit").stdout
+
+
+@pytest.mark.parametrize(
+    ("setting", "command", "code", "says"),
+    [
+        ("", "sparkd init", 2, "there is no terminal to confirm on"),
+        ("", "runuser -u nobody -- sparkd init --yes", 2, "only root may set up this node"),
+        ("", "runuser -u nobody -- sparkd deinit", 2, "only root may change this node"),
+        ("mount --bind /etc/sparkd /etc/sparkd && mount -o remount,ro,bind /etc/sparkd", "sparkd init --yes", 2,
+         "/etc/sparkd/sparkd.toml can't be written: Read-only file system (it is mounted read-only"),
+        ("mount -t tmpfs -o size=4k none /var/lib/sparkd && ! dd if=/dev/zero of=/var/lib/sparkd/full 2>&1",
+         "sparkd init --yes", 2, "setup.json can't be written: No space left on device (make room"),
+        ("", "echo 10.0.0.9-00000 | sparkd init --yes --join", 2, "this is no join code"),
+        ("", "sparkd init --yes --recipe tiny-gpu", 78, "there is no recipe tiny-gpu"),
+    ],
+)  # fmt: skip
+def test_what_stops_it_is_said_in_one_line_and_nothing_is_written(
+    node: Node, setting: str, command: str, code: int, says: str
+) -> None:
+    before = without_manifest(state(node))
+    # In a mount namespace of its own: what is mounted for it is gone with it.
+    done = node.run("unshare", "--mount", "sh", "-c", f"{setting or 'true'} && {command} </dev/stdin", check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (code, 1), done.stdout + done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert without_manifest(state(node)) == before
+
+
+@pytest.mark.whole
+def test_without_root_or_docker_a_plan_shows_what_can_be_seen(node: Node) -> None:
+    seen = node.run("runuser", "-u", "nobody", "--", "sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
+    assert "engine.recipe = tiny-cpu" in seen
+    node.sh("systemctl stop docker.socket docker.service")
+    try:
+        seen = node.run("sparkd", "init", "--plan", "--recipe", "tiny-cpu").stdout
+    finally:
+        node.sh("systemctl start docker.service")
+    assert "recipe    tiny-cpu: docker: away" in seen
+    assert "next      sudo systemctl start docker" in seen
+
+
+@pytest.mark.whole
+def test_a_purge_leaves_nothing_of_it(node: Node) -> None:
+    node.sh("rm -f /etc/sparkd/sparkd.toml; sparkd init --yes && dpkg --purge sparkd", timeout=180)
+    assert node.sh("ls -d /etc/sparkd /var/lib/sparkd /etc/systemd/system/sparkd-* 2>/dev/null || true").stdout == ""

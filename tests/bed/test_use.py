@@ -1,0 +1,280 @@
+"""`sparkd use`: back and forth between two recipes under a client, and back by itself from one that does not serve."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.bed.conftest import MakeNode
+from tests.bed.messages import Receiver
+from tests.bed.pair import Cluster
+from tests.bed.processes import wait_for
+from tests.bed.sparkd_node import HEAD, SparkdNode
+
+SWITCH = "/var/lib/sparkd/switch.json"
+USE_SECONDS = 240.0
+RECIPES = {
+    "short": "extends: tiny-cpu\nargs: {max-model-len: 256}\n",
+    "broken": "extends: tiny-cpu\nargs: {enable-sleep-mode: true}\n",
+    "garbage": "extends: tiny-cpu\nmodel: {path: garbage}\n",
+    "missing": "extends: tiny-cpu\nmodel: {path: nowhere}\n",
+}
+"""`broken`: the parser takes it, and so does sparkd; on a CPU the engine does not."""
+MAKE_GARBAGE = """\
+import json, pathlib, shutil, struct
+shutil.copytree("/srv/models/tiny", "/srv/models/garbage")
+for path in pathlib.Path("/srv/models/garbage").glob("*.safetensors"):
+    data = path.read_bytes()
+    start = 8 + struct.unpack("<Q", data[:8])[0]
+    path.write_bytes(data[:start] + struct.pack("<f", float("nan")) * ((len(data) - start) // 4))
+"""
+CLIENT = """\
+import http.client, json, sys, time
+body = json.dumps({"model": "tiny", "prompt": "x", "max_tokens": 40, "ignore_eos": True})
+def answer(port, method, path, body=None):
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    client.request(method, path, body, {"Content-Type": "application/json"})
+    found = client.getresponse()
+    return found.status, len(found.read())
+while True:
+    try:
+        ready = answer(29511, "GET", "/readyz")[0] == 200
+    except OSError:
+        ready = False
+    if ready:
+        try:
+            said = str(answer(8000, "POST", "/v1/completions", body)[0])
+        except Exception as error:
+            said = type(error).__name__
+    else:
+        said = "refused"
+        time.sleep(0.2)
+    print(said, flush=True)
+"""
+"""Requests /readyz before each request, as a load balancer does."""
+
+
+@pytest.fixture(scope="module")
+def spark(make_node: MakeNode, package: Path) -> SparkdNode:
+    """Serving the tiny model, with recipes and weights to change to, and a receiver of messages."""
+    spark = SparkdNode(make_node("trixie"))
+    spark.install(package)
+    receiver = Receiver(spark.node)
+    receiver.listen()
+    receiver.configure(spark)
+    for name, text in RECIPES.items():
+        spark.node.write(f"/etc/sparkd/recipes/{name}.yaml", f"schema: 1\nname: {name}\n{text}")
+    spark.node.write("/root/garbage.py", MAKE_GARBAGE)
+    spark.node.run("python3", "/root/garbage.py")
+    spark.configure()
+    spark.start()
+    return spark
+
+
+@contextmanager
+def client(spark: SparkdNode) -> Iterator[Counter[str]]:
+    """What the client got, by status or kind of error, once it is over."""
+    node, got = spark.node, Counter[str]()
+    node.write("/root/client.py", CLIENT)
+    node.sh("setsid python3 /root/client.py >/root/client.log 2>&1 & echo $! >/root/client.pid")
+    wait_for(lambda: node.read("/root/client.log").count("200\n") > 3, 30, "the client to be served")
+    try:
+        yield got
+    finally:
+        node.sh("kill $(cat /root/client.pid)")
+        got.update(node.read("/root/client.log").splitlines())
+
+
+def context_length(spark: SparkdNode) -> int:
+    models = json.loads(spark.node.http(8000, "/v1/models").body)
+    return int(models["data"][0]["max_model_len"])
+
+
+def chosen(spark: SparkdNode) -> bool:
+    return spark.node.run("test", "-e", SWITCH, check=False).returncode == 0
+
+
+def test_back_and_forth_loses_no_request_but_those_that_readyz_refuses(spark: SparkdNode) -> None:
+    node = spark.node
+    with client(spark) as got:
+        used = node.run("sparkd", "use", "short", timeout=USE_SECONDS)
+        assert used.stdout.splitlines()[-1] == "recipe short is in force", used
+        assert context_length(spark) == 256
+        assert re.search(
+            r"^warn +use: instead of what is configured, recipe short", node.run("sparkd", "status").stdout, re.M
+        )
+        wait_for(lambda: node.read("/root/client.log").endswith("200\n" * 3), 30, "the client to be served again")
+    assert set(got) == {"200", "refused"}, got
+    assert node.run("sparkd", "use", "short").stdout == "recipe short is in force already\n"
+    receiver = Receiver(node)
+    wait_for(lambda: len(receiver.events) > 1, 20, "the message of the switch")
+    assert receiver.events == [("serving", node.name), ("switched", node.name)]
+    assert "tiny-cpu was replaced; short serves: " in str(receiver.messages[1]["text"])
+
+
+def test_what_serves_garbage_goes_back_by_itself_and_says_so(spark: SparkdNode) -> None:
+    node, cursor = spark.node, spark.cursor()
+    used = node.run("sparkd", "use", "garbage", check=False, timeout=USE_SECONDS)
+    assert used.returncode == 12
+    assert "back to recipe short, recipe garbage did not come up: its smoke test failed" in used.stderr, used
+    spark.await_serving()
+    assert context_length(spark) == 256
+    report = spark.report()
+    assert report is not None
+    assert report.last_cause_code == "switch-failed"
+    assert report.last_cause.startswith("back to recipe short")
+    assert "cause=switch-failed" in spark.ends_since(cursor)[0]
+
+
+def test_what_is_missing_is_said_and_nothing_changes(spark: SparkdNode) -> None:
+    node = spark.node
+    refused = node.run("sparkd", "use", "missing", check=False)
+    assert refused.returncode == 10
+    assert "/srv/models/nowhere" in refused.stderr
+    assert "sparkd model pull missing" in refused.stderr
+    rows = {line.split()[0]: line for line in node.run("sparkd", "use", "--list").stdout.splitlines()}
+    assert rows["short"].split()[1:] == ["in", "force"]
+    assert rows["tiny-cpu"].split()[1:] == ["yes"]
+    assert "nowhere" in rows["missing"]
+    assert "needs 2 to 8 node(s)" in rows["tiny-cpu-pair"]
+    assert spark.serves()
+
+
+def test_the_end_of_a_choice_drains_too(spark: SparkdNode) -> None:
+    with client(spark) as got:
+        used = spark.node.run("sparkd", "use", "--end", timeout=USE_SECONDS)
+        assert used.stdout.splitlines()[-1] == "what is configured is in force", used
+        assert not chosen(spark)
+        assert context_length(spark) == 512
+    assert set(got) == {"200", "refused"}, got
+
+
+@pytest.mark.whole
+def test_what_breaks_at_its_start_goes_back(spark: SparkdNode) -> None:
+    used = spark.node.run("sparkd", "use", "broken", check=False, timeout=USE_SECONDS)
+    assert used.returncode == 12
+    assert "back to what is configured, recipe broken did not come up" in used.stderr, used
+    spark.await_serving()
+    assert (context_length(spark), chosen(spark)) == (512, False)
+
+
+@pytest.mark.whole
+def test_a_time_that_is_over_brings_back_what_was_also_after_a_power_cut(spark: SparkdNode) -> None:
+    node = spark.node
+    node.run("sparkd", "use", "short", "--for", "60s", timeout=USE_SECONDS)
+    wait_for(lambda: not chosen(spark), 120, "the time to be over")
+    spark.await_serving()
+    assert context_length(spark) == 512
+    node.run("sparkd", "use", "short", "--for", "60s", timeout=USE_SECONDS)
+    node.powercut()
+    node.sh("sleep 60")
+    node.run("systemctl", "start", HEAD, timeout=USE_SECONDS)
+    assert (context_length(spark), chosen(spark)) == (512, False)
+
+
+MOMENTS = {
+    "as it is chosen": "draining",
+    "while it drains": "drains",
+    "as the next process tries": "trying",
+    "as the engine loads": "loading",
+    "once it serves": "in-force",
+}
+
+
+def reached(head: SparkdNode, moment: str, *, to_configured: bool = False) -> bool:
+    text = head.node.run("cat", SWITCH, check=False).stdout
+    stage, report = json.loads(text)["stage"] if text else "", head.report()
+    if moment == "drains":
+        return report is not None and report.draining
+    if moment == "loading":
+        return stage == "trying" and report is not None and report.phase.value == "loading"
+    return not text if to_configured and moment == "in-force" else bool(stage == moment)
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+def test_a_power_cut_ends_in_one_of_the_two_plans(spark: SparkdNode, moment: str) -> None:
+    node = spark.node
+    if chosen(spark):
+        node.run("sparkd", "use", "--end", timeout=USE_SECONDS)
+    node.sh("setsid sparkd use short >/root/use.log 2>&1 &")
+    wait_for(lambda: reached(spark, moment), 60, moment)
+    node.powercut()
+    node.run("systemctl", "start", HEAD, timeout=USE_SECONDS)
+    assert spark.serves()
+    assert context_length(spark) == 256, "the first cut is not the plan's fault"
+
+
+PAIR = {
+    "short-pair": "extends: tiny-cpu-pair\nargs: {max-model-len: 256}\n",
+    "other-pair": "extends: tiny-cpu-pair\nmodel: {path: other}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def pair(make_node: MakeNode, package: Path) -> Cluster:
+    """Two nodes that serve; recipes and the second model are on the head alone."""
+    made = Cluster.of([make_node("trixie"), make_node("trixie")])
+    made.install(package)
+    made.configure()
+    addresses = json.dumps([member.node.fabric_address for member in made.members])
+    made.worker.configure(f"[cluster]\nnodes = {addresses}\nfollow_head = true\n")
+    for name, text in PAIR.items():
+        made.head.node.write(f"/etc/sparkd/recipes/{name}.yaml", f"schema: 1\nname: {name}\n{text}")
+    made.head.node.sh("cp -a /srv/models/tiny /srv/models/other")
+    made.start()
+    made.await_serving()
+    return made
+
+
+def pair_settled(pair: Cluster) -> bool:
+    """Both nodes have one plan, and it serves."""
+    digests = {json.loads(one.node.run("sparkd", "plan", "--json").stdout)["digest"] for one in pair.members}
+    return pair.serves() and len(digests) == 1
+
+
+@pytest.mark.whole
+def test_a_pair_changes_by_one_command_on_the_head(pair: Cluster) -> None:
+    head = pair.head.node
+    with client(pair.head) as got:
+        used = head.run("sparkd", "use", "short-pair", timeout=USE_SECONDS)
+        assert used.stdout.splitlines()[-1] == "recipe short-pair is in force", used
+        assert (context_length(pair.head), pair_settled(pair)) == (256, True)
+        wait_for(lambda: head.read("/root/client.log").endswith("200\n" * 3), 30, "the client to be served again")
+    assert set(got) == {"200", "refused"}, got
+    assert pair.worker.failures() == {}, "a switch is no failure on any node"
+
+
+@pytest.mark.whole
+def test_a_worker_without_the_weights_is_named_and_nothing_changes(pair: Cluster) -> None:
+    head, before = pair.head.node, pair.moment()
+    refused = head.run("sparkd", "use", "other-pair", check=False)
+    assert refused.returncode == 10
+    assert "the model other is not in its /srv/models (sparkd model sync other)" in refused.stderr
+    rows = {line.split()[0]: line for line in head.run("sparkd", "use", "--list").stdout.splitlines()}
+    assert rows["short-pair"].split()[1:] == ["in", "force"]
+    assert rows["tiny-cpu-pair"].split()[1:] == ["yes"]
+    assert "the model other is not in its" in rows["other-pair"]
+    assert "the head chooses" in pair.worker.node.run("sparkd", "use", "short-pair", check=False).stderr
+    assert pair.moment().agents == before.agents
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("rank", [0, 1], ids=["head", "worker"])
+@pytest.mark.parametrize("moment", MOMENTS.values(), ids=MOMENTS)
+def test_a_power_cut_of_either_node_ends_in_one_plan_on_both(pair: Cluster, rank: int, moment: str) -> None:
+    head = pair.head.node
+    ends = chosen(pair.head)
+    head.sh(f"setsid sparkd use {'--end' if ends else 'short-pair'} --drain 20s >/root/use.log 2>&1 &")
+    wait_for(lambda: reached(pair.head, moment, to_configured=ends), 90, moment)
+    pair.members[rank].node.powercut()
+    pair.members[rank].node.wait_booted()
+    wait_for(lambda: pair_settled(pair), USE_SECONDS, "both nodes to serve in one plan")
+    assert context_length(pair.head) in (256, 512)
+    text = head.run("cat", SWITCH, check=False).stdout
+    assert not text or json.loads(text)["stage"] == "in-force"

@@ -1,0 +1,157 @@
+"""`sparkd init` on a head and on the node that joins it: two network namespaces, each with a machine made of files."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+from tests.integration import world
+from tests.integration.test_fabric_kernel import COMMON
+
+NODES = """
+    from pathlib import Path
+    from tests.machines.areas import healthy
+    from tests.tree import Tree
+
+    KEY = "etc/sparkd/cluster.key"
+    RECIPE = {"schema": 1, "name": "pair", "extends": "deepseek-v4-flash-balanced"}
+    WIZARD = '''
+    import sys
+    from argparse import Namespace
+    from sparkd.cli.init import Wizard
+    from sparkd.cli.node_files import NodeFiles
+    from sparkd.host import Host
+    args = Namespace(yes=True, plan=False, recipe=None, nodes=int(sys.argv[2]), invite="invite" in sys.argv, join=None,
+                     ssh=())
+    try:
+        wizard = Wizard(args, NodeFiles(Host(sys.argv[1]), {}))
+        wizard.join("") if "join" in sys.argv else wizard.serve()
+    except Exception as error:
+        print("error:", error)
+    '''
+
+    def machine(rank):
+        made = Tree(Path(f"/run/machine{rank}"))
+        made.folder("/proc")
+        made.folder("/dev/shm")
+        healthy(made, rank)
+        for name in ("sparkd.toml", "conf.d/fabric.toml"):
+            (made.root / "etc/sparkd" / name).unlink()
+        return made
+
+    def wizard(tree, *words, space=""):
+        inside = ["ip", "netns", "exec", space] if space else []
+        return subprocess.Popen([*inside, sys.executable, "-c", WIZARD, str(tree.root), "2", *words],
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def code_of(process):
+        for line in process.stdout:
+            if line.startswith("code "):
+                return line.split()[1]
+
+    def settings(tree):
+        import tomllib
+        return tomllib.loads((tree.root / "etc/sparkd/sparkd.toml").read_text())
+
+    direct()
+    head, other = machine(0), machine(1)
+"""
+
+
+def run(code: str) -> object:
+    return world.run("".join(map(textwrap.dedent, (COMMON, NODES, code))))
+
+
+def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> None:
+    found = run("""
+        inviting = wizard(head)
+        code = code_of(inviting)
+        joining = wizard(other, "join", space="node2")
+        said, _ = joining.communicate(code + "\\n", timeout=60)
+        rest, _ = inviting.communicate(timeout=60)
+        keys = [(tree.root / KEY).read_text() for tree in (head, other)]
+        again = wizard(head).communicate(timeout=60)[0]
+        print(json.dumps([settings(head), settings(other), keys[0] == keys[1], keys[0].split()[-1] in said + rest,
+                          oct((other.root / KEY).stat().st_mode)[-3:], said.splitlines(), rest.splitlines(), again]))
+    """)
+    assert isinstance(found, list)
+    head, other, same, shown, mode, said, rest, again = found
+    nodes = ["10.0.0.1", "10.0.0.2"]
+    assert head == {"cluster": {"nodes": nodes}, "engine": {"recipe": "deepseek-v4-flash-balanced"}}
+    assert other == {"cluster": {"nodes": nodes, "follow_head": True}}
+    assert (same, shown, mode) == (True, False, "600")
+    assert any("10.0.0.1, as 10.0.0.2" in line for line in said), said
+    assert any(line.endswith("the others run when the head's configuration has come") for line in said), said
+    assert said[-1].endswith("sudo systemctl enable --now sparkd-worker")
+    assert any(line.startswith("joined") and "(10.0.0.2)" in line for line in rest), rest
+    assert rest[-1].endswith("sudo systemctl enable --now sparkd-head")
+    assert "nothing: all of it is there" in again
+
+
+def test_a_wrong_code_changes_nothing_there_and_the_right_one_is_still_good() -> None:
+    found = run("""
+        inviting = wizard(head)
+        code = code_of(inviting)
+        wrong = code[:-11] + code[-11:].translate(str.maketrans("0123456789", "1234567890")) + ""
+        before = sorted(str(path) for path in other.root.rglob("etc/**/*"))
+        refused = wizard(other, "join", space="node2").communicate(wrong + "\\n", timeout=60)[0]
+        untouched = before == sorted(str(path) for path in other.root.rglob("etc/**/*"))
+        wizard(other, "join", space="node2").communicate(code + "\\n", timeout=60)
+        inviting.communicate(timeout=60)
+        print(json.dumps([refused.splitlines()[-1], untouched, settings(head)["cluster"]["nodes"]]))
+    """)
+    assert isinstance(found, list)
+    refused, untouched, nodes = found
+    assert refused.startswith("join code: error:"), refused
+    assert untouched
+    assert nodes == ["10.0.0.1", "10.0.0.2"]
+
+
+def test_a_node_that_was_installed_again_is_invited_again() -> None:
+    found = run("""
+        inviting = wizard(head)
+        wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
+        inviting.communicate(timeout=60)
+        for name in (KEY, "etc/sparkd/sparkd.toml", "var/lib/sparkd/setup.json"):
+            (other.root / name).unlink()
+        again = wizard(head, "invite")
+        said = wizard(other, "join", space="node2").communicate(code_of(again) + "\\n", timeout=60)[0]
+        again.communicate(timeout=60)
+        keys = [(tree.root / KEY).read_text() for tree in (head, other)]
+        print(json.dumps([settings(head)["cluster"]["nodes"], keys[0] == keys[1], said]))
+    """)
+    assert isinstance(found, list)
+    nodes, same, said = found
+    assert (nodes, same) == (["10.0.0.1", "10.0.0.2"], True), said
+
+
+@pytest.mark.parametrize("hosts", [["other", "lost"], ["lost", "other"]])
+def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_the_way_on_is_said(
+    hosts: list[str],
+) -> None:
+    found = run(
+        f"\nhosts = {hosts}\n"
+        + textwrap.dedent("""
+        import os
+        ssh = Path("/run/bin/ssh")
+        ssh.parent.mkdir()
+        ssh.write_text(f'''#!/bin/sh
+        case "$*" in *lost*) echo "Connection closed by lost" >&2; exit 255;; esac
+        exec ip netns exec node2 {sys.executable} -c "$WIZARD" {other.root} 4 join
+        ''')
+        ssh.chmod(0o755)
+        os.environ |= {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "WIZARD": WIZARD}
+        by_ssh = WIZARD.replace("ssh=()", f"ssh={hosts}").replace("recipe=None", "recipe='four'")
+        four = {"schema": 1, "name": "four", "model": {"path": "DeepSeek-V4-Flash"}, "image": {"ref": "i:1"},
+                "args": {"tensor-parallel-size": 4}, "nodes": {"min": 4, "max": 4}}
+        head.file("/etc/sparkd/recipes/four.yaml", json.dumps(four))
+        said = subprocess.run([sys.executable, "-c", by_ssh, str(head.root), "4"], capture_output=True, text=True)
+        nodes = settings(head)["cluster"]["nodes"] if (head.root / "etc/sparkd/sparkd.toml").exists() else []
+        print(json.dumps([nodes, said.stdout.splitlines(), said.stderr]))
+    """)
+    )
+    assert isinstance(found, list)
+    nodes, said, _ = found
+    assert nodes == ["10.0.0.1", "10.0.0.2"], "\n".join(said)
+    assert any(line.startswith("joined") for line in said), found
+    assert said[-1].startswith("error: lost: "), found

@@ -1,0 +1,60 @@
+"""The observers' listener beside a local user who takes all of it that he can get."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from contextlib import closing
+
+from tests.integration.stranger import Stranger
+from tests.unit.node_reports import ALONE
+from tests.unit.nodes import network
+
+from sparkd.cluster.service import start_status_server
+from sparkd.config.settings import Observe
+from sparkd.host.files import Files
+from sparkd.lib.log import ProcessLog
+from sparkd.lib.text import Redactor
+from sparkd.status.publisher import make_public
+
+GREEDY = """\
+import socket, sys, time
+port = int(sys.argv[1])
+request = b"GET /livez HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
+held = []
+for _ in range(100):
+    one = socket.create_connection(("127.0.0.1", port))
+    held.append(one)
+    for _ in range(10):
+        try:
+            one.sendall(request)
+            answer = one.recv(4096)
+        except OSError:
+            break
+        print(int(answer.split()[1]) if answer else 0, flush=True)
+        if not answer:
+            break
+print("holds", flush=True)
+time.sleep(20)
+"""
+
+
+def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    events = ProcessLog(lambda *_: None).events(Redactor())
+    with network() as loop:
+        start_status_server(
+            Observe(listen=f"127.0.0.1:{port}"), Files(), lambda: make_public(ALONE), lambda: 0.0, loop, events
+        )
+        with Stranger(GREEDY, str(port)) as stranger:
+            assert stranger.wait_for("429")
+            assert stranger.wait_for("0"), "more than his share of connections"
+            for _ in range(20):
+                with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                    connection.request("GET", "/readyz")
+                    assert connection.getresponse().status == 200
+            stranger.wait_for("holds")
+            with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=5)) as connection:
+                connection.request("GET", "/readyz")
+                assert connection.getresponse().status == 200

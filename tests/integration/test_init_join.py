@@ -82,6 +82,7 @@ def test_a_node_joins_by_the_code_on_stdin_and_both_have_key_and_addresses() -> 
     assert (same, shown, mode) == (True, False, "600")
     assert any("10.0.0.1, as 10.0.0.2" in line for line in said), said
     assert any(line.endswith("the others run when the head's configuration has come") for line in said), said
+    assert not any("block configuration" in line for line in said), said
     assert said[-1].endswith("sudo systemctl enable --now sparkd-worker")
     assert any(line.startswith("joined") and "(10.0.0.2)" in line for line in rest), rest
     assert rest[-1].endswith("sudo systemctl enable --now sparkd-head")

@@ -13,6 +13,7 @@ PHASES := check integration packaging booted
 .PHONY: fuzz check test integration packaging booted bed demo deb bench generate flags lock venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
+# Four workers also on two cores: half of the tests' time is spent waiting.
 check: export PYTHONDONTWRITEBYTECODE :=
 check: venv  ## format, lint, layers, words, types, unit tests
 	$(VENV)/bin/ruff format --check
@@ -20,8 +21,8 @@ check: venv  ## format, lint, layers, words, types, unit tests
 	$(VENV)/bin/lint-imports
 	$(PYTHON) -m tests.words
 	@mkdir -p build; $(VENV)/bin/mypy >build/mypy.txt 2>&1 & types=$$!; trap "kill $$types" INT TERM; \
-	failed=0; echo "mypy & $(PYTEST) -n 2 tests/unit tests/machines"; \
-	$(PYTEST) -n 2 --dist worksteal tests/unit tests/machines || failed=$$?; \
+	failed=0; echo "mypy & $(PYTEST) -n 4 tests/unit tests/machines"; \
+	$(PYTEST) -n 4 --dist worksteal tests/unit tests/machines || failed=$$?; \
 	wait $$types || { failed=$$?; cat build/mypy.txt >&2; }; exit $$failed
 
 # pytest's summary is the last line of each phase, so a phase's time is said when the next begins.

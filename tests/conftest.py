@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from deb.targets import ARCHITECTURES, Architecture
 
 CHECKOUT = Path(__file__).parents[1]
 DOWNLOADS = CHECKOUT / "build/wheels"
+# A package with the same files, made in 5 s of a processor rather than in 40.
+os.environ.setdefault("DPKG_DEB_COMPRESSOR_LEVEL", "1")
 
 
 def native() -> Architecture:

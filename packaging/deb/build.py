@@ -49,8 +49,9 @@ def _pack(tree: Tree, source: Source, architecture: Architecture, out: Path) -> 
 
 
 def _dpkg_deb(root: Path, package: Path, epoch: int) -> None:
-    # One thread: the bytes depend on nothing of the machine that builds.
-    command = ["dpkg-deb", "--root-owner-group", "--threads-max=1", "-Zxz", "-z9", "--build", str(root), str(package)]
+    # One thread: the bytes depend on nothing of the machine that builds. The variable is dpkg's own.
+    level = f"-z{os.environ.get('DPKG_DEB_COMPRESSOR_LEVEL', '9')}"
+    command = ["dpkg-deb", "--root-owner-group", "--threads-max=1", "-Zxz", level, "--build", str(root), str(package)]
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

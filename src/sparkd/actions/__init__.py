@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from sparkd.host.shm import File
     from sparkd.lib.main_loop import MainLoop
     from sparkd.plan.model import LaunchPlan
+    from sparkd.state.history import Past, Row
+    from sparkd.state.launch_history import End
 
 RUN = "/run/sparkd"
 LOCK_SECONDS = 1.0
@@ -236,6 +238,19 @@ class Actions:
         """Of a file that people's commands write too: as `files.exchange`."""
         work = partial(files.exchange, self._host.files, file, before, after)
         return self._loop.run_with_timeout(work, WRITE_SECONDS, f"writing {file.name}")
+
+    def keep_row(self, row: Row) -> bool:
+        """Write it to the history; True where a broken file was set aside. Raises OSError."""
+        from sparkd.actions import history
+
+        return history.write(self._host.files, row)
+
+    def read_past(self, end: End, recipe: str, rank: int) -> tuple[Past, bool]:
+        """The history, once its open launches have this end; and as `keep_row`. Raises OSError."""
+        from sparkd.actions import history
+
+        replaced = history.close_open(self._host.files, end)
+        return history.read_past(self._host.files, recipe, rank), replaced
 
     def write_run(self, name: str, text: str) -> None:
         """A file in /run/sparkd that anybody may read. Raises OSError."""

@@ -75,7 +75,7 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
         return None if value is None else file.encode(value)
 
     path = Path(files.real(FOLDER), file.name)
-    with _alone(path.with_name(f".{path.name}.lock")):
+    with alone(path.with_name(f".{path.name}.lock")):
         if dump(file.read(files)) != dump(before):
             return False
         if after is None:
@@ -85,7 +85,7 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 
 
 @contextmanager
-def _alone(lock: Path) -> Iterator[None]:
+def alone(lock: Path) -> Iterator[None]:
     """One process at a time. Raises OSError where another one has it."""
     fd = _open_lock(lock)
     deadline = time.monotonic() + LOCK_SECONDS

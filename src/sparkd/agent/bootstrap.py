@@ -20,6 +20,7 @@ from sparkd.actions import Actions
 from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.deps import Base, Deps
 from sparkd.agent.head_config import HeadFollower, await_head, use_kept
+from sparkd.agent.history import recall
 from sparkd.agent.page_cache import restore_readahead
 from sparkd.agent.switching import begin_switch, settle_switch, stamp_switch, waiting_limit, watch_switch
 from sparkd.cluster.membership import NodeContext, find_place, resolve_context
@@ -91,8 +92,10 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
         notify = start_notifications(host, config.notify, events)
     base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
+    last = agent.read_launches().last_exit
     # First of all: a crash before this would not be counted.
     agent.record_start()
+    recall(agent, last)
     restore_readahead(agent)
     agent.state.switch_seen = base.switch_seen
     agent.loop.add_check(partial(watch_switch, agent))

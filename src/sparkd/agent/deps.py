@@ -29,6 +29,7 @@ from sparkd.plan.agreement import Agreement
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import launch_history
 from sparkd.state.file import Content, StateFile
+from sparkd.state.history import Launch, Past
 from sparkd.state.known_good import LOOKED_AT, Facts, node_values
 from sparkd.state.launch_history import LaunchHistory
 from sparkd.state.switch import Switch
@@ -67,6 +68,14 @@ class State(Struct):
     """Monotonic, while a new plan is tried and a node is blocked."""
     leaving: bool = False
     """Nothing that is chosen now concerns this process."""
+    past: Past = Past()
+    """As the history was when this process began."""
+    launch: Launch | None = None
+    """This process's own, for the history."""
+    served_since: float | None = None
+    """Monotonic."""
+    writing: threading.Lock = field(default_factory=threading.Lock)
+    """Held to write the history."""
 
 
 class Base(Struct, frozen=True):

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.agent import switching
 from sparkd.agent.deps import Deps
+from sparkd.agent.history import note_activity, note_ready
 from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.agent.smoke_test import start_smoke_test
 from sparkd.engine import readiness
@@ -129,7 +130,9 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     agent.monitor.prove_by(partial(_makes_token, endpoint))
 
     def on_check(trouble: str, counters: Counters | None) -> None:
-        agent.reporter.update(activity=meter.advance(time.monotonic(), counters))
+        activity = meter.advance(time.monotonic(), counters)
+        agent.reporter.update(activity=activity)
+        note_activity(agent, activity)
         degraded = trouble or agent.monitor.trouble
         agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
         proving.tick()
@@ -246,6 +249,7 @@ def _mark_ready(agent: Deps, running: Running) -> None:
     load = Load(agent.plan.counted_as, round(running.seconds))
     running.mark_ready(agent.host, agent.loop)
     agent.record(lambda launches: launches.record_load(load))
+    note_ready(agent, running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from functools import partial
 
 from sparkd.agent.deps import Deps
+from sparkd.agent.history import end_launch
 from sparkd.agent.page_cache import restore_readahead
 from sparkd.agent.switching import SwitchRequested, end_try, leave
 from sparkd.cluster.monitor import ENDING, HINT, silence
@@ -144,6 +145,7 @@ def shutdown_on_request(agent: Deps, running: Running | None, request: StopReque
     end_rank(agent, running, grace_seconds)
     end = End(said, int(ExitCode.GOOD), at=utc_now(), cause=cause)
     agent.record(lambda launches: launches.record_end(agent.boot_id, end))
+    end_launch(agent, running, end)
     agent.set_phase(Phase.STOPPED)
     if agent.context.peers:
         agent.loop.sleep_uninterruptible(GOODBYE_SECONDS)
@@ -188,6 +190,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
         return launches.record_end(agent.boot_id, end)
 
     agent.record(count)
+    end_launch(agent, running, end)
     if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
         log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from sparkd.agent import switching
 from sparkd.agent.deps import Deps
+from sparkd.agent.history import keep_smoke
 from sparkd.agent.shutdown import engine_ended
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import NotReadyError
@@ -26,7 +27,9 @@ def try_out(agent: Deps, running: Running) -> None:
     while not testing.done():
         if agent.loop.wait(POLL_SECONDS, running.rank.pidfd):
             raise engine_ended(agent, running)
-    if faults := testing.result():
+    faults = testing.result()
+    keep_smoke(agent, faults)
+    if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", "see the weights and the image")
     switching.put_in_force(agent)
 
@@ -45,7 +48,9 @@ def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
         if reported or not testing.done():
             return
         reported = True
-        if not (faults := testing.result()):
+        faults = testing.result()
+        keep_smoke(agent, faults)
+        if not faults:
             agent.events.info("engine.smoke.passed")
             return
         reason = "; ".join(faults)

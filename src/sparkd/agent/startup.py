@@ -12,6 +12,7 @@ from sparkd.actions.processes import Rank
 from sparkd.agent import hooks
 from sparkd.agent.deps import Deps
 from sparkd.agent.head_config import check_head
+from sparkd.agent.history import begin_launch
 from sparkd.agent.page_cache import lower_readahead, release_page_cache
 from sparkd.agent.switching import raise_if_unwritten
 from sparkd.cluster import auth
@@ -200,6 +201,7 @@ def launch(agent: Deps) -> Running:
             "the count of failed launches can't be written, and bounds crash loops", "df -h /var/lib/sparkd"
         )
     raise_if_unwritten(agent)
+    begin_launch(agent)
     lower_readahead(agent)
     epoch = agent.reporter.report.epoch
     ray_token = ""

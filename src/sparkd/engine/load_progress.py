@@ -101,6 +101,8 @@ _FATAL = re.compile(
 LAST_WORDS = "its log says last: "
 """Before what may be a client's text: nobody acts on it."""
 MOST_SOURCES = 256
+MOST_STEPS = 64
+"""A log may go back to a step as often as it likes."""
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
 engine may log an error, continue, and die of another one days later."""
@@ -117,6 +119,8 @@ class LoadProgress(Struct, frozen=True):
     total: int = 0
     step_since: float = 0.0
     kv_cache_tokens: int | None = None
+    took: tuple[tuple[str, float], ...] = ()
+    """Seconds of each step that is over, in their order; one that came twice is there twice."""
     cause: str = ""
     """First causal line since the last step, or of the last burst of errors; empty where there is none."""
     symptom: str = ""
@@ -233,6 +237,7 @@ def _enter_step(before: LoadProgress, step: str, found: dict[str, str | None], n
         total,
         before.step_since if step == before.step else now,
         kv or before.kv_cache_tokens,
+        before.took if step == before.step else (*before.took, (before.step, now - before.step_since))[-MOST_STEPS:],
         serving=step == LAST_STEP,
         sources=before.sources,
     )

@@ -1,0 +1,198 @@
+"""history.db, read and written: SQLite in one file, which stays bounded and survives a power cut.
+
+A writer has a lock of its own, which only root can take, so that a broken file is set aside once. SQLite's rollback
+journal, not its WAL: a reader without root can't create the files that a WAL needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkd.actions.files import alone
+from sparkd.host.files import Files
+from sparkd.state.file import FOLDER
+from sparkd.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
+from sparkd.state.known_good import Facts
+from sparkd.state.launch_history import End
+
+SCHEMA = 1
+ROWS_KEPT, BYTES_KEPT = 500, 8 << 20
+"""Of each kind of row; a launch has some 10 KB."""
+MOST_PAGES = 16384
+"""Of 4 KiB: no fault of ours fills the disk."""
+ROW_BYTES = 1 << 18
+"""A launch whose facts are longer is kept without them."""
+BUSY_SECONDS = 2.0
+"""For a reader, who has the file for milliseconds."""
+MOST_READ = 30
+"""Launches with which a new one is compared."""
+BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+ASIDE = ".broken"
+_TABLES = f"""
+CREATE TABLE rows (number INTEGER PRIMARY KEY, kind TEXT, id TEXT, ended INTEGER, body BLOB, UNIQUE (kind, id));
+CREATE TABLE totals (name TEXT PRIMARY KEY, count INTEGER);
+PRAGMA user_version = {SCHEMA};
+"""
+_TRIM = """
+DELETE FROM rows WHERE number IN (
+  SELECT number FROM (
+    SELECT number, row_number() OVER kinds AS place, sum(length(body)) OVER kinds AS bytes FROM rows
+    WINDOW kinds AS (PARTITION BY kind ORDER BY number DESC)
+  ) WHERE place > ? OR bytes > ?
+)
+"""
+
+
+def write(files: Files, *rows: Row) -> bool:
+    """Keep rows, in place of those with the same ids; True where a broken file was set aside first.
+
+    Raises OSError. May take as long as the disk does.
+    """
+    path = _path(files)
+    with alone(path.with_name(f".{path.name}.lock")), _as_oserror(path):
+        try:
+            _write(path, rows)
+        except sqlite3.DatabaseError as error:
+            if _code(error) not in BROKEN:
+                raise
+            for suffix in ("-journal", "-wal", "-shm", ""):  # the file last: a journal must not meet a new file
+                with suppress(FileNotFoundError):
+                    Path(f"{path}{suffix}").replace(f"{path}{ASIDE}{suffix}")
+            _write(path, rows)
+            return True
+    return False
+
+
+def _write(path: Path, rows: tuple[Row, ...]) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, MODE)
+    try:
+        if not os.fstat(fd).st_size:
+            os.fchmod(fd, MODE)
+    finally:
+        os.close(fd)
+    with _connect(path, "rw") as database:
+        database.execute("PRAGMA journal_mode = DELETE")
+        database.execute("PRAGMA synchronous = EXTRA")
+        database.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            if not _schema(database):
+                for statement in filter(str.strip, _TABLES.split(";")):
+                    database.execute(statement)
+            for row in rows:
+                _put(database, row)
+            database.execute(_TRIM, (ROWS_KEPT, BYTES_KEPT))
+
+
+def _put(database: sqlite3.Connection, row: Row) -> None:
+    config = row.__struct_config__
+    key = config.tag, row.id
+    body, cause = msgspec.json.encode(row), ""
+    if isinstance(row, Launch):
+        if len(body) > ROW_BYTES:
+            body = msgspec.json.encode(replace(row, facts=Facts({}, {}, {}), phases={}))
+        cause = row.end.cause or "unknown" if row.end else ""
+        ((known, ended),) = database.execute(
+            "SELECT count(*), max(ended) FROM rows WHERE kind = ? AND id = ?", key
+        ).fetchall()
+        counted = [LAUNCHES] * (not known) + [f"{ENDS}{cause}"] * bool(cause and not ended)
+        for name in counted:
+            database.execute("INSERT INTO totals VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (name,))
+    database.execute(
+        "INSERT INTO rows (kind, id, ended, body) VALUES (?, ?, ?, ?)"
+        " ON CONFLICT DO UPDATE SET ended = excluded.ended, body = excluded.body",
+        (*key, bool(cause), body),
+    )
+
+
+def read(files: Files, most: int = ROWS_KEPT) -> tuple[Row, ...]:
+    """The last rows of each kind, oldest first; without those that this version can't read. Raises OSError."""
+    rows = []
+    with _reading(files) as database:
+        if database is None:
+            return ()
+        found = database.execute(
+            "SELECT body FROM (SELECT number, body, row_number() OVER (PARTITION BY kind ORDER BY number DESC) AS place"
+            " FROM rows) WHERE place <= ? ORDER BY number",
+            (most,),
+        )
+        for (body,) in found:
+            with suppress(ValueError, TypeError):
+                rows.append(decode(body))
+    return tuple(rows)
+
+
+def read_totals(files: Files) -> dict[str, int]:
+    """Launches on this node and their ends by cause, under LAUNCHES and ENDS. Raises OSError."""
+    with _reading(files) as database:
+        found = database.execute("SELECT name, count FROM totals").fetchall() if database is not None else ()
+    return {name: count for name, count in found if isinstance(name, str) and isinstance(count, int) and count >= 0}
+
+
+def read_past(files: Files, recipe: str, rank: int) -> Past:
+    """For a new process. Raises OSError."""
+    launches = [one for one in read(files) if isinstance(one, Launch) and (one.recipe, one.rank) == (recipe, rank)]
+    return Past(tuple(launches[-MOST_READ:]), read_totals(files))
+
+
+def close_open(files: Files, end: End) -> bool:
+    """End the launches whose process could not; as `write`. `end`: of the last process. Raises OSError."""
+    found = [one for one in read(files) if isinstance(one, Launch) and one.end is None]
+    return bool(found) and write(files, *(replace(one, end=end) for one in found))
+
+
+def _path(files: Files) -> Path:
+    """Its last part unresolved: a link is refused."""
+    return Path(files.real(FOLDER), PATH.rpartition("/")[2])
+
+
+@contextmanager
+def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
+    """None where there is no history yet. Raises OSError."""
+    path = _path(files)
+    with _as_oserror(path):
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
+        except FileNotFoundError:
+            yield None
+            return
+        # One that can write takes back what a power cut has left half done.
+        with _connect(path, "rw" if os.access(path, os.W_OK) else "ro") as database:
+            yield database if _schema(database) else None
+
+
+@contextmanager
+def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    uri = f"file:{quote(str(path))}?mode={mode}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+        database.execute("PRAGMA trusted_schema = OFF")
+        yield database
+
+
+def _schema(database: sqlite3.Connection) -> int:
+    """0 of a new file. Raises sqlite3.NotSupportedError for a later version's."""
+    ((version,),) = database.execute("PRAGMA user_version").fetchall()
+    if version not in (0, SCHEMA):
+        raise sqlite3.NotSupportedError(f"it is of schema {version}, this version of sparkd reads {SCHEMA}")
+    return int(version)
+
+
+@contextmanager
+def _as_oserror(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise OSError(f"{path}: {error}") from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    """Without what SQLite adds to it for details."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF

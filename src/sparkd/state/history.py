@@ -1,0 +1,119 @@
+"""history.db: each launch on this node, what was measured of it, and whether the newest is worse than those before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct, field
+
+from sparkd.lib.text import sanitize
+from sparkd.state.file import FOLDER
+from sparkd.state.known_good import Facts, excerpt_values, find_differences, group_files
+from sparkd.state.launch_history import End
+
+PATH = f"{FOLDER}/history.db"
+MODE = 0o640
+"""For root and its group, which an administrator may change."""
+MOST_CHANGES, NAME_LIMIT = 3, 60
+"""Named in one line."""
+LAUNCHES, ENDS = "launches", "ends."
+"""Names of totals: of all launches, and the prefix of a `Cause` for those that ended by it."""
+FEWEST, MOST_EARLIER = 3, 10
+"""Values that show what is usual: with fewer there is no judgement, and the last ones count."""
+TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
+"""What is a decline: beyond three standard deviations, taken from the median deviation, and a tenth of the median."""
+DEVIATIONS = 1.4826
+"""Standard deviations in a median absolute deviation, of a normal distribution."""
+
+
+class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
+    """One start of this node's rank. Texts are redacted."""
+
+    id: str
+    """Of the agent's process."""
+    at: str
+    """UTC, ISO 8601, as all stamps."""
+    rank: int
+    plan: str
+    """Digest of what all ranks share."""
+    recipe: str
+    facts: Facts
+    image: str = ""
+    """Its id; empty before the container has started."""
+    phases: Mapping[str, float] = field(default_factory=dict)
+    """Seconds in each step of the load."""
+    load_seconds: float | None = None
+    """From the container's start to the first completion; None where it did not come so far."""
+    kv_cache_tokens: int | None = None
+    first_tokens_per_second: float | None = None
+    """While requests ran, as the last ones."""
+    last_tokens_per_second: float | None = None
+    draft_acceptance: float | None = None
+    served_seconds: float | None = None
+    end: End | None = None
+    """None while it runs, and until the next start after one that was killed."""
+
+
+class Smoke(Struct, frozen=True, tag="smoke", tag_field="kind"):
+    id: str
+    at: str
+    launch: str
+    recipe: str
+    bad: int
+    """Answers that make no sense; of the test at a start, kinds of them."""
+    faults: tuple[str, ...] = ()
+
+
+class Bench(Struct, frozen=True, tag="bench", tag_field="kind"):
+    id: str
+    at: str
+    launch: str
+    recipe: str
+    figures: msgspec.Raw
+    """The result of `sparkd bench`, as JSON."""
+
+
+Row: TypeAlias = Launch | Smoke | Bench
+"""`launch`: the id of the launch that it is of."""
+
+
+class Past(Struct, frozen=True):
+    """What a new process finds."""
+
+    launches: tuple[Launch, ...] = ()
+    """Of its recipe and rank, oldest first."""
+    totals: Mapping[str, int] = field(default_factory=dict)
+    """Over all launches on this node, also those whose rows are gone."""
+
+
+def decode(body: bytes) -> Row:
+    """Raises ValueError."""
+    row: Row = msgspec.json.decode(body, type=Row)
+    return row
+
+
+def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:
+    """Where the values, oldest first, became worse than all of those before and stayed so; None where they did not."""
+    sign = 1 if more_is_better else -1
+    for start in range(FEWEST, len(values)):
+        earlier = values[max(0, start - MOST_EARLIER) : start]
+        usual = median(earlier)
+        spread = DEVIATIONS * median(abs(one - usual) for one in earlier)
+        worst = min(sign * one for one in earlier)  # it has been so before: as each first load after a boot
+        limit = min(worst, sign * usual - max(TIMES_SPREAD * spread, LEAST_SHARE * usual))
+        if all(sign * one < limit for one in values[start:]):
+            return start
+    return None
+
+
+def describe_change(then: Facts, now: Facts) -> str:
+    """In one line, what sparkd knows to differ between two launches, the likeliest cause first."""
+    found = group_files(find_differences(then, now))
+    if not found:
+        return "nothing that sparkd knows of has changed"
+    texts = (f"{sanitize(one.name, NAME_LIMIT)} {' -> '.join(excerpt_values(one))}" for one in found[:MOST_CHANGES])
+    more = f", and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
+    return f"changed: {', '.join(texts)}{more}"

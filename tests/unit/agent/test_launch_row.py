@@ -1,0 +1,146 @@
+"""The row that an agent keeps of its launch: begun, filled and ended; and a history that fails costs an event only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
+
+from sparkd.actions import history as store
+from sparkd.agent.history import begin_launch, describe_slower, end_launch, keep_smoke, note_activity, recall
+from sparkd.host.files import Files
+from sparkd.state.history import PATH, Launch, Row, Smoke
+from sparkd.state.known_good import Facts
+from sparkd.state.launch_history import End
+from sparkd.status.model import ActivityReport
+
+END = End("the engine ended", 13, cause="engine-ended")
+
+
+@pytest.fixture
+def begun(tree: Tree) -> Iterator[AgentUnderTest]:
+    tree.folder("/var/lib/sparkd")
+    with agent_under_test(tree, 0, alone()) as made:
+        made.set_plan("agreed", **dict(made.agent.plan.shared))
+        yield made
+
+
+def rows(made: AgentUnderTest, count: int = 1) -> tuple[Row, ...]:
+    """Once so many are there."""
+    deadline = time.monotonic() + 5
+    while len(found := store.read(made.agent.host.files)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: AgentUnderTest) -> None:
+    agent = begun.agent
+    begin_launch(agent)
+    (row,) = rows(begun)
+    assert isinstance(row, Launch)
+    assert (row.id, row.plan, row.end) == (agent.incarnation, "agreed", None)
+    for rate in (12.5, 0.0, 37.5):
+        note_activity(agent, ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
+    note_activity(agent, ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
+    agent.state.served_since = time.monotonic() - 60
+    end_launch(agent, None, END)
+    (row,) = store.read(agent.host.files)
+    assert isinstance(row, Launch)
+    assert (row.first_tokens_per_second, row.last_tokens_per_second, row.draft_acceptance) == (12.5, 37.5, 0.6)
+    assert (row.end, round(row.served_seconds or 0)) == (END, 60)
+
+
+@pytest.mark.parametrize(("last", "cause"), [(None, "agent-killed"), (End("?"), "agent-killed"), (END, END.cause)])
+def test_the_next_process_closes_what_was_left_and_knows_the_totals(
+    begun: AgentUnderTest, last: End | None, cause: str
+) -> None:
+    agent = begun.agent
+    begin_launch(agent)
+    rows(begun)
+    recall(agent, last)
+    (row,) = agent.state.past.launches
+    assert row.end is not None
+    assert row.end.cause == cause
+    assert agent.state.past.totals == {"launches": 1, f"ends.{cause}": 1}
+
+
+def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
+    keep_smoke(begun.agent, ("api_key=abcdefgh\x1b[31m said",))
+    (row,) = rows(begun)
+    assert isinstance(row, Smoke)
+    assert (row.launch, row.bad) == (begun.agent.incarnation, 1)
+    assert "abcdefgh" not in row.faults[0]
+    assert row.faults[0].isprintable()
+
+
+def test_a_history_that_cannot_be_written_is_one_event(begun: AgentUnderTest) -> None:
+    Tree(Path(begun.agent.host.files.root)).folder(PATH)
+    recall(begun.agent, None)
+    begin_launch(begun.agent)
+    end_launch(begun.agent, None, END)
+    failed = [one for one in begun.events.lines if one.startswith("history.")]
+    assert len(failed) == 1
+    assert failed[0].startswith("history.write.failed reason=")
+
+
+def test_a_broken_file_is_replaced_by_the_row(begun: AgentUnderTest) -> None:
+    Tree(Path(begun.agent.host.files.root)).file(PATH, "rubbish " * 1000)
+    recall(begun.agent, None)
+    begin_launch(begun.agent)
+    assert len(rows_after_repair(begun)) == 1
+    assert any(one.startswith("history.file.replaced") for one in begun.events.lines)
+
+
+def rows_after_repair(made: AgentUnderTest) -> tuple[Row, ...]:
+    end_launch(made.agent, None, END)
+    return store.read(made.agent.host.files)
+
+
+def test_a_disk_that_hangs_holds_no_run_back(begun: AgentUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    hung = threading.Event()
+
+    def hang(_files: Files, *_: object) -> bool:
+        hung.wait(30)
+        raise OSError("gone")
+
+    monkeypatch.setattr(store, "write", hang)
+    monkeypatch.setattr(store, "close_open", hang)
+    began = time.monotonic()
+    recall(begun.agent, None)
+    begin_launch(begun.agent)
+    keep_smoke(begun.agent, ())
+    end_launch(begun.agent, None, END)
+    took = time.monotonic() - began
+    hung.set()
+    assert took < 1.5
+    assert sum("history.write.failed" in one for one in begun.events.lines) == 1
+
+
+def launch(day: int, seconds: float | None, **values: str) -> Launch:
+    return Launch(
+        str(day), f"2026-11-{day:02}T10:00:00.000+00:00", 0, "d", "tiny", Facts(values, {}, {}), load_seconds=seconds
+    )
+
+
+EARLIER = tuple(launch(day, 90.0 + day % 2, **{"args.dtype": "half"}) for day in range(1, 5))
+
+
+def test_slower_loads_are_reported_with_what_changed_between() -> None:
+    slow = launch(6, 150.0, **{"args.dtype": "float32"}), launch(7, 160.0, **{"args.dtype": "float32"})
+    assert describe_slower((*EARLIER, launch(5, None), *slow)) == (
+        "loads are slower since 2026-11-06 10:00 UTC: 160 s, 90 s before; changed: args.dtype half -> float32"
+    )
+    same = replace(slow[0], facts=EARLIER[0].facts)
+    assert describe_slower((*EARLIER, same)).endswith("nothing that sparkd knows of has changed")
+
+
+def test_usual_loads_are_no_warning() -> None:
+    assert describe_slower((*EARLIER, launch(6, 92.0))) == ""
+    assert describe_slower(EARLIER[:2]) == ""

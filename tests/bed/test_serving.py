@@ -214,7 +214,9 @@ def test_a_bench_takes_its_container_along_and_the_next_one_that_of_a_killed_one
 
     first = begin("")
     second = serving.node.run("sparkd", "bench", check=False)
-    assert (second.returncode, "another `sparkd bench` is under way" in second.stderr) == (2, True), second
+    assert (second.returncode, "another `sparkd bench` or `tune-recipe` is under way" in second.stderr) == (2, True), (
+        second
+    )
     end(signal.SIGKILL)
     assert identity() == first, "nothing could remove it"
     begin(first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ from tests.bed.sparkd_node import HEAD, SparkdNode
 SWITCH = "/var/lib/sparkd/switch.json"
 USE_SECONDS = 240.0
 RECIPES = {
-    "short": "extends: tiny-cpu\nargs: {max-model-len: 256}\n",
+    "short": "extends: tiny-cpu\nargs: {max-model-len: 256, num-gpu-blocks-override: 7}\n",
+    "narrow": "extends: tiny-cpu\nargs: {max-num-seqs: 1}\n",
     "broken": "extends: tiny-cpu\nargs: {enable-sleep-mode: true}\n",
     "garbage": "extends: tiny-cpu\nmodel: {path: garbage}\n",
     "missing": "extends: tiny-cpu\nmodel: {path: nowhere}\n",
 }
-"""`broken`: the parser takes it, and so does sparkd; on a CPU the engine does not."""
+"""`short`: a KV cache of 896 tokens. `broken`: vLLM's parser and sparkd take it; on a CPU the engine does not."""
 MAKE_GARBAGE = """\
 import json, pathlib, shutil, struct
 shutil.copytree("/srv/models/tiny", "/srv/models/garbage")
@@ -131,6 +133,31 @@ def test_what_serves_garbage_goes_back_by_itself_and_says_so(spark: SparkdNode) 
     assert "cause=switch-failed" in spark.ends_since(cursor)[0]
 
 
+def test_a_ladder_climbs_until_the_engine_refuses_and_comes_back(spark: SparkdNode) -> None:
+    """The engine refuses 1024 tokens of context beside a KV cache of 896."""
+    node, words = spark.node, ("sparkd", "tune-recipe", "short", "--knob", "max-model-len=256..1024", "--yes")
+    for _ in range(2):  # other work on this machine may slow the second step beyond the spread
+        done = node.run(*words, check=False, timeout=USE_SECONDS)
+        print(done.stdout, done.stderr)
+        assert done.returncode == 0, done
+        if "written: " in done.stdout:
+            break
+    assert "recipe short under 4 requests at once, at most 3 steps:" in done.stdout
+    assert re.search(r"^the recipe as it is: [\d.]+ tokens/s \(", done.stdout, re.M)
+    assert re.search(r"^max-model-len 512: [\d.]+ tokens/s \(", done.stdout, re.M)
+    assert re.search(
+        r"^max-model-len 1024: bad: back to recipe short, .* ValueError: To serve at least", done.stdout, re.M
+    )
+    assert "this node runs, or is on the way to: recipe short; sparkd status" in done.stdout
+    spark.await_serving()
+    assert context_length(spark) == 256
+    made = node.read("/etc/sparkd/recipes/short-tuned.yaml")
+    assert re.search(r"extends: short\nargs:\n  max-model-len: 512\nexpect:\n  kv_cache_tokens: 896\n", made), made
+    assert "recipe" in node.run("sparkd", "recipe", "check", "/etc/sparkd/recipes/short-tuned.yaml").stdout
+    again = node.run(*words, check=False)
+    assert (again.returncode, "there is a recipe short-tuned already" in again.stderr) == (2, True), again
+
+
 def test_what_is_missing_is_said_and_nothing_changes(spark: SparkdNode) -> None:
     node = spark.node
     refused = node.run("sparkd", "use", "missing", check=False)
@@ -175,6 +202,33 @@ def test_a_time_that_is_over_brings_back_what_was_also_after_a_power_cut(spark: 
     node.sh("sleep 60")
     node.run("systemctl", "start", HEAD, timeout=USE_SECONDS)
     assert (context_length(spark), chosen(spark)) == (512, False)
+
+
+@pytest.mark.whole
+def test_a_ladder_continues_after_an_interrupt_and_a_power_cut(spark: SparkdNode) -> None:
+    node, words = spark.node, "sparkd tune-recipe narrow --knob max-num-seqs=1..4 --yes"
+
+    def climb_until(line: str) -> None:
+        node.sh(f"setsid {words} >/root/ladder 2>&1 &")
+        wait_for(lambda: line in node.read("/root/ladder"), USE_SECONDS, line)
+
+    climb_until("step 2: max-num-seqs 2")
+    wait_for(lambda: reached(spark, "loading"), 60, "the engine to load")
+    for process in node.found(r"sparkd tune-recipe"):
+        process.send(signal.SIGTERM)
+    wait_for(lambda: "on the way to: what is configured" in node.read("/root/ladder"), 30, "the way back")
+    spark.await_serving()
+    assert (context_length(spark), chosen(spark)) == (512, False)
+    climb_until("step 2: max-num-seqs 2")
+    assert "at most 2 steps more, 1 are measured" in node.read("/root/ladder")
+    node.powercut()
+    node.run("systemctl", "start", HEAD, timeout=USE_SECONDS)
+    done = node.run(*words.split(), timeout=2 * USE_SECONDS)
+    print(done.stdout, done.stderr)
+    assert re.search(r"^max-num-seqs 2: [\d.]+ tokens/s", done.stdout, re.M), done
+    assert re.search(r"^written: .*/narrow-tuned.yaml", done.stdout, re.M), done
+    spark.await_serving()
+    assert not chosen(spark)
 
 
 MOMENTS = {

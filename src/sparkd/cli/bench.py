@@ -35,6 +35,7 @@ from sparkd.measure.engine_bench import (
     render_program,
 )
 from sparkd.measure.figures import DECODE, Depth, Level
+from sparkd.recipes.schema import Recipe
 from sparkd.state.file import StateFile
 from sparkd.status.model import utc_now
 from sparkd.vllm.streaming import StreamError
@@ -104,7 +105,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def only_one() -> AbstractContextManager[None]:
     """Two would measure each other's load."""
-    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench`")
+    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench` or `tune-recipe`")
 
 
 def catch_ends() -> None:
@@ -149,9 +150,7 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
 
 def choose(given: Wanted, served: Served) -> Wanted:
     """With the defaults that fit the recipe and the context. Raises UsageError where the given lengths do not."""
-    known = served.node.recipe.expect.get(DECODE)
-    figures = [int(one) for one in known if re.fullmatch("[0-9]{1,3}", one)] if isinstance(known, dict) else []
-    at_once = sorted(one for one in figures if 1 <= one <= MOST_AT_ONCE) or CONCURRENCY
+    at_once = expected_levels(served.node.recipe) or CONCURRENCY
     context = context_tokens(served.node.plan, Host())
     most = (context or MOST_TOKENS) - given.answer_tokens - SPARE_TOKENS
     longest = max(given.prompt_tokens, *given.depths, 0)
@@ -162,6 +161,13 @@ def choose(given: Wanted, served: Served) -> Wanted:
         )
     depths = given.depths or tuple(one for one in DEPTHS if context is None or one <= most)
     return replace(given, concurrency=given.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
+
+
+def expected_levels(recipe: Recipe) -> list[int]:
+    """Numbers of requests at once of which the recipe has figures, the least one first."""
+    known = recipe.expect.get(DECODE)
+    figures = [int(one) for one in known if re.fullmatch("[0-9]{1,3}", one)] if isinstance(known, dict) else []
+    return sorted(one for one in figures if 1 <= one <= MOST_AT_ONCE)
 
 
 def start_result(served: Served, wanted: Wanted) -> Result:

@@ -27,6 +27,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("endpoint", "endpoint", "say how clients reach the API, with a configuration for each of some programs"),
     ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the last ones"),
+    ("tune-recipe", "tune_recipe", "climb with one knob of a recipe at a time, and write the best as a recipe"),
     ("sweep", "run", "stop the container of an agent that is gone"),
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),
@@ -62,7 +63,7 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
     for name, module, summary in COMMANDS:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in used:
-            getattr(import_module(f"sparkd.cli.{module}"), f"add_{name}")(sub)
+            getattr(import_module(f"sparkd.cli.{module}"), f"add_{name.replace('-', '_')}")(sub)
     return parser
 
 

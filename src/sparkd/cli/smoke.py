@@ -41,7 +41,7 @@ def smoke(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         try:
-            rounds = asyncio.run(_collect(served, shown=not args.json))
+            rounds = asyncio.run(collect(served, shown=not args.json))
         except HttpError as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
         cache = describe_cache(served)
@@ -55,7 +55,8 @@ def smoke(args: argparse.Namespace) -> int:
     return ExitCode.NOT_READY if bad else ExitCode.GOOD
 
 
-async def _collect(served: Served, *, shown: bool) -> list[Round]:
+async def collect(served: Served, *, shown: bool) -> list[Round]:
+    """Raises HttpError."""
     flags, plan = first_values(served.node.plan.argv), served.node.plan
     tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
     rounds = []

@@ -26,7 +26,7 @@ from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.host.ownership import refuse_writable
 from sparkd.lib import recipes_dir
-from sparkd.lib.errors import BlockedError, Cause, ConfigError, ExitCode, UsageError
+from sparkd.lib.errors import BlockedError, Cause, ConfigError, ExitCode, NotReadyError, UsageError
 from sparkd.lib.text import Table, sanitize
 from sparkd.preflight.check import Finding
 from sparkd.preflight.next_start import NextStart
@@ -74,9 +74,7 @@ def use(args: argparse.Namespace) -> int:
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
-    place = membership.find_place(config, host)
-    if place.rank:
-        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
+    refuse_worker(config, host)
     if args.list:
         console.show([listed(config, host)])
         return ExitCode.GOOD
@@ -90,7 +88,18 @@ def use(args: argparse.Namespace) -> int:
         print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    return follow(switch, host)
+    if why := follow(switch, host):
+        print(f"sparkd: {why}", file=sys.stderr)
+        return ExitCode.NOT_READY
+    print(f"{label(switch.to)} is in force")
+    return ExitCode.GOOD
+
+
+def refuse_worker(config: Settings, host: Host) -> None:
+    """Raises UsageError."""
+    place = membership.find_place(config, host)
+    if place.rank:
+        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
 
 
 def parse_time(flag: str, text: str, least: int, most: int) -> int:
@@ -129,12 +138,16 @@ def _choose(
             return None
         if replace(now.to, until=to.until) == to:
             return replace(now, to=to)
-    missing = [*explain_findings(findings_of(node, host, config))]
-    missing += find_missing_elsewhere(node, request_inventories(config, host))
+    refuse_blocked(node, findings_of(node, host, config), config, host)
+    back = plans_before(now, config, host)[:MOST_BACK]
+    return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
+
+
+def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
+    """Raises BlockedError for these, and where other nodes lack something."""
+    missing = [*explain_findings(findings), *find_missing_elsewhere(node, request_inventories(config, host))]
     if missing:
         raise BlockedError("\n".join(["nothing is changed:", *missing]))
-    back = _plans_before(now, config, host)[:MOST_BACK]
-    return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
 def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
@@ -148,7 +161,7 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
     return Chosen(loaded.recipe, engine, until=until)
 
 
-def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
+def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
     """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
     before = now.back if now is not None else ()
     if now is not None and now.stage is Stage.IN_FORCE and now.to is not None:
@@ -203,8 +216,11 @@ def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str
     return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
 
 
-def follow(switch: Switch, host: Host) -> int:
-    """Print what the agent does, until the new plan is in force or the one before is again."""
+def follow(switch: Switch, host: Host) -> str:
+    """Print what the agent does, until the new plan is in force, or the one before is again: then why.
+
+    Raises NotReadyError where no agent runs any more.
+    """
     shown, alive_at = "", time.monotonic()
     while (outcome := find_outcome(switch, read_choice(host))) is None:
         if (report := read_living_report(host.files)) is not None:
@@ -214,14 +230,9 @@ def follow(switch: Switch, host: Host) -> int:
                 shown = step
                 print(line, flush=True)
         elif time.monotonic() - alive_at > GONE_SECONDS:
-            print("sparkd: no agent runs any more: systemctl status sparkd-head", file=sys.stderr)
-            return ExitCode.NOT_READY
+            raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
         time.sleep(POLL_SECONDS)
-    if outcome:
-        print(f"{label(switch.to)} is in force")
-        return ExitCode.GOOD
-    print(f"sparkd: {_why_back(switch, host)}", file=sys.stderr)
-    return ExitCode.NOT_READY
+    return "" if outcome else _why_back(switch, host)
 
 
 def find_outcome(switch: Switch, found: Switch | None) -> bool | None:

@@ -1,0 +1,228 @@
+"""The steps of `sparkd tune-recipe`, each written down before and after it is taken.
+
+Each is a switch with an end, so the agent goes back by itself also where this command, or the node, is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.actions import files
+from sparkd.cli import bench, smoke
+from sparkd.cli.known_good import write_switch
+from sparkd.cli.served import open_endpoint
+from sparkd.cli.soak import look
+from sparkd.cli.use import (
+    GONE_SECONDS,
+    POLL_SECONDS,
+    explain_findings,
+    findings_of,
+    follow,
+    plans_before,
+    read_choice,
+    refuse_blocked,
+)
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.errors import BlockedError, ConfigError, SparkdError, UsageError
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import sanitize, size
+from sparkd.measure.bench import Wanted
+from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
+from sparkd.measure.soak import Look
+from sparkd.state import switch
+from sparkd.state.file import StateFile
+from sparkd.state.switch import MOST_BACK, TRIES, Chosen, Stage, Switch, label
+from sparkd.status.model import IN_SERVICE, utc_now
+from sparkd.status.report_file import read_living_report
+from sparkd.vllm.streaming import StreamError
+
+PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
+DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
+AWAITED_SECONDS, MEASURE_SECONDS = 900, 3600
+"""Of the time until a step ends by itself: for docker or a peer, and for smoke and bench."""
+MARGIN_BYTES = 1 << 30
+"""Above the memory guard's floor, on every node."""
+BY_KNOB = ("plan-lint", "unified-memory")
+"""Checks whose outcome a knob decides."""
+FAULT_LENGTH = 300
+
+
+class Tuning(Struct, frozen=True):
+    """What is kept until the ladder has ended."""
+
+    name: str
+    """Of the recipe to write, and of each step's."""
+    base: str
+    """Fingerprint of the first recipe and the section `engine`."""
+    knobs: tuple[Knob, ...]
+    at_once: int
+    measured: tuple[Measured, ...] = ()
+    tried: tuple[str, Value] | None = None
+    """The step under way."""
+    tries: int = 0
+    """Of that step, by processes that did not live to say how it went."""
+
+
+FILE = StateFile("tune-recipe.json", Tuning)
+
+
+class Climb:
+    """A context manager: in the end the plan before is in force again, or on its way."""
+
+    def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host) -> None:
+        """Raises BlockedError where the node is about to change its plan."""
+        self.tuning = tuning
+        self._base, self._config, self._host = base, config, host
+        self._replaces = membership.fingerprint_config(config, host)
+        self._switch: Switch | None = None
+        """The last step's."""
+        found = read_choice(host)
+        now = found if found is not None and found.replaces == self._replaces else None
+        if now is not None and self._has_step(now):
+            self._back, self._switch = now.back, now  # of a process that was killed
+        elif now is not None and now.stage is not Stage.IN_FORCE:
+            raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
+        else:
+            self._back = plans_before(now, config, host)[:MOST_BACK]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Back from a step, never from what somebody else has chosen. Raises UsageError."""
+        while (found := read_choice(self._host)) and self._has_step(found) and found.stage is not Stage.RETURNING:
+            with files.usage_error(f"{switch.FILE.path} can't be changed", "sparkd use --end"):
+                # Without effect where the agent has just written a step of its own.
+                files.exchange(self._host.files, switch.FILE, found, replace(found, stage=Stage.RETURNING))
+        now = label(found.chosen if found else None)
+        print(f"this node runs, or is on the way to: {now}; sparkd status", flush=True)
+
+    def _has_step(self, found: Switch) -> bool:
+        """Of this ladder: no other recipe has the name, and nothing else of this name an end."""
+        return found.to is not None and bool(found.to.until) and found.to.recipe.name == self.tuning.name
+
+    def run(self) -> Position:
+        """Raises SparkdError where it is stopped: what was measured stays, and the next run continues from there."""
+        while (at := find_position(self.tuning.knobs, self.tuning.measured)).step is not None:
+            step, tries = at.step, self.tuning.tries if self.tuning.tried == at.step else 0
+            what = name_step(*step)
+            self.keep(replace(self.tuning, tried=step, tries=tries + 1))
+            print(f"step {len(self.tuning.measured) + 1}: {what}", flush=True)
+            try:
+                fault = "the node, or this command, was gone twice meanwhile" if tries >= TRIES else self._use(at)
+                one = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
+            except (SparkdError, KeyboardInterrupt):
+                self.keep(replace(self.tuning, tried=None, tries=0))
+                raise
+            self.keep(replace(self.tuning, measured=(*self.tuning.measured, one), tried=None, tries=0))
+            print(f"{what}: {describe(one)}", flush=True)
+        return at
+
+    def _use(self, at: Position) -> str:
+        """Why it did not come up; empty once it is in force.
+
+        Raises BlockedError where the fault is not of the recipe, UsageError for a knob without effect.
+        """
+        config, host, knob = self._config, self._host, at.step[0] if at.step else ""
+        base, now = membership.chosen_context(self._base, config, host), membership.resolve_context(config, None, host)
+        waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
+        if not knob and now.plan.digest == base.plan.digest and not waits:
+            return ""  # no load is needed
+        span = config.readiness.timeout_seconds + AWAITED_SECONDS + DRAIN_SECONDS + MEASURE_SECONDS
+        until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds")
+        engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
+        to = Chosen(apply(self._base.recipe, self.tuning.name, at.values), engine, until=until)
+        try:
+            node = membership.chosen_context(to, config, host)
+            alone = apply(self._base.recipe, self.tuning.name, {knob: at.values[knob]} if knob else {})
+            effect = membership.chosen_context(replace(to, recipe=alone), config, host).plan
+        except ConfigError as error:
+            return sanitize(error.reason, FAULT_LENGTH)
+        if knob and (effect.user_script or effect.argv == base.plan.argv):
+            reason = f"{knob} changes nothing: engine.args or engine.script holds over every recipe"
+            raise UsageError(reason, "sparkd config show")
+        findings = findings_of(node, host, config)
+        own = [one for one in findings if one.id in BY_KNOB]
+        refuse_blocked(node, [one for one in findings if one not in own], config, host)
+        if own:
+            return sanitize("; ".join(explain_findings(own)), FAULT_LENGTH)
+        found = self._refuse_other()
+        self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
+        write_switch(found, step, host)
+        fault = follow(step, host)
+        self._refuse_other()
+        return fault
+
+    def _refuse_other(self) -> Switch | None:
+        """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
+        found = read_choice(self._host)
+        if self._switch is not None and found is not None and found.chosen_at != self._switch.chosen_at:
+            raise BlockedError(f"somebody has chosen {label(found.chosen)} meanwhile", "run it again when that is over")
+        return found
+
+    def _measure(self, step: tuple[str, Value]) -> Measured:
+        try:
+            one = self._test(step)
+        except (HttpError, StreamError, SparkdError) as error:
+            one = Measured(*step, fault=sanitize(f"the endpoint did not answer: {error}", FAULT_LENGTH))
+        self._refuse_other()
+        return one
+
+    def _test(self, step: tuple[str, Value]) -> Measured:
+        began, patience = time.monotonic(), self._config.readiness.timeout_seconds
+        while (report := read_living_report(self._host.files)) is None or report.phase not in IN_SERVICE:
+            if time.monotonic() - began > (GONE_SECONDS if report is None else patience):
+                return Measured(*step, fault="it does not serve")
+            time.sleep(POLL_SECONDS)
+        for _ in range(2):  # healthy models write an odd answer now and then
+            with open_endpoint(smoke.CONNECTIONS) as served:
+                rounds = asyncio.run(smoke.collect(served, shown=False))
+            if not (faults := [fault for one in rounds for fault in one.faults]):
+                break
+        else:
+            return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
+        load = (self.tuning.at_once,)
+        wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
+        with open_endpoint(self.tuning.at_once) as served:
+            found = bench.run(served, wanted, bench.start_result(served, wanted), engine=False)
+        if found.interrupted:
+            raise KeyboardInterrupt
+        level = found.levels[0] if found.levels else None
+        lost = found.fault or (level.fault if level else "no answer")
+        if lost or level is None:
+            return Measured(*step, fault=sanitize(f"bench: {lost}", FAULT_LENGTH))
+        first = level.first_token_seconds
+        return Measured(
+            *step,
+            rate=level.output_tokens_per_second,
+            first_token_seconds=first.median if first else None,
+            kv_cache_tokens=served.report.engine.kv_cache_tokens,
+            fault=find_shortage(look(self._host), self._config.memory.floor_mib << 20),
+        )
+
+    def keep(self, tuning: Tuning | None) -> None:
+        """None: the next ladder begins from the start. Raises UsageError."""
+        with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
+            files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
+        self.tuning = tuning or self.tuning
+
+
+def find_shortage(seen: Look | None, floor_bytes: int) -> str:
+    """Of memory, on any node; empty where there is none. Pure."""
+    needed = floor_bytes + MARGIN_BYTES
+    for name, free in (seen.available_bytes if seen is not None else {"this node": None}).items():
+        if free is None:
+            return f"the memory of {sanitize(name)} is not known"
+        if free < needed:
+            return (
+                f"{size(free)} of memory left on {sanitize(name)}, {size(needed)} needed (memory.floor_mib and 1 GiB)"
+            )
+    return ""

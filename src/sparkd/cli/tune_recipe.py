@@ -1,0 +1,134 @@
+"""`sparkd tune-recipe`: climb with one knob at a time, and keep the best as a recipe of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sparkd.actions import files
+from sparkd.cli import bench
+from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
+from sparkd.cli.use import load_chosen, refuse_worker
+from sparkd.cluster import membership
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host
+from sparkd.lib.errors import ExitCode, NotReadyError, UsageError
+from sparkd.lib.text import sanitize
+from sparkd.measure import ladder
+from sparkd.measure.ladder import Knob
+from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
+from sparkd.state import launch_history
+from sparkd.state.switch import Chosen, fingerprint_engine
+from sparkd.status.model import format_duration, utc_now
+
+SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
+"""As far as nothing better is known."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}", re.ASCII)
+
+
+def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="name of the recipe to begin with")
+    bounds = "a knob and its bounds, such as max-num-seqs=4..16; several are climbed in this order"
+    parser.add_argument("--knob", metavar="NAME=LOW..HIGH", action="append", default=[], help=bounds)
+    parser.add_argument("--name", metavar="NAME", help="of the recipe to write (RECIPE-tuned)")
+    parser.add_argument("--yes", action="store_true", help="begin without a question")
+    parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also beyond what reports warn of")
+    parser.epilog = f"knobs: {', '.join(ladder.BOUNDS)}"
+    parser.set_defaults(run=tune_recipe)
+
+
+def tune_recipe(args: argparse.Namespace) -> int:
+    if os.geteuid():
+        raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
+    config, host = load_settings(os.environ), Host()
+    refuse_worker(config, host)
+    base, name = load_chosen(args.recipe, 0, config, host), args.name or f"{args.recipe}-tuned"
+    refuse_name(args.recipe, name, host)
+    knobs = ladder.read_knobs(args.knob, base.recipe)
+    with bench.only_one():
+        bench.catch_ends()
+        begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
+        kept = FILE.read(host.files)
+        if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
+            begun = kept
+        climb = Climb(begun, base, config, host)
+        print("\n".join(announce(begun, base, config, host)), flush=True)
+        confirm(args, [*ladder.warnings(knobs, base.recipe)])
+        try:
+            with climb:
+                write_best(base, climb, climb.run(), host)
+        except KeyboardInterrupt:
+            print("sparkd: interrupted; the same command continues from here", file=sys.stderr)
+            return 130
+    return ExitCode.GOOD
+
+
+def refuse_name(base: str, name: str, host: Host) -> None:
+    """Raises UsageError where the recipe to write would hide one, or could not extend the first."""
+    known = find_recipes(recipe_folders(Path(host.files.root)))
+    if base not in known:
+        raise UsageError("the first recipe needs a name, to be extended", "sparkd recipe list")
+    if name in known:
+        raise UsageError(f"there is a recipe {name} already: {known[name]}", "--name chooses another name")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--name {sanitize(name, 60)}: needed are small letters, digits, dots and dashes")
+
+
+def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
+    """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
+    most = next((int(one.high) for one in knobs if one.name == ladder.SEQUENCES), 0)
+    return min(most or max(bench.expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), bench.MOST_AT_ONCE)
+
+
+def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iterator[str]:
+    """What is to be done, and about how long it takes."""
+    done, most = len(tuning.measured), ladder.most_steps(tuning.knobs)
+    steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
+    yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
+    for one in tuning.knobs:
+        up, down = (" ".join(map(str, rungs)) or "none" for rungs in (ladder.rungs_up(one), ladder.rungs_down(one)))
+        yield f"  {one.name} {'unset' if one.start is None else one.start}: up {up}; down {down}"
+    history, last = launch_history.read_history(host.files), bench.FILE.read(host.files)
+    plan = membership.chosen_context(base, config, host).plan
+    load = history.load_seconds(plan.counted_as) or (history.loads[-1].seconds if history.loads else None)
+    levels = last.levels if last is not None else ()
+    request = next((one.request_seconds for one in levels if one.concurrency == tuning.at_once), None)
+    seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)
+    known = "the last load's time included" if load is not None else "and a load each time, whose time is not known yet"
+    yield f"each about {format_duration(seconds)}, all {format_duration(seconds * (most - done))}, {known}"
+    yield "while the plan changes, no request is answered; in the end the plan before is in force again"
+
+
+def confirm(args: argparse.Namespace, warnings: list[str]) -> None:
+    """Raises UsageError."""
+    for one in warnings:
+        print(f"warning: {one}", flush=True)
+    if args.yes and warnings and not args.despite_warnings:
+        raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
+    if not args.yes and not sys.stdin.isatty():
+        raise UsageError("there is no terminal to confirm on", "--yes begins without a question")
+    if not args.yes and input("begin? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UsageError("not begun: nothing is changed")
+
+
+def write_best(base: Chosen, climb: Climb, at: ladder.Position, host: Host) -> None:
+    """Raises UsageError where it can't be written: the same command tries again. NotReadyError without a good step."""
+    tuning = climb.tuning
+    if at.values:
+        path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")
+        text = ladder.render(base.recipe, tuning.name, at, tuning.measured, tuning.at_once, utc_now())
+        with files.usage_error(f"{path} can't be written"):
+            files.write(path, text, 0o644, durable=True, over=False)
+        print(f"written: {path}; sudo sparkd use {tuning.name}")
+    elif at.best is not None:
+        print(f"nothing was better than recipe {base.recipe.name} beyond the spread: no recipe is written")
+    climb.keep(None)
+    if at.best is None:
+        reason = f"recipe {base.recipe.name} as it is: {ladder.describe(tuning.measured[0])}"
+        raise NotReadyError(reason, "repair it first: sparkd smoke")

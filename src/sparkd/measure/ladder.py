@@ -1,0 +1,225 @@
+"""Which step `sparkd tune-recipe` takes next: one knob at a time, from the recipe's own value up, then down. Pure.
+
+All is computed again from what was measured, so a ladder continues where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from sparkd.lib.errors import UsageError
+from sparkd.lib.text import did_you_mean, sanitize
+from sparkd.measure.figures import DECODE, FIRST, Spread
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe
+from sparkd.vllm.args import JsonValue
+from sparkd.vllm.flag import parse_amount
+from sparkd.vllm.lint.predicates import DRAFTS, HIGHEST_SHARE
+
+Value: TypeAlias = int | float
+SHARE, LENGTH, BATCH, SEQUENCES, TOKENS = (
+    "gpu-memory-utilization",
+    "max-model-len",
+    "max-num-batched-tokens",
+    "max-num-seqs",
+    "speculative-tokens",
+)
+BOUNDS: Mapping[str, tuple[Value, Value]] = {
+    SHARE: (0.1, 0.95),
+    LENGTH: (256, 1 << 21),
+    BATCH: (64, 1 << 20),
+    SEQUENCES: (1, 1024),
+    TOKENS: (1, 16),
+}
+"""The knobs, and how far a person may go. A shorter context has no room for the prompts of the measurement."""
+ROOM = (SHARE, LENGTH)
+"""More of them is wanted as long as it costs no speed."""
+SHARE_STEP = 0.02
+SMALLEST_BATCH = 8192
+"""128K prompts were seen to suffer there already (Echo's report, the production profile)."""
+DRAFTS_CONFIG, DRAFTS_KEY = "speculative-config", "num_speculative_tokens"
+LEAST_SHARE = 0.03
+"""Of a rate: a smaller difference is none, however small the spread is."""
+_BOUNDS = re.compile(r"([a-z-]+)=([0-9][0-9.]{0,9}[kKmM]?)\.\.([0-9][0-9.]{0,9}[kKmM]?)", re.ASCII)
+
+
+class Knob(Struct, frozen=True):
+    name: str
+    low: Value
+    high: Value
+    start: Value | None
+    """What the recipe has; None where it leaves that to the engine."""
+
+
+class Measured(Struct, frozen=True):
+    knob: str
+    """Empty for the recipe as it is."""
+    value: Value
+    rate: Spread | None = None
+    """Output tokens per second of all requests together."""
+    first_token_seconds: float | None = None
+    kv_cache_tokens: int | None = None
+    fault: str = ""
+    """Why it is a bad step; empty for a good one."""
+
+
+class Position(Struct, frozen=True):
+    step: tuple[str, Value] | None
+    """To measure next, with its knob; None: all is measured."""
+    values: Mapping[str, Value]
+    """The best of the knobs so far, that of `step` included."""
+    best: Measured | None
+
+
+def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Position:
+    found = {(one.knob, one.value): one for one in measured}
+    best = found.get(("", 0))
+    if best is None or best.fault:
+        return Position(("", 0) if best is None else None, {}, None)
+    values: dict[str, Value] = {}
+    fastest = best
+    for knob in knobs:
+        for upward, rungs in ((True, rungs_up(knob)), (False, rungs_down(knob))):
+            for value in () if knob.name in values and not upward else rungs:
+                one = found.get((knob.name, value))
+                if one is None:
+                    return Position((knob.name, value), {**values, knob.name: value}, best)
+                if one.fault or is_faster(fastest.rate, one.rate):
+                    break
+                faster = is_faster(one.rate, fastest.rate)
+                if faster or (upward and knob.name in ROOM):
+                    best, values = one, {**values, knob.name: value}
+                fastest = one if faster else fastest
+    return Position(None, values, best)
+
+
+def is_faster(one: Spread | None, other: Spread | None) -> bool:
+    """Beyond the spread of both."""
+    if one is None or other is None:
+        return False
+    return one.low > other.high and one.median > other.median * (1 + LEAST_SHARE)
+
+
+def most_steps(knobs: Iterable[Knob]) -> int:
+    """The recipe as it is included."""
+    return 1 + sum(len([*rungs_up(one), *rungs_down(one)]) for one in knobs)
+
+
+def rungs_up(knob: Knob) -> Iterator[Value]:
+    """Above the recipe's value: a count doubles. The bounds themselves are rungs."""
+    start = knob.start
+    value = knob.low if start is None or start < knob.low else _beside(knob.name, start, up=True)
+    while value < knob.high:
+        yield value
+        value = _beside(knob.name, value, up=True)
+    if start is None or start < knob.high:
+        yield knob.high
+
+
+def rungs_down(knob: Knob) -> Iterator[Value]:
+    """Below the recipe's value; none where it has none."""
+    if knob.start is None or knob.start <= knob.low:
+        return
+    value = knob.high if knob.start > knob.high else _beside(knob.name, knob.start, up=False)
+    while value > knob.low:
+        yield value
+        value = _beside(knob.name, value, up=False)
+    yield knob.low
+
+
+def _beside(name: str, value: Value, *, up: bool) -> Value:
+    if name == SHARE:
+        return round(value + (SHARE_STEP if up else -SHARE_STEP), 4)
+    if name == TOKENS:
+        return value + (1 if up else -1)
+    return value * 2 if up else int(value // 2)
+
+
+def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
+    """Of NAME=LOW..HIGH. Raises UsageError."""
+    found: dict[str, Knob] = {}
+    for text in texts:
+        shown, parts = sanitize(text, 60), _BOUNDS.fullmatch(text)
+        name = parts[1] if parts else text.partition("=")[0]
+        if name not in BOUNDS:
+            raise UsageError(f"--knob {shown}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
+        least, most = BOUNDS[name]
+        low, high = (_number(name, part) for part in parts.groups()[1:]) if parts else (None, None)
+        if low is None or high is None or not least <= low <= high <= most or name in found:
+            raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {least} to {most}")
+        if name == TOKENS and not isinstance(recipe.args.get(DRAFTS_CONFIG), dict):
+            raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
+        found[name] = Knob(name, low, high, _own_value(recipe, name))
+    if not found:
+        raise UsageError("no knob is given", "such as --knob max-num-seqs=4..16")
+    return tuple(found.values())
+
+
+def _number(name: str, text: str) -> Value | None:
+    if name != SHARE:
+        return parse_amount(text)
+    return float(text) if re.fullmatch(r"[01](\.[0-9]{1,4})?", text, re.ASCII) else None
+
+
+def _own_value(recipe: Recipe, name: str) -> Value | None:
+    config = recipe.args.get(DRAFTS_CONFIG)
+    drafts = config.get(DRAFTS_KEY) if isinstance(config, dict) else None
+    value = drafts if name == TOKENS else recipe.args.get(name)
+    return None if value is None else _number(name, str(value))
+
+
+def apply(recipe: Recipe, name: str, values: Mapping[str, Value]) -> Recipe:
+    """The recipe of a step, called `name`."""
+    changed = {flag: value for flag, value in values.items() if flag != TOKENS}
+    config = recipe.args.get(DRAFTS_CONFIG)
+    table = (
+        {DRAFTS_CONFIG: {**config, DRAFTS_KEY: values[TOKENS]}} if TOKENS in values and isinstance(config, dict) else {}
+    )
+    return recipe.model_copy(update={"name": name, "args": {**recipe.args, **changed, **table}})
+
+
+def warnings(knobs: Iterable[Knob], recipe: Recipe) -> Iterator[str]:
+    """What reports warn of, for the rungs that reach it."""
+    config = recipe.args.get(DRAFTS_CONFIG)
+    method = config.get("method") if isinstance(config, dict) else None
+    drafts = DRAFTS.get(str(method), DRAFTS["deepseek_mtp"])
+    for knob in knobs:
+        rungs = [*rungs_up(knob), *rungs_down(knob)]
+        if knob.name == BATCH and (below := [one for one in rungs if one < SMALLEST_BATCH]):
+            yield f"{BATCH} {min(below)}: long prompts were seen to suffer at {SMALLEST_BATCH} already"
+        if knob.name == TOKENS and (above := [one for one in rungs if one > drafts]):
+            yield f"{TOKENS} {max(above)}: more than {drafts} was measured to cost more than it gives"
+        if knob.name == SHARE and (above := [one for one in rungs if one > HIGHEST_SHARE]):
+            yield f"{SHARE} {max(above)}: at most {HIGHEST_SHARE} was seen to work"
+
+
+def name_step(knob: str, value: Value) -> str:
+    return f"{knob} {value}" if knob else "the recipe as it is"
+
+
+def describe(one: Measured) -> str:
+    if one.fault or one.rate is None:
+        return f"bad: {one.fault or 'no figure'}"
+    return f"{one.rate.median:.1f} tokens/s ({one.rate.low:.1f} to {one.rate.high:.1f})"
+
+
+def render(base: Recipe, name: str, at: Position, measured: Iterable[Measured], at_once: int, made: str) -> str:
+    """The recipe as YAML, with every step as a comment. `made`: UTC, ISO 8601."""
+    best, changed = at.best or Measured("", 0), apply(base, name, at.values).args
+    expect: dict[str, JsonValue] = {KV_CACHE_TOKENS: best.kv_cache_tokens} if best.kv_cache_tokens else {}
+    if best.rate:
+        expect[DECODE] = {str(at_once): round(best.rate.median, 1)}
+    if best.first_token_seconds is not None:
+        expect[FIRST] = {str(at_once): round(best.first_token_seconds, 3)}
+    lines = [f"# Measured by `sparkd tune-recipe` until {made}, under {at_once} requests at once:"]
+    lines += [f"#   {name_step(one.knob, one.value)}: {describe(one)}" for one in measured]
+    lines += ["schema: 1", f"name: {name}", f"description: {base.name}, with what measured best on this machine"]
+    lines += [f"source: sparkd tune-recipe, {made[:10]}", f"extends: {base.name}"]
+    args = {flag: value for flag, value in changed.items() if base.args.get(flag) != value}
+    for section, values in (("args", args), ("expect", expect)):
+        lines += [f"{section}:", *(f"  {key}: {json.dumps(value)}" for key, value in values.items())]
+    return "\n".join(lines) + "\n"

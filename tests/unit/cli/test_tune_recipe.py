@@ -1,0 +1,179 @@
+"""`sparkd tune-recipe` before its first step: what it refuses, what it says; and what shortage of memory is."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from tests.tree import Tree
+from tests.unit.commands import sparkd
+from tests.unit.known_good_entries import RECIPE, SETTINGS
+from tests.unit.plans import configured
+
+from sparkd.cli import climb, tune_recipe
+from sparkd.cli.climb import FILE, Climb, Tuning
+from sparkd.cli.use import load_chosen
+from sparkd.cluster import membership
+from sparkd.host import Host
+from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.measure.figures import DECODE, Spread
+from sparkd.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
+from sparkd.measure.soak import Look
+from sparkd.state import launch_history, switch
+from sparkd.state.launch_history import LaunchHistory, Load
+from sparkd.state.switch import Chosen, Stage, Switch
+
+GIB = 1 << 30
+CONFIG = configured(engine={"recipe": "mine"})
+KNOBS = (Knob(SEQUENCES, 4, 16, 4), Knob(LENGTH, 512, 1024, 1024))
+BASE = Chosen(RECIPE.model_copy(update={"name": "mine"}), SETTINGS.engine)
+TUNING = Tuning("mine-tuned", "f", KNOBS, 16)
+MINE = "schema: 1\nname: mine\nmodel: {path: m}\nimage: {ref: 'i:1'}\nnodes: {max: 1}\n"
+
+
+def test_what_was_measured_is_read_back_as_it_was_written() -> None:
+    measured = (Measured("", 0, Spread(1.5, 1, 2), 0.1, 4096), Measured("gpu-memory-utilization", 0.82, fault="x"))
+    tuning = Tuning("a", "f", (Knob("gpu-memory-utilization", 0.8, 0.9, None),), 4, measured, (SEQUENCES, 8), 1)
+    assert FILE.decode(FILE.encode(tuning).encode()) == tuning
+
+
+@pytest.mark.parametrize("words", [(), ("x", "--knob"), ("nowhere", "--knob", "max-num-seqs=1..2"), ("tiny-cpu",)])
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...]) -> None:
+    assert sparkd("tune-recipe", *words).returncode in (2, 78)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "words"),
+    [
+        ("mine", "mine-tuned", ""),
+        ("mine", "mine", "there is a recipe mine already"),
+        ("mine", "../x", "small letters"),
+        ("mine", "a\nb", "small letters"),
+        ("/etc/sparkd/recipes/mine.yaml", "up", "needs a name"),
+    ],
+)
+def test_names(tree: Tree, base: str, name: str, words: str) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    if not words:
+        tune_recipe.refuse_name(base, name, Host(tree.root))
+        return
+    with pytest.raises(UsageError, match=words):
+        tune_recipe.refuse_name(base, name, Host(tree.root))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expect", "load"),
+    [
+        (KNOBS, {}, 16),
+        (KNOBS[1:], {}, 4),
+        (KNOBS[1:], {DECODE: {"1": 3, "8": 9}}, 8),
+        ((Knob(SEQUENCES, 1, 900, 1),), {}, 256),
+    ],
+)
+def test_the_load_is_the_same_in_all_steps(knobs: tuple[Knob, ...], expect: dict[str, object], load: int) -> None:
+    base = Chosen(RECIPE.model_copy(update={"expect": expect}), SETTINGS.engine)
+    assert tune_recipe.choose_load(knobs, base) == load
+
+
+@pytest.mark.parametrize(
+    ("yes", "despite", "begins"), [(False, False, False), (True, False, False), (True, True, True)]
+)
+def test_a_warning_needs_a_word_of_a_person(
+    yes: bool, despite: bool, begins: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = argparse.Namespace(yes=yes, despite_warnings=despite)
+    if begins:
+        tune_recipe.confirm(args, ["slow"])
+    else:
+        with pytest.raises(UsageError):
+            tune_recipe.confirm(args, ["slow"])
+    assert "warning: slow" in capsys.readouterr().out
+    if yes:
+        tune_recipe.confirm(args, [])
+
+
+def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    host = Host(tree.root)
+    lines = [*tune_recipe.announce(TUNING, BASE, CONFIG, host)]
+    assert lines[:3] == [
+        "recipe mine under 16 requests at once, at most 4 steps:",
+        "  max-num-seqs 4: up 8 16; down none",
+        "  max-model-len 1024: up none; down 512",
+    ]
+    assert "whose time is not known" in lines[3]
+    history = LaunchHistory(loads=(Load("other", 510),))
+    tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
+    half = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0), Measured(SEQUENCES, 8)))
+    lines = [*tune_recipe.announce(half, BASE, CONFIG, host)]
+    assert lines[0].endswith("at most 2 steps more, 2 are measured:")
+    assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
+
+
+def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:
+    found = Switch(membership.fingerprint_config(CONFIG, Host(tree.root)), stage, to, back, 0, 60, "1")
+    tree.file(switch.FILE.path, switch.FILE.encode(found))
+    return found
+
+
+@pytest.mark.parametrize("engine", [{"args": {"max-num-seqs": 4}}, {"script": "/srv/own.sh"}])
+def test_a_knob_without_effect_is_refused_before_its_step(tree: Tree, engine: dict[str, object]) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    host, config = Host(tree.root), configured(engine={"recipe": "mine", **engine})
+    measured = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0, Spread(9, 8, 10)),))
+    climb = Climb(measured, load_chosen("mine", 0, config, host), config, host)
+    with pytest.raises(UsageError, match="max-num-seqs changes nothing"):
+        climb.run()
+    kept = FILE.read(host.files)
+    assert kept is not None
+    assert (kept.measured, kept.tried, in_file(tree)) == (measured.measured, None, None)
+
+
+def step(name: str, until: str = "") -> Chosen:
+    return Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine, until=until)
+
+
+def in_file(tree: Tree) -> Switch | None:
+    return switch.FILE.read(Host(tree.root).files)
+
+
+LATER = "2999-01-01T00:00:00+00:00"
+
+
+@pytest.mark.parametrize("stage", [Stage.DRAINING, Stage.TRYING, Stage.IN_FORCE])
+def test_a_step_of_a_killed_command_is_left_too_in_the_end(tree: Tree, stage: Stage) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    put(tree, stage, step("mine-tuned", LATER), step("before"))
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root)):
+        pass
+    found = in_file(tree)
+    assert found is not None
+    assert (found.stage, found.before) == (Stage.RETURNING, step("before"))
+
+
+@pytest.mark.parametrize("to", [step("other"), step("other", LATER), step("mine-tuned")])
+def test_what_a_person_chose_is_not_left(tree: Tree, to: Chosen) -> None:
+    """A plan of the ladder's own name without an end is a person's, too."""
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    before = put(tree, Stage.IN_FORCE, to)
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root)):
+        pass
+    assert in_file(tree) == before
+    put(tree, Stage.TRYING, to)
+    with pytest.raises(BlockedError, match="on the way to recipe"):
+        Climb(TUNING, BASE, CONFIG, Host(tree.root))
+
+
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        ({"a": 3 * GIB, "b": 2 * GIB}, ""),
+        ({"a": 3 * GIB, "b": GIB}, "1.0 GiB of memory left on b, 1.5 GiB needed"),
+        ({"a": 3 * GIB, "b": None}, "the memory of b is not known"),
+        (None, "the memory of this node is not known"),
+    ],
+)
+def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int | None] | None, words: str) -> None:
+    seen = None if free is None else Look(free, 0, 0, None, None)
+    assert climb.find_shortage(seen, GIB // 2).startswith(words)
+    assert bool(climb.find_shortage(seen, GIB // 2)) == bool(words)

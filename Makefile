@@ -36,8 +36,9 @@ test: venv  ## all that CI runs (as root)
 integration: venv  ## this machine's kernel, real docker
 	$(PYTEST) tests/integration
 
-packaging: venv  ## the .deb: content, reproducible build; the page in a browser
+packaging: venv  ## the .deb: content, reproducible build; the page in a browser, /metrics in Prometheus
 	packaging/tools.sh chromium
+	packaging/unpack.sh prometheus
 	$(PYTEST) tests/packaging
 
 booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, and some faults of each kind

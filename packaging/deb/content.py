@@ -42,6 +42,8 @@ def _shared(tree: Tree, source: Source) -> None:
     for name, folder in DATA.items():
         for file in sorted((source.root / folder).iterdir()):
             tree.add(f"usr/share/sparkd/{name}/{file.name}", file.read_bytes())
+    for file in sorted((source.root / "config/grafana").iterdir()):
+        tree.add(f"usr/share/sparkd/grafana/{file.name}", file.read_bytes())
     # The program finds its data where a checkout and a wheel have it; people find it in /usr/share.
     tree.link("usr/lib/sparkd/app/sparkd/data", "../../../../share/sparkd")
 

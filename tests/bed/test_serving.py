@@ -467,7 +467,15 @@ def test_the_page_is_read_from_another_machine_by_the_token_alone(spark: SparkdN
         assert spark.node.http(29511, headers=bearer).status == 401
         assert "chmod 600 /etc/sparkd/observe.token" in spark.journal_since(cursor)
         spark.node.run("chmod", "600", "/etc/sparkd/observe.token")
-        assert spark.node.http(29511, "/metrics", headers=bearer).status == 200
+        metrics = spark.node.http(29511, "/metrics", headers=bearer).body
+        assert 'sparkd_memory_guard{state="watching"} 1.0' in metrics
+        for name in (
+            "memory_floor_bytes",
+            "probe_seconds",
+            "canaries_total",
+            'phase_time_seconds_total{phase="loading"}',
+        ):
+            assert f"\nsparkd_{name} " in metrics
         assert TOKEN not in spark.node.journal(HEAD)
     finally:
         spark.stop()

@@ -198,3 +198,10 @@ def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
     subprocess.run([*systemctl, "preset-all", "--preset-mode=enable-only"], capture_output=True, check=True)
     enabled = subprocess.run([*systemctl, "is-enabled", *UNITS], capture_output=True, text=True, check=False)
     assert enabled.stdout.split() == ["disabled", "disabled", "static", "static", "static"], enabled.stderr
+
+
+def test_alerts_and_dashboard_are_where_the_readme_has_them(unpacked: Path) -> None:
+    for name in ("alerts.yaml", "sparkd.json"):
+        assert (unpacked / f"usr/share/sparkd/grafana/{name}").read_bytes() == (
+            CHECKOUT / "config/grafana" / name
+        ).read_bytes()

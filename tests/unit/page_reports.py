@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sparkd.status.model import (
     EngineReport,
     FindingReport,
     GpuReport,
+    HealthReport,
     MemoryReport,
     NodeReport,
     PeerStatus,
@@ -75,7 +77,7 @@ def node(rank: int, phase: Phase, seconds: float, **changes: object) -> NodeRepo
         plan_digest="3f9c1d20a7be" + "0" * 52,
         transport="rdma",
         versions=VERSIONS,
-        memory=MemoryReport(round(119.7 * GIB), round((22.4 + rank) * GIB), USED),
+        memory=MemoryReport(round(119.7 * GIB), round((22.4 + rank) * GIB), USED, 512 << 20, "watching"),
         gpu=GpuReport("NVIDIA GB10", 2410 + 8 * rank, 61 - rank, 66 + rank, 94 - rank),
     )
     return replace(first, **changes)
@@ -90,6 +92,9 @@ def serving() -> NodeReport:
         message="deepseek-v4-flash on port 8000",
         engine=EngineReport(container_id="c" * 64, kv_cache_tokens=524288),
         activity=activity,
+        health=HealthReport(0.0, 0.412, time.time() - 40, 8, 1),
+        smoke_passed=True,
+        phase_seconds={"preflight": 6.5, "loading": 431.0},
         findings=(FindingReport("page-cache", "warn", "4 GiB of page cache", ""),),
         restarts=(RestartReport("peer-lost", 1, ago(7 * 3600), "node spark2 (10.0.0.2) was lost: silent for 20 s"),),
         last_cause="node spark2 (10.0.0.2) was lost: silent for 20 s (exit 14)",
@@ -164,7 +169,10 @@ def hostile() -> NodeReport:
         versions={EVIL: EVIL},
         findings=(FindingReport(EVIL, EVIL, EVIL, EVIL), FindingReport(EVIL, "block", EVIL * 20, "x" * 900)),
         engine=EngineReport(EVIL, EVIL, EVIL, float("nan"), -1e300, 1 << 62, -1, EVIL, float("inf"), EVIL),
-        memory=MemoryReport(0, -5, (-(1 << 60), 1 << 60, 0) * 40),
+        memory=MemoryReport(0, -5, (-(1 << 60), 1 << 60, 0) * 40, -1, EVIL, -(1 << 60)),
+        health=HealthReport(float("nan"), float("inf"), -1e300, -1, 1 << 62),
+        phase_seconds={EVIL: float("inf"), "degraded": -1.0},
+        cause=EVIL,
         activity=ActivityReport(-1, 1 << 62, float("nan"), float("inf"), -4.0, 9e99, float("nan")),
         gpu=GpuReport(EVIL, -1, 1 << 62, -300, 1 << 60),
         restarts=(RestartReport(EVIL, 1 << 62, EVIL, EVIL),),

@@ -59,6 +59,10 @@ class State(Struct):
     backed_off: bool = False
     """This process has waited out the backoff of the plan's failures."""
     proven: bool = False
+    guard: Callable[[], str] = str
+    """The memory guard's state, of GUARD_STATES; empty without an engine."""
+    released_bytes: int = 0
+    """Of page cache. Only its own thread writes it."""
     switch: Switch | None = None
     """What this process was started with, and what it has become."""
     switch_seen: object = None
@@ -137,7 +141,13 @@ class Deps(Base, frozen=True, kw_only=True):
             info = self.host.meminfo()
         except (OSError, ValueError):
             return None
-        return MemoryReport(info.total_bytes, info.available_bytes)
+        return MemoryReport(
+            info.total_bytes,
+            info.available_bytes,
+            floor_bytes=self.settings.memory.floor_mib << 20 or None,
+            guard=self.state.guard(),
+            released_bytes=self.state.released_bytes,
+        )
 
     def sample_memory(self) -> None:
         """For the last minutes in the report, in whatever phase."""

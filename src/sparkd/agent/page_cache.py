@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 from sparkd.actions.page_cache import ReadaheadChange
@@ -10,6 +11,7 @@ from sparkd.agent.deps import Deps
 from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import Running
+from sparkd.host.shm import File
 from sparkd.lib.text import GIB
 
 DISK_SECONDS = 10.0
@@ -54,6 +56,12 @@ def release_page_cache(agent: Deps, running: Running) -> None:
     wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
     if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
         return
+
+    def drop(shard: File, still: Callable[[], bool]) -> int:
+        dropped = agent.actions.drop_file_cache(shard, still)
+        agent.state.released_bytes += dropped
+        return dropped
+
     work = PageCacheRelease(
         host=agent.host,
         model_path=agent.plan.model_path,
@@ -62,7 +70,7 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         progress=lambda: running.log.progress,
         # Once docker has gone away, the log may not show that the weights are loaded.
         over=lambda: running.ready or running.log.broken_off_at is not None,
-        drop=agent.actions.drop_file_cache if release else None,
+        drop=drop if release else None,
         loaded=partial(restore_readahead, agent),
         contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,

@@ -131,7 +131,7 @@ def serve(agent: Deps, running: Running) -> NoReturn:
 
     def on_check(trouble: str, counters: Counters | None) -> None:
         activity = meter.advance(time.monotonic(), counters)
-        agent.reporter.update(activity=activity)
+        agent.reporter.update(activity=activity, health=monitor.figures)
         note_activity(agent, activity)
         degraded = trouble or agent.monitor.trouble
         agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))

@@ -29,6 +29,7 @@ def try_out(agent: Deps, running: Running) -> None:
             raise engine_ended(agent, running)
     faults = testing.result()
     keep_smoke(agent, faults)
+    agent.reporter.update(smoke_passed=not faults)
     if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", "see the weights and the image")
     switching.put_in_force(agent)
@@ -50,6 +51,7 @@ def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
         reported = True
         faults = testing.result()
         keep_smoke(agent, faults)
+        agent.reporter.update(smoke_passed=not faults)
         if not faults:
             agent.events.info("engine.smoke.passed")
             return

@@ -239,8 +239,10 @@ def guard_memory(agent: Deps, rank: Rank) -> MemoryGuard | None:
     """
     floor_mib = agent.settings.memory.floor_mib
     if not floor_mib:
+        agent.state.guard = lambda: "off"
         return None
     guard = MemoryGuard(floor_mib << 20, rank.pidfd, agent.events, agent.loop.wake)
     agent.loop.add_check(guard.raise_if_killed)
+    agent.state.guard = lambda: guard.state
     guard.start()
     return guard

@@ -28,12 +28,12 @@ from sparkd.cluster.auth import (
 )
 from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
 from sparkd.lib.text import sanitize
+from sparkd.status.bounds import bounded
 from sparkd.status.model import (
     PEER_LIMIT_BYTES,
     Contact,
     NodeReport,
     PeerStatus,
-    bounded,
     fit,
     parse,
     utc_now,

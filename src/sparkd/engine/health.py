@@ -22,6 +22,7 @@ from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineEndedError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.main_loop import MainLoop
+from sparkd.status.model import HealthReport
 from sparkd.vllm.api import Completion, Counters, Endpoint
 
 DEAD_STATUS = 503
@@ -185,9 +186,12 @@ class HealthMonitor(Struct):
     """Requests to the API."""
     computes: Callable[[], bool] = bool
     """Whether the GPU is known to be at work."""
+    figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Future[tuple[int | None, Counters | None]] | None = None
-    _canary: Future[Completion] | None = None
+    _probe_sent_at: float = 0.0
+    _canary: Future[tuple[Completion, float]] | None = None
+    """The answer, and its seconds."""
     _probe_at: float = 0.0
 
     def run(self, pidfd: int) -> Failure | None:
@@ -195,7 +199,7 @@ class HealthMonitor(Struct):
         while True:
             now = time.monotonic()
             if self._probing is None and now >= self._probe_at:
-                self._probing = self.loop.submit(self._probe())
+                self._probing, self._probe_sent_at = self.loop.submit(self._probe()), now
             if self._probing is not None and self._probing.done():
                 decision = self._decide(now, *self._probing.result())
                 if not isinstance(decision, Continue):
@@ -219,9 +223,11 @@ class HealthMonitor(Struct):
 
     def _decide(self, now: float, health: int | None, counters: Counters | None) -> Continue | Failure:
         self._probing = None
+        self.figures = replace(self.figures, probe_seconds=round(now - self._probe_sent_at, 1))
         canary = None
         if self._canary is not None and self._canary.done():
-            canary, self._canary = self._canary.result(), None
+            (canary, seconds), self._canary = self._canary.result(), None
+            self._note_canary(canary, seconds)
         seen = Observation(now, health, counters, canary, self.unanswered(), self._state.troubled and self.computes())
         decision = decide(self._state, seen, self.limits)
         if isinstance(decision, Continue):
@@ -232,8 +238,19 @@ class HealthMonitor(Struct):
             self.on_check(decision.degraded, counters)
         return decision
 
-    async def _request_canary(self) -> Completion:
+    def _note_canary(self, canary: Completion, seconds: float) -> None:
+        self.figures = replace(
+            self.figures,
+            canary_seconds=round(seconds, 3),
+            canary_at=round(time.time()),
+            canaries=self.figures.canaries + 1,
+            canaries_failed=self.figures.canaries_failed + (not canary.token),
+        )
+
+    async def _request_canary(self) -> tuple[Completion, float]:
+        began = time.monotonic()
         try:
-            return await self.endpoint.complete(self.completion_seconds)
+            answer = await self.endpoint.complete(self.completion_seconds)
         except HttpError as error:
-            return Completion(token=False, said=str(error))
+            answer = Completion(token=False, said=str(error))
+        return answer, time.monotonic() - began

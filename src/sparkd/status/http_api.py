@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from sparkd.lib.http_connection import Handler, Request, Response
 from sparkd.lib.text import sanitize
 from sparkd.status.access import CHALLENGE
+from sparkd.status.bounds import TEXT_LIMIT
 from sparkd.status.model import (
     IN_SERVICE,
-    TEXT_LIMIT,
     NodeReport,
     Phase,
     load_seconds_left,

@@ -7,16 +7,20 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from functools import cache
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from sparkd.lib.errors import Cause
-from sparkd.status.model import Contact, NodeReport, Phase, seconds_since
+from sparkd.status.bounds import ITEMS_LIMIT
+from sparkd.status.model import GUARD_STATES, Contact, HealthReport, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
+PHASES, CONTACTS = ([one.value for one in each] for each in (Phase, Contact))
+CAUSES = frozenset(map(str, Cause))
 OTHER = "other"
 """Instead of a label's value that this version does not know: a label takes no values from outside."""
 DAY_SECONDS = 24 * 3600
@@ -26,11 +30,11 @@ Samples = Iterable[tuple[Mapping[str, str], float | None]]
 def render_metrics(report: NodeReport, now: datetime) -> tuple[str, str]:
     """A page in text format 0.0.4, without unknown values, and its content type."""
 
-    class Gauges(Collector):
+    class Families(Collector):
         def collect(self) -> Iterator[Metric]:
             return (family for family in families(report, now) if family.samples)
 
-    return generate_latest(Gauges()).decode(), CONTENT_TYPE_PLAIN_0_0_4
+    return generate_latest(Families()).decode(), CONTENT_TYPE_PLAIN_0_0_4
 
 
 def families(report: NodeReport, now: datetime) -> Iterator[Metric]:
@@ -38,24 +42,42 @@ def families(report: NodeReport, now: datetime) -> Iterator[Metric]:
     names = {"version": report.version, "node": report.node, "role": report.role, "rank": str(report.rank)}
     info = {**names, "address": report.address, "plan_digest": report.plan_digest}
     yield _gauge("info", "What runs on this node; always 1.", [(info, 1)])
-    yield from _node(report, now)
+    yield _value("start_time_seconds", "Start of the agent, since 1970.", _started_at(report.start_time))
+    yield from _phases(report, now)
+    yield from _memory(report)
     yield from _engine(report)
+    yield from _health(report)
     yield from _gpu(report)
-    yield _gauge("phase", "1 for the phase that the node is in.", _states("phase", Phase, report.phase, {}))
-    found = Counter((one.id, one.level if one.level in LEVELS else OTHER) for one in report.findings)
+    found = Counter((one.id, one.level if one.level in LEVELS else OTHER) for one in report.findings[:ITEMS_LIMIT])
     findings = (({"id": id_, "level": level}, count) for (id_, level), count in found.items())
     yield _gauge("findings", "Findings of preflight and of the watch since then, by id and level.", findings)
     yield _gauge("restarts_last_day", "Ends that nobody requested, in the day before this agent.", _ends(report, now))
     yield from _peers(report)
 
 
-def _node(report: NodeReport, now: datetime) -> Iterator[Metric]:
+def _phases(report: NodeReport, now: datetime) -> Iterator[Metric]:
+    yield _gauge("phase", "1 for the phase that the node is in.", _states("phase", PHASES, report.phase.value))
+    passed = seconds_since(report.since, now)
+    yield _value("phase_seconds", "Time in this phase.", passed)
+    spent = {**report.phase_seconds, report.phase.value: report.phase_seconds.get(report.phase.value, 0)}
+    spent[report.phase.value] += passed or 0
+    times = (({"phase": phase}, max(0.0, seconds)) for phase, seconds in spent.items() if phase in PHASES)
+    yield _counter("phase_time_seconds", "Time in each phase, of this agent.", times)
+    ended = [({"cause": _cause(report.cause)}, 1)] if report.cause else []
+    yield _gauge("failed", "1 for the cause of the end that the agent is about to come to.", ended)
+
+
+def _memory(report: NodeReport) -> Iterator[Metric]:
     memory = report.memory
-    yield _value("start_time_seconds", "Start of the agent, since 1970.", _started_at(report))
-    yield _value("phase_seconds", "Time in this phase.", seconds_since(report.since, now))
-    yield _value("memory_total_bytes", "Memory of the node.", memory.total_bytes if memory else None)
     documentation = "Memory that could be had without swapping."
+    yield _value("memory_total_bytes", "Memory of the node.", memory.total_bytes if memory else None)
     yield _value("memory_available_bytes", documentation, memory.available_bytes if memory else None)
+    documentation = "Available memory below which the engine is killed."
+    yield _value("memory_floor_bytes", documentation, memory.floor_bytes if memory else None)
+    guard = _states("state", GUARD_STATES, memory.guard) if memory and memory.guard in GUARD_STATES else ()
+    yield _gauge("memory_guard", "1 for the state of the memory guard, while there is an engine.", guard)
+    documentation = "Page cache of the model's files that this agent gave back."
+    yield _counter("page_cache_released_bytes", documentation, [({}, max(0, memory.released_bytes))] if memory else [])
 
 
 def _engine(report: NodeReport) -> Iterator[Metric]:
@@ -76,6 +98,23 @@ def _engine(report: NodeReport) -> Iterator[Metric]:
         yield _value(name, documentation, None if activity is None else getattr(activity, field))
 
 
+def _health(report: NodeReport) -> Iterator[Metric]:
+    smoke_passed, health = report.smoke_passed, report.health or HealthReport()
+    yield _value("smoke_passed", "Whether the answers of this launch made sense in its smoke test.", smoke_passed)
+    yield _value("probe_seconds", "Of the last look at the engine's health and counters.", health.probe_seconds)
+    yield _value(
+        "canary_seconds", "Of the last request of one token, sent while no request moves.", health.canary_seconds
+    )
+    yield _value(
+        "canary_timestamp_seconds", "When the last canary was answered or given up, since 1970.", health.canary_at
+    )
+    for name, documentation, count in (
+        ("canaries", "Requests of one token by this agent to the engine that serves.", health.canaries),
+        ("canary_failures", "Those that had no token.", health.canaries_failed),
+    ):
+        yield _counter(name, documentation, [({}, max(0, count))] if report.health else [])
+
+
 def _gpu(report: NodeReport) -> Iterator[Metric]:
     gpu = report.gpu
     clock_mhz, busy_percent = (gpu.clock_mhz, gpu.busy_percent) if gpu else (None, None)
@@ -92,32 +131,40 @@ def _ends(report: NodeReport, now: datetime) -> Samples:
     counts: Counter[str] = Counter()
     for one in report.restarts:
         if (age := seconds_since(one.last, now)) is not None and age < DAY_SECONDS:
-            counts[one.cause if one.cause in set(Cause) else OTHER] += one.count
+            counts[_cause(one.cause)] += one.count
     return (({"cause": cause}, count) for cause, count in counts.items())
 
 
 def _peers(report: NodeReport) -> Iterator[Metric]:
     peers = [(one, {"address": one.address, "rank": str(one.rank)}) for one in report.peers]
+    heard = [(one.report, labels) for one, labels in peers if one.report]
     up = ((labels, one.contact is Contact.ANSWERS) for one, labels in peers)
     yield _gauge("peer_up", "Whether the agent of another node answers.", up)
-    contacts = (sample for one, labels in peers for sample in _states("contact", Contact, one.contact, labels))
+    contacts = (sample for one, labels in peers for sample in _states("contact", CONTACTS, one.contact.value, labels))
     yield _gauge("peer_contact", "1 for the contact with another node.", contacts)
-    phases = (
-        sample for one, labels in peers if one.report for sample in _states("phase", Phase, one.report.phase, labels)
-    )
+    ahead = ((labels, one.clock_ahead_seconds) for one, labels in peers)
+    yield _gauge("peer_clock_ahead_seconds", "How far the clock of another node is ahead of this one's.", ahead)
+    phases = (sample for one, labels in heard for sample in _states("phase", PHASES, one.phase.value, labels))
     yield _gauge("peer_phase", "1 for the last known phase of another node.", phases)
+    ended = (({**labels, "cause": _cause(one.cause)}, 1) for one, labels in heard if one.cause)
+    yield _gauge("peer_failed", "1 for the cause of the end in the last report of another node.", ended)
 
 
-def _states(label: str, states: type[Phase | Contact], at: Phase | Contact, labels: Mapping[str, str]) -> Samples:
+def _states(label: str, states: Iterable[str], at: str, labels: Mapping[str, str] | None = None) -> Samples:
     """A state set, as a page of version 0.0.4 has one."""
-    return (({**labels, label: one.value}, one is at) for one in states)
+    return (({**(labels or {}), label: one}, one == at) for one in states)
 
 
-def _started_at(report: NodeReport) -> float | None:
-    """Of the agent, since 1970; None where the report does not say."""
-    if not report.start_time:
+def _cause(text: str) -> str:
+    return text if text in CAUSES else OTHER
+
+
+@cache
+def _started_at(ticks: int) -> float | None:
+    """Of the agent, since 1970; None where the report does not say. Once, for a clock that is set would change it."""
+    if not ticks:
         return None
-    since_boot = report.start_time / os.sysconf("SC_CLK_TCK")
+    since_boot = ticks / os.sysconf("SC_CLK_TCK")
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 1)
 
 
@@ -126,10 +173,18 @@ def _value(name: str, documentation: str, value: float | None) -> Metric:
 
 
 def _gauge(name: str, documentation: str, samples: Samples) -> Metric:
-    family = GaugeMetricFamily(f"sparkd_{name}", documentation)
+    return _fill(GaugeMetricFamily(f"sparkd_{name}", documentation), "", samples)
+
+
+def _counter(name: str, documentation: str, samples: Samples) -> Metric:
+    """The format adds `_total` to its name."""
+    return _fill(CounterMetricFamily(f"sparkd_{name}", documentation), "_total", samples)
+
+
+def _fill(family: Metric, suffix: str, samples: Samples) -> Metric:
     for labels, value in samples:
         if value is not None:
-            family.add_sample(family.name, {key: _clean(text) for key, text in labels.items()}, float(value))
+            family.add_sample(family.name + suffix, {key: _clean(text) for key, text in labels.items()}, float(value))
     return family
 
 

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import Enum
-from typing import TypeVar, cast
 
 from msgspec import Struct, convert, field
 from msgspec import json as fast_json
 from msgspec.structs import asdict, replace
 
-from sparkd.lib.text import parse_json, sanitize
+from sparkd.lib.text import parse_json
+from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 
 LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
 
-TEXT_LIMIT = 1000
-"""Characters of each text of another node; a cause that quotes an engine has a few hundred."""
-ITEMS_LIMIT = 100
-"""Of findings and versions; preflight has some thirty checks."""
-NUMBER_LIMIT = 1 << 63
 SHORTER = ((TEXT_LIMIT, ITEMS_LIMIT), (200, 30), (40, 4))
 """Limits of texts and items; the last ones make any report fit."""
 PEER_LIMIT_BYTES = LIMIT_BYTES // 16
 """Of another node's report: those of seven take less than half of this node's. A usual one has some 5 KB."""
-Value = TypeVar("Value", bound=Struct)
 
 
 class Phase(Enum):
@@ -46,6 +39,8 @@ class Phase(Enum):
     FAILED = "failed"
 
 
+GUARD_STATES = ("off", "starting", "watching", "unlocked", "failed")
+"""Of the memory guard. Unlocked: it works, but may be swapped out and late."""
 IN_SERVICE = (Phase.SERVING, Phase.DEGRADED)
 UNKNOWN_RANK = -1
 
@@ -80,6 +75,12 @@ class MemoryReport(Struct, frozen=True):
     available_bytes: int
     used_percent: tuple[int, ...] = ()
     """One for each ten seconds of the last ten minutes, newest last."""
+    floor_bytes: int | None = None
+    """Of available memory, below which the guard kills the engine; None: it never does."""
+    guard: str = ""
+    """One of GUARD_STATES; empty while there is no engine."""
+    released_bytes: int = 0
+    """Of page cache of the model's files, given back by this agent."""
 
 
 class ActivityReport(Struct, frozen=True):
@@ -94,6 +95,19 @@ class ActivityReport(Struct, frozen=True):
     """Of the prompts' tokens of the last ten minutes."""
     draft_acceptance: float | None = None
     """Of the speculated tokens of the last ten minutes."""
+
+
+class HealthReport(Struct, frozen=True):
+    """How a head's engine answers the agent itself."""
+
+    probe_seconds: float | None = None
+    """Of the last look at its health and counters, to a tenth, so that a report does not change for nothing."""
+    canary_seconds: float | None = None
+    """Of the last canary, with or without a token. There are none while requests move."""
+    canary_at: float | None = None
+    """When it ended, since 1970."""
+    canaries: int = 0
+    canaries_failed: int = 0
 
 
 class GpuReport(Struct, frozen=True):
@@ -194,6 +208,9 @@ class NodeReport(Struct, frozen=True):
     memory: MemoryReport | None = None
     activity: ActivityReport | None = None
     """None unless it serves and its engine has answered."""
+    health: HealthReport | None = None
+    smoke_passed: bool | None = None
+    """The test of this launch's answers; None where there was none."""
     gpu: GpuReport | None = None
     restarts: tuple[RestartReport, ...] = ()
     """As known when this agent began, the most recent cause last."""
@@ -201,6 +218,8 @@ class NodeReport(Struct, frozen=True):
     """Of the agent: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
     """Of the agent, in clock ticks since boot: a pid may be reused."""
+    phase_seconds: Mapping[str, float] = field(default_factory=dict)
+    """In each phase that this agent has left."""
     peers: tuple[PeerStatus, ...] = ()
     """The other nodes, in rank order."""
 
@@ -234,7 +253,7 @@ def format_duration(seconds: float | None) -> str:
 def without_figures(report: NodeReport) -> NodeReport:
     """Without those that change all the time, here and of the other nodes: nobody is woken for them."""
     peers = tuple(replace(one, report=one.report and without_figures(one.report)) for one in report.peers)
-    return replace(report, memory=None, activity=None, gpu=None, peers=peers)
+    return replace(report, memory=None, activity=None, health=None, gpu=None, peers=peers)
 
 
 def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
@@ -264,28 +283,6 @@ def _encode(report: NodeReport) -> str:
     with suppress(UnicodeEncodeError):
         return fast_json.format(fast_json.encode({"schema": REPORT_SCHEMA, **asdict(report)}), indent=1).decode() + "\n"
     return ""
-
-
-def bounded(value: Value, text_limit: int = TEXT_LIMIT, items_limit: int = ITEMS_LIMIT) -> Value:
-    """A report or a part of one, with texts on one line. Raises ValueError for a number without sense."""
-    return cast("Value", _bound(value, text_limit, items_limit))
-
-
-def _bound(value: object, text_limit: int, items_limit: int) -> object:
-    match value:
-        case str():
-            return sanitize(value, text_limit)
-        case int() | float() if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
-            raise ValueError("number out of range")
-        case tuple():
-            return tuple(_bound(one, text_limit, items_limit) for one in value[:items_limit])
-        case Mapping():
-            names = list(value)[:items_limit]
-            return {sanitize(name, text_limit): _bound(value[name], text_limit, items_limit) for name in names}
-        case Struct():
-            fields = {name: _bound(getattr(value, name), text_limit, items_limit) for name in value.__struct_fields__}
-            return replace(value, **fields)
-    return value
 
 
 def parse(text: str) -> NodeReport | None:

@@ -15,6 +15,7 @@ from sparkd.status.model import (
     EngineReport,
     FindingReport,
     GpuReport,
+    HealthReport,
     MemoryReport,
     NodeReport,
     PeerStatus,
@@ -54,6 +55,8 @@ class Changes(TypedDict, total=False):
     engine: EngineReport
     memory: MemoryReport | None
     activity: ActivityReport | None
+    health: HealthReport | None
+    smoke_passed: bool | None
     gpu: GpuReport | None
     epoch: str
     plan_digest: str
@@ -83,6 +86,7 @@ class Reporter:
         self._published_at = 0.0
         self._used_percent: tuple[int, ...] = ()
         self._sampled_at = float("-inf")
+        self._entered_at = clock()
 
     @property
     def sample_due(self) -> bool:
@@ -96,11 +100,17 @@ class Reporter:
         if changes.get("memory"):
             self._sample()
         if self.report.phase is not before.phase:
-            self.report = replace(self.report, since=utc_now())
+            self.report = replace(self.report, since=utc_now(), phase_seconds=self._leave(before.phase))
             if self.report.phase not in IN_SERVICE:
-                self.report = replace(self.report, activity=None, gpu=None)
+                self.report = replace(self.report, activity=None, health=None, gpu=None)
         if self._due() or _urgent(self.report) != _urgent(before):
             self.publish()
+
+    def _leave(self, phase: Phase) -> Mapping[str, float]:
+        entered_at, self._entered_at = self._entered_at, self._clock()
+        before = self.report.phase_seconds
+        seconds = before.get(phase.value, 0.0) + self._entered_at - entered_at
+        return {**before, phase.value: round(seconds, 1)}
 
     def _sample(self) -> None:
         memory = self.report.memory

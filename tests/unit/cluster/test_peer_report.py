@@ -11,11 +11,10 @@ from msgspec.structs import replace
 from tests.unit.nodes import report
 
 from sparkd.cluster.client import parse_peer_report
+from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
 from sparkd.status.model import (
-    ITEMS_LIMIT,
     LIMIT_BYTES,
     PEER_LIMIT_BYTES,
-    TEXT_LIMIT,
     Contact,
     EngineReport,
     FindingReport,

@@ -149,6 +149,7 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
     assert error.reason == "the engine is dead: /health answers 503"
     assert "a canary completion failed: HTTP 500 no" in problems
     assert requests.count("POST /v1/completions") == 1
+    assert (monitor.figures.canaries, monitor.figures.canaries_failed) == (1, 1)
 
 
 def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
@@ -180,10 +181,13 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
         thread.start()
         until(lambda: "POST /v1/completions" in requests)
         took = time.monotonic() - began
+        until(lambda: monitor.figures.canaries == 1)
         os.close(writing)  # as the pidfd of a process that ends
         thread.join()
     os.close(reading)
     assert set(read) == {parse_counters(metrics)}
+    assert monitor.figures.canaries_failed == 0
+    assert 0 < (monitor.figures.canary_seconds or 0) < 2 and monitor.figures.probe_seconds is not None
     assert DOUBT_SECONDS <= took - 0.5 < DOUBT_SECONDS + 2
     assert set(problems) == {""}
     assert requests.count("POST /v1/completions") == 1

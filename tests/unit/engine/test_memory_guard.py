@@ -279,6 +279,7 @@ def test_a_machine_whose_memory_cannot_be_read_is_logged_once_and_keeps_its_rank
         assert rank.process.poll() is None
         assert len(rank.events.lines) == 1
         assert "meminfo" in rank.events.lines[0]
+        assert rank.guard.state == "failed"
         meters(tree, 1)  # and is watched as soon as it can be
         assert rank.process.wait(10) == -signal.SIGKILL
 

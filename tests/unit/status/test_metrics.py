@@ -10,8 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit import page_reports
 
 from sparkd.lib.errors import Cause
+from sparkd.status.bounds import ITEMS_LIMIT
 from sparkd.status.metrics import OTHER, render_metrics
-from sparkd.status.model import NodeReport, RestartReport
+from sparkd.status.model import GUARD_STATES, FindingReport, NodeReport, Phase, RestartReport
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -35,6 +36,15 @@ def test_what_a_serving_head_does() -> None:
         ("gpu_busy_ratio", {}, 0.94),
         ("findings", {"id": "page-cache", "level": "warn"}, 1),
         ("restarts_last_day", {"cause": "peer-lost"}, 1),
+        ("memory_floor_bytes", {}, 512 << 20),
+        ("memory_guard", {"state": "watching"}, 1),
+        ("memory_guard", {"state": "failed"}, 0),
+        ("page_cache_released_bytes_total", {}, 0),
+        ("phase_time_seconds_total", {"phase": "loading"}, 431),
+        ("canary_seconds", {}, 0.412),
+        ("canaries_total", {}, 8),
+        ("canary_failures_total", {}, 1),
+        ("smoke_passed", {}, 1),
         ("peer_contact", {**peer, "contact": "answers"}, 1),
         ("peer_contact", {**peer, "contact": "silent"}, 0),
     ):
@@ -48,8 +58,31 @@ def test_labels_of_closed_sets_take_no_value_from_outside(name: str) -> None:
     found = values(report)
     labels = [dict(labels) for _, labels in found]
     assert {one["cause"] for one in labels if "cause" in one} <= {*map(str, Cause), OTHER}
+    assert {one["phase"] for one in labels if "phase" in one} <= {one.value for one in Phase}
+    assert {one["state"] for one in labels if "state" in one} <= set(GUARD_STATES)
     assert {one["level"] for one in labels if "level" in one} <= {"ok", "warn", "block", "unknown", "skipped", OTHER}
     assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER)})] == 3
+
+
+def test_the_present_phase_counts_into_the_time_of_its_name() -> None:
+    report = replace(page_reports.serving(), since=page_reports.ago(20), phase_seconds={"serving": 5.0})
+    found = values(report)["sparkd_phase_time_seconds_total", frozenset({("phase", "serving")})]
+    assert found == pytest.approx(25, abs=2)
+
+
+def test_the_cause_of_an_end_is_there_on_the_node_and_on_the_others() -> None:
+    report = replace(page_reports.serving(), phase=Phase.FAILED, cause="needs-person")
+    assert values(report)["sparkd_failed", frozenset({("cause", "needs-person")})] == 1
+    there = values(page_reports.pair(page_reports.serving(), replace(report, cause="from a later version")))
+    labels = {("address", "10.0.0.2"), ("rank", "1"), ("cause", OTHER)}
+    assert there["sparkd_peer_failed", frozenset(labels)] == 1
+    assert "sparkd_failed" not in {name for name, _ in there}
+
+
+def test_there_are_no_more_findings_than_a_report_of_another_node_may_have() -> None:
+    many = tuple(FindingReport(f"hook-{number}", "warn", "", "") for number in range(1000))
+    found = values(replace(page_reports.serving(), findings=many))
+    assert sum(name == "sparkd_findings" for name, _ in found) == ITEMS_LIMIT
 
 
 def test_an_end_is_forgotten_after_a_day() -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 from tests.unit.nodes import report, status
 
-from sparkd.status.model import ActivityReport, Contact, FindingReport, GpuReport, MemoryReport, Phase, parse
+from sparkd.status.model import (
+    ActivityReport,
+    Contact,
+    FindingReport,
+    GpuReport,
+    HealthReport,
+    MemoryReport,
+    Phase,
+    parse,
+)
 from sparkd.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
 
 PEER = status(said=report(1, phase=Phase.LOADING))
+HEALTH = HealthReport(0.1)
 BUSY = ActivityReport(1, 0, 0.0, 20.5, 0.1)
 TOTAL, FREE = 128 << 30, 60 << 30
 
@@ -50,6 +60,7 @@ def test_what_others_wait_for_is_published_at_once_progress_at_a_pace_and_noise_
         (Changes(memory=MemoryReport(TOTAL, FREE - NOISE_BYTES + 1)), False),
         (Changes(memory=None), True),
         (Changes(activity=BUSY), True),
+        (Changes(health=HEALTH), True),
         (Changes(gpu=GpuReport("GB10", 2400)), True),
         (Changes(peers=(status(said=report(1, phase=Phase.LOADING, activity=BUSY)),)), True),
     ],
@@ -95,12 +106,21 @@ def test_the_memory_of_the_last_ten_minutes_is_kept_a_sample_each_ten_seconds() 
     assert memory.used_percent == tuple(range(40, 100))
 
 
+def test_the_time_in_each_phase_that_was_left_adds_up() -> None:
+    now = [100.0]
+    made = Reporter(report(0, phase=Phase.PREFLIGHT), (), clock=lambda: now[0])
+    for phase, seconds in ((Phase.BLOCKED, 2), (Phase.BLOCKED, 3), (Phase.PREFLIGHT, 30), (Phase.LAUNCHING, 4)):
+        now[0] += seconds
+        made.update(phase=phase)
+    assert made.report.phase_seconds == {"preflight": 6.0, "blocked": 33.0}
+
+
 def test_who_leaves_service_has_no_activity() -> None:
-    made = Reporter(report(0, phase=Phase.SERVING, activity=BUSY, gpu=GpuReport("GB10")), ())
+    made = Reporter(report(0, phase=Phase.SERVING, activity=BUSY, health=HEALTH, gpu=GpuReport("GB10")), ())
     made.update(phase=Phase.DEGRADED)
-    assert (made.report.activity, made.report.gpu) == (BUSY, GpuReport("GB10"))
+    assert (made.report.activity, made.report.health, made.report.gpu) == (BUSY, HEALTH, GpuReport("GB10"))
     made.update(phase=Phase.STOPPING)
-    assert (made.report.activity, made.report.gpu) == (None, None)
+    assert (made.report.activity, made.report.health, made.report.gpu) == (None, None, None)
 
 
 def test_what_is_published_has_no_secret_in_any_of_its_texts_and_is_encoded_as_it_is() -> None:

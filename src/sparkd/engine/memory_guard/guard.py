@@ -40,6 +40,8 @@ class MemoryGuard:
         self._closing = threading.Event()
         self._over = threading.Event()
         self._reported: set[str] = set()
+        self.state = "starting"
+        """One of GUARD_STATES; empty after `close`. Any thread may read it."""
         self._account = ""
         """Of the kill, from the killer; empty where there was none."""
         self._thread = threading.Thread(target=self._run, name="memory-guard", daemon=True)
@@ -70,6 +72,7 @@ class MemoryGuard:
         """The killer ends when its input closes."""
         self._closing.set()
         self._close_input()
+        self.state = ""
         self._thread.join(RETRY_SECONDS)
 
     def _close_input(self) -> None:
@@ -120,14 +123,18 @@ class MemoryGuard:
         if word == KILLED:
             self._account = rest
         elif word == LOCKED:
+            self.state = "watching"
             self._events.info("memory_guard.watch.started", floor_mib=self._floor_bytes // MIB)
-        elif word == UNLOCKED and line not in self._reported:
-            self._reported.add(line)
-            hint = "the unit must allow CAP_IPC_LOCK; the guard works without it, but may be late"
-            self._events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
+        elif word == UNLOCKED:
+            self.state = "unlocked"
+            if line not in self._reported:
+                self._reported.add(line)
+                hint = "the unit must allow CAP_IPC_LOCK; the guard works without it, but may be late"
+                self._events.warning("memory_guard.lock.failed", reason=rest, hint=hint)
 
     def _report_failure(self, reason: str) -> None:
         """Once for each reason: the killer is restarted every second."""
+        self.state = "failed"
         if reason not in self._reported:
             self._reported.add(reason)
             self._events.error("memory_guard.watch.failed", reason=reason, hint="sparkd retries every second")

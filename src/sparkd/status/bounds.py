@@ -1,0 +1,41 @@
+"""The bounds of what another node may write into a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TypeVar, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.lib.text import sanitize
+
+TEXT_LIMIT = 1000
+"""Characters of each text of another node; a cause that quotes an engine has a few hundred."""
+ITEMS_LIMIT = 100
+"""Of findings and versions; preflight has some thirty checks."""
+NUMBER_LIMIT = 1 << 63
+Value = TypeVar("Value", bound=Struct)
+
+
+def bounded(value: Value, text_limit: int = TEXT_LIMIT, items_limit: int = ITEMS_LIMIT) -> Value:
+    """A report or a part of one, with texts on one line. Raises ValueError for a number without sense."""
+    return cast("Value", _bound(value, text_limit, items_limit))
+
+
+def _bound(value: object, text_limit: int, items_limit: int) -> object:
+    match value:
+        case str():
+            return sanitize(value, text_limit)
+        case int() | float() if abs(value) >= NUMBER_LIMIT or not math.isfinite(value):
+            raise ValueError("number out of range")
+        case tuple():
+            return tuple(_bound(one, text_limit, items_limit) for one in value[:items_limit])
+        case Mapping():
+            names = list(value)[:items_limit]
+            return {sanitize(name, text_limit): _bound(value[name], text_limit, items_limit) for name in names}
+        case Struct():
+            fields = {name: _bound(getattr(value, name), text_limit, items_limit) for name in value.__struct_fields__}
+            return replace(value, **fields)
+    return value

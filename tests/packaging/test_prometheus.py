@@ -1,0 +1,239 @@
+"""/metrics, the alert rules and the dashboard in real Prometheus, which scrapes the real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from ruamel.yaml import YAML
+from tests.packaging.prometheus import Prometheus, promtool
+from tests.unit import page_reports
+from tests.unit.nodes import network
+
+from sparkd.host.files import Files
+from sparkd.lib.http_server import HttpServer
+from sparkd.status.access import TokenFile
+from sparkd.status.http_api import make_handler
+from sparkd.status.metrics import render_metrics
+from sparkd.status.model import Contact, FindingReport, HealthReport, MemoryReport, NodeReport, Phase
+from sparkd.status.publisher import Published
+
+CHECKOUT = Path(__file__).parents[2]
+ALERTS, DASHBOARD = CHECKOUT / "config/grafana/alerts.yaml", CHECKOUT / "config/grafana/sparkd.json"
+RULES = {one["alert"]: one for one in YAML(typ="safe").load(ALERTS.read_text())["groups"][0]["rules"]}
+TOKEN = "0123456789abcdef" * 2
+GIB = 1 << 30
+PATIENCE_SECONDS = 30.0
+
+HEALTHY = page_reports.serving()
+WORKER = HEALTHY.peers[0].report
+assert WORKER is not None and HEALTHY.memory is not None and HEALTHY.activity is not None
+FAULTS = {
+    "person": replace(HEALTHY, phase=Phase.FAILED, cause="needs-person"),
+    "person-there": page_reports.pair(HEALTHY, replace(WORKER, phase=Phase.FAILED, cause="configuration")),
+    "slow-load": replace(page_reports.loading(), since=page_reports.ago(1100)),
+    "degraded": replace(HEALTHY, phase=Phase.DEGRADED),
+    "blocked": replace(HEALTHY, phase=Phase.BLOCKED, findings=(FindingReport("unified-memory", "block", "", ""),)),
+    "silent": page_reports.pair(HEALTHY, WORKER, Contact.SILENT),
+    "memory": replace(HEALTHY, memory=MemoryReport(119 * GIB, GIB, (), 512 << 20, "watching")),
+    "guard": replace(HEALTHY, memory=replace(HEALTHY.memory, guard="failed")),
+    "canary": replace(HEALTHY, health=HealthReport(0.0, 14.2, time.time(), 2, 0)),
+    "old-canary": replace(HEALTHY, health=HealthReport(0.0, 14.2, time.time() - 7200, 2, 0)),
+    "smoke": replace(HEALTHY, smoke_passed=False),
+    "kv": replace(HEALTHY, activity=replace(HEALTHY.activity, kv_cache_use=0.98, waiting=3)),
+    "gpu": replace(HEALTHY, findings=(FindingReport("gpu-clocks", "warn", "", ""),)),
+}
+CAUSED = {
+    "SparkdAgentGone": {"gone"},
+    "SparkdNeedsPerson": {"person", "person-there"},
+    "SparkdNotServing": {"person", "slow-load", "blocked"},
+    "SparkdLoadSlow": {"slow-load"},
+    "SparkdDegraded": {"degraded"},
+    "SparkdPreflightBlocks": {"blocked"},
+    "SparkdRestartLoop": {"restarts"},
+    "SparkdPeerSilent": {"silent"},
+    "SparkdMemoryNearFloor": {"memory"},
+    "SparkdMemoryGuardFailed": {"guard"},
+    "SparkdSlowCanary": {"canary"},
+    "SparkdSmokeFailed": {"smoke"},
+    "SparkdKvCacheFull": {"kv"},
+    "SparkdGpuSlow": {"gpu"},
+}
+
+
+def expressions() -> list[str]:
+    """Of the dashboard, for all nodes."""
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    found = [target["expr"] for panel in panels for target in panel["targets"]]
+    return [one.replace("$instance", ".*").replace("$__rate_interval", "1m") for one in found]
+
+
+def scrape_config() -> dict[str, Any]:
+    """As the README has it."""
+    section = (CHECKOUT / "README.md").read_text().partition("\n## Metrics\n")[2]
+    found = re.search(r"```yaml\n(.*?)```", section, re.DOTALL)
+    assert found
+    config: dict[str, Any] = YAML(typ="safe").load(found[1])
+    return config
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """It has scraped each node for some seconds, by a token."""
+    folder = tmp_path_factory.mktemp("prometheus")
+    token = folder / "token"
+    token.touch(0o600)
+    token.write_text(TOKEN)
+    admits = TokenFile(Files(), str(token), lambda *_: None, os.geteuid()).admits
+    begun = count(1000)
+
+    def show(report: NodeReport) -> Callable[[], Published]:
+        return lambda: Published(report, "")
+
+    served = {"healthy": show(HEALTHY), **{name: show(report) for name, report in FAULTS.items()}}
+    served["restarts"] = lambda: Published(replace(HEALTHY, start_time=next(begun) * 100), "")
+    with ExitStack() as stack:
+        loop = stack.enter_context(network())
+        targets = {"gone": "127.0.0.1:1"}
+        for name, published in served.items():
+            server = HttpServer("127.0.0.1", 0, make_handler(published, lambda: 0.0, admits))
+            server.start(loop)
+            targets[name] = f"127.0.0.1:{server.port}"
+        config = scrape_config()
+        (job,) = config["scrape_configs"]
+        job["authorization"]["credentials_file"] = str(token)
+        # A name for the fault instead of address and port.
+        job["static_configs"] = [{"targets": [at], "labels": {"instance": name}} for name, at in targets.items()]
+        config |= {"rule_files": [str(ALERTS)], "global": {"scrape_interval": "1s", "evaluation_interval": "1s"}}
+        (folder / "prometheus.yml").write_text(json.dumps(config))
+        promtool("check", "config", str(folder / "prometheus.yml"))
+        running = stack.enter_context(Prometheus(folder / "prometheus.yml", folder / "data"))
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while len(running.query("count_over_time(up[1h]) > 6")) < len(targets):
+            assert time.monotonic() < deadline, "Prometheus scrapes"
+            time.sleep(0.3)
+        yield running
+
+
+def test_a_page_follows_the_conventions() -> None:
+    pages = [page_reports.serving(), page_reports.loading(), page_reports.broken(), page_reports.booted()]
+    for report in (*pages, page_reports.hostile(), *FAULTS.values()):
+        assert promtool("check", "metrics", stdin=render_metrics(report, datetime.now(UTC))[0]).strip() == ""
+
+
+def test_each_node_is_scraped_by_its_token_except_the_one_that_is_gone(prometheus: Prometheus) -> None:
+    targets = prometheus.get("targets")["activeTargets"]
+    assert {one["labels"]["instance"] for one in targets if one["health"] != "up"} == {"gone"}
+
+
+@pytest.mark.parametrize("alert", RULES)
+def test_an_alert_is_caused_by_its_fault_alone(prometheus: Prometheus, alert: str) -> None:
+    assert {one["instance"] for one in prometheus.query(RULES[alert]["expr"])} == CAUSED[alert]
+
+
+def test_alerts_without_a_delay_fire_in_prometheus_itself(prometheus: Prometheus) -> None:
+    wanted = {(alert, node) for alert, nodes in CAUSED.items() if "for" not in RULES[alert] for node in nodes}
+    found = prometheus.get("alerts")["alerts"]
+    firing = [one["labels"] for one in found if one["state"] == "firing"]
+    assert {(one["alertname"], one["instance"]) for one in firing} == wanted
+    assert all("{{" not in one["annotations"]["summary"] for one in found)
+
+
+def test_each_alert_has_a_summary_and_a_command() -> None:
+    for alert, rule in RULES.items():
+        assert rule["labels"]["severity"] in ("critical", "warning"), alert
+        assert set(rule["annotations"]) == {"summary", "command"}, alert
+
+
+@pytest.mark.parametrize("expression", expressions())
+def test_a_panel_has_figures(prometheus: Prometheus, expression: str) -> None:
+    assert prometheus.query(expression)
+
+
+def test_dashboard_and_alerts_name_only_metrics_that_a_page_has(prometheus: Prometheus) -> None:
+    text = " ".join((*expressions(), *(one["expr"] for one in RULES.values())))
+    there = {one["__name__"] for one in prometheus.query('count by (__name__) ({__name__=~"sparkd_.+"})')}
+    assert set(re.findall(r"\bsparkd_\w+", text)) <= there
+
+
+SERIES = {
+    "SparkdAgentGone": (("up", "1", "0"),),
+    "SparkdNeedsPerson": (('sparkd_failed{cause="needs-person"}', "_", "1"),),
+    "SparkdNotServing": (('sparkd_phase{phase="serving"}', "1", "0"),),
+    "SparkdLoadSlow": (
+        ('sparkd_phase{phase="loading"}', "1", "1"),
+        ("sparkd_phase_seconds", "900", "1300"),
+        ("sparkd_engine_expected_load_seconds", "600", "600"),
+    ),
+    "SparkdDegraded": (('sparkd_phase{phase="degraded"}', "0", "1"),),
+    "SparkdPreflightBlocks": (
+        ('sparkd_phase{phase="blocked"}', "0", "1"),
+        ('sparkd_findings{id="disk",level="block"}', "1", "1"),
+    ),
+    "SparkdPeerSilent": (('sparkd_peer_up{address="10.0.0.2"}', "1", "0"),),
+    "SparkdMemoryNearFloor": (
+        ("sparkd_memory_available_bytes", "3e9", "1e9"),
+        ("sparkd_memory_floor_bytes", "536870912", "536870912"),
+    ),
+    "SparkdMemoryGuardFailed": (('sparkd_memory_guard{state="unlocked"}', "0", "1"),),
+    "SparkdSlowCanary": (("sparkd_canary_seconds", "0.2", "11"), ("sparkd_canary_timestamp_seconds", "600", "600")),
+    "SparkdSmokeFailed": (("sparkd_smoke_passed", "1", "0"),),
+    "SparkdKvCacheFull": (("sparkd_kv_cache_used_ratio", "0.5", "0.97"), ("sparkd_requests_waiting", "0", "2")),
+    "SparkdGpuSlow": (('sparkd_findings{id="gpu-clocks"}', "0", "1"),),
+}
+"""For each alert its series, with the value before the fault and in it."""
+ABSENT = "absent"
+
+
+@pytest.mark.parametrize("alert", [*SERIES, "SparkdRestartLoop", ABSENT])
+def test_an_alert_comes_after_its_delay_and_not_before(tmp_path: Path, alert: str) -> None:
+    begin, job = 10, {"job": "sparkd", "instance": "spark1"}
+    if alert == "SparkdRestartLoop":
+        series = {"sparkd_start_time_seconds": " ".join(["7"] * begin + ["8", "9", "10", "11"] + ["11"] * 60)}
+        begin += 3
+    else:
+        series = {
+            name: " ".join([before] * begin + [after] * 60)
+            for name, before, after in SERIES.get(alert, (("up", "1", "_"),))
+        }
+    rule = RULES["SparkdAgentGone" if alert == ABSENT else alert]
+    delay = int(rule.get("for", "0m").removesuffix("m")) + 4 * (alert == ABSENT)  # a series lasts for five minutes
+    labels = {**rule["labels"], **job}
+    for key, value in re.findall(r'(\w+)="([^"]*)"', " ".join(series)):
+        labels |= {} if key == "phase" and alert != "SparkdDegraded" else {key: value}
+    if alert == ABSENT:
+        del labels["instance"]
+    annotations = {
+        key: re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: labels.get(found[1], ""), text)
+        for key, text in rule["annotations"].items()
+    }
+    named = [
+        {
+            "series": name.rstrip("}") + ("," if "{" in name else "{") + 'job="sparkd",instance="spark1"}',
+            "values": values,
+        }
+        for name, values in series.items()
+    ]
+    name = rule["alert"]
+    tests = [
+        {"eval_time": f"{begin + delay - 1}m", "alertname": name, "exp_alerts": []},
+        {
+            "eval_time": f"{begin + delay + (alert == ABSENT)}m",
+            "alertname": name,
+            "exp_alerts": [{"exp_labels": labels, "exp_annotations": annotations}],
+        },
+    ]
+    file = tmp_path / "test.yaml"
+    suite = {"interval": "1m", "input_series": named, "alert_rule_test": tests}
+    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [suite]}))
+    promtool("test", "rules", str(file))

@@ -473,6 +473,7 @@ def test_the_page_is_read_from_another_machine_by_the_token_alone(spark: SparkdN
             "memory_floor_bytes",
             "probe_seconds",
             "canaries_total",
+            "launches_total",
             'phase_time_seconds_total{phase="loading"}',
         ):
             assert f"\nsparkd_{name} " in metrics

@@ -18,7 +18,7 @@ from sparkd.agent.deps import Deps
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import Cause
 from sparkd.lib.text import sanitize
-from sparkd.state.history import Launch, Row, Smoke, describe_change, find_decline
+from sparkd.state.history import ENDS, LAUNCHES, Launch, Row, Smoke, describe_change, find_decline
 from sparkd.state.known_good import format_utc
 from sparkd.state.launch_history import KILLED, End
 from sparkd.status.model import ActivityReport, FindingReport, utc_now
@@ -39,6 +39,9 @@ def recall(agent: Deps, last: End | None) -> None:
         _report(agent, error)
     else:
         _report_replaced(agent, replaced)
+        totals = agent.state.past.totals
+        ends = {name.removeprefix(ENDS): count for name, count in totals.items() if name.startswith(ENDS)}
+        agent.reporter.update(launches=totals.get(LAUNCHES, 0), ends=ends)
 
 
 def begin_launch(agent: Deps) -> None:

@@ -52,6 +52,9 @@ def families(report: NodeReport, now: datetime) -> Iterator[Metric]:
     findings = (({"id": id_, "level": level}, count) for (id_, level), count in found.items())
     yield _gauge("findings", "Findings of preflight and of the watch since then, by id and level.", findings)
     yield _gauge("restarts_last_day", "Ends that nobody requested, in the day before this agent.", _ends(report, now))
+    documentation = "Launches of the engine on this node before this agent."
+    yield _counter("launches", documentation, [({}, report.launches)])
+    yield _counter("ends", "Ends of those launches by cause.", _all_ends(report) if report.launches is not None else ())
     yield from _peers(report)
 
 
@@ -132,6 +135,14 @@ def _ends(report: NodeReport, now: datetime) -> Samples:
     for one in report.restarts:
         if (age := seconds_since(one.last, now)) is not None and age < DAY_SECONDS:
             counts[_cause(one.cause)] += one.count
+    return (({"cause": cause}, count) for cause, count in counts.items())
+
+
+def _all_ends(report: NodeReport) -> Samples:
+    """Each cause from the begin, because Prometheus does not count a series that appears."""
+    counts = dict.fromkeys((*map(str, Cause), OTHER), 0)
+    for cause, count in report.ends.items():
+        counts[_cause(cause)] += max(0, count)
     return (({"cause": cause}, count) for cause, count in counts.items())
 
 

@@ -218,6 +218,10 @@ class NodeReport(Struct, frozen=True):
     """Of the agent: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
     """Of the agent, in clock ticks since boot: a pid may be reused."""
+    launches: int | None = None
+    """On this node, by all agents before this one; None where the history is not readable."""
+    ends: Mapping[str, int] = field(default_factory=dict)
+    """Of those, by `Cause`."""
     phase_seconds: Mapping[str, float] = field(default_factory=dict)
     """In each phase that this agent has left."""
     peers: tuple[PeerStatus, ...] = ()

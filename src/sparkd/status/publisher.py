@@ -58,6 +58,8 @@ class Changes(TypedDict, total=False):
     health: HealthReport | None
     smoke_passed: bool | None
     gpu: GpuReport | None
+    launches: int
+    ends: Mapping[str, int]
     epoch: str
     plan_digest: str
     config_digest: str

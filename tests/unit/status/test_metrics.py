@@ -36,6 +36,9 @@ def test_what_a_serving_head_does() -> None:
         ("gpu_busy_ratio", {}, 0.94),
         ("findings", {"id": "page-cache", "level": "warn"}, 1),
         ("restarts_last_day", {"cause": "peer-lost"}, 1),
+        ("launches_total", {}, 12),
+        ("ends_total", {"cause": "memory-guard"}, 1),
+        ("ends_total", {"cause": "bug"}, 0),
         ("memory_floor_bytes", {}, 512 << 20),
         ("memory_guard", {"state": "watching"}, 1),
         ("memory_guard", {"state": "failed"}, 0),
@@ -62,6 +65,11 @@ def test_labels_of_closed_sets_take_no_value_from_outside(name: str) -> None:
     assert {one["state"] for one in labels if "state" in one} <= set(GUARD_STATES)
     assert {one["level"] for one in labels if "level" in one} <= {"ok", "warn", "block", "unknown", "skipped", OTHER}
     assert found["sparkd_restarts_last_day", frozenset({("cause", OTHER)})] == 3
+
+
+def test_without_a_history_there_are_no_totals() -> None:
+    names = {name for name, _ in values(page_reports.loading())}
+    assert not names & {"sparkd_launches_total", "sparkd_ends_total"}
 
 
 def test_the_present_phase_counts_into_the_time_of_its_name() -> None:

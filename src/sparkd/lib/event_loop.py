@@ -14,6 +14,8 @@ T = TypeVar("T")
 
 CLOSE_SECONDS = 5.0
 """For cancelled tasks to end. The thread is a daemon: one that hangs keeps no process alive."""
+CLOSE_TURNS = 100
+"""Of the loop at its end, at most: tasks without end may make tasks."""
 
 
 class _Loop(asyncio.SelectorEventLoop):
@@ -105,9 +107,13 @@ class EventLoop:
     def _run(self) -> None:
         try:
             self._loop.run_forever()
-            # A task that has not begun yet would leave its coroutine unawaited.
-            self._loop.run_until_complete(asyncio.sleep(0))
+            # A task that has not begun yet would leave its coroutine unawaited, and one that begins may make more.
             left = asyncio.all_tasks(self._loop)
+            for _ in range(CLOSE_TURNS):
+                self._loop.run_until_complete(asyncio.sleep(0))
+                begun, left = left, asyncio.all_tasks(self._loop)
+                if left <= begun:
+                    break
             for task in left:
                 task.cancel()
             if left:

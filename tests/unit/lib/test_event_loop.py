@@ -85,6 +85,24 @@ def test_closing_cancels_every_task_waits_for_its_end_and_reports_nothing() -> N
     assert set(threading.enumerate()) <= threads, "others may have ended meanwhile"
 
 
+def test_what_a_task_begins_as_the_loop_ends_begins_too() -> None:
+    """anyio's connections are tasks of tasks; the coroutine of one that never began would be warned of."""
+    begun: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def work(more: int) -> None:
+        begun.append(more)
+        if more:
+            tasks.append(asyncio.create_task(work(more - 1)))
+        await asyncio.sleep(60)
+
+    with network() as loop:
+        loop.call(time.sleep, 0.2)  # the task and the end come in one turn
+        loop.spawn(work(3))
+    assert begun == [3, 2, 1, 0]
+    assert all(task.cancelled() for task in tasks)
+
+
 def test_a_loop_that_hangs_leaves_a_ping_unanswered_until_it_turns_again() -> None:
     with network() as loop:
         for _ in range(5):

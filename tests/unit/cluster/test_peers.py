@@ -39,6 +39,8 @@ from sparkd.status.model import Contact, GpuReport, MemoryReport, NodeReport, Ph
 
 ANSWER_SECONDS = 0.6
 PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS
+AT_ONCE_SECONDS = 3.0
+"""A retry takes half a second, on a busy machine more; the patience of a cluster is 20 s."""
 
 
 @pytest.fixture
@@ -167,10 +169,10 @@ def test_keys_change_under_nodes_that_read_each_other_and_no_contact_is_lost() -
             assert contacts == {Contact.ANSWERS}
 
 
-def test_a_node_that_is_gone_is_noticed_within_a_second(one: Node, reader: PeerReader) -> None:
+def test_a_node_that_is_gone_is_noticed_at_once(one: Node, reader: PeerReader) -> None:
     heard_at, since = reader.heard_at, reader.status.since
     one.loop.close()
-    assert until(lambda: reader.status.contact is Contact.REFUSED) < 1
+    assert until(lambda: reader.status.contact is Contact.REFUSED) < AT_ONCE_SECONDS
     assert (reader.heard_at, reader.status.report) == (heard_at, report())
     assert reader.status.since > since
     assert reader.status.living is None
@@ -180,7 +182,7 @@ def test_a_node_that_came_back_is_another_incarnation(one: Node, reader: PeerRea
     one.loop.close()
     with node("127.0.0.2", port=one.port) as again:
         again.publish(report(incarnation="new", last_cause="boom (exit 13)"))
-        assert until(lambda: heard(reader).incarnation == "new") < 1.2
+        assert until(lambda: heard(reader).incarnation == "new") < AT_ONCE_SECONDS
 
 
 NODE = """
@@ -214,13 +216,13 @@ def test_a_frozen_node_is_silent_keeps_its_last_report_and_is_heard_again_and_re
         one.send_signal(signal.SIGSTOP)
         time.sleep(0.1)  # what was on its way has come
         heard_at = reader.heard_at
-        assert until(lambda: reader.status.contact is Contact.SILENT) < PATIENCE_SECONDS + 0.5
+        assert until(lambda: reader.status.contact is Contact.SILENT) < PATIENCE_SECONDS + AT_ONCE_SECONDS
         assert reader.status.said == f"no answer within {PATIENCE_SECONDS:g} s"
         assert (reader.heard_at, reader.status.report) == (heard_at, report())
         one.send_signal(signal.SIGCONT)
-        assert until(lambda: reader.status.contact is Contact.ANSWERS) < PATIENCE_SECONDS + 1
+        assert until(lambda: reader.status.contact is Contact.ANSWERS) < PATIENCE_SECONDS + AT_ONCE_SECONDS
         one.kill()
-        assert until(lambda: reader.status.contact is Contact.REFUSED) < 1
+        assert until(lambda: reader.status.contact is Contact.REFUSED) < AT_ONCE_SECONDS
 
 
 def test_one_lost_connection_is_no_silence(one: Node) -> None:

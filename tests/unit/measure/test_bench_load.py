@@ -33,10 +33,9 @@ def test_levels_and_depths_of_a_server_with_known_times() -> None:
     assert isinstance(four, Level)
     assert isinstance(deep, Depth)
     assert (one.requests, four.requests, one.failed, four.failed) == (2, 8, 0, 0)
-    assert one.output_tokens_per_second is not None
-    assert four.output_tokens_per_second is not None
-    assert one.output_tokens_per_second.median == pytest.approx(10 / 0.28, rel=0.3)
-    assert four.output_tokens_per_second.median == pytest.approx(40 / 0.28, rel=0.3)
+    for level, most in ((one, 10 / 0.28), (four, 40 / 0.28)):  # a busy machine is slower, none is faster
+        assert level.output_tokens_per_second is not None
+        assert 0.5 * most < level.output_tokens_per_second.median < 1.05 * most
     assert deep.prompt_tokens == 60
 
 

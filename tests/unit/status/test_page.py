@@ -194,7 +194,7 @@ def test_news_are_held_back_until_there_are_some() -> None:
     handle = make_handler(lambda: Published(current[0], ""), lambda: 0.0)
     limits = Limits(requests_per_second=1e6)
     server = HttpServer("127.0.0.1", 0, handle, limits)
-    with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as client:
+    with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as client:
         server.start(loop)
 
         def news(known: str) -> tuple[dict[str, object], float]:
@@ -204,13 +204,13 @@ def test_news_are_held_back_until_there_are_some() -> None:
             return answer, time.monotonic() - began
 
         first, waited = news("")
-        assert waited < 0.5
+        assert waited < page.HOLD_SECONDS / 2
         known = first["report"][1]["data-digest"]  # type: ignore[index]  # attributes
         same, waited = news(known)
-        assert (same, page.HOLD_SECONDS <= waited < page.HOLD_SECONDS + 1.5) == (first, True)
+        assert (same, waited >= page.HOLD_SECONDS) == (first, True)
         loop.call(lambda: current.__setitem__(0, replace(HEAD, phase=Phase.FAILED)))
         other, waited = news(known)
-        assert waited < 2 * page.PACE_SECONDS
+        assert waited < page.HOLD_SECONDS / 2, "woken"
         assert other != first
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from shlex import quote
 
-from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from sparkd.host import Host, docker_image, model_folder
 from sparkd.host.files import Bind, find_outside
-from sparkd.host.model_folder import Flaw, ModelFolder
+from sparkd.host.model_folder import ModelFolder
 from sparkd.lib.text import size
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
@@ -19,22 +19,12 @@ FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "insta
 MOST_SHOWN = 8
 
 
-class WeightsFacts(Struct, frozen=True):
-    folder: str
-    there: bool
-    download_cache: str
-    config: bool
-    tokenizer: bool
-    format: str
-    shards: int
-    size_bytes: int
-    indexed_bytes: int | None
-    flaws: tuple[Flaw, ...]
-    partial: tuple[str, ...]
-    leads_out: str
+class WeightsFacts(ModelFolder, frozen=True):
+    folder: str = ""
+    leads_out: str = ""
     """A path of a model file outside the container's mounts."""
-    closed: str
-    image_user: str | None
+    closed: str = ""
+    image_user: str | None = None
     """The engine's user, read where that matters; empty is root, None unknown."""
 
 
@@ -90,22 +80,10 @@ missing or empty is the concern of script-paths.
     def probe(self, host: Host) -> WeightsFacts:
         found = model_folder.examine(host.files, self.folder, shards=self.load_format in FORMATS)
         closed = model_folder.closed(host.files, self.folder, found)
-        return WeightsFacts(
-            folder=self.folder,
-            there=found.there,
-            download_cache=found.download_cache,
-            config=found.config,
-            tokenizer=found.tokenizer,
-            format=found.format,
-            shards=found.shards,
-            size_bytes=found.size_bytes,
-            indexed_bytes=found.indexed_bytes,
-            flaws=found.flaws[:MOST_SHOWN],
-            partial=found.partial[:MOST_SHOWN],
-            leads_out=self._leads_out(host, found),
-            closed=closed,
-            image_user=docker_image.read_user(host, self.image) if closed else None,
-        )
+        user = docker_image.read_user(host, self.image) if closed else None
+        shown = replace(found, flaws=found.flaws[:MOST_SHOWN], partial=found.partial[:MOST_SHOWN], opened=())
+        return WeightsFacts(**asdict(shown), folder=self.folder, leads_out=self._leads_out(host, found),
+                            closed=closed, image_user=user)  # fmt: skip
 
     def _leads_out(self, host: Host, found: ModelFolder) -> str:
         if not found.there or not self.seen_as:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tests.tree import Tree
 from tests.unit.node_reports import HEAD
 
+from sparkd.cluster import logs
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.client import parse_peer_report
 from sparkd.cluster.following import followed_context
@@ -25,6 +26,7 @@ from sparkd.config.sources import load_settings
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.host import Host, cgroups, docker, docker_config, kernel, meminfo, owner, processes, sockets, units, weights
+from sparkd.host.journal import Line, Lines, parse_line
 from sparkd.lib.dockerd.reader import DockerError, frames
 from sparkd.lib.errors import SparkdError
 from sparkd.lib.text import Redactor, sanitize
@@ -272,6 +274,14 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
         found = parse_inventory(data)
         assert all(reason and hint for reason, hint in find_missing(wanted, int, Settings(), place, found))
 
+    line = Line(1, "2b", 6, "engine| INFO: ready")
+    yield "lines of another node", Parser(logs.parse, (logs.dump(logs.Page("n", 1, Lines((line,)))),), (ValueError,))
+    yield (
+        "query for lines",
+        Parser(lambda data: logs.parse_query(data.decode("latin-1")), (b"since=1&priority=7&engine=0",), ()),
+    )
+    journal_line = b'{"__REALTIME_TIMESTAMP":"1","__CURSOR":"s=a;i=2b","MESSAGE":[27,91],"PRIORITY":"4"}'
+    yield "journal", Parser(lambda data: parse_line(data, Redactor()), (journal_line,), ())
     yield "inventory", Parser(judge_inventory, (dump_inventory(place),), (ValueError,))
     yield (
         "cluster key",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,33 @@ def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster) -> N
     wait_for(lambda: receiver.events[count:] == expected, 20, f"{expected}, not {receiver.messages[count:]}")
     receiver.forget(*serving.members)
     receiver.hang_up()
+
+
+def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
+    """After the loss above. A line that comes later is followed, from the other node too."""
+    head, worker = (one.node for one in serving.members)
+    shown = head.run("sparkd", "logs", "--since=30m", "--json")
+    lines = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert not shown.stderr
+    assert [one["at"] for one in lines] == sorted(one["at"] for one in lines)
+    assert {(one["node"], one["engine"]) for one in lines} == {
+        (name, engine) for name in (head.name, worker.name) for engine in (True, False)
+    }
+    failed = [one for one in lines if one["text"].startswith("agent.run.failed")]
+    assert failed and failed[0]["node"] == head.name
+    assert any(one["first_failure"] for one in lines[: lines.index(failed[0]) + 1])
+    assert {
+        one["level"]
+        for one in map(json.loads, head.run("sparkd", "logs", "--json", "--level=error").stdout.splitlines())
+    } == {"error"}
+    plain = worker.run("sparkd", "logs", "--since=30m", "--engine").stdout.splitlines()
+    assert plain and all("engine| " in line or line.lstrip().startswith("^ ") for line in plain)
+    follow = worker.entered("timeout", "--signal=INT", "8", "sparkd", "logs", "--follow", "--since=0s")
+    with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
+        time.sleep(2)
+        assert complete(head)
+        told = following.communicate(timeout=30)[0]
+    assert "POST /v1/" in told, "a line of the head's engine, on the worker"
 
 
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:

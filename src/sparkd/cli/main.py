@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("use", "use", "change to another recipe, and go back by itself where that does not serve"),
     ("explain", "explain", "say what a known error in a log means, and what to do"),
     ("status", "status", "show what the nodes are doing, from any of them"),
+    ("logs", "logs", "show what the nodes have logged, agents and engines together, by time"),
     ("endpoint", "endpoint", "say how clients reach the API, with a configuration for each of some programs"),
     ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the last ones"),

@@ -7,7 +7,6 @@ plan again before it launches it.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -26,8 +25,8 @@ from sparkd.config import Settings
 from sparkd.config.settings import Allow
 from sparkd.host import Host, docker, docker_image, model_folder
 from sparkd.host.files import Files
-from sparkd.lib import start_thread
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.lib.event_loop import read_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.plan.allowed import find_refusals
@@ -252,22 +251,15 @@ class InventoryCache(Struct):
     async def get(self) -> bytes:
         """Empty where it takes too long."""
         if self._reading is None or (self._reading.done() and time.monotonic() - self._read_at > FRESH_SECONDS):
-            self._reading = asyncio.get_running_loop().create_future()
-            thread = threading.Thread(target=self._run, args=(self._reading,), name="inventory", daemon=True)
             try:
-                start_thread(thread)
+                self._reading = read_in_thread("inventory", self.read)
             except BlockingIOError:  # no thread now: the next request tries again
                 self._reading = None
                 return b""
+            self._reading.add_done_callback(self._note_time)
         with suppress(TimeoutError):
             return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
         return b""
 
-    def _run(self, reading: asyncio.Future[bytes]) -> None:
-        body = b""
-        try:
-            body = self.read()
-        finally:
-            self._read_at = time.monotonic()
-            with suppress(RuntimeError):  # the loop has ended
-                reading.get_loop().call_soon_threadsafe(reading.set_result, body)
+    def _note_time(self, _reading: object) -> None:
+        self._read_at = time.monotonic()

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.cluster import inventory
+from sparkd.cluster import inventory, logs
 from sparkd.cluster.auth import (
     CHALLENGE_HEADER,
     NONCE_HEADER,
@@ -32,6 +32,7 @@ from sparkd.cluster.auth import (
 )
 from sparkd.cluster.client import PeerReader, Source
 from sparkd.cluster.inventory import InventoryCache
+from sparkd.cluster.logs import LogServer
 from sparkd.cluster.membership import Peer, peers_of
 from sparkd.config import Settings
 from sparkd.config.settings import Observe
@@ -72,6 +73,7 @@ class PeerApi(Struct):
     documents: Mapping[str, bytes] = {}
     """What is served beside the report, by path."""
     inventory: InventoryCache | None = None
+    logs: LogServer | None = None
 
     def publish(self, report: bytes, *, wake: bool = True) -> None:
         """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
@@ -100,6 +102,8 @@ class PeerApi(Struct):
             body = self._report
         elif path.path == inventory.PATH and self.inventory is not None:
             body = await self.inventory.get()
+        elif path.path == logs.PATH and self.logs is not None:
+            body = await self.logs.get(path.query)
         else:
             body = self.documents.get(path.path, b"")
         status = 200 if body else 404
@@ -150,7 +154,8 @@ def join_cluster(
     keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).keys
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
     read = InventoryCache(lambda: inventory.dump(inventory.read_inventory(settings, host)))
-    peer_api = PeerApi(own, keys, hold_seconds, inventory=read)
+    log = LogServer(lambda query: logs.dump(logs.read_page(host.name(), query)))
+    peer_api = PeerApi(own, keys, hold_seconds, inventory=read, logs=log)
     _server(own, port, peer_api, peers, events).start(network)
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}

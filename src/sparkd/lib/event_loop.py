@@ -8,7 +8,10 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from sparkd.lib import start_thread
 
 T = TypeVar("T")
 
@@ -123,3 +126,23 @@ class EventLoop:
             self._broken(error)
         finally:
             self._loop.close()
+
+
+def read_in_thread(name: str, read: Callable[[], bytes]) -> asyncio.Future[bytes]:
+    """Run it beside the running loop, in a daemon thread: it may hang. Its error is an empty result.
+
+    Raises BlockingIOError where no thread can be started now.
+    """
+    loop = asyncio.get_running_loop()
+    reading: asyncio.Future[bytes] = loop.create_future()
+
+    def run() -> None:
+        body = b""
+        try:
+            body = read()
+        finally:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(reading.set_result, body)
+
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
+    return reading

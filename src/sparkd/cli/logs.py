@@ -1,0 +1,116 @@
+"""`sparkd logs`: the journals of all nodes as one, with the first failure marked and known errors explained."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime, time, timedelta
+
+from sparkd.cli import console
+from sparkd.cli.use import parse_time
+from sparkd.cluster.logs import Entry, Marks, NodeLog, open_logs
+from sparkd.config import load_settings
+from sparkd.host import Host
+from sparkd.host.journal import Query
+from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.log import PRIORITIES
+from sparkd.lib.text import Table, sanitize
+
+POLL_SECONDS = 1.0
+LONGEST_SECONDS = 366 * 86400
+_STYLES = {"error": "block", "warning": "warn"}
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until it is interrupted")
+    parser.add_argument("--since", metavar="TIME", default="1h", help="such as 10m, 2d, 14:30 or 2026-11-23T14:30 (1h)")
+    parser.add_argument("--level", choices=tuple(PRIORITIES), default="debug", help="of this level, and above")
+    parser.add_argument("--engine", action="store_true", help="only the engines' lines")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    parser.epilog = "Other nodes' lines come from their agents: where none runs, look there with journalctl."
+    parser.set_defaults(run=show_logs)
+
+
+def show_logs(args: argparse.Namespace) -> None:
+    since = parse_since(args.since, datetime.now().astimezone())
+    query = Query(max(0, round(since.timestamp() * 1_000_000)), PRIORITIES[args.level], args.engine)
+    if os.geteuid():
+        raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
+    asyncio.run(_show(open_logs(load_settings(os.environ), Host()), query, args))
+
+
+async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:
+    """Raises BlockedError where no node has answered."""
+    marks, said = Marks(), dict[str, str]()
+    while True:
+        answers = await asyncio.gather(*(one.next(query) for one in logs))
+        entries = sorted(entry for found, _ in answers for entry in found)
+        if args.json:
+            console.show(list(render_json(entries, marks)))
+        else:
+            rows = list(render_rows(entries, marks))
+            console.show([Table([row for row, _ in rows], [level for _, level in rows])])
+        for log, (_, trouble) in zip(logs, answers, strict=True):
+            if trouble != said.get(log.name, ""):
+                said[log.name] = trouble
+                print(f"sparkd: {log.name or 'this node'}: {trouble or 'answers again'}", file=sys.stderr, flush=True)
+        if not args.follow:
+            break
+        await asyncio.sleep(POLL_SECONDS)
+    if not any(found or not trouble for found, trouble in answers):
+        raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
+
+
+def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:
+    """Time, node and text, with the level; below a failure, what it means."""
+    for entry in entries:
+        known, first = marks.judge(entry.line)
+        at = datetime.fromtimestamp(entry.at_us / 1e6).astimezone()
+        yield (f"{at:%b %d %H:%M:%S}.{at.microsecond // 1000:03}", entry.node, entry.line.text), _style(entry)
+        if first or known is not None:
+            meaning = f"{known.meaning}; do: {known.remedy}" if known is not None else ""
+            yield (
+                ("", "", f"^ {'first failure' * first}{': ' * bool(first and meaning)}{meaning}"),
+                "block" if first else "warn",
+            )
+
+
+def render_json(entries: list[Entry], marks: Marks) -> Iterator[str]:
+    for entry in entries:
+        known, first = marks.judge(entry.line)
+        shown = {
+            "at": datetime.fromtimestamp(entry.at_us / 1e6).astimezone().isoformat(timespec="microseconds"),
+            "node": entry.node,
+            "level": _level(entry),
+            "engine": entry.engine,
+            "text": entry.line.text,
+            "first_failure": first,
+            "meaning": known.meaning if known else "",
+            "remedy": known.remedy if known else "",
+        }
+        yield json.dumps(shown, ensure_ascii=False)
+
+
+def _level(entry: Entry) -> str:
+    return next((name for name in ("error", "warning", "info") if entry.line.priority <= PRIORITIES[name]), "debug")
+
+
+def _style(entry: Entry) -> str:
+    return _STYLES.get(_level(entry), "")
+
+
+def parse_since(text: str, now: datetime) -> datetime:
+    """`10m` before now, a time of today, or a date with or without one; local time. Raises UsageError."""
+    if text[-1:].isalpha():
+        return now - timedelta(seconds=parse_time("--since", text, 0, LONGEST_SECONDS))
+    with suppress(ValueError, OverflowError):
+        if "-" in text:
+            return datetime.fromisoformat(text).astimezone()
+        if ":" in text:
+            return datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
+    raise UsageError(f"--since {sanitize(text, 40)}: no time", "such as 10m, 2d, 14:30 or 2026-11-23T14:30")

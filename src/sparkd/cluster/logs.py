@@ -1,0 +1,208 @@
+"""The journals of all nodes: each agent answers signed requests for lines of its own units, and for nothing else.
+
+The lines are those of journalctl, not of this process: the cause of a failure was written by the process before. They
+are bounded on both sides, and one request at a time is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, NamedTuple
+from urllib.parse import parse_qs
+
+from msgspec import Meta, Struct, field
+from msgspec.structs import replace
+
+from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import SignedClient, Source, UnsignedError
+from sparkd.cluster.membership import find_place, peers_of
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
+from sparkd.lib.event_loop import read_in_thread
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import printable, sanitize
+from sparkd.state.file import StateFile
+from sparkd.vllm.known_errors import KnownError, explain
+
+PATH = "/log"
+ANSWER_SECONDS = 8.0
+"""Longer than a journal is read, and shorter than a handler may take."""
+TRIES = 3
+TRY_AGAIN_SECONDS = 0.3
+"""Another reader's request may be under way."""
+CLOCK_US = 1_000_000
+"""Less of a difference between clocks may be the answer's travel time."""
+NAME_LIMIT = 64
+FAILURES = ("agent.run.failed ", "agent.run.refused ", "agent.run.blocked ")
+"""Events that name a cause."""
+READY = "engine.readiness.reached"
+
+
+class Page(Struct, frozen=True):
+    """What a node answers."""
+
+    node: Annotated[str, Meta(max_length=1000)]
+    now_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
+    """Of its clock."""
+    lines: Lines
+    trouble: Annotated[str, Meta(max_length=2000)] = ""
+    """Why its journal can't be read."""
+
+
+_DOCUMENT = StateFile("log", Page)
+"""Only its form: it is not kept."""
+
+
+def make_path(query: Query) -> str:
+    return f"{PATH}?since={query.since_us}&priority={query.priority}&engine={query.engine:d}"
+
+
+def parse_query(text: str) -> Query | None:
+    """Of a request's path; None where it is none."""
+    found = parse_qs(text)
+    try:
+        since, priority, engine = (found[name][0] for name in ("since", "priority", "engine"))
+        if not all(one.isascii() and one.isdigit() and len(one) <= 16 for one in (since, priority, engine)):
+            return None
+    except (KeyError, IndexError, ValueError):
+        return None
+    query = Query(int(since), int(priority), engine != "0")
+    return query if query.since_us <= LATEST_US and query.priority <= 7 else None
+
+
+def read_page(node: str, query: Query) -> Page:
+    """Of this node. Takes as long as the journal is read."""
+    try:
+        lines, trouble = read_journal(query), ""
+    except OSError as error:
+        lines, trouble = Lines(()), sanitize(str(error), 1000)
+    return Page(node, time.time_ns() // 1000, lines, trouble)
+
+
+def dump(page: Page) -> bytes:
+    return _DOCUMENT.encode(page).encode()
+
+
+def parse(body: bytes) -> Page:
+    """Of another node: printable. Raises ValueError."""
+    page = _DOCUMENT.decode(body)
+    lines = (Line(one.at_us, sanitize(one.place, 64), one.priority, printable(one.text)) for one in page.lines.lines)
+    return Page(
+        sanitize(page.node, NAME_LIMIT), page.now_us, Lines(tuple(lines), page.lines.cut), sanitize(page.trouble)
+    )
+
+
+class LogServer(Struct):
+    """Answers one request at a time, beside the network's loop."""
+
+    read: Callable[[Query], bytes]
+    _reading: asyncio.Future[bytes] | None = None
+
+    async def get(self, query: str) -> bytes:
+        """Empty where it is no query, or another one is being answered."""
+        wanted = parse_query(query)
+        if wanted is None or (self._reading is not None and not self._reading.done()):
+            return b""
+        try:
+            self._reading = read_in_thread("log", lambda: self.read(wanted))
+        except BlockingIOError:  # no thread now
+            return b""
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+        return b""
+
+
+class Entry(NamedTuple):
+    at_us: int
+    """Since 1970, by this node's clock."""
+    node: str
+    line: Line
+
+    @property
+    def engine(self) -> bool:
+        return self.line.text.startswith(ENGINE)
+
+
+class NodeLog(Struct):
+    """The lines of one node, each of them once. `read` raises OSError, HttpError, UnsignedError, ValueError."""
+
+    name: str
+    """Its address; empty for this node."""
+    read: Callable[[Query], Awaitable[Page]]
+    _at_us: int = 0
+    _places: set[str] = field(default_factory=set)
+    """Of the lines of that time: several may have one."""
+
+    async def next(self, query: Query) -> tuple[list[Entry], str]:
+        """What is new, oldest first, and what is wrong: no answer, or not all lines."""
+        wanted = replace(query, since_us=max(query.since_us, self._at_us))
+        for number in range(TRIES):
+            if number:
+                await asyncio.sleep(TRY_AGAIN_SECONDS)
+            try:
+                page = await self.read(wanted)
+                break
+            except (OSError, HttpError, UnsignedError, ValueError) as error:
+                reason = sanitize(str(error))
+        else:
+            return [], reason
+        ahead_us = page.now_us - time.time_ns() // 1000
+        shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
+        new = [Entry(line.at_us - shift_us, page.node, line) for line in page.lines.lines if self._is_new(line)]
+        trouble = page.trouble or (f"over {MOST_LINES} lines, or too long: the oldest are left out" * page.lines.cut)
+        return new, trouble
+
+    def _is_new(self, line: Line) -> bool:
+        if line.at_us < self._at_us or (line.at_us == self._at_us and line.place in self._places):
+            return False
+        if line.at_us > self._at_us:
+            self._at_us, self._places = line.at_us, set()
+        self._places.add(line.place)
+        return True
+
+
+def open_logs(settings: Settings, host: Host) -> list[NodeLog]:
+    """Of this node, and of the others by their agents. Raises ConfigError for a bad key, AwaitedError for none."""
+
+    async def read_own(query: Query) -> Page:
+        return await asyncio.to_thread(read_page, host.name(), query)
+
+    logs, place = [NodeLog("", read_own)], find_place(settings, host)
+    if peers := peers_of(settings, place.rank):
+        keys = KeyRing(host.files, settings.cluster.key_file).keys
+        own, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
+        sources = (Source(*peer, port, own, 0, ANSWER_SECONDS + 2) for peer in peers)
+        logs += (NodeLog(one.address, partial(_request, SignedClient(one, keys))) for one in sources)
+    return logs
+
+
+async def _request(client: SignedClient, query: Query) -> Page:
+    try:
+        answer = await client.request(make_path(query))
+        if answer.status != 200:
+            raise HttpError("it does not answer now, or its sparkd is of another version")
+        return parse(answer.body)
+    except BaseException:
+        await client.close()
+        raise
+
+
+class Marks:
+    """Which lines are failures that sparkd knows, and which of them is the first since an engine served."""
+
+    def __init__(self) -> None:
+        self._failed = False
+
+    def judge(self, line: Line) -> tuple[KnownError | None, bool]:
+        engine, text = line.text.startswith(ENGINE), line.text.removeprefix(ENGINE)
+        if not engine and text.startswith(READY):
+            self._failed = False
+        known = explain(text)
+        first = not self._failed and (known is not None or (not engine and text.startswith(FAILURES)))
+        self._failed = self._failed or first
+        return known, first

@@ -1,0 +1,121 @@
+"""The journal's lines of sparkd's units. journalctl reads them: the journal's files have no other stable reader."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sparkd.lib.text import Redactor, parse_json, printable
+
+UNITS = ("sparkd-head.service", "sparkd-worker.service")
+MOST_LINES, MOST_CHARACTERS = 2_000, 1 << 20
+"""Of one answer."""
+LINE_LIMIT = 16_384
+"""Characters, as of a line of the engine."""
+PRINTED_BYTES = 32 << 20
+"""That journalctl may print for one answer: most lines may be the engine's, and not wanted."""
+READ_SECONDS = 5.0
+ENGINE = "engine| "
+"""The agent puts it before each line of the engine, so that no client's text passes for an event."""
+LATEST_US = 1 << 53
+"""Microseconds since 1970: the year 2255."""
+_FIELDS = "MESSAGE,PRIORITY"
+
+
+class Query(Struct, frozen=True):
+    """Which lines. `priority`: of syslog(3), this and more urgent ones; `engine`: only the engine's."""
+
+    since_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
+    priority: Annotated[int, Meta(ge=0, le=7)] = 7
+    engine: bool = False
+
+
+class Line(Struct, frozen=True):
+    at_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
+    """Of this machine's clock, since 1970."""
+    place: Annotated[str, Meta(max_length=64)]
+    """In the journal: two lines may have one time."""
+    priority: Annotated[int, Meta(ge=0, le=7)]
+    text: Annotated[str, Meta(max_length=LINE_LIMIT)]
+
+
+class Lines(Struct, frozen=True):
+    lines: Annotated[tuple[Line, ...], Meta(max_length=MOST_LINES)]
+    """Oldest first."""
+    cut: bool = False
+    """Whether older ones are left out."""
+
+
+def read_journal(query: Query) -> Lines:
+    """The newest ones that fit, without likely secrets. Raises OSError where journalctl can't be run, or fails."""
+    seconds, microseconds = divmod(query.since_us, 1_000_000)
+    command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json"]
+    command += [f"--output-fields={_FIELDS}", f"--since=@{seconds}.{microseconds:06}", f"--priority={query.priority}"]
+    command += [f"--unit={unit}" for unit in UNITS]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        deadline = threading.Timer(READ_SECONDS, process.kill)
+        deadline.start()
+        try:
+            found, whole = take(process.stdout or (), query)
+            if not whole:
+                process.kill()
+            said = process.stderr.read(1000) if process.stderr else b""
+            code = process.wait()
+        finally:
+            deadline.cancel()
+            process.kill()
+    if code > 0:
+        raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
+    return Lines(tuple(reversed(found)), cut=not whole or code < 0)
+
+
+def take(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
+    """Those that are wanted, newest first, and whether that is all of them. `printed`: by journalctl --output=json."""
+    found, characters, size_bytes, redact = list[Line](), 0, 0, Redactor()
+    for data in printed:
+        size_bytes += len(data)
+        line = parse_line(data, redact)
+        if line is None or (query.engine and not line.text.startswith(ENGINE)):
+            continue
+        characters += len(line.text)
+        if len(found) == MOST_LINES or characters > MOST_CHARACTERS or size_bytes > most_bytes:
+            return found, False
+        found.append(line)
+    return found, True
+
+
+def parse_line(data: bytes, redact: Callable[[str], str]) -> Line | None:
+    """None where it is not one of journalctl's."""
+    try:
+        fields = parse_json(data)
+    except ValueError:
+        return None
+    if not isinstance(fields, dict):
+        return None
+    at_us, priority = _number(fields.get("__REALTIME_TIMESTAMP"), LATEST_US), _number(fields.get("PRIORITY"), 7)
+    text, place = _text(fields.get("MESSAGE")), fields.get("__CURSOR")
+    if at_us is None or text is None or not isinstance(place, str):
+        return None
+    number = next((part for part in place.split(";") if part.startswith("i=")), "")
+    return Line(at_us, number[2:66], 6 if priority is None else priority, printable(redact(text))[:LINE_LIMIT])
+
+
+def _text(message: object) -> str | None:
+    """journalctl prints what is not UTF-8, or not printable, as a list of bytes."""
+    if isinstance(message, str):
+        return message
+    if isinstance(message, list):
+        with suppress(TypeError, ValueError):
+            return bytes(message).decode("utf-8", "replace")
+    return None
+
+
+def _number(value: object, most: int) -> int | None:
+    if isinstance(value, str) and len(value) <= len(str(most)) and value.isascii() and value.isdigit():
+        return number if (number := int(value)) <= most else None
+    return None

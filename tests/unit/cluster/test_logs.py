@@ -1,0 +1,168 @@
+"""Lines of other nodes: who may ask, how much, what is told once, and which failure is the first."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+from tests.unit.nodes import node, reading
+
+from sparkd.cluster import logs
+from sparkd.cluster.logs import Entry, LogServer, Marks, NodeLog, Page, dump, make_path, parse, parse_query
+from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
+from sparkd.lib.http_client import HttpClient, HttpError
+
+
+def line(at_us: int, text: str = "agent.phase.changed", place: str = "1", priority: int = 6) -> Line:
+    return Line(at_us, place, priority, text)
+
+
+def page(*lines: Line, node: str = "spark2", ahead_us: int = 0, cut: bool = False) -> Page:
+    return Page(node, time.time_ns() // 1000 + ahead_us, Lines(lines, cut))
+
+
+@pytest.mark.parametrize("query", [Query(0), Query(LATEST_US, 3, engine=True)])
+def test_a_query_travels_in_the_path(query: Query) -> None:
+    assert parse_query(make_path(query).partition("?")[2]) == query
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "since=1&priority=3",
+        "since=-1&priority=3&engine=0",
+        "since=1&priority=8&engine=0",
+        "since=yesterday&priority=3&engine=0",
+        f"since={'9' * 5000}&priority=3&engine=0",
+        f"since={LATEST_US + 1}&priority=3&engine=0",
+        "since=1;reboot&priority=--file=/etc/shadow&engine=0",
+        "since=%D9%A1&priority=3&engine=0",
+        "&".join(["since=1"] * 10_000),
+    ],
+)
+def test_anything_else_is_no_query(text: str) -> None:
+    assert parse_query(text) is None
+
+
+def test_an_answer_of_another_node_is_printable_and_bounded() -> None:
+    hostile = Page("\x1b]0;x\x07" + "n" * 500, 1, Lines((line(1, "a\x1b[2Jb\nc"),)), "t\n" * 200)
+    found = parse(dump(hostile))
+    assert found.lines.lines[0].text == "ab\\nc"
+    assert found.node.isprintable() and len(found.node) <= logs.NAME_LIMIT
+    assert found.trouble.isprintable()
+    with pytest.raises(ValueError, match="2000"):
+        parse(dump(page(*[line(1)] * (MOST_LINES + 1))))
+    for wrong in (b"", b"[]", b'{"schema": 1}', dump(page(line(-1))), dump(page(line(1, "x" * 20_000)))):
+        with pytest.raises(ValueError):
+            parse(wrong)
+
+
+def test_one_request_at_a_time_is_answered() -> None:
+    go, read = threading.Event(), list[Query]()
+
+    def slow(query: Query) -> bytes:
+        read.append(query)
+        go.wait(10)
+        return b"lines"
+
+    async def ask() -> list[bytes]:
+        server, text = LogServer(slow), make_path(Query(5)).partition("?")[2]
+        first = asyncio.create_task(server.get(text))
+        await asyncio.sleep(0.05)
+        second = await server.get(text)
+        go.set()
+        return [await first, second, await server.get("since=x"), await server.get(text)]
+
+    assert asyncio.run(ask()) == [b"lines", b"", b"", b"lines"]
+    assert read == [Query(5)] * 2
+
+
+def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
+    with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
+        served.peer_api.logs = LogServer(lambda _query: dump(page(line(7, "agent.run.failed"))))
+        found = parse(served.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
+        assert [one.text for one in found.lines.lines] == ["agent.run.failed"]
+        with pytest.raises(HttpError, match="404"):
+            served.loop.submit(reader.fetch(f"{logs.PATH}?since=0")).result(5)
+        stranger = HttpClient(f"http://127.0.0.2:{served.port}")
+        assert served.loop.submit(stranger.request(make_path(Query(0)), 5.0)).result(6).status == 401
+        served.loop.submit(stranger.close()).result(5)
+
+
+def next_of(log: NodeLog) -> tuple[list[Entry], str]:
+    return asyncio.run(log.next(Query(0)))
+
+
+def test_a_line_is_told_once_and_asked_for_from_the_last_time_on() -> None:
+    answers = [page(line(5, place="1"), line(7, place="2")), page(line(7, place="2"), line(7, place="3"), line(6))]
+    asked = list[Query]()
+
+    async def read(query: Query) -> Page:
+        asked.append(query)
+        return answers.pop(0)
+
+    log = NodeLog("10.0.0.2", read)
+    assert [entry.line.place for entry in next_of(log)[0]] == ["1", "2"]
+    assert [entry.line.place for entry in next_of(log)[0]] == ["3"]
+    assert [one.since_us for one in asked] == [0, 7]
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "shown"), [(75_000_000, 1_000_000), (-75_000_000, 151_000_000), (400_000, 76_000_000)]
+)
+def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
+    async def read(_query: Query) -> Page:
+        return page(line(76_000_000), ahead_us=ahead_us)
+
+    (entry,), _ = next_of(NodeLog("10.0.0.2", read))
+    assert abs(entry.at_us - shown) < 200_000
+
+
+def test_a_node_that_does_not_answer_is_asked_again_and_then_named() -> None:
+    tries = list[Query]()
+
+    async def refuse(query: Query) -> Page:
+        tries.append(query)
+        raise HttpError("connection refused")
+
+    assert next_of(NodeLog("10.0.0.2", refuse)) == ([], "connection refused")
+    assert len(tries) == logs.TRIES
+
+
+def test_what_was_left_out_is_said() -> None:
+    async def read(_query: Query) -> Page:
+        return page(line(1), cut=True)
+
+    assert "left out" in next_of(NodeLog("10.0.0.2", read))[1]
+
+
+OUT_OF_MEMORY = "engine| torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def judged(*texts: str) -> list[tuple[bool, bool]]:
+    marks = Marks()
+    found = (marks.judge(line(1, text)) for text in texts)
+    return [(known is not None, first) for known, first in found]
+
+
+def test_the_first_failure_since_service_is_marked() -> None:
+    assert judged(
+        "agent.phase.changed phase=loading",
+        OUT_OF_MEMORY,
+        OUT_OF_MEMORY,
+        "agent.run.failed code=13 reason='the engine ended'",
+        "engine.readiness.reached seconds=90",
+        "agent.run.failed code=14 reason='rank 1 is gone'",
+    ) == [(False, False), (True, True), (True, False), (False, False), (False, False), (False, True)]
+
+
+def test_a_client_can_end_no_failure_and_begin_no_event() -> None:
+    assert judged(OUT_OF_MEMORY, "engine| engine.readiness.reached x", "engine| agent.run.failed x", OUT_OF_MEMORY) == [
+        (True, True),
+        (False, False),
+        (False, False),
+        (True, False),
+    ]

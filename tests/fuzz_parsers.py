@@ -278,7 +278,7 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
     yield "lines of another node", Parser(logs.parse, (logs.dump(logs.Page("n", 1, Lines((line,)))),), (ValueError,))
     yield (
         "query for lines",
-        Parser(lambda data: logs.parse_query(data.decode("latin-1")), (b"since=1&priority=7&engine=0",), ()),
+        Parser(lambda data: logs.parse_query(data.decode("latin-1")), (b"since=1&until=9&priority=7&engine=0",), ()),
     )
     journal_line = b'{"__REALTIME_TIMESTAMP":"1","__CURSOR":"s=a;i=2b","MESSAGE":[27,91],"PRIORITY":"4"}'
     yield "journal", Parser(lambda data: parse_line(data, Redactor()), (journal_line,), ())

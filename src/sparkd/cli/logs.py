@@ -13,7 +13,7 @@ from datetime import datetime, time, timedelta
 
 from sparkd.cli import console
 from sparkd.cli.use import parse_time
-from sparkd.cluster.logs import Entry, Marks, NodeLog, open_logs
+from sparkd.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
 from sparkd.config import load_settings
 from sparkd.host import Host
 from sparkd.host.journal import Query
@@ -38,7 +38,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 def show_logs(args: argparse.Namespace) -> None:
     since = parse_since(args.since, datetime.now().astimezone())
-    query = Query(max(0, round(since.timestamp() * 1_000_000)), PRIORITIES[args.level], args.engine)
+    query = Query(max(0, round(since.timestamp() * 1_000_000)), priority=PRIORITIES[args.level], engine=args.engine)
     if os.geteuid():
         raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
     asyncio.run(_show(open_logs(load_settings(os.environ), Host()), query, args))
@@ -49,7 +49,7 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
     marks, said = Marks(), dict[str, str]()
     while True:
         answers = await asyncio.gather(*(one.next(query) for one in logs))
-        entries = sorted(entry for found, _ in answers for entry in found)
+        entries = merge(found for found, _ in answers)
         if args.json:
             console.show(list(render_json(entries, marks)))
         else:

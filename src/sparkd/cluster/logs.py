@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, NamedTuple
 from urllib.parse import parse_qs
 
+import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
@@ -59,20 +60,17 @@ _DOCUMENT = StateFile("log", Page)
 
 
 def make_path(query: Query) -> str:
-    return f"{PATH}?since={query.since_us}&priority={query.priority}&engine={query.engine:d}"
+    return f"{PATH}?since={query.since_us}&until={query.until_us}&priority={query.priority}&engine={query.engine:d}"
 
 
 def parse_query(text: str) -> Query | None:
     """Of a request's path; None where it is none."""
-    found = parse_qs(text)
-    try:
-        since, priority, engine = (found[name][0] for name in ("since", "priority", "engine"))
-        if not all(one.isascii() and one.isdigit() and len(one) <= 16 for one in (since, priority, engine)):
-            return None
-    except (KeyError, IndexError, ValueError):
-        return None
-    query = Query(int(since), int(priority), engine != "0")
-    return query if query.since_us <= LATEST_US and query.priority <= 7 else None
+    with suppress(KeyError, IndexError, ValueError):  # ValueError: of msgspec too
+        found = parse_qs(text, strict_parsing=True, max_num_fields=8)
+        since, until, priority, engine = (found[name][0] for name in ("since", "until", "priority", "engine"))
+        if all(one.isascii() and one.isdigit() and len(one) <= 16 for one in (since, until, priority, engine)):
+            return msgspec.convert((int(since), int(until), int(priority), engine != "0"), Query)
+    return None
 
 
 def read_page(node: str, query: Query) -> Page:
@@ -126,6 +124,11 @@ class Entry(NamedTuple):
     @property
     def engine(self) -> bool:
         return self.line.text.startswith(ENGINE)
+
+
+def merge(nodes: Iterable[list[Entry]]) -> list[Entry]:
+    """By time; lines of a node that have one time stay in its order."""
+    return sorted((entry for entries in nodes for entry in entries), key=lambda entry: entry.at_us)
 
 
 class NodeLog(Struct):

@@ -27,10 +27,11 @@ LATEST_US = 1 << 53
 _FIELDS = "MESSAGE,PRIORITY"
 
 
-class Query(Struct, frozen=True):
+class Query(Struct, frozen=True, array_like=True):
     """Which lines. `priority`: of syslog(3), this and more urgent ones; `engine`: only the engine's."""
 
     since_us: Annotated[int, Meta(ge=0, le=LATEST_US)]
+    until_us: Annotated[int, Meta(ge=0, le=LATEST_US)] = LATEST_US
     priority: Annotated[int, Meta(ge=0, le=7)] = 7
     engine: bool = False
 
@@ -53,9 +54,9 @@ class Lines(Struct, frozen=True):
 
 def read_journal(query: Query) -> Lines:
     """The newest ones that fit, without likely secrets. Raises OSError where journalctl can't be run, or fails."""
-    seconds, microseconds = divmod(query.since_us, 1_000_000)
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json"]
-    command += [f"--output-fields={_FIELDS}", f"--since=@{seconds}.{microseconds:06}", f"--priority={query.priority}"]
+    command += [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
+    command += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
     command += [f"--unit={unit}" for unit in UNITS]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(READ_SECONDS, process.kill)
@@ -72,6 +73,11 @@ def read_journal(query: Query) -> Lines:
     if code > 0:
         raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
     return Lines(tuple(reversed(found)), cut=not whole or code < 0)
+
+
+def _stamp(at_us: int) -> str:
+    seconds, microseconds = divmod(at_us, 1_000_000)
+    return f"@{seconds}.{microseconds:06}"
 
 
 def take(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.nodes import node, reading
 
 from sparkd.cluster import logs
-from sparkd.cluster.logs import Entry, LogServer, Marks, NodeLog, Page, dump, make_path, parse, parse_query
+from sparkd.cluster.logs import Entry, LogServer, Marks, NodeLog, Page, dump, make_path, merge, parse, parse_query
 from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
 from sparkd.lib.http_client import HttpClient, HttpError
 
@@ -23,7 +23,7 @@ def page(*lines: Line, node: str = "spark2", ahead_us: int = 0, cut: bool = Fals
     return Page(node, time.time_ns() // 1000 + ahead_us, Lines(lines, cut))
 
 
-@pytest.mark.parametrize("query", [Query(0), Query(LATEST_US, 3, engine=True)])
+@pytest.mark.parametrize("query", [Query(0), Query(LATEST_US, 5, 3, engine=True)])
 def test_a_query_travels_in_the_path(query: Query) -> None:
     assert parse_query(make_path(query).partition("?")[2]) == query
 
@@ -32,14 +32,15 @@ def test_a_query_travels_in_the_path(query: Query) -> None:
     "text",
     [
         "",
-        "since=1&priority=3",
-        "since=-1&priority=3&engine=0",
-        "since=1&priority=8&engine=0",
-        "since=yesterday&priority=3&engine=0",
-        f"since={'9' * 5000}&priority=3&engine=0",
-        f"since={LATEST_US + 1}&priority=3&engine=0",
-        "since=1;reboot&priority=--file=/etc/shadow&engine=0",
-        "since=%D9%A1&priority=3&engine=0",
+        "since=1&until=9&priority=3",
+        "since=1&priority=3&engine=0",
+        "since=-1&until=9&priority=3&engine=0",
+        "since=1&until=9&priority=8&engine=0",
+        "since=yesterday&until=9&priority=3&engine=0",
+        f"since={'9' * 5000}&until=9&priority=3&engine=0",
+        f"since={LATEST_US + 1}&until=9&priority=3&engine=0",
+        "since=1;reboot&until=9&priority=--file=/etc/shadow&engine=0",
+        "since=%D9%A1&until=9&priority=3&engine=0",
         "&".join(["since=1"] * 10_000),
     ],
 )
@@ -140,6 +141,12 @@ def test_what_was_left_out_is_said() -> None:
 
 
 OUT_OF_MEMORY = "engine| torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_lines_of_one_time_stay_in_the_order_of_their_node() -> None:
+    one, other = (Entry(5, "spark1", line(5, text)) for text in ("z", "a"))
+    early = Entry(3, "spark2", line(3))
+    assert merge([[one, other], [early]]) == [early, one, other]
 
 
 def judged(*texts: str) -> list[tuple[bool, bool]]:

@@ -111,8 +111,8 @@ def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
     with subprocess.Popen(follow, stdout=subprocess.PIPE, text=True) as following:
         time.sleep(2)
         assert complete(head)
-        told = following.communicate(timeout=30)[0]
-    assert "POST /v1/" in told, "a line of the head's engine, on the worker"
+        shown_later = following.communicate(timeout=30)[0]
+    assert "POST /v1/" in shown_later, "a line of the head's engine, on the worker"
 
 
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:

@@ -27,7 +27,7 @@ _STYLES = {"error": "block", "warning": "warn"}
 
 
 def add_logs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until it is interrupted")
+    parser.add_argument("-f", "--follow", action="store_true", help="continue with what comes, until it is interrupted")
     parser.add_argument("--since", metavar="TIME", default="1h", help="such as 10m, 2d, 14:30 or 2026-11-23T14:30 (1h)")
     parser.add_argument("--level", choices=tuple(PRIORITIES), default="debug", help="of this level, and above")
     parser.add_argument("--engine", action="store_true", help="only the engines' lines")

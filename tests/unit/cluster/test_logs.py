@@ -1,4 +1,4 @@
-"""Lines of other nodes: who may ask, how much, what is told once, and which failure is the first."""
+"""Lines of other nodes: who may request them, how much, what is shown once, and which failure is the first."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_one_request_at_a_time_is_answered() -> None:
         go.wait(10)
         return b"lines"
 
-    async def ask() -> list[bytes]:
+    async def read_all() -> list[bytes]:
         server, text = LogServer(slow), make_path(Query(5)).partition("?")[2]
         first = asyncio.create_task(server.get(text))
         await asyncio.sleep(0.05)
@@ -77,7 +77,7 @@ def test_one_request_at_a_time_is_answered() -> None:
         go.set()
         return [await first, second, await server.get("since=x"), await server.get(text)]
 
-    assert asyncio.run(ask()) == [b"lines", b"", b"", b"lines"]
+    assert asyncio.run(read_all()) == [b"lines", b"", b"", b"lines"]
     assert read == [Query(5)] * 2
 
 
@@ -97,18 +97,18 @@ def next_of(log: NodeLog) -> tuple[list[Entry], str]:
     return asyncio.run(log.next(Query(0)))
 
 
-def test_a_line_is_told_once_and_asked_for_from_the_last_time_on() -> None:
+def test_a_line_is_shown_once_and_requested_from_the_last_time_on() -> None:
     answers = [page(line(5, place="1"), line(7, place="2")), page(line(7, place="2"), line(7, place="3"), line(6))]
-    asked = list[Query]()
+    requested = list[Query]()
 
     async def read(query: Query) -> Page:
-        asked.append(query)
+        requested.append(query)
         return answers.pop(0)
 
     log = NodeLog("10.0.0.2", read)
     assert [entry.line.place for entry in next_of(log)[0]] == ["1", "2"]
     assert [entry.line.place for entry in next_of(log)[0]] == ["3"]
-    assert [one.since_us for one in asked] == [0, 7]
+    assert [one.since_us for one in requested] == [0, 7]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
     assert abs(entry.at_us - shown) < 200_000
 
 
-def test_a_node_that_does_not_answer_is_asked_again_and_then_named() -> None:
+def test_a_node_that_does_not_answer_is_requested_again_and_then_named() -> None:
     tries = list[Query]()
 
     async def refuse(query: Query) -> Page:

@@ -18,8 +18,7 @@ from sparkd.agent.deps import Deps
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import Cause
 from sparkd.lib.text import sanitize
-from sparkd.state.history import ENDS, LAUNCHES, Launch, Row, Smoke, describe_change, find_decline
-from sparkd.state.known_good import format_utc
+from sparkd.state.history import ENDS, LAUNCHES, Launch, Row, Smoke, describe_slower_load
 from sparkd.state.launch_history import KILLED, End
 from sparkd.status.model import ActivityReport, FindingReport, utc_now
 
@@ -63,7 +62,7 @@ def note_ready(agent: Deps, running: Running) -> None:
     agent.state.served_since = time.monotonic()
     agent.state.launch = launch = replace(_with_load(agent, running, launch), load_seconds=round(running.seconds, 1))
     agent.run_aside("history", partial(_keep_launch, agent))
-    if reason := describe_slower((*agent.state.past.launches, launch)):
+    if reason := describe_slower_load((*agent.state.past.launches, launch)):
         agent.events.warning("history.load.slower", reason=reason, hint=HINT)
         found = FindingReport(ID, "warn", reason, HINT)
         agent.reporter.update(findings=(*agent.reporter.report.findings, found))
@@ -110,19 +109,6 @@ def _with_load(agent: Deps, running: Running, launch: Launch) -> Launch:
         phases[step] += round(seconds, 1)  # type: ignore[assignment]  # typeshed counts in whole numbers
     image, tokens = agent.reporter.report.engine.image, progress.kv_cache_tokens
     return replace(launch, image=image, phases=dict(phases), kv_cache_tokens=tokens)
-
-
-def describe_slower(launches: Sequence[Launch]) -> str:
-    """Why the last of these loads, oldest first, is a warning; empty where it is none. Of one recipe and rank."""
-    known = [(one, one.load_seconds) for one in launches if one.load_seconds is not None]
-    start = find_decline([seconds for _, seconds in known], more_is_better=False)
-    if start is None:
-        return ""
-    (before, usual), (since, _), (last, seconds) = known[start - 1], known[start], known[-1]
-    return (
-        f"loads are slower since {format_utc(since.at)}: {seconds:.0f} s, {usual:.0f} s before; "
-        f"{describe_change(before.facts, last.facts)}"
-    )
 
 
 def _keep_launch(agent: Deps) -> None:

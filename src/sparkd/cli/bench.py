@@ -1,4 +1,4 @@
-"""`sparkd bench`: how fast this node's endpoint answers, beside the recipe's figures and this node's last ones."""
+"""`sparkd bench`: how fast this node's endpoint answers, beside the recipe's figures and this node's usual ones."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import re
 import signal
 import time
+import uuid
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
@@ -18,6 +19,7 @@ from sparkd import __version__
 from sparkd.actions import files
 from sparkd.cli import bench_table, console
 from sparkd.cli.endpoint import context_tokens
+from sparkd.cli.history import keep, read_rows
 from sparkd.cli.served import Served, open_endpoint, report_progress
 from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
 from sparkd.cli.use import parse_time
@@ -35,12 +37,12 @@ from sparkd.measure.engine_bench import (
     render_program,
 )
 from sparkd.measure.figures import DECODE, Depth, Level
+from sparkd.measure.past import describe_slower, find_runs, find_usual
 from sparkd.recipes.schema import Recipe
-from sparkd.state.file import StateFile
+from sparkd.state.history import Bench
 from sparkd.status.model import utc_now
 from sparkd.vllm.streaming import StreamError
 
-FILE = StateFile("bench.json", Result)
 CONCURRENCY, DEPTHS = (1, 2, 4, 8), (2048, 8192, 32768)
 MOST_AT_ONCE, MOST_TOKENS, MOST_RUNS = 256, 1 << 20, 100
 SPARE_TOKENS = 32
@@ -82,22 +84,24 @@ def bench(args: argparse.Namespace) -> int:
             raise BlockedError(lack, "sparkd bench without --engine-bench")
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
-        last = FILE.read(Host().files)
         blank = start_result(served, wanted)
         try:
             found = run(served, wanted, blank, engine=args.engine_bench)
         except (HttpError, StreamError) as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
-    base = last if last and last.recipe == found.recipe else None
+    rows, row = read_rows(), make_row(found, served)
+    whole = bool(found.levels) and not found.interrupted and not found.fault
+    usual, slower = find_usual(found, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
     expect = served.node.recipe.expect
     if args.json:
-        print(msgspec.json.format(msgspec.json.encode({"schema": 1, **msgspec.to_builtins(found)}), indent=1).decode())
+        shown = {"schema": 1, **msgspec.to_builtins(found), "slower": slower}
+        print(msgspec.json.format(msgspec.json.encode(shown), indent=1).decode())
     elif args.markdown:
-        print(bench_table.markdown(found, expect, base))
+        print("\n".join((bench_table.markdown(found, expect, usual), *slower)))
     else:
-        console.show(bench_table.tables(found, expect, base))
-    if found.levels and not found.interrupted and not found.fault:
-        save(found)
+        console.show((*bench_table.tables(found, expect, usual), *slower))
+    if whole:
+        keep(row)
     if found.interrupted:
         return 130
     return ExitCode.ENGINE_ENDED if found.fault else ExitCode.GOOD
@@ -231,7 +235,6 @@ def run_engine_bench(served: Served, wanted: Wanted) -> EngineFigures:
     return parse_output(*containers.run_program(body, CONTAINER, SECONDS))
 
 
-def save(found: Result) -> None:
-    """As this node's last result. Raises UsageError."""
-    with files.usage_error(f"{FILE.path} can't be written", "df -h /var/lib/sparkd"):
-        files.write(Path(FILE.path), FILE.encode(found), FILE.mode, durable=True)
+def make_row(found: Result, served: Served) -> Bench:
+    figures = msgspec.Raw(msgspec.json.encode(found))
+    return Bench(uuid.uuid4().hex, found.made, served.report.incarnation, found.recipe, figures)

@@ -7,30 +7,32 @@ from collections.abc import Mapping, Sequence
 from sparkd.lib.text import Parts, Table, sanitize
 from sparkd.measure.bench import EngineLevel, Result
 from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread, expected, find_level, ratio
+from sparkd.measure.past import Usual
+from sparkd.state.known_good import format_utc
 
-LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "last", "first", "recipe", "between", "request")
+LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
 DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
 ENGINE = ("", "tokens/s", "of one stream", "first token", "request")
 NONE = "-"
-LEGEND = "recipe, last: the ratio to their figure; first: until the first token"
+LEGEND = "recipe, usual: the ratio to their figure; first: until the first token"
 Expect = Mapping[str, object]
 
 
-def tables(found: Result, expect: Expect, last: Result | None) -> Parts:
+def tables(found: Result, expect: Expect, usual: Usual | None) -> Parts:
     parts: list[str | Table] = [f"{sanitize(found.model, 30)} by {sanitize(found.recipe, 40)}", _lengths(found)]
-    for rows in (level_rows(found, expect, last), depth_rows(found.depths), engine_rows(found.engine)):
+    for rows in (level_rows(found, expect, usual), depth_rows(found.depths), engine_rows(found.engine)):
         if len(rows) > 1:
             parts += ["", Table(rows, heading=True, flexible=0)]
-    return [*parts, *notes(found, last)]
+    return [*parts, *notes(found, usual)]
 
 
-def markdown(found: Result, expect: Expect, last: Result | None) -> str:
+def markdown(found: Result, expect: Expect, usual: Usual | None) -> str:
     names = f"`{sanitize(found.model)}`, recipe `{sanitize(found.recipe)}`, sparkd {found.version}, {found.made[:10]}"
     lines = [f"{names}: {_lengths(found)}"]
-    for rows in (level_rows(found, expect, last), depth_rows(found.depths), engine_rows(found.engine)):
+    for rows in (level_rows(found, expect, usual), depth_rows(found.depths), engine_rows(found.engine)):
         if len(rows) > 1:
             lines += ["", _line(rows[0]), _line(["---:"] * len(rows[0])), *map(_line, rows[1:])]
-    return "\n".join([*lines, *notes(found, last)])
+    return "\n".join([*lines, *notes(found, usual)])
 
 
 def _lengths(found: Result) -> str:
@@ -42,11 +44,11 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def level_rows(found: Result, expect: Expect, last: Result | None) -> list[tuple[str, ...]]:
+def level_rows(found: Result, expect: Expect, usual: Usual | None) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [LEVELS]
     for one in found.levels:
         rate, first = one.output_tokens_per_second, one.first_token_seconds
-        before = find_level(last.levels, one) if last and _alike(found, last) else None
+        before = find_level(usual.levels, one) if usual else None
         old = before.output_tokens_per_second if before else None
         rows.append(
             (
@@ -62,10 +64,6 @@ def level_rows(found: Result, expect: Expect, last: Result | None) -> list[tuple
             )
         )
     return rows
-
-
-def _alike(found: Result, last: Result) -> bool:
-    return (found.prompt_tokens, found.answer_tokens) == (last.prompt_tokens, last.answer_tokens)
 
 
 def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
@@ -104,7 +102,7 @@ def engine_rows(pair: EngineLevel | None) -> list[tuple[str, ...]]:
     ]
 
 
-def notes(found: Result, last: Result | None) -> list[str]:
+def notes(found: Result, usual: Usual | None) -> list[str]:
     lines = [LEGEND] if found.levels else []
     for one in found.levels:
         if one.accepted:
@@ -112,10 +110,9 @@ def notes(found: Result, last: Result | None) -> list[str]:
             lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
         if one.failed:
             lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
-    if last and _alike(found, last):
-        lines.append(
-            f"last: {last.made[:16].replace('T', ' ')} UTC{'' if last.plan == found.plan else ', of another plan'}"
-        )
+    if usual:
+        runs = f"the median of {usual.runs} runs since" if usual.runs > 1 else "the run of"
+        lines.append(f"usual: {runs} {format_utc(usual.since)}{'' if usual.same_plan else ', of another plan'}")
     if found.fault and not any(one.failed == one.requests for one in found.levels):
         lines.append(f"ended early: {sanitize(found.fault)}")
     return ["", *lines] if lines else []

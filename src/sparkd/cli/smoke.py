@@ -6,10 +6,12 @@ import argparse
 import asyncio
 import json
 import time
+import uuid
 
 from msgspec.structs import asdict
 
 from sparkd.cli.endpoint import context_tokens
+from sparkd.cli.history import keep
 from sparkd.cli.served import Served, open_endpoint
 from sparkd.host import Host
 from sparkd.lib.errors import EngineEndedError, ExitCode
@@ -17,12 +19,16 @@ from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize
 from sparkd.measure.smoke import Round, Wanted, run_all
 from sparkd.recipes.schema import KV_CACHE_TOKENS
+from sparkd.state.history import Smoke
+from sparkd.status.model import utc_now
 from sparkd.vllm.flag import first_values
 
 SCHEMA = 1
 REQUEST_SECONDS = 60.0
 CONNECTIONS = 8
 COLUMNS = 80
+MOST_FAULTS = 20
+"""In the history."""
 LEAST_SHARE = 0.9
 """Of the recipe's KV cache: with less, something else has the memory."""
 
@@ -45,6 +51,9 @@ def smoke(args: argparse.Namespace) -> int:
         except HttpError as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
         cache = describe_cache(served)
+        faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
+        recipe, launch = served.node.plan.recipe, served.report.incarnation
+        keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:MOST_FAULTS]))
     bad, seconds = sum(len(one.faults) for one in rounds), time.monotonic() - began
     if args.json:
         found = {"schema": SCHEMA, "bad_outputs": bad, "seconds": round(seconds, 1), "kv_cache": cache}

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from sparkd.actions import files
 from sparkd.cli import bench
 from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
+from sparkd.cli.history import read_rows
 from sparkd.cli.use import load_chosen, refuse_worker
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
@@ -22,6 +23,7 @@ from sparkd.lib.errors import ExitCode, NotReadyError, UsageError
 from sparkd.lib.text import sanitize
 from sparkd.measure import ladder
 from sparkd.measure.ladder import Knob
+from sparkd.measure.past import find_runs
 from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
 from sparkd.state import launch_history
 from sparkd.state.switch import Chosen, fingerprint_engine
@@ -94,10 +96,10 @@ def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iter
     for one in tuning.knobs:
         up, down = (" ".join(map(str, rungs)) or "none" for rungs in (ladder.rungs_up(one), ladder.rungs_down(one)))
         yield f"  {one.name} {'unset' if one.start is None else one.start}: up {up}; down {down}"
-    history, last = launch_history.read_history(host.files), bench.FILE.read(host.files)
+    history, runs = launch_history.read_history(host.files), find_runs(read_rows())
     plan = membership.chosen_context(base, config, host).plan
     load = history.load_seconds(plan.counted_as) or (history.loads[-1].seconds if history.loads else None)
-    levels = last.levels if last is not None else ()
+    levels = runs[-1].result.levels if runs else ()
     request = next((one.request_seconds for one in levels if one.concurrency == tuning.at_once), None)
     seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)
     known = "the last load's time included" if load is not None else "and a load each time, whose time is not known yet"

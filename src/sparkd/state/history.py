@@ -11,7 +11,7 @@ from msgspec import Struct, field
 
 from sparkd.lib.text import sanitize
 from sparkd.state.file import FOLDER
-from sparkd.state.known_good import Facts, excerpt_values, find_differences, group_files
+from sparkd.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
 from sparkd.state.launch_history import End
 
 PATH = f"{FOLDER}/history.db"
@@ -117,3 +117,16 @@ def describe_change(then: Facts, now: Facts) -> str:
     texts = (f"{sanitize(one.name, NAME_LIMIT)} {' -> '.join(excerpt_values(one))}" for one in found[:MOST_CHANGES])
     more = f", and {len(found) - MOST_CHANGES} more" if len(found) > MOST_CHANGES else ""
     return f"changed: {', '.join(texts)}{more}"
+
+
+def describe_slower_load(launches: Sequence[Launch]) -> str:
+    """Why the last of these loads, oldest first, is a warning; empty where it is none. Of one recipe and rank."""
+    known = [(one, one.load_seconds) for one in launches if one.load_seconds is not None]
+    start = find_decline([seconds for _, seconds in known], more_is_better=False)
+    if start is None:
+        return ""
+    (before, usual), (since, _), (last, seconds) = known[start - 1], known[start], known[-1]
+    return (
+        f"loads are slower since {format_utc(since.at)}: {seconds:.0f} s, {usual:.0f} s before; "
+        f"{describe_change(before.facts, last.facts)}"
+    )

@@ -13,9 +13,9 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
 
 from sparkd.actions import history as store
-from sparkd.agent.history import begin_launch, describe_slower, end_launch, keep_smoke, note_activity, recall
+from sparkd.agent.history import begin_launch, end_launch, keep_smoke, note_activity, recall
 from sparkd.host.files import Files
-from sparkd.state.history import PATH, Launch, Row, Smoke
+from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
 from sparkd.state.known_good import Facts
 from sparkd.state.launch_history import End
 from sparkd.status.model import ActivityReport
@@ -134,13 +134,13 @@ EARLIER = tuple(launch(day, 90.0 + day % 2, **{"args.dtype": "half"}) for day in
 
 def test_slower_loads_are_reported_with_what_changed_between() -> None:
     slow = launch(6, 150.0, **{"args.dtype": "float32"}), launch(7, 160.0, **{"args.dtype": "float32"})
-    assert describe_slower((*EARLIER, launch(5, None), *slow)) == (
+    assert describe_slower_load((*EARLIER, launch(5, None), *slow)) == (
         "loads are slower since 2026-11-06 10:00 UTC: 160 s, 90 s before; changed: args.dtype half -> float32"
     )
     same = replace(slow[0], facts=EARLIER[0].facts)
-    assert describe_slower((*EARLIER, same)).endswith("nothing that sparkd knows of has changed")
+    assert describe_slower_load((*EARLIER, same)).endswith("nothing that sparkd knows of has changed")
 
 
 def test_usual_loads_are_no_warning() -> None:
-    assert describe_slower((*EARLIER, launch(6, 92.0))) == ""
-    assert describe_slower(EARLIER[:2]) == ""
+    assert describe_slower_load((*EARLIER, launch(6, 92.0))) == ""
+    assert describe_slower_load(EARLIER[:2]) == ""

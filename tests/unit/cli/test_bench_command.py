@@ -10,15 +10,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 from tests.unit.commands import sparkd
 from tests.unit.stream_server import streaming
 
 from sparkd.cli import bench_table
-from sparkd.cli.bench import FILE
 from sparkd.lib.text import plain
 from sparkd.measure.bench import EngineLevel, Result
 from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread
+from sparkd.measure.past import Usual
 
 COLUMNS = 80
 
@@ -44,9 +43,9 @@ RESULT = Result(
 EXPECT = {DECODE: {"1": 37.2, "16": 163.2}, FIRST: {"16": 3.85}}
 
 
-def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_the_last_result() -> None:
-    last = replace(RESULT, levels=(level(1, 40.0),))
-    text = plain(bench_table.tables(RESULT, EXPECT, last))
+def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_results() -> None:
+    usual = Usual(3, RESULT.made, same_plan=True, levels=(level(1, 40.0),))
+    text = plain(bench_table.tables(RESULT, EXPECT, usual))
     assert max(map(len, text.splitlines())) <= COLUMNS, text
     one = next(line.split() for line in text.splitlines() if line.startswith("1 "))
     assert one[:5] == ["1", "37.2", "33.5-40.9", "1.00", "0.93"]
@@ -55,9 +54,10 @@ def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_the_last_res
     assert "ratio" in text
 
 
-def test_a_result_of_other_lengths_is_no_base() -> None:
-    other = Result("2026-11-23T10:00", "n", "r", "m", "d", "1", 64, 128, levels=(level(1, 40.0),))
-    assert "last: 20" not in plain(bench_table.tables(RESULT, EXPECT, other))
+def test_what_is_usual_is_said_with_its_runs() -> None:
+    usual = Usual(3, RESULT.made, same_plan=False, levels=())
+    text = plain(bench_table.tables(RESULT, EXPECT, usual))
+    assert "usual: the median of 3 runs since 2026-11-23 10:00 UTC, of another plan" in text
 
 
 def test_failures_and_an_early_end_are_named_on_one_line() -> None:
@@ -72,12 +72,6 @@ def test_markdown_is_tables_that_a_forum_takes() -> None:
     rows = [line for line in lines if line.startswith("|")]
     assert len(rows) == 4 + 4 + 5
     assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVELS) + 1}
-
-
-def test_a_result_is_read_back_as_it_was_written() -> None:
-    assert FILE.decode(FILE.encode(RESULT).encode()) == RESULT
-    with pytest.raises(ValueError, match="levels"):
-        FILE.decode(FILE.encode(RESULT).replace('"levels": [', '"levels": [3, ').encode())
 
 
 @pytest.mark.parametrize(

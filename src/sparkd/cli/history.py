@@ -1,0 +1,98 @@
+"""`sparkd history`: the launches of this node, and what was measured of each."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+import msgspec
+
+from sparkd.actions import history as store
+from sparkd.cli import console
+from sparkd.cli.served import report_progress
+from sparkd.host import Host
+from sparkd.lib.errors import UsageError
+from sparkd.lib.text import Table, sanitize
+from sparkd.measure.past import describe_slower, find_runs
+from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
+
+HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
+RECIPE_WIDTH, END_WIDTH = 16, 19
+LAST = 20
+NONE = "-"
+
+
+def add_history(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--last", metavar="N", type=int, default=LAST, help=f"show this many launches ({LAST})")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, with the facts of each launch")
+    parser.set_defaults(run=show_history)
+
+
+def show_history(args: argparse.Namespace) -> None:
+    if not 1 <= args.last <= store.ROWS_KEPT:
+        raise UsageError(f"--last: needed is a number from 1 to {store.ROWS_KEPT}")
+    files = Host().files
+    try:
+        rows, totals = store.read(files), store.read_totals(files)
+    except PermissionError:
+        raise UsageError(f"{PATH} may be read by root and its group alone", "sudo sparkd history") from None
+    except OSError as error:
+        hint = "if it is broken, the agent's next launch sets it aside"
+        raise UsageError(f"the history can't be read: {error}", hint) from None
+    launches = [one for one in rows if isinstance(one, Launch)][-args.last :]
+    slower = find_slower(rows)
+    if args.json:
+        shown = {one.id for one in launches}
+        others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
+        found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": slower}
+        print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    elif launches:
+        console.show((Table(table_rows(launches, rows), heading=True, flexible=1, one_line=True), *slower))
+    else:
+        print("no launch on this node yet")
+
+
+def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Of the last launch and the last bench."""
+    launches = [one for one in rows if isinstance(one, Launch)]
+    same = [one for one in launches if (one.recipe, one.rank) == (launches[-1].recipe, launches[-1].rank)]
+    loads = describe_slower_load(same)
+    return (*((f"{sanitize(same[-1].recipe)}: {loads}",) if loads else ()), *describe_slower(find_runs(rows)))
+
+
+def table_rows(launches: Sequence[Launch], rows: Sequence[Row]) -> list[tuple[str, ...]]:
+    """Newest first, within 80 columns."""
+    smokes = {one.launch: one for one in rows if isinstance(one, Smoke)}
+    found: list[tuple[str, ...]] = [HEADINGS]
+    for one in reversed(launches):
+        rate, smoke = one.last_tokens_per_second, smokes.get(one.id)
+        end = (one.end.cause or one.end.reason) if one.end else NONE
+        found.append(
+            (
+                sanitize(one.at[:16].replace("T", " ")),
+                sanitize(one.recipe, RECIPE_WIDTH),
+                NONE if one.load_seconds is None else f"{one.load_seconds:,.0f} s",
+                NONE if rate is None else f"{rate:,.1f}",
+                NONE if smoke is None else str(smoke.bad),
+                sanitize(end, END_WIDTH),
+            )
+        )
+    return found
+
+
+def read_rows() -> tuple[Row, ...]:
+    """For a measurement, which continues without them."""
+    try:
+        return store.read(Host().files)
+    except OSError as error:
+        report_progress(f"the history can't be read: {error}")
+        return ()
+
+
+def keep(row: Row) -> None:
+    """Or say why not: a measurement is not lost by it."""
+    try:
+        if store.write(Host().files, row):
+            report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
+    except OSError as error:
+        report_progress(f"the result is not kept: {error}")

@@ -1,0 +1,84 @@
+"""What this node's earlier benches say of the newest one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from sparkd.lib.text import sanitize
+from sparkd.measure.bench import Result
+from sparkd.measure.figures import Level, find_level, spread
+from sparkd.state.history import Bench, Launch, Row, describe_change, find_decline
+from sparkd.state.known_good import format_utc
+
+
+class Run(NamedTuple):
+    result: Result
+    launch: Launch | None
+    """None where the history has it no more."""
+
+
+class Usual(NamedTuple):
+    runs: int
+    since: str
+    same_plan: bool
+    levels: tuple[Level, ...]
+    """With the median of all runs, and their spread, as the rate."""
+
+
+def find_runs(rows: Iterable[Row]) -> tuple[Run, ...]:
+    """Oldest first; without those that this version can't read."""
+    known = list(rows)
+    launches = {one.id: one for one in known if isinstance(one, Launch)}
+    found = []
+    for row in known:
+        if isinstance(row, Bench):
+            with suppress(ValueError):
+                found.append(Run(msgspec.json.decode(row.figures, type=Result), launches.get(row.launch)))
+    return tuple(found)
+
+
+def find_usual(found: Result, earlier: Sequence[Run]) -> Usual | None:
+    """By runs of the same plan, else by those of the same recipe, with the same lengths; None without any."""
+    alike = [one.result for one in earlier if _alike(one.result, found)]
+    same = [one for one in alike if one.plan == found.plan]
+    runs = same or alike
+    rates = ((level, spread(filter(None, (_rate(one, level) for one in runs)))) for level in found.levels)
+    levels = tuple(replace(level, output_tokens_per_second=rate) for level, rate in rates if rate)
+    return Usual(len(runs), runs[0].made, bool(same), levels) if runs else None
+
+
+def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
+    """Of the last one, a line for each number of requests that has become slower, with what changed since."""
+    lines = []
+    for level in runs[-1].result.levels if runs else ():
+        alike = [(one, _rate(one.result, level)) for one in runs if _alike(one.result, runs[-1].result)]
+        known = [(one, rate) for one, rate in alike if rate is not None]
+        start = find_decline([rate for _, rate in known], more_is_better=True)
+        if start is None or known[-1][0] is not runs[-1]:
+            continue
+        (before, usual), (since, _), (last, rate) = known[start - 1], known[start], known[-1]
+        changes = "what changed is not known any more"
+        if before.launch is not None and last.launch is not None:
+            changes = describe_change(before.launch.facts, last.launch.facts)
+        what = f"{sanitize(last.result.recipe)}, {level.concurrency} at once"
+        rates = f"{rate:.1f} tokens/s, {usual:.1f} before"
+        lines.append(f"{what}: slower since {format_utc(since.result.made)}: {rates}; {changes}")
+    return tuple(lines)
+
+
+def _alike(one: Result, other: Result) -> bool:
+    return (one.recipe, one.prompt_tokens, one.answer_tokens) == (
+        other.recipe,
+        other.prompt_tokens,
+        other.answer_tokens,
+    )
+
+
+def _rate(result: Result, like: Level) -> float | None:
+    level = find_level(result.levels, like)
+    return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None

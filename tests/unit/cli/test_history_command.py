@@ -1,0 +1,51 @@
+"""`sparkd history`: its table, and what it says where there is nothing to show."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+from tests.unit.commands import sparkd
+
+from sparkd.cli.history import find_slower, table_rows
+from sparkd.lib.text import Table
+from sparkd.state.history import Launch, Row, Smoke
+from sparkd.state.known_good import Facts
+from sparkd.state.launch_history import End
+
+COLUMNS = 80
+LAUNCH = Launch(
+    "a",
+    "2026-11-23T10:00:00.000+00:00",
+    0,
+    "d",
+    "deepseek-v4-flash-balanced",
+    Facts({}, {}, {}),
+    load_seconds=5400,
+    last_tokens_per_second=12345.6,
+)
+
+
+def test_the_table_fits_a_terminal_with_the_newest_first() -> None:
+    ended = replace(LAUNCH, id="b", end=End("killed", cause="killed-from-outside"))
+    smokes: tuple[Row, ...] = (Smoke("s", "", "b", "r", 3), Smoke("t", "", "b", "r", 99))
+    rows = table_rows((ended, replace(LAUNCH, load_seconds=None)), smokes)
+    lines = str(Table(rows, heading=True)).splitlines()
+    assert max(map(len, lines)) <= COLUMNS
+    assert lines[1].split()[-4:] == ["-", "12,345.6", "-", "-"]
+    assert lines[2].split()[-5:] == ["5,400", "s", "12,345.6", "99", "killed-from-outside"]
+
+
+def test_slower_loads_are_judged_among_those_of_the_same_recipe_and_rank() -> None:
+    loads = [replace(LAUNCH, load_seconds=seconds) for seconds in (90.0, 91.0, 90.5)]
+    other = replace(LAUNCH, recipe="other", load_seconds=300.0)
+    assert find_slower(()) == ()
+    assert find_slower((*loads, other)) == ()
+    (line,) = find_slower((*loads, other, replace(LAUNCH, load_seconds=300.0)))
+    assert line.startswith(
+        "deepseek-v4-flash-balanced: loads are slower since 2026-11-23 10:00 UTC: 300 s, 90 s before"
+    )
+
+
+def test_a_number_that_makes_no_sense_is_refused_in_one_line() -> None:
+    done = sparkd("history", "--last", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "sparkd: --last: needed is a number from 1 to 500\n"

@@ -1,0 +1,61 @@
+"""What is usual by earlier benches, and which of them a new one is compared with."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sparkd.measure.bench import Result
+from sparkd.measure.figures import Level, Spread
+from sparkd.measure.past import Run, describe_slower, find_runs, find_usual
+from sparkd.state.history import Bench, Launch, Row, Smoke
+from sparkd.state.known_good import Facts
+
+
+def run(day: int, rate: float, dtype: str = "half", plan: str = "d", prompt_tokens: int = 128) -> Run:
+    rates = Spread(rate, rate * 0.9, rate * 1.1)
+    level = Level(4, "static", 12, 0, rates, rates, None, None, None)
+    made = f"2026-11-{day:02}T10:00:00.000+00:00"
+    result = Result(made, "spark1", "tiny", "tiny", plan, "1", prompt_tokens, 128, levels=(level,))
+    return Run(result, Launch(str(day), made, 0, plan, "tiny", Facts({"args.dtype": dtype}, {}, {})))
+
+
+EARLIER = (run(1, 37.0), run(2, 36.0), run(3, 38.0), run(4, 99.0, prompt_tokens=64))
+
+
+def test_the_usual_rate_is_the_median_of_runs_with_the_same_lengths() -> None:
+    found = find_usual(run(5, 37).result, EARLIER)
+    assert found is not None
+    assert (found.runs, found.since[:10], found.same_plan) == (3, "2026-11-01", True)
+    assert found.levels[0].output_tokens_per_second is not None
+    assert found.levels[0].output_tokens_per_second.median == 37.0
+
+
+def test_runs_of_the_same_plan_come_first() -> None:
+    found = find_usual(run(5, 37, plan="e").result, (*EARLIER, run(4, 50, plan="e")))
+    assert found is not None
+    assert (found.runs, found.same_plan) == (1, True)
+    other = find_usual(run(5, 37, plan="f").result, EARLIER)
+    assert other is not None
+    assert (other.runs, other.same_plan) == (3, False)
+    assert find_usual(run(5, 37).result, ()) is None
+
+
+def test_a_decline_is_reported_with_what_changed_between() -> None:
+    (line,) = describe_slower((*EARLIER, run(6, 20.0, "float32")))
+    figures, _, change = line.partition("; ")
+    assert figures == "tiny, 4 at once: slower since 2026-11-06 10:00 UTC: 20.0 tokens/s, 38.0 before"
+    assert change == "changed: args.dtype half -> float32"
+    gone = Run(run(6, 20.0).result, None)
+    assert describe_slower((*EARLIER, gone))[0].endswith("; what changed is not known any more")
+    assert describe_slower((*EARLIER, run(6, 36.0))) == ()
+    assert describe_slower(()) == ()
+
+
+def test_runs_are_read_from_rows_without_those_of_another_form() -> None:
+    rows: list[Row] = []
+    for one in EARLIER[:2]:
+        assert one.launch is not None
+        figures = msgspec.Raw(msgspec.json.encode(one.result))
+        rows += [one.launch, Bench(f"b{one.launch.id}", one.result.made, one.launch.id, "tiny", figures)]
+    bad = Bench("x", "", "1", "tiny", msgspec.Raw(b'{"levels": 3}'))
+    assert find_runs((*rows, bad, Smoke("s", "", "1", "tiny", 0))) == EARLIER[:2]

@@ -15,6 +15,8 @@ from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import CONFIGURATION, HEAD, SparkdNode
 
 GIB = 1 << 30
+LOOP_SECONDS = 2.0
+"""A unit that fails at its start is started again after RestartSec=1."""
 LATE = """script = "/srv/scripts/late.sh"
 [readiness]
 timeout_seconds = 10
@@ -63,7 +65,7 @@ def blocked(spark: SparkdNode) -> str:
     spark.start_soon()
     wait_for(lambda: spark.status_text().startswith("blocked: "), 20, "the node to be blocked")
     pid = spark.main_pid()
-    time.sleep(3)
+    time.sleep(LOOP_SECONDS)
     assert (spark.main_pid(), spark.show("NRestarts")) == (pid, "0")
     (said,) = [line for line in spark.journal_since(cursor).splitlines() if line.startswith("agent.run.blocked")]
     return said
@@ -78,7 +80,7 @@ def configure_late(spark: SparkdNode) -> None:
 def stays_down(spark: SparkdNode) -> None:
     """No restart loop."""
     before = spark.show("NRestarts")
-    time.sleep(3)
+    time.sleep(LOOP_SECONDS)
     assert spark.show("ActiveState") == "failed"
     assert spark.show("NRestarts") == before
 

@@ -197,7 +197,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "power", "power cut of both at once", BOTH, acts.cut_power_of_all, {},
         {HEAD_SIDE: ("agent-killed",), WORKER_SIDE: ("agent-killed",)}, stop_seconds=SILENCE_SECONDS,
-        gap_seconds=None, repair=acts.power_on_all, in_ci=True,
+        gap_seconds=None, repair=acts.power_on_all,
     ),
     Fault(
         "link", "fabric cut for 30 s", LINK, acts.cut, _LOST, _CUT, LINK, SILENCE_SECONDS, None,

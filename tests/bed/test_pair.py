@@ -230,7 +230,9 @@ def test_a_rank_that_hangs_while_it_loads_names_itself_and_the_other_names_its_n
     serving.configure()
 
 
+@pytest.mark.whole
 def test_the_pair_serves_when_the_head_is_started_first(cluster: Cluster, start_seconds: float) -> None:
+    """For every change a head waits in the row of a worker that is stopped and started later."""
     cluster.stop()
     cluster.start(cluster.head)
     wait_for(lambda: cluster.head.status_text().startswith("awaiting-peers"), STANDS_BY_SECONDS, "the head to wait")

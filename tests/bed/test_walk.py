@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.bed import readme
 from tests.bed.conftest import MakeNode
-from tests.bed.node import Node
 from tests.bed.readme import Walk
 
 KEY = "/etc/sparkd/cluster.key"
@@ -39,22 +38,26 @@ def check(walk: Walk) -> None:
         assert node.sh("ls /etc/sparkd/recipes").stdout == "", "the recipe comes from the head"
 
 
+@pytest.fixture(scope="module")
+def two(make_node: MakeNode, package: Path) -> Walk:
+    return readme.walk_several([make_node("trixie") for _ in range(2)], package)
+
+
 @pytest.mark.timeout(600)
-def test_two_fresh_nodes_serve_by_the_commands_of_the_readme(make_node: MakeNode, package: Path) -> None:
-    walk = readme.walk_several([make_node("trixie") for _ in range(2)], package)
-    check(walk)
-    head, other = walk.nodes
+def test_two_fresh_nodes_serve_by_the_commands_of_the_readme(two: Walk) -> None:
+    check(two)
+    head, other = two.nodes
     before = other.read(KEY), other.read("/etc/sparkd/sparkd.toml")
     again = head.sh(f"sparkd init --yes --invite --ssh root@{other.fabric_address}").stdout
     assert f"joined    spark2 ({other.fabric_address}), sparkd " in again
     assert ", again\n" in again
     assert (other.read(KEY), other.read("/etc/sparkd/sparkd.toml")) == before
     assert "spark2 (worker): " in other.run("sparkd", "preflight", "--dry-run").stdout
-    change_key(head, other)
 
 
-def change_key(head: Node, other: Node) -> None:
-    """By a new invitation; the engine serves all the time."""
+@pytest.mark.whole
+def test_the_key_is_changed_by_a_new_invitation_and_the_engine_serves_all_the_time(two: Walk) -> None:
+    head, other = two.nodes
     launched, old = head.sh("docker ps -q").stdout, head.read(KEY).split()[-1]
     head.run("sparkd", "init", "--new-cluster-key", "--rotate")
     head.sh(f"sparkd init --yes --invite --ssh root@{other.fabric_address}")

@@ -450,16 +450,15 @@ def test_the_page_is_read_from_another_machine_by_the_token_alone(impatient: Spa
     assert node.http(29511, headers=bearer).status == 401
     assert "chmod 600 /etc/sparkd/observe.token" in impatient.journal_since(cursor)
     node.run("chmod", "600", "/etc/sparkd/observe.token")
-    metrics = node.http(29511, "/metrics", headers=bearer).body
-    assert 'sparkd_memory_guard{state="watching"} 1.0' in metrics
-    for name in (
-        "memory_floor_bytes",
-        "probe_seconds",
-        "canaries_total",
-        "launches_total",
-        'phase_time_seconds_total{phase="loading"}',
-    ):
-        assert f"\nsparkd_{name} " in metrics
+
+    def metrics() -> str:
+        return node.http(29511, "/metrics", headers=bearer).body
+
+    wait_for(lambda: "\nsparkd_probe_seconds " in metrics(), 20, "the first figures of the engine's health")
+    page = metrics()
+    assert 'sparkd_memory_guard{state="watching"} 1.0' in page
+    for name in ("memory_floor_bytes", "canaries_total", "launches_total", 'phase_time_seconds_total{phase="loading"}'):
+        assert f"\nsparkd_{name} " in page
     assert TOKEN not in node.journal(HEAD)
 
 

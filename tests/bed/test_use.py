@@ -145,9 +145,7 @@ def test_a_ladder_climbs_until_the_engine_refuses_and_comes_back(spark: SparkdNo
     assert "recipe short under 4 requests at once, at most 3 steps:" in done.stdout
     assert re.search(r"^the recipe as it is: [\d.]+ tokens/s \(", done.stdout, re.M)
     assert re.search(r"^max-model-len 512: [\d.]+ tokens/s \(", done.stdout, re.M)
-    assert re.search(
-        r"^max-model-len 1024: bad: back to recipe short, .* ValueError: To serve at least", done.stdout, re.M
-    )
+    assert re.search(r"^max-model-len 1024: bad: back to recipe short, .* while sizing the KV cache", done.stdout, re.M)
     assert "this node runs, or is on the way to: recipe short; sparkd status" in done.stdout
     spark.await_serving()
     assert context_length(spark) == 256
@@ -226,9 +224,12 @@ def test_a_ladder_continues_after_an_interrupt_and_a_power_cut(spark: SparkdNode
     done = node.run(*words.split(), timeout=2 * USE_SECONDS)
     print(done.stdout, done.stderr)
     assert re.search(r"^max-num-seqs 2: [\d.]+ tokens/s", done.stdout, re.M), done
-    assert re.search(r"^written: .*/narrow-tuned.yaml", done.stdout, re.M), done
+    assert re.search(r"^max-num-seqs 4: [\d.]+ tokens/s", done.stdout, re.M), done
+    outcome = r"^(?:written: .*/narrow-tuned.yaml|nothing was better than recipe narrow)"
+    assert re.search(outcome, done.stdout, re.M), "either, as other work on this machine moves the figures"
+    wait_for(lambda: not chosen(spark), 60, "the way back from the last step")
     spark.await_serving()
-    assert not chosen(spark)
+    assert node.run("test", "-e", "/var/lib/sparkd/tune-recipe.json", check=False).returncode == 1
 
 
 MOMENTS = {

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 from tests.bed import load
@@ -154,10 +155,51 @@ def test_smoke_finds_no_fault_in_a_random_model_and_its_whole_context(serving: S
     assert "bad outputs: 0" in shown
     assert "504 of 512 tokens in" in shown
     assert all(len(line) <= 80 for line in shown.splitlines()), shown
-    for command in ("smoke", "bench"):
+    for command, reason in (
+        ("smoke", "only root can"),
+        ("bench", "only root can"),
+        ("history", "by root and its group"),
+    ):
         words = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "sparkd", command)
         refused = serving.node.run(*words, check=False)
-        assert (refused.returncode, "only root can prove" in refused.stderr) == (2, True), refused
+        assert (refused.returncode, reason in refused.stderr, len(refused.stderr.splitlines())) == (2, True, 1), refused
+    kept = history(serving)
+    launch = kept["launches"][-1]
+    assert [one["bad"] for one in kept["measured"] if one["launch"] == launch["id"]][-1:] == [0]
+    assert (launch["recipe"], launch["kv_cache_tokens"], launch.get("end")) == ("tiny-cpu", 524_288, None)
+    assert {"loading weights", "starting the API server"} <= launch["phases"].keys(), launch
+    assert 0 < sum(launch["phases"].values()) <= launch["load_seconds"] + 2, launch
+    assert launch["facts"]["versions"]["kernel"]
+    shown = serving.node.run("stat", "--format=%a %U %G", "/var/lib/sparkd/history.db").stdout
+    assert shown.strip() == "640 root root"
+
+
+def history(spark: SparkdNode) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = json.loads(spark.node.run("sparkd", "history", "--json").stdout)
+    return found
+
+
+PLANTER = """
+import json, sys
+sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
+from msgspec import Raw, structs
+from sparkd.actions import history
+from sparkd.host import Host
+from sparkd.state.history import Bench, Launch
+rows = history.read(Host().files)
+launch = next(one for one in reversed(rows) if isinstance(one, Launch))
+last = next(one for one in reversed(rows) if isinstance(one, Bench))
+facts = structs.replace(launch.facts, versions={**launch.facts.versions, "kernel": "6.1-planted"})
+before = structs.replace(launch, id="before", recipe="tiny-planted", facts=facts, end=None)
+result = {**json.loads(bytes(last.figures)), "answer_tokens": 64}
+for level in result["levels"]:
+    level["output_tokens_per_second"] = {"median": 1e5, "low": 1e5, "high": 1e5}
+for day in "123":
+    result["made"] = f"2026-01-0{day}T10:00:00.000+00:00"
+    figures = Raw(json.dumps(result).encode())
+    history.write(Host().files, before, Bench(day, result["made"], "before", launch.recipe, figures))
+"""
+"""Writes three benches at 100,000 tokens a second, of a launch with another kernel."""
 
 
 def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: SparkdNode) -> None:
@@ -165,11 +207,18 @@ def test_bench_measures_what_the_engines_own_does_and_leaves_nothing(serving: Sp
     assert any(all(0.5 < ratio < 2 for ratio in paired(serving, 2).values()) for _ in range(2))
     assert serving.containers() == ["sparkd-rank0"]
     lengths = ("--prompt", "64", "--answer", "64")
-    serving.node.run("sparkd", "bench", *lengths, "--concurrency", "1", "--runs", "2", "--depth", "0")
+    # Of another length: with its own figure among the planted ones, a slow one would be no news.
+    other = ("--prompt", "64", "--answer", "32", "--concurrency", "1", "--runs", "2", "--depth", "0")
+    before = serving.node.run("sparkd", "bench", *other).stdout
+    assert "slower since" not in before, before
+    serving.node.run("python3", "-c", PLANTER)
     shown = serving.node.run("sparkd", "bench", *lengths, "--concurrency", "1,4", "--depth", "256").stdout
     print(shown)
-    assert all(len(line) <= 80 for line in shown.splitlines()), shown
-    assert re.search(r"^1 +[\d.,]+ +\S+ +- +\d\.\d\d ", shown, re.MULTILINE), "a ratio to the last one"
+    assert all(len(line) <= 80 for line in shown.splitlines() if "slower" not in line), shown
+    assert re.search(r"^1 +[\d.,]+ +\S+ +- +\d\.\d\d ", shown, re.MULTILINE), "a ratio to the usual one"
+    slower = r"^tiny-cpu, 1 at once: slower since .* tokens/s, 100000\.0 before; changed: kernel 6\.1-planted -> "
+    assert re.search(slower, shown, re.MULTILINE), shown
+    assert any("100000.0 before" in str(line) for line in history(serving)["slower"])
     deep = [int(found) for found in re.findall(r"^(2\d\d) +[\d,]+ ", shown, re.MULTILINE)]
     assert len(deep) == 1, shown
     stopped = serving.node.run(
@@ -303,6 +352,13 @@ def test_a_stop_while_serving_leaves_nothing(serving: SparkdNode) -> None:
     assert serving.containers() == []
     assert serving.leftovers() == []
     assert serving.node.run("sparkd", "status", check=False).returncode == 21
+    launch = [one for one in history(serving)["launches"] if one["recipe"] == "tiny-cpu"][-1]
+    assert (launch["end"]["cause"], launch["served_seconds"] > 0) == ("stop-requested", True)
+    table = serving.node.run("sparkd", "history").stdout
+    print(table)
+    newest = next(line for line in table.splitlines() if " tiny-cpu " in line)
+    assert re.fullmatch(r"\S+ \S+ +tiny-cpu +\d+ s +\S+ +\S+ +stop-requested", newest), table
+    assert all(len(line) <= 80 for line in table.splitlines() if "slower" not in line), table
 
 
 @pytest.mark.parametrize("at", ["launching", "loading: starting the engine core", "loading: starting the API server"])

@@ -32,8 +32,8 @@ ROW_BYTES = 1 << 18
 """A launch whose facts are longer is kept without them."""
 BUSY_SECONDS = 2.0
 """For a reader, who has the file for milliseconds."""
-MOST_READ = 30
-"""Launches with which a new one is compared."""
+MOST_READ = 60
+"""Rows of each kind that an agent reads: half a MiB."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 ASIDE = ".broken"
 _TABLES = f"""
@@ -139,13 +139,15 @@ def read_totals(files: Files) -> dict[str, int]:
 
 def read_past(files: Files, recipe: str, rank: int) -> Past:
     """For a new process. Raises OSError."""
-    launches = [one for one in read(files) if isinstance(one, Launch) and (one.recipe, one.rank) == (recipe, rank)]
-    return Past(tuple(launches[-MOST_READ:]), read_totals(files))
+    launches = [
+        one for one in read(files, MOST_READ) if isinstance(one, Launch) and (one.recipe, one.rank) == (recipe, rank)
+    ]
+    return Past(tuple(launches), read_totals(files))
 
 
 def close_open(files: Files, end: End) -> bool:
     """End the launches whose process could not; as `write`. `end`: of the last process. Raises OSError."""
-    found = [one for one in read(files) if isinstance(one, Launch) and one.end is None]
+    found = [one for one in read(files, MOST_READ) if isinstance(one, Launch) and one.end is None]
     return bool(found) and write(files, *(replace(one, end=end) for one in found))
 
 

@@ -19,11 +19,35 @@ from tests.bed.sparkd_node import HEAD, SparkdNode
 
 SWITCH = "/var/lib/sparkd/switch.json"
 USE_SECONDS = 240.0
+PLANTED = Path(__file__).parent / "files/planted.py"
+SYMPTOMS = {
+    "empty": "an empty answer",
+    "truncated": "cut off: 3 of",
+    "repeated": "repeats one piece of text: 'the sea ",
+    "nan": "repeats one piece of text: '!!!!",
+    "undecodable": "no text: ",
+    "foreign": "CJK in the answer to an English prompt",
+    "template": "markup of a template or a tool in the answer: ",
+    "tool": "markup of a template or a tool in the answer: ",
+    "differs": "the same prompt has different answers at temperature 0",
+    "aborted": "ended with 'abort'",
+    "fails": "a completion failed: HTTP 500",
+}
+"""What tests/bed/files/planted.py makes of answers, and what smoke calls it."""
 RECIPES = {
     "short": "extends: tiny-cpu\nargs: {max-model-len: 256, num-gpu-blocks-override: 7}\n",
     "narrow": "extends: tiny-cpu\nargs: {max-num-seqs: 1}\n",
     "broken": "extends: tiny-cpu\nargs: {enable-sleep-mode: true}\n",
     "garbage": "extends: tiny-cpu\nmodel: {path: garbage}\n",
+    "planted": """\
+extends: tiny-cpu
+args:
+  middleware: planted.Planted
+  chat-template: "{% for one in messages %}{{ one.content }}{% endfor %}"
+env: {PYTHONPATH: /planted}
+container:
+  volumes: ["/srv/planted:/planted:ro"]
+""",
     "missing": "extends: tiny-cpu\nmodel: {path: nowhere}\n",
 }
 """`short`: a KV cache of 896 tokens. `broken`: vLLM's parser and sparkd take it; on a CPU the engine does not."""
@@ -333,3 +357,19 @@ def test_a_power_cut_of_either_node_ends_in_one_plan_on_both(pair: Cluster, rank
     assert context_length(pair.head) in (256, 512)
     text = head.run("cat", SWITCH, check=False).stdout
     assert not text or json.loads(text)["stage"] == "in-force"
+
+
+def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) -> None:
+    """Its server changes what the engine answers, on its way to the client."""
+    node = spark.node
+    node.put(PLANTED, "/srv/planted/planted.py")
+    used = node.run("sparkd", "use", "planted", timeout=USE_SECONDS)
+    assert used.stdout.splitlines()[-1] == "recipe planted is in force", used
+    missed = []
+    for symptom, said in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
+        node.write("/srv/planted/symptom", symptom)
+        shown = node.run("sparkd", "smoke", check=False)
+        print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
+        if (shown.returncode == 12, said in shown.stdout) != (symptom in SYMPTOMS, True):
+            missed.append(symptom)
+    assert not missed

@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from tests.bed import trial
@@ -19,10 +20,15 @@ from tests.bed.pair import LOAD_STALL_SECONDS, Cluster, new_key
 from tests.bed.processes import wait_for
 from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, complete
 from tests.bed.trial import Result
+from tests.unit.lib.test_redaction import CARRIERS, SECRETS
+
+from sparkd.status.model import parse
 
 Record = Callable[[Result], None]
 FABRIC_LATE_SECONDS = 30.0
 HEAD_LATE_SECONDS = 60.0
+NOT_IN_A_TREE = {"weights"}
+"""Checks that need what is not copied."""
 STANDS_BY_SECONDS = 60.0
 
 
@@ -113,6 +119,43 @@ def test_the_logs_of_both_nodes_are_one(serving: Cluster) -> None:
         assert complete(head)
         shown_later = following.communicate(timeout=30)[0]
     assert "POST /v1/" in shown_later, "a line of the head's engine, on the worker"
+
+
+def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, tmp_path: Path) -> None:
+    """After the same loss. Secrets of many kinds lie where it looks, and clients send some."""
+    head, worker = (one.node for one in serving.members)
+    planted = "\n".join(f"# {CARRIERS[how].format(SECRETS[kind])}" for how in CARRIERS for kind in SECRETS)
+    assert planted.count("\n") >= 200
+    for path in ("/etc/sparkd/recipes/planted.yaml", "/etc/sysctl.d/99-planted.conf"):
+        head.write(path, planted.replace("\0", " "))
+    words = "".join(f"exec -a 'python3 --api-key {one}' sleep 120 >/dev/null 2>&1 & " for one in SECRETS.values())
+    head.run("bash", "-c", f"{words} sleep 0.2")
+    for secret in SECRETS.values():
+        url = f"http://127.0.0.1:8000/v1/models?api_key={quote(secret)}"
+        head.run("curl", "--silent", "--max-time", "5", "--output", "/dev/null", url, check=False)
+    key = head.read("/etc/sparkd/cluster.key").strip()
+    head.run("sh", "-c", "rm -rf /root/c && mkdir /root/c && sparkd capture --output /root/c/c.tar.gz")
+    head.run("tar", "-C", "/root/c", "-xzf", "/root/c/c.tar.gz")
+    top = head.sh("echo /root/c/sparkd-capture-*").stdout.strip()
+    for secret in (key, *SECRETS.values()):
+        found = head.run(
+            "grep", "--recursive", "--files-with-matches", "--fixed-strings", "-e", secret, top, check=False
+        )
+        assert not found.stdout, f"{secret} is in {found.stdout}"
+    logs = head.sh(f"cat {top}/logs/*.log").stdout
+    assert all(f" {name} <" in logs for name in (head.name, worker.name))
+    assert "agent.run.failed" in logs and "engine| " in logs
+    assert parse(head.read(f"{top}/nodes/{worker.fabric_address}/report.json"))
+    summary = head.run("sparkd", "capture", "--issue").stdout
+    assert "peer-" in summary and head.name not in summary
+    live = {one["id"]: one["level"] for one in json.loads(head.read(f"{top}/preflight.json"))["checks"]}
+    replayed = json.loads(head.run("sparkd", "preflight", "--root", f"{top}/tree", "--json", check=False).stdout)
+    differ = {
+        one["id"]: (live[one["id"]], one["level"]) for one in replayed["checks"] if one["level"] != live[one["id"]]
+    }
+    assert set(differ) <= NOT_IN_A_TREE, differ
+    assert head.sh("stat -c %a /root/c/c.tar.gz").stdout.strip() == "600"
+    head.sh("rm -r /root/c /etc/sparkd/recipes/planted.yaml /etc/sysctl.d/99-planted.conf")
 
 
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:

@@ -97,7 +97,7 @@ def show_plan(args: argparse.Namespace) -> None:
     node = membership.resolve_context(configured, None, Host()) if args.rank is None else None
     plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
     if args.json:
-        print(_as_json(plan))
+        print(plan_as_json(plan))
     elif args.script:
         print(plan.script, end="")
     else:
@@ -118,7 +118,7 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
 
 
-def _as_json(plan: LaunchPlan) -> str:
+def plan_as_json(plan: LaunchPlan) -> str:
     values = to_builtins(plan, enc_hook=_dump_model)
     return json.dumps({**values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
 

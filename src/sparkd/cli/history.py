@@ -40,16 +40,21 @@ def show_history(args: argparse.Namespace) -> None:
         hint = "if it is broken, the agent's next launch sets it aside"
         raise UsageError(f"the history can't be read: {error}", hint) from None
     launches = [one for one in rows if isinstance(one, Launch)][-args.last :]
-    slower = find_slower(rows)
     if args.json:
-        shown = {one.id for one in launches}
-        others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
-        found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": slower}
-        print(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        print(as_json(rows, totals, args.last))
     elif launches:
-        console.show((Table(table_rows(launches, rows), heading=True, flexible=1, one_line=True), *slower))
+        console.show((Table(table_rows(launches, rows), heading=True, flexible=1, one_line=True), *find_slower(rows)))
     else:
         print("no launch on this node yet")
+
+
+def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
+    """One object: the last launches with their facts, what was measured of them, and totals."""
+    launches = [one for one in rows if isinstance(one, Launch)][-last:]
+    shown = {one.id for one in launches}
+    others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
+    found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
+    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
 
 
 def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:

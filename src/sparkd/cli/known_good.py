@@ -48,7 +48,7 @@ def add_rollback(parser: argparse.ArgumentParser) -> None:
 
 def diff(args: argparse.Namespace) -> None:
     host, config = Host(), load_settings(os.environ)
-    known = _read_known_good(host)
+    known = read_known_good(host)
     if not known:
         print(as_json(None, None) if args.json else _none_yet(config))
         return
@@ -62,7 +62,7 @@ def diff(args: argparse.Namespace) -> None:
     print(as_text(known[0], now))
 
 
-def _read_known_good(host: Host) -> tuple[Entry, ...]:
+def read_known_good(host: Host) -> tuple[Entry, ...]:
     return known_good.read_known_good(host.files, lambda reason: print(f"sparkd: {reason}", file=sys.stderr))
 
 
@@ -127,7 +127,7 @@ def rollback(args: argparse.Namespace) -> None:
         raise UsageError("a plan is named to go back to it, without --list and --end")
     config, host = load_settings(os.environ), Host()
     if args.list:
-        print(listed(_read_known_good(host), config, host))
+        print(listed(read_known_good(host), config, host))
         return
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", "sudo sparkd rollback")
@@ -188,7 +188,7 @@ def image_id(host: Host, ref: str) -> str | None:
 def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
     plan = _configured(config, host)
     present = image_id(host, plan.image) if plan else None
-    entry = choose(_read_known_good(host), wanted, plan, present or "")
+    entry = choose(read_known_good(host), wanted, plan, present or "")
     found = image_id(host, entry.image_id)
     replaces = membership.fingerprint_config(config, host)
     back = make_rollback(entry, replaces, entry.image_id if found else "")

@@ -152,7 +152,8 @@ class CachedHost(Host):
     """
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host.files.root, host.docker_fixture, functools.cache(host.gpu))
+        super().__init__(docker=host.docker_fixture, gpu=functools.cache(host.gpu))
+        self.files = host.files
         self._docker_reader = functools.cache(host.docker_reader)
 
     # Not functools.cache of its own methods: in such a cycle the tables stay until the garbage collector runs.

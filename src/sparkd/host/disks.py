@@ -54,7 +54,7 @@ class Room(Struct, frozen=True):
     read_only: bool
 
 
-class _Counts(Struct, frozen=True):
+class Counts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     free_inodes: int | None
@@ -63,10 +63,10 @@ class _Counts(Struct, frozen=True):
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
     """In the paths' order; without those of which a tree of files has no record. Raises OSError, ValueError."""
     read_only = _read_only(host.files)
-    record = None if host.live else host.files.recorded("disks", dict[str, _Counts]) or {}
+    record = None if host.live else host.files.recorded("disks", dict[str, Counts]) or {}
     found = []
     for path in paths:
-        counts = _count(path) if record is None else record.get(_nearest(record, path))
+        counts = count_room(path) if record is None else record.get(_nearest(record, path))
         if counts is None:
             continue
         real = host.files.real(path)
@@ -97,7 +97,7 @@ def unescape(path: str) -> str:
     return _OCTAL.sub(lambda match: chr(int(match[1], 8)), path)
 
 
-def _count(path: str) -> _Counts:
+def count_room(path: str) -> Counts:
     """Of the nearest folder above that exists."""
     from sparkd.host import os_stats
 
@@ -108,7 +108,7 @@ def _count(path: str) -> _Counts:
         except (FileNotFoundError, NotADirectoryError):
             path = os.path.dirname(path)  # noqa: PTH120  # "/" is there
             continue
-        return _Counts(total, free, found.f_ffree if found.f_files else None)
+        return Counts(total, free, found.f_ffree if found.f_files else None)
 
 
 def _read_only(files: Files) -> dict[str, bool]:

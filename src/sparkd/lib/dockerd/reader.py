@@ -43,7 +43,7 @@ class DockerReader:
     def __init__(self, client: SdkClient, seconds: float) -> None:
         self._client = client
         self._seconds = self._left = seconds
-        self._answers: dict[str, object] = {}
+        self.answers: dict[str, object] = {}
         """By path: the answer, or its error."""
 
     def containers(self) -> object:
@@ -52,7 +52,7 @@ class DockerReader:
     def container(self, container_id: str) -> object:
         """Its current description; None where there is none."""
         path = f"/containers/{container_id}/json"
-        self._answers.pop(path, None)
+        self.answers.pop(path, None)
         return self._get(path, lambda api: api.inspect_container(container_id))
 
     def images(self) -> object:
@@ -71,9 +71,9 @@ class DockerReader:
         self._client.close()
 
     def _get(self, path: str, work: Callable[[APIClient], object]) -> object:
-        if path not in self._answers:
-            self._answers[path] = self._request(work)
-        answer = self._answers[path]
+        if path not in self.answers:
+            self.answers[path] = self._request(work)
+        answer = self.answers[path]
         if not isinstance(answer, DockerError):
             return answer
         if answer.status == MISSING:

@@ -1,0 +1,83 @@
+"""The files of this machine that the checks read, and docker's answers, for `preflight --root`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from sparkd.cli.preflight import look_at
+from sparkd.config import Settings
+from sparkd.host import Host, kernel
+from sparkd.host.files import FIXTURE
+from sparkd.host.gpu import read_driver
+from sparkd.host.recorder import Member, RecordingHost, read_tree
+from sparkd.lib.errors import ConfigError
+
+WORDS = 6
+"""Of a command line: enough to know the program."""
+SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
+STATE = "/var/lib/sparkd"
+SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
+COUNTERS = ("statistics", "counters", "hw_counters")
+ZERO_KEY = b"0" * 64 + b"\n"
+"""In place of the cluster's key: the tree is checked as the machine was."""
+
+
+def read_machine(settings: Settings, machine: Host, secret_files: Collection[str]) -> list[Member]:
+    host = RecordingHost(read_driver)
+    with suppress(ConfigError):
+        look_at(settings, host)
+    found = []
+    for one in read_tree(host.seen, _more()):
+        if one.path != kernel.LOG:
+            content = _content(one.path, one.content, settings.cluster.key_file, secret_files)
+            found.append(one._replace(content=content))
+    gpu = host.gpu()
+    fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
+    fixtures |= {f"docker{path}": _without_commands(answer) for path, answer in host.docker_answers().items()}
+    found += (Member(f"{FIXTURE}/{name}.json", msgspec.json.encode(value)) for name, value in fixtures.items())
+    with suppress(OSError):
+        records = (f"6,{one.sequence},{one.seconds * 1e6:.0f},-;{one.text}\n" for one in kernel.read_log(machine.files))
+        found.append(Member(kernel.LOG, "".join(records).encode()))
+    return found
+
+
+def _content(path: str, content: bytes | None, key_file: str, secret_files: Collection[str]) -> bytes | None:
+    name = path.rpartition("/")[2]
+    if path == key_file:
+        return ZERO_KEY
+    if path in secret_files or (path.startswith("/proc/") and name == "environ"):
+        return b""
+    if path.startswith("/proc/") and name == "cmdline" and content:
+        return b"\0".join(content.split(b"\0")[:WORDS]) + b"\0"
+    return content
+
+
+def _more() -> Iterator[str]:
+    """Files beside those that checks read: settings, state, counters of the fabric."""
+    for folder in (*SETTINGS, STATE):
+        for top, _, names in os.walk(folder):
+            yield from (f"{top}/{name}" for name in names if name.endswith(SUFFIXES))
+    for device in (*Path("/sys/class/infiniband").glob("*"), *Path("/sys/class/net").glob("*")):
+        for here, _, names in os.walk(f"{device}/"):
+            if Path(here).name in COUNTERS:
+                yield from (f"{here}/{name}" for name in names)
+
+
+def _without_commands(answer: object) -> object:
+    """docker's answer without environments, and with the beginnings of commands."""
+    if isinstance(answer, list):
+        return [_without_commands(one) for one in answer]
+    if not isinstance(answer, dict):
+        return answer
+    short: dict[str, object] = {"Env": [], "Cmd": None, "Args": [], "Command": "", "Healthcheck": None}
+    cut = {
+        key: one[:WORDS] if isinstance(one, list) else one
+        for key, one in answer.items()
+        if key in ("Cmd", "Entrypoint")
+    }
+    return {key: cut.get(key, short[key]) if key in short else _without_commands(one) for key, one in answer.items()}

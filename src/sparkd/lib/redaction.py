@@ -1,0 +1,109 @@
+"""Text that leaves the machine: without known secrets in any form, without what looks like one, without prompts.
+
+`lib.text.Redactor` is for each line of a log, and leaves more in. This one may take too much out.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterable, Iterator
+from urllib.parse import quote
+
+from sparkd.lib.text import SHORTEST_SECRET, Redactor
+
+HIDDEN = "***"
+_BEGINNINGS = r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_"
+_NAMES = (
+    r"api[_-]?key|access[_-]?key|private[_-]?key|secret|passw|passphrase|credential|token(?!s|iz)|auth|cookie|webhook"
+)
+_HARMLESS = r"(?:/(?:etc|run|var|srv|home|root)/[\w./-]*|none|null|true|false|[\d.,]{1,7}|\*+)(?![^\s\"',;}\]\\])"
+"""Values: the path of a file, a count."""
+_NAME = rf"(?:{_NAMES})[\w.-]{{0,60}}+"
+_VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"']+)"
+_HOST = r"(?:\[[^\s\]]{2,45}+\]|[^\s/?\"'<>:\[]{0,255}+)(?::\d{1,5}+)?"
+_METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
+_RULES = tuple(
+    (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), replacement)
+    for pattern, replacement in (
+        (r"-----BEGIN [A-Z0-9 ]{0,40}KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}KEY-----|\Z)", HIDDEN),
+        # In URLs: users with passwords, and queries.
+        (r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@\"'<>]{1,500}@", rf"\1{HIDDEN}@"),
+        (rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+", rf"\1{HIDDEN}"),
+        # Headers to the end of the line, and words behind a scheme.
+        (r"\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?[\"']?\s*[:=])[^\r\n]+", rf"\1\2 {HIDDEN}"),
+        (r"\b(bearer|basic)(\s+)[A-Za-z0-9+/_=.~-]{6,}", rf"\1\2{HIDDEN}"),
+        # name=value, name: value, "name": "value", --name value; in quotes to their end.
+        (
+            rf"({_NAME}\\?[\"']?[ \t]{{0,4}}[=:][ \t]{{0,4}}\[?[ \t]{{0,4}}\\?[\"']?)(?!{_HARMLESS}){_VALUE}",
+            rf"\1{HIDDEN}",
+        ),
+        (
+            rf"((?<![\w-])--?[\w-]{{0,60}}{_NAME}(?:[ \t\0]|\",? ?\")+)(?!{_HARMLESS})[^\s\0\"',]+",
+            rf"\1{HIDDEN}",
+        ),
+        (rf"({_NAME}[ \t]{{1,4}}\\?[\"'])[^\"'\n]{{4,}}", rf"\1{HIDDEN}"),
+        # Well-known beginnings of tokens, and JSON web tokens.
+        (rf"\b(?:{_BEGINNINGS})[A-Za-z0-9_-]{{10,}}", HIDDEN),
+        (r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
+    )
+)
+_CLIENTS = r"prompts?|messages|prompt_token_ids|input_ids|content|text"
+_PROMPT = re.compile(
+    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,2000}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
+    re.IGNORECASE | re.MULTILINE,
+)
+"""In a line of the engine: with request logging on, vLLM writes behind such a word what clients send."""
+
+
+_NAMED = re.compile(_NAMES, re.IGNORECASE)
+
+
+class Redaction:
+    """`secrets`: known ones, such as the content of key files, line by line."""
+
+    def __init__(self, secrets: Iterable[str]) -> None:
+        forms = {form for secret in secrets for line in secret.splitlines() for form in _forms(line.strip())}
+        self._known = Redactor(tuple(one for one in forms if len(one) >= SHORTEST_SECRET))
+
+    def __call__(self, text: str) -> str:
+        text = self._known(text)
+        for rule, replacement in _RULES:
+            text = rule.sub(replacement, text)
+        return _PROMPT.sub(rf"\1 {HIDDEN}", text)
+
+    def document(self, value: object, name: str = "") -> object:
+        """Of JSON, which stays JSON. `name`: of what has this value."""
+        match value:
+            case {**fields}:
+                return {self(str(key)): self.document(one, str(key)) for key, one in fields.items()}
+            case [*items]:
+                flags = ["", *(one.lstrip("-") if str(one).startswith("-") else "" for one in map(str, items))]
+                pairs = zip(items, flags, strict=False)
+                return [self.document(one, name if "=" in flag else flag or name) for one, flag in pairs]
+            case str() | int() | float() if not isinstance(value, bool):
+                if _NAMED.search(name) and not re.fullmatch(_HARMLESS, str(value), re.IGNORECASE) and value != "":
+                    return HIDDEN
+                return self(value) if isinstance(value, str) else value
+        return value
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Plain, in URLs, in hexadecimal, and in base64; of a key in hexadecimal, the bytes that it stands for too."""
+    if len(secret) < SHORTEST_SECRET:
+        return
+    yield secret
+    yield quote(secret, safe="")
+    contents = [secret.encode("utf-8", "surrogateescape")]
+    if re.fullmatch(r"(?:[0-9a-fA-F]{2}){8,}", secret):
+        contents.append(bytes.fromhex(secret))
+        yield secret.lower()
+        yield secret.upper()
+    for content in contents:
+        yield content.hex()
+        yield content.hex().upper()
+        # Within a longer text, base64 depends on the place: three forms, without the letters that neighbours share.
+        for before in range(3):
+            for encode in (base64.b64encode, base64.urlsafe_b64encode):
+                encoded = encode(b"\0" * before + content).decode()
+                yield encoded[(before * 8 + 5) // 6 : (len(content) + before) * 8 // 6]

@@ -1,0 +1,47 @@
+"""`sparkd capture` on this machine, as root: it has neither docker nor an agent."""
+
+from __future__ import annotations
+
+import json
+import stat
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from sparkd.cli.main import main
+
+
+def test_it_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    there = tmp_path / "there.tar.gz"
+    there.write_text("mine")
+    assert main(["capture", "--output", str(there)]) == 1
+    assert there.read_text() == "mine"
+    assert "file exists" in capsys.readouterr().err
+
+
+def test_a_machine_without_anything_gives_an_archive_that_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "capture.tar.gz"
+    assert main(["capture", "--output", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert f"{path}: " in shown
+    with tarfile.open(path) as tar:
+        names = {name.partition("/")[2] for name in tar.getnames()}
+        tar.extractall(tmp_path / "out", filter="data")
+    assert {"README.txt", "summary.md", "preflight.json", "versions.json", "gpu.json"} <= names
+    (top,) = (tmp_path / "out").iterdir()
+    assert main(["preflight", "--root", str(top / "tree"), "--json"]) in (10, 17, 78)
+    checks = json.loads(capsys.readouterr().out)["checks"]
+    live = json.loads((top / "preflight.json").read_text())["checks"]
+    assert {one["id"]: one["level"] for one in checks} == {one["id"]: one["level"] for one in live}
+
+
+def test_a_summary_is_markdown_without_names_of_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["capture", "--issue"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("**sparkd ")
+    assert "| check | level | found | hint |" in shown
+    assert len(shown.splitlines()) < 60

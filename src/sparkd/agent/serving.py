@@ -65,7 +65,9 @@ class ProvingPeriod:
             self._proven_at = None
             self._agent.state.proven = True
             self._agent.record(lambda launches: launches.reset(self._agent.plan.counted_as))
-            _keep_known_good(self._agent)
+            switch = self._agent.state.switch
+            if switch is None or switch.to is None or not switch.to.until:  # what has an end is an experiment
+                _keep_known_good(self._agent)
 
 
 def _filled_caches(agent: Deps) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from sparkd.lib.log import Events
 from sparkd.lib.main_loop import StopRequested
 from sparkd.state import launch_history
 from sparkd.state.launch_history import End
-from sparkd.state.switch import CONFIGURED, FILE, Event, Stage, Switch, label, step
+from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, Event, Stage, Switch, label, step
 from sparkd.status.model import Phase, utc_now
 from sparkd.vllm.api import Endpoint
 
@@ -71,7 +71,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     if before.expired(datetime.now(UTC)):
         after = step(before, Event.EXPIRED)
     after = step(after, Event.STARTED) if after is not None else None
-    reason = "its starts ended without a reason"
+    reason = NO_REASON
     if after is not None and after.stage is Stage.TRYING:
         try:
             if after.to is not None:

@@ -24,22 +24,21 @@ from sparkd.cli.use import (
     explain_findings,
     findings_of,
     follow,
-    plans_before,
     read_choice,
     refuse_blocked,
 )
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, ConfigError, SparkdError, UsageError
+from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
 from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.measure.soak import Look
-from sparkd.state import switch
+from sparkd.state import launch_history, switch
 from sparkd.state.file import StateFile
-from sparkd.state.switch import MOST_BACK, TRIES, Chosen, Stage, Switch, label
+from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.status.model import IN_SERVICE, utc_now
 from sparkd.status.report_file import read_living_report
 from sparkd.vllm.streaming import StreamError
@@ -53,6 +52,19 @@ MARGIN_BYTES = 1 << 30
 BY_KNOB = ("plan-lint", "unified-memory")
 """Checks whose outcome a knob decides."""
 FAULT_LENGTH = 300
+NOT_OF_THE_RECIPE = frozenset(
+    (
+        Cause.PEER_LOST,
+        Cause.PEER_SILENT,
+        Cause.PEER_STOPPED,
+        Cause.STOP_REQUESTED,
+        Cause.DOCKER_HUNG,
+        Cause.DOCKER_RESTARTED,
+        Cause.KILLED_FROM_OUTSIDE,
+        Cause.OWN_ADDRESS_GONE,
+    )
+)
+AGAIN = "when that is over, the same command continues from here"
 
 
 class Tuning(Struct, frozen=True):
@@ -84,6 +96,8 @@ class Climb:
         self._replaces = membership.fingerprint_config(config, host)
         self._switch: Switch | None = None
         """The last step's."""
+        self._in_force = False
+        """Whether that has come up: then the file has it until somebody else chooses."""
         found = read_choice(host)
         now = found if found is not None and found.replaces == self._replaces else None
         if now is not None and self._has_step(now):
@@ -91,7 +105,7 @@ class Climb:
         elif now is not None and now.stage is not Stage.IN_FORCE:
             raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
         else:
-            self._back = plans_before(now, config, host)[:MOST_BACK]
+            self._back = ((now.to, *now.back) if now is not None and now.to is not None else ())[:MOST_BACK]
 
     def __enter__(self) -> Self:
         return self
@@ -119,7 +133,7 @@ class Climb:
             try:
                 fault = "the node, or this command, was gone twice meanwhile" if tries >= TRIES else self._use(at)
                 one = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
-            except (SparkdError, KeyboardInterrupt):
+            except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
                 raise
             self.keep(replace(self.tuning, measured=(*self.tuning.measured, one), tried=None, tries=0))
@@ -129,7 +143,7 @@ class Climb:
     def _use(self, at: Position) -> str:
         """Why it did not come up; empty once it is in force.
 
-        Raises BlockedError where the fault is not of the recipe, UsageError for a knob without effect.
+        Raises BlockedError where the fault is not of the recipe.
         """
         config, host, knob = self._config, self._host, at.step[0] if at.step else ""
         base, now = membership.chosen_context(self._base, config, host), membership.resolve_context(config, None, host)
@@ -142,36 +156,50 @@ class Climb:
         to = Chosen(apply(self._base.recipe, self.tuning.name, at.values), engine, until=until)
         try:
             node = membership.chosen_context(to, config, host)
-            alone = apply(self._base.recipe, self.tuning.name, {knob: at.values[knob]} if knob else {})
-            effect = membership.chosen_context(replace(to, recipe=alone), config, host).plan
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
-        if knob and (effect.user_script or effect.argv == base.plan.argv):
-            reason = f"{knob} changes nothing: engine.args or engine.script holds over every recipe"
-            raise UsageError(reason, "sparkd config show")
         findings = findings_of(node, host, config)
         own = [one for one in findings if one.id in BY_KNOB]
-        refuse_blocked(node, [one for one in findings if one not in own], config, host)
+        others = [one for one in findings if one not in own]
+        if not knob:
+            refuse_blocked(node, others, config, host)
+        elif others:  # no rung needs more of another node than the recipe itself, and its agent may just start again
+            raise BlockedError("\n".join(explain_findings(others)))
         if own:
             return sanitize("; ".join(explain_findings(own)), FAULT_LENGTH)
-        found = self._refuse_other()
+        found, self._in_force = self._refuse_other(), False
         self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
         write_switch(found, step, host)
-        fault = follow(step, host)
+        if fault := follow(step, host):
+            if NO_REASON in fault:
+                raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
+            self._refuse_other()
+            return fault
+        self._in_force = True
         self._refuse_other()
-        return fault
+        return ""
 
     def _refuse_other(self) -> Switch | None:
         """What the file has. Raises BlockedError where somebody else has chosen since the last step."""
-        found = read_choice(self._host)
-        if self._switch is not None and found is not None and found.chosen_at != self._switch.chosen_at:
-            raise BlockedError(f"somebody has chosen {label(found.chosen)} meanwhile", "run it again when that is over")
+        found, own = read_choice(self._host), self._switch
+        if own is not None and (found.chosen_at != own.chosen_at if found is not None else self._in_force):
+            raise BlockedError(f"somebody has chosen {label(found.chosen if found else None)} meanwhile", AGAIN)
         return found
 
     def _measure(self, step: tuple[str, Value]) -> Measured:
+        """Raises BlockedError where it was ended by what is not of the recipe."""
+        began = utc_now()
         try:
             one = self._test(step)
-        except (HttpError, StreamError, SparkdError) as error:
+        except (HttpError, StreamError, EngineEndedError) as error:
+            until = time.monotonic() + GONE_SECONDS
+            while (end := launch_history.read_history(self._host.files).last_exit) is None or end.at <= began:
+                if time.monotonic() > until:
+                    break
+                time.sleep(POLL_SECONDS)
+            else:
+                if end.cause in NOT_OF_THE_RECIPE:
+                    raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
             one = Measured(*step, fault=sanitize(f"the endpoint did not answer: {error}", FAULT_LENGTH))
         self._refuse_other()
         return one
@@ -179,7 +207,9 @@ class Climb:
     def _test(self, step: tuple[str, Value]) -> Measured:
         began, patience = time.monotonic(), self._config.readiness.timeout_seconds
         while (report := read_living_report(self._host.files)) is None or report.phase not in IN_SERVICE:
-            if time.monotonic() - began > (GONE_SECONDS if report is None else patience):
+            if report is None and time.monotonic() - began > GONE_SECONDS:
+                raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
+            if time.monotonic() - began > patience:
                 return Measured(*step, fault="it does not serve")
             time.sleep(POLL_SECONDS)
         for _ in range(2):  # healthy models write an odd answer now and then

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -15,11 +17,12 @@ from sparkd.actions import files
 from sparkd.cli import bench
 from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
 from sparkd.cli.history import read_rows
+from sparkd.cli.survey import prompt
 from sparkd.cli.use import load_chosen, refuse_worker
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
-from sparkd.lib.errors import ExitCode, NotReadyError, UsageError
+from sparkd.lib.errors import ConfigError, ExitCode, NotReadyError, UsageError
 from sparkd.lib.text import sanitize
 from sparkd.measure import ladder
 from sparkd.measure.ladder import Knob
@@ -53,12 +56,15 @@ def tune_recipe(args: argparse.Namespace) -> int:
     base, name = load_chosen(args.recipe, 0, config, host), args.name or f"{args.recipe}-tuned"
     refuse_name(args.recipe, name, host)
     knobs = ladder.read_knobs(args.knob, base.recipe)
+    refuse_without_effect(knobs, base, config, host)
     with bench.only_one():
         bench.catch_ends()
         begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
         kept = FILE.read(host.files)
         if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
             begun = kept
+        elif kept is not None and kept.measured:
+            print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
         climb = Climb(begun, base, config, host)
         print("\n".join(announce(begun, base, config, host)), flush=True)
         confirm(args, [*ladder.warnings(knobs, base.recipe)])
@@ -82,6 +88,21 @@ def refuse_name(base: str, name: str, host: Host) -> None:
         raise UsageError(f"--name {sanitize(name, 60)}: needed are small letters, digits, dots and dashes")
 
 
+def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings, host: Host) -> None:
+    """Raises UsageError for a knob that turns nothing."""
+    plan = membership.chosen_context(base, config, host).plan
+    for knob in knobs:
+        rung = next(chain(ladder.rungs(knob, up=True), ladder.rungs(knob, up=False)), None)
+        if rung is None:
+            raise UsageError(f"--knob {knob.name}: the bounds have the recipe's own value alone")
+        with suppress(ConfigError):  # then it is a bad step
+            recipe = ladder.apply(base.recipe, base.recipe.name, {knob.name: rung})
+            made = membership.chosen_context(replace(base, recipe=recipe), config, host).plan
+            if made.user_script or made.argv == plan.argv:
+                reason = f"{knob.name} changes nothing: engine.args or engine.script holds over every recipe"
+                raise UsageError(reason, "sparkd config show")
+
+
 def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
     """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
     most = next((int(one.high) for one in knobs if one.name == ladder.SEQUENCES), 0)
@@ -90,12 +111,13 @@ def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
 
 def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iterator[str]:
     """What is to be done, and about how long it takes."""
-    done, most = len(tuning.measured), ladder.most_steps(tuning.knobs)
+    ways = {one: [tuple(ladder.rungs(one, up=up)) for up in (True, False)] for one in tuning.knobs}
+    done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(ways.values())))
     steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
     yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
-    for one in tuning.knobs:
-        up, down = (" ".join(map(str, rungs)) or "none" for rungs in (ladder.rungs_up(one), ladder.rungs_down(one)))
-        yield f"  {one.name} {'unset' if one.start is None else one.start}: up {up}; down {down}"
+    for one, way in ways.items():
+        up, down = (" ".join(map(str, rungs)) or "none" for rungs in way)
+        yield f"  {one.name} {one.start}: up {up}; down {down}"
     history, runs = launch_history.read_history(host.files), find_runs(read_rows())
     plan = membership.chosen_context(base, config, host).plan
     load = history.load_seconds(plan.counted_as) or (history.loads[-1].seconds if history.loads else None)
@@ -115,7 +137,7 @@ def confirm(args: argparse.Namespace, warnings: list[str]) -> None:
         raise UsageError("reports warn of that", "narrower bounds, or --despite-warnings")
     if not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes begins without a question")
-    if not args.yes and input("begin? [y/N] ").strip().lower() not in ("y", "yes"):
+    if not args.yes and prompt("begin? [y/N] ").strip().lower() not in ("y", "yes"):
         raise UsageError("not begun: nothing is changed")
 
 

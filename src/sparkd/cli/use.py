@@ -139,7 +139,7 @@ def _choose(
         if replace(now.to, until=to.until) == to:
             return replace(now, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
-    back = plans_before(now, config, host)[:MOST_BACK]
+    back = _plans_before(now, config, host)[:MOST_BACK]
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
@@ -161,7 +161,7 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
     return Chosen(loaded.recipe, engine, until=until)
 
 
-def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
+def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
     """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
     before = now.back if now is not None else ()
     if now is not None and now.stage is Stage.IN_FORCE and now.to is not None:

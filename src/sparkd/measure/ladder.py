@@ -51,8 +51,8 @@ class Knob(Struct, frozen=True):
     name: str
     low: Value
     high: Value
-    start: Value | None
-    """What the recipe has; None where it leaves that to the engine."""
+    start: Value
+    """What the recipe has, within the bounds."""
 
 
 class Measured(Struct, frozen=True):
@@ -83,8 +83,8 @@ def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Positi
     values: dict[str, Value] = {}
     fastest = best
     for knob in knobs:
-        for upward, rungs in ((True, rungs_up(knob)), (False, rungs_down(knob))):
-            for value in () if knob.name in values and not upward else rungs:
+        for upward in (True, False):
+            for value in () if knob.name in values and not upward else rungs(knob, up=upward):
                 one = found.get((knob.name, value))
                 if one is None:
                     return Position((knob.name, value), {**values, knob.name: value}, best)
@@ -104,31 +104,15 @@ def is_faster(one: Spread | None, other: Spread | None) -> bool:
     return one.low > other.high and one.median > other.median * (1 + LEAST_SHARE)
 
 
-def most_steps(knobs: Iterable[Knob]) -> int:
-    """The recipe as it is included."""
-    return 1 + sum(len([*rungs_up(one), *rungs_down(one)]) for one in knobs)
-
-
-def rungs_up(knob: Knob) -> Iterator[Value]:
-    """Above the recipe's value: a count doubles. The bounds themselves are rungs."""
-    start = knob.start
-    value = knob.low if start is None or start < knob.low else _beside(knob.name, start, up=True)
-    while value < knob.high:
+def rungs(knob: Knob, *, up: bool) -> Iterator[Value]:
+    """From the recipe's value to a bound, which is the last: a count doubles, or halves."""
+    end, sign = (knob.high, 1) if up else (knob.low, -1)
+    value = _beside(knob.name, knob.start, up=up)
+    while value * sign < end * sign:
         yield value
-        value = _beside(knob.name, value, up=True)
-    if start is None or start < knob.high:
-        yield knob.high
-
-
-def rungs_down(knob: Knob) -> Iterator[Value]:
-    """Below the recipe's value; none where it has none."""
-    if knob.start is None or knob.start <= knob.low:
-        return
-    value = knob.high if knob.start > knob.high else _beside(knob.name, knob.start, up=False)
-    while value > knob.low:
-        yield value
-        value = _beside(knob.name, value, up=False)
-    yield knob.low
+        value = _beside(knob.name, value, up=up)
+    if knob.start != end:
+        yield end
 
 
 def _beside(name: str, value: Value, *, up: bool) -> Value:
@@ -153,7 +137,11 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
             raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {least} to {most}")
         if name == TOKENS and not isinstance(recipe.args.get(DRAFTS_CONFIG), dict):
             raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
-        found[name] = Knob(name, low, high, _own_value(recipe, name))
+        own = _own_value(recipe, name)
+        if own is None or not low <= own <= high:
+            has = "leaves it to the engine" if own is None else f"has {own}"
+            raise UsageError(f"--knob {shown}: the recipe {has}", "a recipe with a number within the bounds")
+        found[name] = Knob(name, low, high, own)
     if not found:
         raise UsageError("no knob is given", "such as --knob max-num-seqs=4..16")
     return tuple(found.values())
@@ -162,14 +150,13 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
 def _number(name: str, text: str) -> Value | None:
     if name != SHARE:
         return parse_amount(text)
-    return float(text) if re.fullmatch(r"[01](\.[0-9]{1,4})?", text, re.ASCII) else None
+    return float(text) if re.fullmatch(r"[01]?(\.[0-9]{1,6})?", text, re.ASCII) and text else None
 
 
 def _own_value(recipe: Recipe, name: str) -> Value | None:
     config = recipe.args.get(DRAFTS_CONFIG)
     drafts = config.get(DRAFTS_KEY) if isinstance(config, dict) else None
-    value = drafts if name == TOKENS else recipe.args.get(name)
-    return None if value is None else _number(name, str(value))
+    return _number(name, str(drafts if name == TOKENS else recipe.args.get(name)))
 
 
 def apply(recipe: Recipe, name: str, values: Mapping[str, Value]) -> Recipe:
@@ -186,14 +173,14 @@ def warnings(knobs: Iterable[Knob], recipe: Recipe) -> Iterator[str]:
     """What reports warn of, for the rungs that reach it."""
     config = recipe.args.get(DRAFTS_CONFIG)
     method = config.get("method") if isinstance(config, dict) else None
-    drafts = DRAFTS.get(str(method), DRAFTS["deepseek_mtp"])
+    drafts = DRAFTS.get(str(method))
     for knob in knobs:
-        rungs = [*rungs_up(knob), *rungs_down(knob)]
-        if knob.name == BATCH and (below := [one for one in rungs if one < SMALLEST_BATCH]):
+        values = [*rungs(knob, up=True), *rungs(knob, up=False)]
+        if knob.name == BATCH and (below := [one for one in values if one < SMALLEST_BATCH]):
             yield f"{BATCH} {min(below)}: long prompts were seen to suffer at {SMALLEST_BATCH} already"
-        if knob.name == TOKENS and (above := [one for one in rungs if one > drafts]):
+        if knob.name == TOKENS and drafts and (above := [one for one in values if one > drafts]):
             yield f"{TOKENS} {max(above)}: more than {drafts} was measured to cost more than it gives"
-        if knob.name == SHARE and (above := [one for one in rungs if one > HIGHEST_SHARE]):
+        if knob.name == SHARE and (above := [one for one in values if one > HIGHEST_SHARE]):
             yield f"{SHARE} {max(above)}: at most {HIGHEST_SHARE} was seen to work"
 
 
@@ -217,8 +204,9 @@ def render(base: Recipe, name: str, at: Position, measured: Iterable[Measured], 
         expect[FIRST] = {str(at_once): round(best.first_token_seconds, 3)}
     lines = [f"# Measured by `sparkd tune-recipe` until {made}, under {at_once} requests at once:"]
     lines += [f"#   {name_step(one.knob, one.value)}: {describe(one)}" for one in measured]
-    lines += ["schema: 1", f"name: {name}", f"description: {base.name}, with what measured best on this machine"]
-    lines += [f"source: sparkd tune-recipe, {made[:10]}", f"extends: {base.name}"]
+    described = f"{base.name}, with what measured best on this machine"
+    lines += ["schema: 1", f"name: {json.dumps(name)}", f"description: {json.dumps(described)}"]
+    lines += [f"source: sparkd tune-recipe, {made[:10]}", f"extends: {json.dumps(base.name)}"]
     args = {flag: value for flag, value in changed.items() if base.args.get(flag) != value}
     for section, values in (("args", args), ("expect", expect)):
         lines += [f"{section}:", *(f"  {key}: {json.dumps(value)}" for key, value in values.items())]

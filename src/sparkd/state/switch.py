@@ -33,6 +33,7 @@ TRIES = 2
 """Starts of a new plan that may end without a verdict on it: the first power cut is not its fault."""
 MOST_BACK = 8
 CONFIGURED = "what is configured"
+NO_REASON = "its starts ended without a reason"
 
 
 class Chosen(Struct, frozen=True):

@@ -28,7 +28,7 @@ from sparkd.plan.model import Cache
 from sparkd.state import known_good, launch_history
 from sparkd.state.known_good import Entry, Facts, History, node_values
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
-from sparkd.state.switch import FILE, make_rollback
+from sparkd.state.switch import FILE, Chosen, Stage, Switch, make_rollback
 
 ENDED = EngineEndedError("the engine ended")
 
@@ -151,6 +151,14 @@ def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: Ag
     shutdown_on_error(started.agent, None, BlockedError("plan-lint: no"))
     (line,) = differences_logged(started)
     assert "name=args.dtype" in line
+
+
+@pytest.mark.parametrize(("until", "count"), [("", 1), ("2999-01-01T00:00:00+00:00", 0)])
+def test_a_plan_with_an_end_does_not_become_known_good(started: AgentUnderTest, until: str, count: int) -> None:
+    chosen = Chosen(started.agent.context.recipe, started.agent.context.settings.engine, until=until)
+    started.agent.state.switch = Switch("f", Stage.IN_FORCE, chosen, (), 0, 60, "1")
+    ProvingPeriod(started.agent).tick()
+    assert (len(kept(started)), started.agent.state.proven) == (count, True)
 
 
 def test_the_end_of_another_node_or_of_a_proven_plan_is_no_failed_start(started: AgentUnderTest) -> None:

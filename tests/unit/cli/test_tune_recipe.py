@@ -33,7 +33,7 @@ MINE = "schema: 1\nname: mine\nmodel: {path: m}\nimage: {ref: 'i:1'}\nnodes: {ma
 
 def test_what_was_measured_is_read_back_as_it_was_written() -> None:
     measured = (Measured("", 0, Spread(1.5, 1, 2), 0.1, 4096), Measured("gpu-memory-utilization", 0.82, fault="x"))
-    tuning = Tuning("a", "f", (Knob("gpu-memory-utilization", 0.8, 0.9, None),), 4, measured, (SEQUENCES, 8), 1)
+    tuning = Tuning("a", "f", (Knob("gpu-memory-utilization", 0.8, 0.9, 0.8),), 4, measured, (SEQUENCES, 8), 1)
     assert FILE.decode(FILE.encode(tuning).encode()) == tuning
 
 
@@ -116,17 +116,39 @@ def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:
     return found
 
 
-@pytest.mark.parametrize("engine", [{"args": {"max-num-seqs": 4}}, {"script": "/srv/own.sh"}])
-def test_a_knob_without_effect_is_refused_before_its_step(tree: Tree, engine: dict[str, object]) -> None:
+@pytest.mark.parametrize("engine", [{"args": {"max-model-len": 1024}}, {"script": "/srv/own.sh"}])
+def test_a_knob_without_effect_is_refused_before_the_first_step(tree: Tree, engine: dict[str, object]) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", f"{MINE}args: {{max-num-seqs: 4, max-model-len: 1024}}\n")
+    host, config = Host(tree.root), configured(engine={"recipe": "mine"})
+    base = load_chosen("mine", 0, config, host)
+    tune_recipe.refuse_without_effect(KNOBS, base, config, host)
+    config = configured(engine={"recipe": "mine", **engine})
+    base = load_chosen("mine", 0, config, host)
+    with pytest.raises(UsageError, match="changes nothing"):
+        tune_recipe.refuse_without_effect(KNOBS, base, config, host)
+    with pytest.raises(UsageError, match="own value alone"):
+        tune_recipe.refuse_without_effect([Knob(SEQUENCES, 4, 4, 4)], base, config, host)
+
+
+def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
+    """It is in force, and neither serves now nor is proven."""
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-    host, config = Host(tree.root), configured(engine={"recipe": "mine", **engine})
-    measured = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0, Spread(9, 8, 10)),))
-    climb = Climb(measured, load_chosen("mine", 0, config, host), config, host)
-    with pytest.raises(UsageError, match="max-num-seqs changes nothing"):
-        climb.run()
-    kept = FILE.read(host.files)
-    assert kept is not None
-    assert (kept.measured, kept.tried, in_file(tree)) == (measured.measured, None, None)
+    put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
+    assert Climb(TUNING, BASE, CONFIG, Host(tree.root))._back == (step("fresh"), step("older"))
+
+
+@pytest.mark.parametrize("in_force", [True, False])
+def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
+    tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
+    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root))
+    climbing._switch, climbing._in_force = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
+    assert climbing._refuse_other() == climbing._switch
+    (tree.root / switch.FILE.path[1:]).unlink()
+    if not in_force:  # the agent has gone back from it
+        assert climbing._refuse_other() is None
+        return
+    with pytest.raises(BlockedError, match="somebody has chosen what is configured"):
+        climbing._refuse_other()
 
 
 def step(name: str, until: str = "") -> Chosen:

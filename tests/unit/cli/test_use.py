@@ -113,7 +113,7 @@ def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
     tree: Tree, found: Switch | None, names: list[str]
 ) -> None:
     recipe_file(tree, "mine")
-    before = use.plans_before(found, CONFIG, Host(tree.root))
+    before = use._plans_before(found, CONFIG, Host(tree.root))
     assert [one.recipe.name for one in before] == names
 
 
@@ -121,11 +121,11 @@ def test_what_neither_serves_nor_is_known_good_is_no_way_back(tree: Tree) -> Non
     recipe_file(tree, "mine")
     good = known_good_entry()
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))
-    (before,) = use.plans_before(None, CONFIG, Host(tree.root))
+    (before,) = use._plans_before(None, CONFIG, Host(tree.root))
     assert before.plan == good.plan
     own = membership.configured_context(CONFIG, Host(tree.root)).plan.digest
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good, replace(good, plan=own)))))
-    assert use.plans_before(None, CONFIG, Host(tree.root)) == ()
+    assert use._plans_before(None, CONFIG, Host(tree.root)) == ()
 
 
 def test_more_time_is_no_switch(tree: Tree) -> None:

@@ -22,6 +22,7 @@ WORDS = 6
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
+KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json")
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
 """In place of the cluster's key: the tree is checked as the machine was."""
@@ -34,7 +35,7 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
     found = []
     for one in read_tree(host.seen, _more()):
         if one.path != kernel.LOG:
-            content = _content(one.path, one.content, settings.cluster.key_file, secret_files)
+            content = keep_content(one.path, one.content, settings.cluster.key_file, secret_files)
             found.append(one._replace(content=content))
     gpu = host.gpu()
     fixtures: dict[str, object] = {"nvml": gpu, "disks": host.seen.rooms}
@@ -46,10 +47,12 @@ def read_machine(settings: Settings, machine: Host, secret_files: Collection[str
     return found
 
 
-def _content(path: str, content: bytes | None, key_file: str, secret_files: Collection[str]) -> bytes | None:
+def keep_content(path: str, content: bytes | None, key_file: str, secret_files: Collection[str]) -> bytes | None:
     name = path.rpartition("/")[2]
     if path == key_file:
         return ZERO_KEY
+    if path.startswith(f"{STATE}/") and name not in KEPT_STATE:
+        return b""  # such as setup.json, which has what the cluster's key was before
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
     if path.startswith("/proc/") and name == "cmdline" and content:

@@ -9,7 +9,10 @@ import tarfile
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from sparkd.cli.capture_archive import Archive
+from sparkd.cli.capture_tree import keep_content
 from sparkd.host.recorder import RecordingFiles, read_tree
 from sparkd.lib.redaction import Redaction
 
@@ -35,6 +38,23 @@ def test_every_text_of_an_archive_passes_the_redaction_names_too() -> None:
     assert not any(PLANT in text for text in (*names, *links))
     assert not any(PLANT.encode() in text for text in texts)
     assert texts == [b'{\n "x": "***"\n}', b"{}", b""]
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("/etc/sparkd/sparkd.toml", b"a\0b\0c\0d\0e\0f\0g"),
+        ("/etc/sparkd/other.key", b"0" * 64 + b"\n"),
+        ("/etc/sparkd/token", b""),
+        ("/var/lib/sparkd/setup.json", b""),
+        ("/var/lib/sparkd/switch.json", b"a\0b\0c\0d\0e\0f\0g"),
+        ("/proc/7/environ", b""),
+        ("/proc/7/cmdline", b"a\0b\0c\0d\0e\0f\0"),
+    ],
+)
+def test_what_is_known_to_hold_secrets_is_not_copied(path: str, kept: bytes) -> None:
+    found = keep_content(path, b"a\0b\0c\0d\0e\0f\0g", "/etc/sparkd/other.key", {"/etc/sparkd/token"})
+    assert found == kept
 
 
 def test_an_archive_is_bounded() -> None:

@@ -18,7 +18,8 @@ import sparkd
 from sparkd.engine.log_lines import LINE_LIMIT_BYTES, LogForwarder
 from sparkd.lib.text import Redactor
 
-LIMIT_SECONDS = 0.005
+LIMIT_SECONDS = 0.01
+"""Under 5 ms each on a core of their own; other tests may have half of it, such as the other thread of the core."""
 SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.py")}
 READERS = (
     *("sparkd.engine", "sparkd.lib", "sparkd.cluster", "sparkd.agent", "sparkd.vllm.known_errors", "sparkd.vllm.api"),
@@ -102,7 +103,7 @@ def seconds(used: Used, line: str) -> float:
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-def test_no_line_of_16_kib_takes_a_pattern_5_ms(name: str) -> None:
+def test_no_line_of_16_kib_takes_a_pattern_long(name: str) -> None:
     used = PATTERNS[name]
     for line in hostile.lines(used.pattern, LINE_LIMIT_BYTES):
         took = seconds(used, line)

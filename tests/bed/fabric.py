@@ -43,9 +43,15 @@ class Fabric:
         """This share of the frames each way, at random: a ping there and back is lost more often than that."""
         if not 0 < percent <= EVERYTHING:
             raise BedError(f"{percent} % can't be lost: 1 to {EVERYTHING}")
-        chance = "" if percent == EVERYTHING else f"numgen random mod 100 < {percent} "
+        self._drop("" if percent == EVERYTHING else f"numgen random mod 100 < {percent} ")
+
+    def slow(self, mbytes_per_second: int) -> None:
+        """No more than this each way; what is over is lost, as by a switch."""
+        self._drop(f"limit rate over {mbytes_per_second} mbytes/second burst 2 mbytes ")
+
+    def _drop(self, which: str) -> None:
         port = fabric_port(self.index)
-        rules = [f'add rule bridge {port} forward {way} "{port}" {chance}drop' for way in ("iifname", "oifname")]
+        rules = [f'add rule bridge {port} forward {way} "{port}" {which}drop' for way in ("iifname", "oifname")]
         chain = f"add chain bridge {port} forward {{ type filter hook forward priority 0; }}"
         self.space.run("nft", "; ".join([self._no_table(), f"add table bridge {port}", chain, *rules]))
 

@@ -61,6 +61,35 @@ def serving(cluster: Cluster, start_seconds: float) -> Cluster:
     return cluster
 
 
+def fabric_test(cluster: Cluster) -> list[subprocess.CompletedProcess[str]]:
+    """Of both nodes, the worker's first, which waits for the head."""
+    argv = ("sparkd", "fabric", "test", "--json")
+    with subprocess.Popen(cluster.worker.node.entered(*argv), stdout=subprocess.PIPE, text=True) as worker:
+        head = cluster.head.node.run(*argv, check=False)
+        shown = worker.communicate(timeout=30)[0]
+    return [head, subprocess.CompletedProcess(argv, worker.returncode, shown)]
+
+
+def test_a_slow_fabric_is_found_by_both_nodes_while_nothing_serves(cluster: Cluster) -> None:
+    """Here a cable of 10 Gb/s, as its cards say, which carries that or is limited by the method on busy cores."""
+    good = fabric_test(cluster)
+    assert [one.returncode for one in good] == [0, 0], good
+    found = [json.loads(one.stdout) for one in good]
+    assert found[0] == found[1]
+    (pair,), (verdict,) = found[0]["pairs"], found[0]["verdicts"]
+    addresses = [one.node.fabric_address for one in cluster.members]
+    assert [pair["own"]["address"], pair["other"]["address"]] == addresses
+    assert verdict["outcome"] in ("ok", "unknown")
+    assert min(pair["measured"]["sent_gbps"], pair["measured"]["received_gbps"]) > 1, pair
+    cluster.worker.node.fabric.slow(50)
+    slowed = fabric_test(cluster)
+    cluster.worker.node.fabric.clear()
+    assert [one.returncode for one in slowed] == [10, 10], slowed
+    (pair,), (verdict,) = (json.loads(slowed[0].stdout)[key] for key in ("pairs", "verdicts"))
+    assert verdict["outcome"] == "slow", pair
+    assert max(pair["measured"]["sent_gbps"], pair["measured"]["received_gbps"]) < 0.6, pair
+
+
 @pytest.mark.whole
 def test_the_guard_of_a_worker_ends_its_rank_which_counts_there_alone_and_both_come_back(
     cluster: Cluster, start_seconds: float, record: Record
@@ -156,6 +185,13 @@ def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, 
     assert set(differ) <= NOT_IN_A_TREE, differ
     assert head.sh("stat -c %a /root/c/c.tar.gz").stdout.strip() == "600"
     head.sh("rm -r /root/c /etc/sparkd/recipes/planted.yaml /etc/sysctl.d/99-planted.conf")
+
+
+def test_no_fabric_test_runs_beside_an_agent(serving: Cluster) -> None:
+    for member in serving.members:
+        refused = member.node.run("sparkd", "fabric", "test", check=False)
+        assert refused.returncode == 10
+        assert "systemctl stop sparkd-head sparkd-worker" in refused.stderr
 
 
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:

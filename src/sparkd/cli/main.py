@@ -30,6 +30,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("smoke", "smoke", "test whether the endpoint's answers make sense, alone and at once"),
     ("tune-recipe", "tune_recipe", "climb with one knob of a recipe at a time, and write the best as a recipe"),
     ("bench", "bench", "measure how fast the endpoint answers, beside the recipe's figures and the usual ones"),
+    ("fabric", "fabric", "measure how fast the ports between the nodes are"),
     ("history", "history", "show the launches on this node, and what was measured of each"),
     ("plot", "plot", "draw what bench --json has printed"),
     ("sweep", "run", "stop the container of an agent that is gone"),

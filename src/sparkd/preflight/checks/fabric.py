@@ -137,8 +137,8 @@ only small datagrams get a reply, the other interface or a switch takes no large
            leave 1500, which works: RDMA then sends 1024 bytes a packet instead of 4096, and TCP more packets.
 
 An MTU set with `ip link` is gone after the next boot, and a firmware update may reset it: set it in netplan. The speed
-under load is not measured here: use ib_write_bw, about 110 Gb/s for one twin. Where no node replies at all (it is off,
-or its firewall drops), the path is not judged."""
+under load is not measured here: `sparkd fabric test` does, while nothing serves. Where no node replies at all (it is
+off, or its firewall drops), the path is not judged."""
 
     def probe(self, host: Host) -> FabricLinkFacts:
         if not self.peers or not self.interface:

@@ -1,0 +1,156 @@
+"""What the fabric's figures mean: of each pair of ports, whether it carries what its link should. All of it is pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from sparkd.cluster.traffic import Measured
+from sparkd.host.fabric_ports import MOST, FabricPort
+from sparkd.lib.text import sanitize
+
+OK, SLOW, UNKNOWN = "ok", "slow", "unknown"
+USABLE_GBPS = 110.0
+"""Of one interface of a DGX Spark's ConnectX-7: four PCIe lanes. The kernel reports 200 Gb/s."""
+LEAST_SHARE = 0.6
+"""Of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
+CEILING_SHARE = 0.6
+"""Of what the method reaches without a cable: from there on, it may be the method that is slow."""
+DEGRADED_GBPS = 25.0
+"""A degraded ConnectX-7 carries 8 to 25 Gb/s, mostly 13, by TCP and RDMA alike, with a link of 200 (NVIDIA/
+dgx-spark-playbooks, pull request 108)."""
+HALF_LANES_GBPS = 60.0
+"""Of two PCIe lanes instead of four: 55 Gb/s, as of the second slot of an ASUS GX10 (NVIDIA's forum, 367853)."""
+LONG_TRIP_US = 1000.0
+"""A round trip over a cable takes some 50 us by TCP."""
+JUMBO_MTU = 9000
+
+
+class Port(Struct, frozen=True):
+    interface: Annotated[str, Meta(max_length=64)]
+    address: Annotated[str, Meta(max_length=64)]
+    speed_mbps: Annotated[int, Meta(ge=1, lt=1 << 31)] | None
+    mtu: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    hidden_twins: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MOST)] = ()
+    """Interfaces of the same physical port without an address: a part of its bandwidth that nothing reaches."""
+
+
+class Facts(Struct, frozen=True):
+    """What a node says of itself."""
+
+    node: Annotated[str, Meta(max_length=256)]
+    ports: Annotated[tuple[Port, ...], Meta(max_length=2 * MOST)]
+
+
+class Pair(Struct, frozen=True):
+    own: Port
+    other: Port
+    measured: Measured | None
+    trouble: Annotated[str, Meta(max_length=1000)] = ""
+    """Why nothing was measured."""
+
+    @property
+    def link_gbps(self) -> float | None:
+        """None where one of them is not known."""
+        own, other = self.own.speed_mbps, self.other.speed_mbps
+        return min(own, other) / 1000 if own and other else None
+
+
+class Verdict(Struct, frozen=True):
+    outcome: str
+    """One of the three."""
+    reason: str
+    hint: str = ""
+
+
+class Result(Struct, frozen=True):
+    """Of two nodes: the first one measured."""
+
+    own: Facts
+    other: Facts
+    ceiling_gbps: float
+    pairs: Annotated[tuple[Pair, ...], Meta(max_length=2 * MOST)]
+
+
+def describe_ports(node: str, own: str, found: Sequence[FabricPort]) -> Facts:
+    """Of IPv4, and the address `own` of cluster.nodes first, whatever its interface is."""
+    addressed = {one.link.name for one in found if one.addresses}
+    ports = [
+        Port(
+            one.link.name,
+            address,
+            one.link.speed_mbps,
+            one.link.mtu,
+            tuple(twin for twin in one.twins if twin not in addressed),
+        )
+        for one in found
+        for address in one.addresses
+        if address == own or ":" not in address
+    ]
+    if not any(one.address == own for one in ports):
+        ports.insert(0, Port("", own, None, 0))
+    return Facts(node, tuple(sorted(ports, key=lambda one: one.address != own))[: 2 * MOST])
+
+
+def pair_ports(
+    own: Facts, other: Facts, to: str, interfaces: Callable[[str], tuple[str, ...]]
+) -> Iterator[tuple[Port, Port]]:
+    """The addresses of cluster.nodes (`to` is the other node's), then those of one subnet.
+
+    `interfaces` tells which of this node's reach an address without a router.
+    """
+    first = next((one for one in other.ports if one.address == to), Port("", to, None, 0))
+    yield own.ports[0], first
+    for far in other.ports:
+        reached = interfaces(far.address)
+        near = [one for one in own.ports[1:] if reached == (one.interface,)]
+        if near and far.address != to:
+            yield near[0], far
+
+
+def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
+    found, link = pair.measured, pair.link_gbps
+    if found is None:
+        hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's port?"
+        return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
+    reached = min(found.sent_gbps, found.received_gbps)
+    if link is None:
+        return Verdict(UNKNOWN, f"{reached:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
+    wanted = min(link, USABLE_GBPS)
+    figures = f"{reached:.1f} Gb/s where {wanted:g} are usual"
+    if reached < LEAST_SHARE * wanted:
+        if reached >= CEILING_SHARE * ceiling_gbps:
+            reason = f"at least {reached:.1f} Gb/s: more can't be told, for this test reaches {ceiling_gbps:.1f} here"
+            return Verdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
+        return Verdict(SLOW, figures, _find_hint(pair, reached, wanted))
+    if found.round_trip_us > LONG_TRIP_US:
+        reason = f"a round trip takes {found.round_trip_us:.0f} us, some 50 are usual"
+        return Verdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
+    return Verdict(OK, f"{reached:.1f} of {wanted:g} Gb/s")
+
+
+def _find_hint(pair: Pair, reached: float, wanted: float) -> str:
+    if wanted < USABLE_GBPS:
+        return f"look at the cable, and at dropped packets: ip -s -s link show {pair.own.interface}"
+    if reached < 1.2:
+        return f"as if by the management network: ip route get {pair.other.address}"
+    if 8 <= reached <= DEGRADED_GBPS:
+        off = "shut both nodes down, unplug their power for a minute, test again; then update the firmware"
+        return f"a ConnectX-7 in its degraded state carries about 13 Gb/s, with a link of 200: {off}"
+    mtu = min(pair.own.mtu, pair.other.mtu)
+    if mtu < JUMBO_MTU:
+        return f"the MTU is {mtu}: set {JUMBO_MTU} in netplan on both nodes"
+    if reached < HALF_LANES_GBPS:
+        return "does each function of the ConnectX-7 have four PCIe lanes? sudo lspci -vv: LnkSta, Width x4"
+    return f"look at dropped packets, and whether a core is busy: ip -s -s link show {pair.own.interface}"
+
+
+def describe_twins(result: Result) -> Iterator[tuple[str, str]]:
+    """Node, and each port of which a part has no address: what is measured of the rest says nothing of it."""
+    for facts in (result.own, result.other):
+        for port in facts.ports:
+            for twin in port.hidden_twins:
+                lost = f"{twin}, the twin of {port.interface}, has no address: half of the port's bandwidth is not used"
+                yield sanitize(facts.node, 64), sanitize(lost, 300)

@@ -30,6 +30,7 @@ from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_
 from sparkd.cluster.logs import Entry, merge, open_logs
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host, versions
+from sparkd.host.files import Kind
 from sparkd.host.gpu import read_clocks, read_driver
 from sparkd.host.journal import LATEST_US, Query
 from sparkd.lib.errors import BlockedError, SparkdError, UsageError
@@ -43,7 +44,8 @@ from sparkd.status.report_file import read_report
 
 T = TypeVar("T")
 
-PART_SECONDS = 20.0
+PART_SECONDS, NODES_SECONDS = 20.0, 60.0
+FOLDER, SETTINGS = "/etc/sparkd", (".toml", ".yaml", ".yml")
 RECENT = timedelta(hours=24)
 BEFORE_FAILURE, AFTER_FAILURE = timedelta(minutes=15), timedelta(minutes=1)
 LAUNCHES = 100
@@ -100,37 +102,50 @@ class Collector:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.missing: list[str] = []
-        self.settings = self._attempt("settings", lambda: load_settings(os.environ)) or Settings()
-        self.secret_files = frozenset(self._secret_files())
-        self.redact = Redaction(self._secrets())
+        self.of_nodes = dict[str, str]()
+        loaded = self._attempt("settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ))
+        self.settings = loaded or Settings()
+        named = self._attempt("the plan's secrets (LOOK FOR THEM)", lambda: [*self._named_secrets()])
+        self.secret_files = frozenset({*self._configured_secrets(), *self._private_files(), *(named or ())} - {""})
+        self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
 
-    def _secret_files(self) -> Iterator[str]:
+    def _configured_secrets(self) -> Iterator[str]:
         yield from (self.settings.cluster.key_file, self.settings.observe.token_file, self.settings.notify.webhook_file)
         yield from self.settings.engine.secrets.values()
-        with suppress(SparkdError, OSError):
-            node = membership.resolve_context(self.settings, None, self.host)
-            yield from (one.file for one in node.plan.secrets)
 
-    def _secrets(self) -> Iterator[str]:
-        for path in self.secret_files - {""}:
+    def _named_secrets(self) -> Iterator[str]:
+        yield from (one.file for one in membership.resolve_context(self.settings, None, self.host).plan.secrets)
+
+    def _private_files(self) -> Iterator[str]:
+        """What only root may read beside the settings: with a configuration that is broken, nothing names it."""
+        for name in self.host.files.names_if_any(FOLDER):
+            path = f"{FOLDER}/{name}"
             with suppress(OSError):
-                yield self.host.files.text(path, 1 << 16)
+                facts = self.host.files.lstat(path)
+                if facts.kind is Kind.FILE and not facts.permissions & 0o077 and not name.endswith(SETTINGS):
+                    yield path
 
-    def _attempt(self, name: str, work: Callable[[], T]) -> T | None:
+    def _secret(self, path: str) -> str | None:
+        what = f"the content of {path} (LOOK FOR IT, it is not hidden)"
+        return self._attempt(what, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
+
+    def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
         """None where it fails or takes too long; then it is named."""
         found, reasons = list[T](), list[str]()
 
         def run() -> None:
             try:
                 found.append(work())
-            except (SparkdError, OSError, ValueError, HttpError, UnsignedError) as error:
+            except (SparkdError, OSError, ValueError) as error:
                 reasons.append(str(error))
+            except Exception as error:  # a part less is better than no archive
+                reasons.append(f"{type(error).__name__}: {error}")
 
         thread = threading.Thread(target=run, name=name, daemon=True)
         thread.start()
-        thread.join(PART_SECONDS)
+        thread.join(seconds)
         if not found:
-            reason = reasons[0] if reasons else f"not read within {PART_SECONDS:g} s"
+            reason = reasons[0] if reasons else f"not read within {seconds:g} s"
             self.missing.append(f"{name}: {sanitize(reason)}")
         return found[0] if found else None
 
@@ -139,7 +154,8 @@ class Collector:
         for path, work in self._parts():
             if (part := self._attempt(path, work)) is not None:
                 out.add(path, part)
-        for path, text in self._attempt("nodes", self._nodes) or ():
+        self._attempt("nodes", lambda: asyncio.run(self._read_nodes()), NODES_SECONDS)
+        for path, text in tuple(self.of_nodes.items()):  # what there is, also where the rest took too long
             out.add(path, text)
         tree = self._attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
         for one in tree or ():
@@ -192,40 +208,40 @@ class Collector:
             reader.close()
         return _json(found)
 
-    def _nodes(self) -> list[tuple[str, str]]:
-        """The logs of all nodes, and what the agents of the others say of themselves."""
-        return asyncio.run(self._read_nodes())
-
-    async def _read_nodes(self) -> list[tuple[str, str]]:
+    async def _read_nodes(self) -> None:
+        """The logs of all nodes, and what the agents of the others say. Who is silent is left out from then on."""
+        silent = set[str]()
         now = datetime.now(UTC)
         windows = [(now - RECENT, None), *((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())]
-        found = dict[str, str]()
         for since, until in windows:
             query = Query(_us(since), LATEST_US if until is None else _us(until))
-            logs = open_logs(self.settings, self.host)
+            opened, trouble = open_logs(self.settings, self.host)
+            if trouble and until is None:
+                self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
+            logs = [one for one in opened if one.name not in silent]
             answers = await asyncio.gather(*(one.next(query) for one in logs))
             name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"
-            found[f"logs/{name}.log"] = "".join(map(_line, merge(entries for entries, _ in answers)))
-            for log, (_, trouble) in zip(logs, answers, strict=True):
+            self.of_nodes[f"logs/{name}.log"] = "".join(map(_line, merge(entries for entries, _ in answers)))
+            for log, (entries, trouble) in zip(logs, answers, strict=True):
                 if trouble:
+                    silent |= {log.name} if log.name and not entries else set()
                     place = f"{log.name} (there: sudo sparkd capture)" if log.name else "this node"
                     self.missing.append(f"lines of {place}, {name}: {trouble}")
         rank = membership.find_place(self.settings, self.host).rank
         if peers := membership.peers_of(self.settings, rank):
             keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
             own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
-            for peer in peers:
+            for peer in (one for one in peers if one.address not in silent):
                 reader = PeerReader(Source(*peer, port, own, 0, inventory.ANSWER_SECONDS), keys, lambda: None)
                 try:
                     report = parse_peer_report(await reader.fetch("/report"), peer.rank)
-                    found[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
+                    self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
                     there = inventory.parse(await reader.fetch(inventory.PATH))
-                    found[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
+                    self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
                 except (HttpError, UnsignedError, ValueError) as error:
                     self.missing.append(
                         f"report of {peer.address} (there: sudo sparkd capture): {sanitize(str(error))}"
                     )
-        return list(found.items())
 
     def _failures(self) -> list[datetime]:
         """The last two, newest first."""

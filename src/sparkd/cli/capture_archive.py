@@ -41,7 +41,7 @@ class Archive:
 
     def _clean(self, path: str, content: bytes | str) -> bytes:
         if path.endswith(".json"):
-            with suppress(ValueError):
+            with suppress(ValueError, RecursionError):
                 document = self._redact.document(parse_json(content))
                 return json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "backslashreplace")
         with suppress(UnicodeDecodeError):

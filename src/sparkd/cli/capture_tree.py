@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import AnyStr
 
 import msgspec
 
@@ -17,7 +18,7 @@ from sparkd.host.gpu import read_driver
 from sparkd.host.recorder import Member, RecordingHost, read_tree
 from sparkd.lib.errors import ConfigError
 
-WORDS = 6
+WORDS, WORD_LENGTH = 6, 100
 """Of a command line: enough to know the program."""
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
@@ -56,8 +57,13 @@ def keep_content(path: str, content: bytes | None, key_file: str, secret_files: 
     if path in secret_files or (path.startswith("/proc/") and name == "environ"):
         return b""
     if path.startswith("/proc/") and name == "cmdline" and content:
-        return b"\0".join(content.split(b"\0")[:WORDS]) + b"\0"
+        return b"\0".join(cut_words(content.split(b"\0"))) + b"\0"
     return content
+
+
+def cut_words(words: Sequence[AnyStr]) -> list[AnyStr]:
+    """The first words of a command, and of each the beginning: one may be a script."""
+    return [(word.splitlines() or [word])[0][:WORD_LENGTH] for word in words[:WORDS]]
 
 
 def _more() -> Iterator[str]:
@@ -79,7 +85,7 @@ def _without_commands(answer: object) -> object:
         return answer
     short: dict[str, object] = {"Env": [], "Cmd": None, "Args": [], "Command": "", "Healthcheck": None}
     cut = {
-        key: one[:WORDS] if isinstance(one, list) else one
+        key: cut_words([str(word) for word in one]) if isinstance(one, list) else one
         for key, one in answer.items()
         if key in ("Cmd", "Entrypoint")
     }

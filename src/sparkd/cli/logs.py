@@ -41,7 +41,10 @@ def show_logs(args: argparse.Namespace) -> None:
     query = Query(max(0, round(since.timestamp() * 1_000_000)), priority=PRIORITIES[args.level], engine=args.engine)
     if os.geteuid():
         raise UsageError("only root may read the journal and the cluster's key", "sudo sparkd logs")
-    asyncio.run(_show(open_logs(load_settings(os.environ), Host()), query, args))
+    logs, trouble = open_logs(load_settings(os.environ), Host())
+    if trouble:
+        print(f"sparkd: only this node's lines: {sanitize(trouble, 400)}", file=sys.stderr, flush=True)
+    asyncio.run(_show(logs, query, args))
 
 
 async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> None:

@@ -24,6 +24,7 @@ from sparkd.cluster.membership import find_place, peers_of
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
+from sparkd.lib.errors import ConfigError
 from sparkd.lib.event_loop import read_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import printable, sanitize
@@ -42,6 +43,12 @@ NAME_LIMIT = 64
 FAILURES = ("agent.run.failed ", "agent.run.refused ", "agent.run.blocked ")
 """Events that name a cause."""
 READY = "engine.readiness.reached"
+_AS_JSON = '{"event": "'
+"""Of an event with `log.format = "json"`."""
+
+
+class BusyError(HttpError):
+    """Another reader's request is under way there."""
 
 
 class Page(Struct, frozen=True):
@@ -138,8 +145,9 @@ class NodeLog(Struct):
     """Its address; empty for this node."""
     read: Callable[[Query], Awaitable[Page]]
     _at_us: int = 0
-    _places: set[str] = field(default_factory=set)
-    """Of the lines of that time: several may have one."""
+    """Of the last line."""
+    _seen: set[tuple[int, str]] = field(default_factory=set)
+    """Time and place of the lines of the last page."""
 
     async def next(self, query: Query) -> tuple[list[Entry], str]:
         """What is new, oldest first, and what is wrong: no answer, or not all lines."""
@@ -150,45 +158,47 @@ class NodeLog(Struct):
             try:
                 page = await self.read(wanted)
                 break
-            except (OSError, HttpError, UnsignedError, ValueError) as error:
+            except BusyError as error:
                 reason = sanitize(str(error))
+            except (OSError, HttpError, UnsignedError, ValueError) as error:
+                return [], sanitize(str(error))
         else:
             return [], reason
         ahead_us = page.now_us - time.time_ns() // 1000
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
-        new = [Entry(line.at_us - shift_us, page.node, line) for line in page.lines.lines if self._is_new(line)]
+        # By what was seen, not by time alone: a clock that was set back goes on from there.
+        lines = [one for one in page.lines.lines if one.at_us >= wanted.since_us]
+        new = [Entry(one.at_us - shift_us, page.node, one) for one in lines if (one.at_us, one.place) not in self._seen]
+        if lines:
+            self._at_us, self._seen = lines[-1].at_us, {(one.at_us, one.place) for one in lines}
         trouble = page.trouble or (f"over {MOST_LINES} lines, or too long: the oldest are left out" * page.lines.cut)
         return new, trouble
 
-    def _is_new(self, line: Line) -> bool:
-        if line.at_us < self._at_us or (line.at_us == self._at_us and line.place in self._places):
-            return False
-        if line.at_us > self._at_us:
-            self._at_us, self._places = line.at_us, set()
-        self._places.add(line.place)
-        return True
 
-
-def open_logs(settings: Settings, host: Host) -> list[NodeLog]:
-    """Of this node, and of the others by their agents. Raises ConfigError for a bad key, AwaitedError for none."""
+def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
+    """Of this node, and of the others by their agents; and why there are none of the others."""
 
     async def read_own(query: Query) -> Page:
         return await asyncio.to_thread(read_page, host.name(), query)
 
-    logs, place = [NodeLog("", read_own)], find_place(settings, host)
-    if peers := peers_of(settings, place.rank):
-        keys = KeyRing(host.files, settings.cluster.key_file).keys
-        own, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
-        sources = (Source(*peer, port, own, 0, ANSWER_SECONDS + 2) for peer in peers)
-        logs += (NodeLog(one.address, partial(_request, SignedClient(one, keys))) for one in sources)
-    return logs
+    logs = [NodeLog("", read_own)]
+    try:
+        place = find_place(settings, host)
+        if peers := peers_of(settings, place.rank):
+            keys = KeyRing(host.files, settings.cluster.key_file).keys
+            own, port = settings.cluster.nodes[place.rank], settings.cluster.report_port
+            sources = (Source(*peer, port, own, 0, ANSWER_SECONDS + 2) for peer in peers)
+            logs += (NodeLog(one.address, partial(_request, SignedClient(one, keys))) for one in sources)
+    except ConfigError as error:  # this node's own lines say more of it
+        return logs, str(error)
+    return logs, ""
 
 
 async def _request(client: SignedClient, query: Query) -> Page:
     try:
         answer = await client.request(make_path(query))
         if answer.status != 200:
-            raise HttpError("it does not answer now, or its sparkd is of another version")
+            raise BusyError("it does not answer now, or its sparkd is of another version")
         return parse(answer.body)
     except BaseException:
         await client.close()
@@ -203,6 +213,8 @@ class Marks:
 
     def judge(self, line: Line) -> tuple[KnownError | None, bool]:
         engine, text = line.text.startswith(ENGINE), line.text.removeprefix(ENGINE)
+        if not engine and text.startswith(_AS_JSON):
+            text = text.removeprefix(_AS_JSON).replace('"', " ", 1)
         if not engine and text.startswith(READY):
             self._failed = False
         known = explain(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import threading
 from collections.abc import Callable, Iterable
@@ -13,8 +14,8 @@ from msgspec import Meta, Struct
 from sparkd.lib.text import Redactor, parse_json, printable
 
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
-MOST_LINES, MOST_CHARACTERS = 2_000, 1 << 20
-"""Of one answer."""
+MOST_LINES, MOST_BYTES = 2_000, 4 << 20
+"""Of one answer, as JSON: a letter of another script takes six, an emoji twelve."""
 LINE_LIMIT = 16_384
 """Characters, as of a line of the engine."""
 PRINTED_BYTES = 32 << 20
@@ -60,8 +61,8 @@ def read_journal(query: Query) -> Lines:
     command += [f"--unit={unit}" for unit in UNITS]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(READ_SECONDS, process.kill)
-        deadline.start()
         try:
+            deadline.start()
             found, whole = take(process.stdout or (), query)
             if not whole:
                 process.kill()
@@ -72,6 +73,8 @@ def read_journal(query: Query) -> Lines:
             process.kill()
     if code > 0:
         raise OSError(f"journalctl: {printable(said.decode('utf-8', 'replace')).strip() or f'exit code {code}'}")
+    if code < 0 and whole and not found:
+        raise OSError(f"journalctl found nothing in {READ_SECONDS:g} s, and was ended")
     return Lines(tuple(reversed(found)), cut=not whole or code < 0)
 
 
@@ -82,14 +85,14 @@ def _stamp(at_us: int) -> str:
 
 def take(printed: Iterable[bytes], query: Query, most_bytes: int = PRINTED_BYTES) -> tuple[list[Line], bool]:
     """Those that are wanted, newest first, and whether that is all of them. `printed`: by journalctl --output=json."""
-    found, characters, size_bytes, redact = list[Line](), 0, 0, Redactor()
+    found, dumped_bytes, size_bytes, redact = list[Line](), 0, 0, Redactor()
     for data in printed:
         size_bytes += len(data)
         line = parse_line(data, redact)
         if line is None or (query.engine and not line.text.startswith(ENGINE)):
             continue
-        characters += len(line.text)
-        if len(found) == MOST_LINES or characters > MOST_CHARACTERS or size_bytes > most_bytes:
+        dumped_bytes += len(json.dumps(line.text))
+        if len(found) == MOST_LINES or dumped_bytes > MOST_BYTES or size_bytes > most_bytes:
             return found, False
         found.append(line)
     return found, True

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
@@ -28,7 +29,8 @@ MOST_MEMBERS, MOST_NAMES = 60_000, 4_000
 """Of the tree, and of one folder."""
 MOST_BYTES = 1 << 20
 """Of one file; of a longer one there is only the name."""
-OWN, SETTINGS = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/"), (".toml", ".yaml", ".yml")
+OWN = ("/proc/", "/sys/", "/run/sparkd/", "/var/lib/sparkd/")
+SETTINGS = re.compile(r"/(?:etc|usr/share)/sparkd/.*\.(?:toml|ya?ml)", re.DOTALL)
 """What others than the owner may not read is copied only of these."""
 TABLES = ("/proc/uptime", "/proc/net/tcp", "/proc/net/tcp6", "/proc/net/unix", "/proc/self/mounts", "/proc/1/mounts")
 """Read where the kernel can't be requested."""
@@ -132,8 +134,7 @@ def _read_members(files: Files, path: str, found: set[str], links: dict[str, str
     try:
         facts = files.lstat(path)
         if facts.kind is not Kind.FOLDER:
-            public = facts.permissions & 0o004 or path.startswith(OWN) or path.endswith(SETTINGS)
-            wanted = facts.kind is Kind.FILE and facts.size_bytes <= MOST_BYTES and public
+            wanted = facts.kind is Kind.FILE and facts.size_bytes <= MOST_BYTES
             yield Member(path, _content(files, path) if wanted else b"", executable=facts.executable)
             return
         yield Member(path)
@@ -149,10 +150,13 @@ def _read_members(files: Files, path: str, found: set[str], links: dict[str, str
 
 
 def _content(files: Files, path: str) -> bytes:
-    try:
-        return files.bytes(path, MOST_BYTES)
-    except OSError:
-        return b""
+    """Empty where it can't be read, or where not everybody may: judged by the file that was opened."""
+    with suppress(OSError):
+        opened = files.itself(path, MOST_BYTES)
+        public = opened.facts.permissions & 0o004 or path.startswith(OWN) or SETTINGS.fullmatch(path)
+        if opened.facts.kind is Kind.FILE and public:
+            return opened.content
+    return b""
 
 
 def _inside(path: str, target: str) -> str:

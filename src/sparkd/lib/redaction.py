@@ -14,12 +14,19 @@ from sparkd.lib.text import SHORTEST_SECRET, Redactor
 
 HIDDEN = "***"
 _BEGINNINGS = r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_"
+_SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?:pass|pwd|psk)(?![a-z])"
+"""Names whose values are never a count."""
 _NAMES = (
-    r"api[_-]?key|access[_-]?key|private[_-]?key|secret|passw|passphrase|credential|token(?!s|iz)|auth|cookie|webhook"
+    rf"{_SECRETS}|api[_-]?key|access[_-]?key|private[_-]?key|(?:[a-z]_|account|license|encryption)key(?![a-z_])"
+    r"|token(?!s|iz)|(?:hf|auth|api|access)_?tokens|auth|cookie|webhook"
 )
-_HARMLESS = r"(?:/(?:etc|run|var|srv|home|root)/[\w./-]*|none|null|true|false|[\d.,]{1,7}|\*+)(?![^\s\"',;}\]\\])"
+_PLAIN = r"/(?:etc|run|var|srv|home|root)/[\w./-]*|none|null|true|false|\*+"
+_END = r"(?![^\s\"',;}\]\\])"
+_HARMLESS = rf"(?:{_PLAIN}|[\d.,]{{1,7}}){_END}"
 """Values: the path of a file, a count."""
 _NAME = rf"(?:{_NAMES})[\w.-]{{0,60}}+"
+_NEVER_A_COUNT = rf"(?:{_SECRETS})[\w.-]{{0,60}}+"
+_EQUALS = r"\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4}\[?[ \t]{0,4}\\?[\"']{0,3}"
 _VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"']+)"
 _HOST = r"(?:\[[^\s\]]{2,45}+\]|[^\s/?\"'<>:\[]{0,255}+)(?::\d{1,5}+)?"
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
@@ -28,14 +35,23 @@ _RULES = tuple(
     for pattern, replacement in (
         (r"-----BEGIN [A-Z0-9 ]{0,40}KEY-----.*?(?:-----END [A-Z0-9 ]{0,40}KEY-----|\Z)", HIDDEN),
         # In URLs: users with passwords, and queries.
-        (r"(\b[a-z][a-z0-9+.-]{1,20}://)[^\s/@\"'<>]{1,500}@", rf"\1{HIDDEN}@"),
+        (r"(\b[a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@\"'<>]{0,500}+@)+", rf"\1{HIDDEN}@"),
+        (
+            r"(://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|api\.telegram\.org)/)[^\s\"'<>]+",
+            rf"\1{HIDDEN}",
+        ),
         (rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+", rf"\1{HIDDEN}"),
         # Headers to the end of the line, and words behind a scheme.
         (r"\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?[\"']?\s*[:=])[^\r\n]+", rf"\1\2 {HIDDEN}"),
         (r"\b(bearer|basic)(\s+)[A-Za-z0-9+/_=.~-]{6,}", rf"\1\2{HIDDEN}"),
         # name=value, name: value, "name": "value", --name value; in quotes to their end.
+        *(
+            (rf"({name}{_EQUALS})(?!{harmless}){_VALUE}", rf"\1{HIDDEN}")
+            for name, harmless in ((_NAME, _HARMLESS), (_NEVER_A_COUNT, f"(?:{_PLAIN}){_END}"))
+        ),
+        # - name: NAME, and below it value: VALUE
         (
-            rf"({_NAME}\\?[\"']?[ \t]{{0,4}}[=:][ \t]{{0,4}}\[?[ \t]{{0,4}}\\?[\"']?)(?!{_HARMLESS}){_VALUE}",
+            rf"({_NAME}\\?[\"']?,?[ \t]{{0,4}}\n?[ \t]{{0,60}}[\"']?value{_EQUALS})(?!{_HARMLESS}){_VALUE}",
             rf"\1{HIDDEN}",
         ),
         (
@@ -48,9 +64,12 @@ _RULES = tuple(
         (r"(?<![A-Za-z0-9_-])eyJ[A-Za-z0-9_-]{8,}+\.[A-Za-z0-9_-]{4,}+(?:\.[A-Za-z0-9_-]*)?", HIDDEN),
     )
 )
-_CLIENTS = r"prompts?|messages|prompt_token_ids|input_ids|content|text"
+_CLIENTS = (
+    r"prompts?|messages|prompt_token_ids|output_token_ids|input_ids|content|text|inputs?|input_value|outputs?"
+    r"|query|arguments"
+)
 _PROMPT = re.compile(
-    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,2000}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
+    rf"^([^\n|]{{0,200}}engine\| [^\n]{{0,16384}}?\b(?:{_CLIENTS})\b\\?[\"']?\s?[:=])[^\n]*",
     re.IGNORECASE | re.MULTILINE,
 )
 """In a line of the engine: with request logging on, vLLM writes behind such a word what clients send."""

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
 import tarfile
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 
+from sparkd.cli import capture
+from sparkd.cli.capture import Collector
 from sparkd.cli.capture_archive import Archive
-from sparkd.cli.capture_tree import keep_content
-from sparkd.host.recorder import RecordingFiles, read_tree
+from sparkd.cli.capture_tree import cut_words, keep_content
+from sparkd.cluster.logs import NodeLog, Page
+from sparkd.config import load_settings
+from sparkd.host import Host
+from sparkd.host.journal import Line, Lines, Query
+from sparkd.host.recorder import SETTINGS, RecordingFiles, read_tree
+from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import Redaction
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
@@ -55,6 +67,103 @@ def test_every_text_of_an_archive_passes_the_redaction_names_too() -> None:
 def test_what_is_known_to_hold_secrets_is_not_copied(path: str, kept: bytes) -> None:
     found = keep_content(path, b"a\0b\0c\0d\0e\0f\0g", "/etc/sparkd/other.key", {"/etc/sparkd/token"})
     assert found == kept
+
+
+def test_a_script_in_a_command_is_cut() -> None:
+    words = (b"bash", b"-c", b"export A=1\nexport B=2", b"x" * 500)
+    assert cut_words(words) == [b"bash", b"-c", b"export A=1", b"x" * 100]
+
+
+def test_json_without_end_is_redacted_as_text() -> None:
+    out = Archive("capture", AT, Redaction((PLANT,)))
+    out.add("config.json", "[" * 900 + f'"{PLANT}"' + "]" * 900)
+    with opened(out.close()) as tar:
+        (file,) = (tar.extractfile(one) for one in tar.getmembers())
+        assert file is not None
+        assert file.read().count(b"[") == 900
+
+
+class Machine:
+    """`tree` as this machine: what a capture would copy of it."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top.resolve()
+
+    def read(self, *paths: str) -> dict[str, bytes | None]:
+        seen = RecordingFiles()
+        for path in paths:
+            seen.text(f"{self.top}/{path}")
+        return {one.path.removeprefix(f"{self.top}/"): one.content for one in read_tree(seen, ())}
+
+
+def test_what_only_root_may_read_is_copied_of_the_settings_alone(tmp_path: Path) -> None:
+    """A check reads compose files that units name, and follows links in folders of models, as root."""
+    machine = Machine(tmp_path)
+    for path in ("compose.yml", "model/kube.yaml", "open/open.yaml"):
+        (machine.top / path).parent.mkdir(exist_ok=True)
+        (machine.top / path).write_text("words")
+    for path in ("compose.yml", "model/kube.yaml"):
+        (machine.top / path).chmod(0o600)
+    (machine.top / "model/config.json").symlink_to("kube.yaml")
+    found = machine.read("compose.yml", "model/config.json", "open/open.yaml")
+    assert found["compose.yml"] == b""
+    assert found["model/kube.yaml"] == b""
+    assert found["open/open.yaml"] == b"words"
+    assert SETTINGS.fullmatch("/etc/sparkd/conf.d/10-more.toml")
+    assert not SETTINGS.fullmatch("/srv/etc/sparkd/x.toml")
+
+
+@pytest.fixture
+def collector(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Collector]:
+    """Of the machine `tree`, whose configuration is broken."""
+    monkeypatch.setattr(capture, "load_settings", lambda _env: load_settings({}, tree.root))
+    tree.file("/etc/sparkd/sparkd.toml", "[cluster\n")
+    return lambda: Collector(Host(str(tree.root)))
+
+
+def test_what_root_keeps_beside_broken_settings_is_hidden(collector: Callable[[], Collector], tree: Tree) -> None:
+    tree.file("/etc/sparkd/webhook", f"https://example.com/{PLANT}", 0o600)
+    tree.file("/etc/sparkd/notes", "seen by all", 0o644)
+    made = collector()
+    assert made.redact(f"posted to https://example.com/{PLANT}") == "posted to ***"
+    assert made.redact("seen by all") == "seen by all"
+    assert "LOOK FOR SECRETS" in made.missing[0]
+
+
+def test_a_secret_that_can_t_be_read_is_named(collector: Callable[[], Collector], tree: Tree) -> None:
+    tree.file("/etc/sparkd/long", "x" * (1 << 17), 0o600)
+    assert any("content of /etc/sparkd/long (LOOK FOR IT, it is not hidden)" in one for one in collector().missing)
+
+
+def test_a_part_that_fails_in_any_way_or_hangs_is_named(collector: Callable[[], Collector]) -> None:
+    made, end = collector(), threading.Event()
+    assert made._attempt("odd", lambda: dict[str, int]()["x"]) is None
+    assert made._attempt("slow", end.wait, 0.2) is None
+    end.set()
+    assert made.missing[-2:] == ["odd: KeyError: 'x'", "slow: not read within 0.2 s"]
+
+
+def test_own_lines_are_there_where_another_node_is_silent(
+    collector: Callable[[], Collector], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is not requested again for the next window."""
+    requests = list[str]()
+
+    async def own(query: Query) -> Page:
+        return Page("spark1", time.time_ns() // 1000, Lines((Line(query.since_us, "1", 6, "an own line"),)))
+
+    async def silent(_query: Query) -> Page:
+        requests.append("spark2")
+        raise HttpError("no answer")
+
+    made, failure = collector(), datetime(2026, 11, 23, 1, tzinfo=UTC)
+    monkeypatch.setattr(capture, "open_logs", lambda *_: ([NodeLog("", own), NodeLog("10.0.0.2", silent)], ""))
+    monkeypatch.setattr(Collector, "_failures", lambda _: [failure])
+    asyncio.run(made._read_nodes())
+    assert len(made.of_nodes) == 2
+    assert all("an own line" in text for text in made.of_nodes.values())
+    assert requests == ["spark2"]
+    assert "lines of 10.0.0.2 (there: sudo sparkd capture), recent: no answer" in made.missing
 
 
 def test_an_archive_is_bounded() -> None:

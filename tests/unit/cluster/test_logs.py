@@ -7,10 +7,25 @@ import threading
 import time
 
 import pytest
+from tests.tree import Tree
 from tests.unit.nodes import node, reading
 
 from sparkd.cluster import logs
-from sparkd.cluster.logs import Entry, LogServer, Marks, NodeLog, Page, dump, make_path, merge, parse, parse_query
+from sparkd.cluster.logs import (
+    BusyError,
+    Entry,
+    LogServer,
+    Marks,
+    NodeLog,
+    Page,
+    dump,
+    make_path,
+    merge,
+    parse,
+    parse_query,
+)
+from sparkd.config import Settings
+from sparkd.host import Host
 from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
 from sparkd.lib.http_client import HttpClient, HttpError
 
@@ -122,15 +137,35 @@ def test_times_are_those_of_this_nodes_clock(ahead_us: int, shown: int) -> None:
     assert abs(entry.at_us - shown) < 200_000
 
 
-def test_a_node_that_does_not_answer_is_requested_again_and_then_named() -> None:
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_node_that_answers_another_is_requested_again_and_a_silent_one_named(busy: bool) -> None:
     tries = list[Query]()
 
     async def refuse(query: Query) -> Page:
         tries.append(query)
-        raise HttpError("connection refused")
+        raise (BusyError if busy else HttpError)("no answer")
 
-    assert next_of(NodeLog("10.0.0.2", refuse)) == ([], "connection refused")
-    assert len(tries) == logs.TRIES
+    assert next_of(NodeLog("10.0.0.2", refuse)) == ([], "no answer")
+    assert len(tries) == (logs.TRIES if busy else 1)
+
+
+def test_lines_behind_a_clock_that_was_set_back_are_shown_once() -> None:
+    answers = [page(line(100, place="1"), line(50, place="2"), line(60, place="3"))]
+    answers += [page(*answers[0].lines.lines, line(61, place="4"))]
+
+    async def read(_query: Query) -> Page:
+        return answers.pop(0)
+
+    log = NodeLog("10.0.0.2", read)
+    assert [entry.line.place for entry in next_of(log)[0]] == ["1", "2", "3"]
+    assert [entry.line.place for entry in next_of(log)[0]] == ["4"]
+
+
+def test_this_nodes_lines_are_there_where_it_has_no_place_among_the_others(tree: Tree) -> None:
+    settings = Settings.model_validate({"cluster": {"nodes": ["10.9.0.1", "10.9.0.2"]}})
+    opened, trouble = logs.open_logs(settings, Host(str(tree.root)))
+    assert [one.name for one in opened] == [""]
+    assert "addresses can't be read" in trouble
 
 
 def test_what_was_left_out_is_said() -> None:
@@ -164,6 +199,16 @@ def test_the_first_failure_since_service_is_marked() -> None:
         "engine.readiness.reached seconds=90",
         "agent.run.failed code=14 reason='rank 1 is gone'",
     ) == [(False, False), (True, True), (True, False), (False, False), (False, False), (False, True)]
+
+
+def test_events_as_json_are_marked_too() -> None:
+    assert judged(
+        '{"event": "agent.run.failed", "code": 13}',
+        '{"event": "agent.run.failed", "code": 13}',
+        '{"event": "engine.readiness.reached", "seconds": 90}',
+        'engine| {"event": "agent.run.failed", "code": 14}',
+        '{"event": "agent.run.failed", "code": 14}',
+    ) == [(False, True), (False, False), (False, False), (False, False), (False, True)]
 
 
 def test_a_client_can_end_no_failure_and_begin_no_event() -> None:

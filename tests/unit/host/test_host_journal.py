@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparkd.host.journal import LINE_LIMIT, MOST_CHARACTERS, MOST_LINES, Line, Query, parse_line, take
+from sparkd.host.journal import LINE_LIMIT, MOST_BYTES, MOST_LINES, Line, Query, parse_line, take
 from sparkd.lib.text import Redactor
 
 CURSOR = "s=1bbd;i=2b51;b=9f0c;m=1c;t=63b;x=a9"
@@ -86,7 +86,7 @@ def test_the_engines_lines_alone() -> None:
 
 @pytest.mark.parametrize(
     ("message", "most"),
-    [("x", MOST_LINES), ("x" * 10_000, MOST_CHARACTERS // 10_000)],
+    [("x", MOST_LINES), ("x" * 10_000, MOST_BYTES // 10_002), ("\U0001f600" * 1000, MOST_BYTES // 12_002)],
 )
 def test_an_answer_is_bounded(message: str, most: int) -> None:
     found, whole = take([printed(MESSAGE=message)] * 3 * MOST_LINES, Query(0))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,16 @@ CARRIERS = {
     "yaml with quotes": "  apiKey: '{}'",
     "json": '{{"secret_key": "{}", "next": 1}}',
     "json in json": '{{"line": "{{\\"access_token\\": \\"{}\\"}}"}}',
+    "environment of a database": "DB_PASS={}",
+    "environment of mysql": "MYSQL_PWD={}",
+    "environment of a tunnel": "WG_PSK={}",
+    "environment of a license": "LICENSE_KEY={}",
+    "several tokens": "HF_TOKENS={}",
+    "short json": '{{"pass": "{}"}}',
+    "three quotes": 'password = """{}"""',
+    "manifest of a pod": "  - name: HF_TOKEN\n    value: {}",
+    "script": 'bash -c "export ENCRYPTION_KEY={}; vllm serve"',
+    "path of a url": "https://hooks.slack.com/services/{}",
     "environment": "VLLM_API_KEY={}",
     "environment of aws": "AWS_SECRET_ACCESS_KEY={}",
     "export": "export MY_PASSPHRASE='{}'",
@@ -113,6 +124,12 @@ def test_the_bytes_of_a_key_are_hidden() -> None:
     assert len(shown) < 12
 
 
+def test_a_password_of_digits_or_with_a_sign_of_urls_is_hidden() -> None:
+    for text in ("password=123456", "DB_PASS: 4711", "http://joe:p@12345@proxy:3128/x", '{"passwd": 123456}'):
+        shown = Redaction(())(text)
+        assert not re.search(r"\d{5,6}|4711", shown.replace("3128", "")), shown
+
+
 @pytest.mark.parametrize("kind", ["RSA PRIVATE KEY", "OPENSSH PRIVATE KEY", "PRIVATE KEY"])
 def test_a_private_key_is_hidden_to_its_end_or_that_of_the_text(kind: str) -> None:
     body = "\n".join(["MIIEowIBAAKCAQEAabcdef"] * 20)
@@ -127,6 +144,9 @@ def test_a_private_key_is_hidden_to_its_end_or_that_of_the_text(kind: str) -> No
         "engine| (APIServer pid=7) INFO Received request chat-2: prompt='my diagnosis', params: x",
         'engine| DEBUG request: {"messages": [{"role": "user", "content": "my diagnosis"}]}',
         "engine| ERROR Dumping input data: NewRequestData(req_id=1, prompt_token_ids=[1, 2], text='my diagnosis')",
+        "engine| INFO Generated response chat-2: output: 'my diagnosis', output_token_ids: [1], finish_reason: stop",
+        "engine| ERROR 1 validation error: input_value='my diagnosis', input_type=str",
+        "engine| INFO " + "x" * 5000 + " prompt: 'my diagnosis'",
     ],
 )
 def test_prompts_are_hidden(line: str) -> None:
@@ -146,6 +166,7 @@ def test_prompts_are_hidden(line: str) -> None:
         "max_num_batched_tokens=8192 tokenizer=auto tokens: 12",
         "https://docs.vllm.ai/en/latest/ and http://10.0.0.1:8000/v1",
         "oauth: none",
+        "key_file = '/etc/sparkd/cluster.key', num_key_value_heads: 8, bypass=1",
     ],
 )
 def test_what_a_helper_needs_stays(text: str) -> None:

@@ -114,7 +114,7 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
             pairs.append(Pair(near, far, None, sanitize(error.strerror or str(error))))
     result = Result(facts, other, ceiling, tuple(pairs))
     try:
-        Measurer(own, to, port, keys).ask(RESULT, msgspec.json.encode(result))
+        Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(result))
     except OSError as error:
         report_progress(f"{to} did not take the result: {error}")
     return result
@@ -122,10 +122,10 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
 
 def greet(measurer: Measurer) -> Facts:
     """The other node's ports, as soon as it listens. Raises BlockedError after WAIT_SECONDS, or where it refuses."""
-    end, told = time.monotonic() + WAIT_SECONDS, False
+    end, shown = time.monotonic() + WAIT_SECONDS, False
     while True:
         try:
-            return msgspec.convert(parse_json(measurer.ask(FACTS)), Facts, strict=False)
+            return msgspec.convert(parse_json(measurer.request(FACTS)), Facts, strict=False)
         except RefusedError as error:
             hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
             raise BlockedError(f"{measurer.to}: {error}", hint) from None
@@ -136,9 +136,9 @@ def greet(measurer: Measurer) -> Facts:
         if time.monotonic() > end:
             hint = "there, with the agent stopped: sudo sparkd fabric test"
             raise BlockedError(f"{measurer.to} does not take part: {reason.lower()}", hint)
-        if not told:
+        if not shown:
             report_progress(f"waits for {measurer.to}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
-            told = True
+            shown = True
         time.sleep(POLL_SECONDS)
 
 

@@ -166,7 +166,7 @@ class NodeLog(Struct):
             return [], reason
         ahead_us = page.now_us - time.time_ns() // 1000
         shift_us = ahead_us if abs(ahead_us) > CLOCK_US else 0
-        # By what was seen, not by time alone: a clock that was set back goes on from there.
+        # By what was seen, not by time alone: a clock may be set back.
         lines = [one for one in page.lines.lines if one.at_us >= wanted.since_us]
         new = [Entry(one.at_us - shift_us, page.node, one) for one in lines if (one.at_us, one.place) not in self._seen]
         if lines:

@@ -99,7 +99,7 @@ class Listener(ThreadingTCPServer):
         return self._room.acquire(blocking=False)
 
     def handle_error(self, *_: object) -> None:
-        """Whoever connects can cause one: who measures is told by the end of the connection."""
+        """Any stranger can cause one, and who measures sees the end of the connection."""
 
     def answer(self, connection: socket.socket) -> None:
         """One connection, to its end."""
@@ -185,7 +185,7 @@ class Measurer(Struct, frozen=True):
     port: int
     keys: Keys
 
-    def ask(self, kind: str, body: bytes = b"") -> bytes:
+    def request(self, kind: str, body: bytes = b"") -> bytes:
         """What is answered. Raises RefusedError, OSError."""
         connection, reply = self._connect(kind, body)
         connection.close()

@@ -99,7 +99,7 @@ def pair_ports(
 ) -> Iterator[tuple[Port, Port]]:
     """The addresses of cluster.nodes (`to` is the other node's), then those of one subnet.
 
-    `interfaces` tells which of this node's reach an address without a router.
+    `interfaces` returns which of this node's reach an address without a router.
     """
     first = next((one for one in other.ports if one.address == to), Port("", to, None, 0))
     yield own.ports[0], first
@@ -122,7 +122,7 @@ def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
     figures = f"{reached:.1f} Gb/s where {wanted:g} are usual"
     if reached < LEAST_SHARE * wanted:
         if reached >= CEILING_SHARE * ceiling_gbps:
-            reason = f"at least {reached:.1f} Gb/s: more can't be told, for this test reaches {ceiling_gbps:.1f} here"
+            reason = f"at least {reached:.1f} Gb/s: more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
             return Verdict(UNKNOWN, f"{reason} without a cable", "end other work, or measure with ib_write_bw")
         return Verdict(SLOW, figures, _find_hint(pair, reached, wanted))
     if found.round_trip_us > LONG_TRIP_US:

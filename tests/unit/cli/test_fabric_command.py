@@ -85,7 +85,7 @@ def test_a_result_that_is_none_is_refused(port: int, body: bytes) -> None:
     def send() -> None:
         while True:
             try:
-                Measurer(HEAD, WORKER, port, lambda: (KEY,)).ask(RESULT, body)
+                Measurer(HEAD, WORKER, port, lambda: (KEY,)).request(RESULT, body)
                 break
             except OSError:
                 threading.Event().wait(0.02)

@@ -63,21 +63,21 @@ def test_what_a_slow_reader_takes_is_counted_and_not_what_was_sent(listening: tu
         assert int.from_bytes(traffic._read(one, 8, time.monotonic() + 2), "big") == 12345
 
 
-def test_facts_are_told_and_a_result_is_taken(listening: tuple[Listening, int]) -> None:
+def test_facts_are_sent_and_a_result_is_taken(listening: tuple[Listening, int]) -> None:
     made, port = listening
-    assert measurer(port).ask(FACTS) == b"facts"
-    assert measurer(port).ask(RESULT, b"figures" * 1000) == b""
+    assert measurer(port).request(FACTS) == b"facts"
+    assert measurer(port).request(RESULT, b"figures" * 1000) == b""
     assert made.wait_result(2) == b"figures" * 1000
     assert made.wait_result(0.1) is None
 
 
 def test_any_key_of_the_file_is_proven(listening: tuple[Listening, int]) -> None:
-    assert measurer(listening[1], OTHER, KEY).ask(FACTS) == b"facts"
+    assert measurer(listening[1], OTHER, KEY).request(FACTS) == b"facts"
 
 
 def test_another_key_is_refused(listening: tuple[Listening, int]) -> None:
     with pytest.raises(RefusedError, match="does not accept"):
-        measurer(listening[1], OTHER).ask(FACTS)
+        measurer(listening[1], OTHER).request(FACTS)
 
 
 @pytest.mark.parametrize(
@@ -93,14 +93,14 @@ def test_another_key_is_refused(listening: tuple[Listening, int]) -> None:
         lambda challenge: b"GET /report HTTP/1.1\r\n\r\n" + bytes(100),
     ],
 )
-def test_nothing_is_told_to_who_proves_no_key(listening: tuple[Listening, int], made: object) -> None:
+def test_nothing_is_said_to_who_proves_no_key(listening: tuple[Listening, int], made: object) -> None:
     one, challenge = connect(listening[1])
     with one:
         one.sendall(made(challenge))  # type: ignore[operator]  # a function
         with pytest.raises((ConnectionError, TimeoutError)):
             traffic._read(one, 1, time.monotonic() + 2)
     assert listening[0].wait_result(0.05) is None
-    assert measurer(listening[1]).ask(FACTS) == b"facts"
+    assert measurer(listening[1]).request(FACTS) == b"facts"
 
 
 def test_who_says_nothing_is_left_after_a_moment(listening: tuple[Listening, int]) -> None:
@@ -133,7 +133,7 @@ def test_more_connections_than_are_needed_are_closed_and_the_next_ones_are_taken
     end = time.monotonic() + 5
     while True:
         try:
-            assert measurer(listening[1]).ask(FACTS) == b"facts"
+            assert measurer(listening[1]).request(FACTS) == b"facts"
             break
         except OSError:
             assert time.monotonic() < end
@@ -147,7 +147,7 @@ def test_who_goes_away_ends_its_connection_alone(listening: tuple[Listening, int
     traffic._read(one, 64 + 4, time.monotonic() + 1)
     one.sendall(b"\0")
     one.close()
-    assert measurer(listening[1]).ask(FACTS) == b"facts"
+    assert measurer(listening[1]).request(FACTS) == b"facts"
 
 
 def pretend(replies: bytes) -> int:
@@ -170,19 +170,19 @@ def pretend(replies: bytes) -> int:
 def test_who_listens_proves_the_key_too() -> None:
     port = pretend(b"0" * 32 + b"f" * 64 + (4).to_bytes(4, "big") + b"lies")
     with pytest.raises(RefusedError, match="does not prove"):
-        measurer(port).ask(FACTS)
+        measurer(port).request(FACTS)
 
 
 def test_a_reply_without_end_is_not_read() -> None:
     port = pretend(b"0" * 32 + b"f" * 64 + (1 << 31).to_bytes(4, "big"))
     with pytest.raises(RefusedError, match="too many"):
-        measurer(port).ask(FACTS)
+        measurer(port).request(FACTS)
 
 
 def test_a_server_of_something_else_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(traffic, "PROOF_SECONDS", 0.3)
     with pytest.raises(TimeoutError):
-        measurer(pretend(b"")).ask(FACTS)
+        measurer(pretend(b"")).request(FACTS)
 
 
 def test_a_port_that_is_taken_is_an_error(listening: tuple[Listening, int]) -> None:

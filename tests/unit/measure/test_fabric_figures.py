@@ -68,7 +68,7 @@ def port(name: str, *addresses: str, twins: tuple[str, ...] = ()) -> FabricPort:
     return FabricPort(link, ("rocep1s0f0",), addresses, twins)
 
 
-def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_told() -> None:
+def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_named() -> None:
     found = (
         port("enp1s0f0np0", "10.1.0.1", "fd00::1", twins=("enP2p1s0f0np0",)),
         port("enp1s0f1np1", "10.0.0.1", twins=("enP2p1s0f1np1",)),
@@ -77,8 +77,8 @@ def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_tol
     )
     facts = describe_ports("spark1", "10.0.0.1", found)
     assert [one.address for one in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
-    (told,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
-    assert " ".join(told).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")
+    (named,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
+    assert " ".join(named).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")
 
 
 def test_an_address_on_no_port_that_is_known_is_measured_all_the_same() -> None:

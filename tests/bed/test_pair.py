@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -12,6 +13,7 @@ from urllib.parse import quote
 
 import pytest
 from tests.bed import trial
+from tests.bed.acts import EATER
 from tests.bed.conftest import MakeNode
 from tests.bed.faults import FAULTS, HANGING_LOADS, NOISES, OUT_OF_MEMORY, WHILE_LOADING, Fault, Noise
 from tests.bed.messages import Receiver
@@ -185,6 +187,38 @@ def test_a_capture_has_what_a_helper_needs_and_nothing_secret(serving: Cluster, 
     assert set(differ) <= NOT_IN_A_TREE, differ
     assert head.sh("stat -c %a /root/c/c.tar.gz").stdout.strip() == "600"
     head.sh("rm -r /root/c /etc/sparkd/recipes/planted.yaml /etc/sysctl.d/99-planted.conf")
+
+
+def soak(serving: Cluster) -> tuple[int, dict[str, str], str]:
+    """Five minutes: exit code, what it says of each node's memory, and all of it."""
+    words = ("sparkd", "bench", "--soak", "5m", "--concurrency", "1,2", "--answer", "64")
+    done = serving.head.node.run(*words, check=False, timeout=400)
+    print(done.stdout, done.stderr)
+    of_nodes = dict(re.findall(r"^(spark\d+): (.*)$", done.stdout, re.MULTILINE))
+    return done.returncode, of_nodes, done.stdout
+
+
+@pytest.mark.whole
+def test_five_minutes_of_requests_leave_the_memory_of_both_nodes_as_it_was(serving: Cluster) -> None:
+    code, of_nodes, shown = soak(serving)
+    assert (code, "verdict: steady" in shown) == (0, True), shown
+    assert set(of_nodes) == {one.node.name for one in serving.members}
+
+
+@pytest.mark.whole
+def test_a_leak_of_50_mb_a_minute_on_the_worker_is_found_there(serving: Cluster) -> None:
+    worker = serving.worker.node
+    worker.put(EATER, "/root/eater.py")
+    worker.sh(f"setsid python3 /root/eater.py {0.05 / 60:.6f} 4 >/dev/null 2>&1 &")
+    try:
+        code, of_nodes, shown = soak(serving)
+    finally:
+        for process in worker.found(r"^python3 /root/eater\.py"):
+            process.send(signal.SIGKILL)
+    assert (code, "verdict: not steady" in shown) == (13, True), shown
+    assert of_nodes[serving.head.node.name].startswith("no drift"), shown
+    rate = re.search(r"shrinks by (\d\.\d) GiB an hour", of_nodes[worker.name])
+    assert rate is not None and 2.0 < float(rate[1]) < 4.0, f"50 MB a minute are 2.8 GiB an hour: {shown}"
 
 
 def test_no_fabric_test_runs_beside_an_agent(serving: Cluster) -> None:

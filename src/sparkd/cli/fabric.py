@@ -18,18 +18,19 @@ from sparkd.cli.served import report_progress
 from sparkd.cluster import traffic
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.membership import Peer, find_place, peers_of
+from sparkd.cluster.rdma_traffic import RdmaError, is_installed
 from sparkd.cluster.traffic import FACTS, RESULT, Keys, Listening, Measurer, RefusedError
 from sparkd.config import load_settings
 from sparkd.host import Host, fabric_ports, network
 from sparkd.lib.errors import AwaitedError, BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import Table, parse_json, sanitize
-from sparkd.measure.fabric import SLOW, Facts, Pair, Result, describe_ports, describe_twins, judge, pair_ports
+from sparkd.measure.fabric import SLOW, Facts, Pair, Port, Result, describe_ports, describe_twins, judge, pair_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
-HEADINGS = ("PORT", "TO", "SENT", "RECEIVED", "LINK", "US", "US 99%", "")
+HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")
 THIS_NODE = "127.0.0.1"
 
 
@@ -54,7 +55,8 @@ def run_test(args: argparse.Namespace) -> int:
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
     with own_node(host):
         try:
-            facts = describe_ports(host.name(), place.address, fabric_ports.read_ports(host.files))
+            ports = fabric_ports.read_ports(host.files)
+            facts = describe_ports(host.name(), place.address, ports, perftest=is_installed())
         except (OSError, ValueError) as error:
             raise ConfigError(f"this node's ports can't be read: {error}", "ip -brief address") from None
         if place.rank:
@@ -84,7 +86,7 @@ def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
     """What the head has measured with this node. Raises AwaitedError, BlockedError."""
     listening = Listening()
     try:
-        with listening.on(tuple(one.address for one in facts.ports), port, keys, msgspec.json.encode(facts)):
+        with listening.on({one.address: one.hca for one in facts.ports}, port, keys, msgspec.json.encode(facts)):
             report_progress(f"waits for {head}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
             body = listening.wait_result(WAIT_SECONDS)
     except OSError as error:
@@ -103,21 +105,30 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     """With one other node, which has the result then too. Raises BlockedError."""
     own, to = facts.ports[0].address, peer.address
     other = greet(Measurer(own, to, port, keys))
-    with Listening().on((THIS_NODE,), 0, keys, b"") as loopback:
+    with Listening().on({THIS_NODE: ""}, 0, keys, b"") as loopback:
         ceiling = Measurer(THIS_NODE, THIS_NODE, loopback, keys).measure_ceiling()
     pairs = list[Pair]()
     for near, far in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
         report_progress(f"measures {near.address} to {sanitize(far.address, 40)}")
-        try:
-            pairs.append(Pair(near, far, Measurer(near.address, far.address, port, keys).measure()))
-        except OSError as error:
-            pairs.append(Pair(near, far, None, sanitize(error.strerror or str(error))))
+        pairs.append(measure_pair(near, far, port, keys))
     result = Result(facts, other, ceiling, tuple(pairs))
     try:
         Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(result))
     except OSError as error:
         report_progress(f"{to} did not take the result: {error}")
     return result
+
+
+def measure_pair(near: Port, far: Port, port: int, keys: Keys) -> Pair:
+    found, rdma = None, None
+    measurer = Measurer(near.address, far.address, port, keys)
+    try:
+        found = measurer.measure()
+        rdma = measurer.measure_rdma(near.hca) if near.hca else None
+    except (OSError, RdmaError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        return Pair(near, far, found, sanitize(reason or str(error)))
+    return Pair(near, far, found, rdma_gbps=rdma)
 
 
 def greet(measurer: Measurer) -> Facts:
@@ -149,9 +160,12 @@ def render(result: Result) -> Sequence[str | Table]:
         name, to = (sanitize(one.interface or one.address, 40) for one in (pair.own, pair.other))
         rates = ("-", "-") if found is None else (f"{found.sent_gbps:.1f}", f"{found.received_gbps:.1f}")
         trips = ("-", "-") if found is None else (f"{found.round_trip_us:.0f}", f"{found.round_trip_99_us:.0f}")
-        rows.append((name, to, *rates, f"{link:g}" if link else "-", *trips, verdict.outcome))
+        rdma = "-" if pair.rdma_gbps is None else f"{pair.rdma_gbps:.1f}"
+        rows.append((name, to, *rates, rdma, f"{link:g}" if link else "-", *trips, verdict.outcome))
         hint = f" ({verdict.hint})" if verdict.hint else ""
         below.append((f"{name}:", sanitize(f"{verdict.reason}{hint}", 400)))
+        if found and pair.trouble:
+            below.append((f"{name}:", sanitize(f"RDMA was not measured: {pair.trouble}", 400)))
     title = f"{result.own.node} and {result.other.node}, TCP, {traffic.STREAMS} streams: Gb/s, round trip in us"
     below += [(f"{node}:", text) for node, text in describe_twins(result)]
     return (sanitize(title, 300), Table(rows, heading=True), Table(below))

@@ -3,7 +3,7 @@
 One node listens on the report port, which is free while no agent runs; the other one connects and measures. A
 connection begins with a challenge of who listens. Who connects answers with a kind, a nonce, a body and their signature
 by the cluster key; who listens, with a body and its signature: each has proven the key, for this connection alone. What
-follows is zeros, one byte there and back, or nothing, for a bounded time.
+follows is zeros, one byte there and back, or nothing while another program measures, for a bounded time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
@@ -20,10 +20,11 @@ from statistics import median, quantiles
 
 from msgspec import Struct
 
+from sparkd.cluster import rdma_traffic
 from sparkd.cluster.auth import new_nonce, sign_traffic, signatures_match
 from sparkd.host.network import canonical
 
-FACTS, TO_HERE, FROM_HERE, ECHO, RESULT = "F", "T", "H", "E", "R"
+FACTS, TO_HERE, FROM_HERE, ECHO, RDMA, RESULT = "F", "T", "H", "E", "D", "R"
 """What a connection is for; the directions are those of who listens."""
 STREAMS = 8
 """iperf3 with 8 reached what an interface of a ConnectX-7 carries (110 Gb/s, MTU 9000: NVIDIA's forum, 367853)."""
@@ -40,6 +41,7 @@ MOST_CONNECTIONS = 4 * STREAMS
 _NONCE, _SIGNATURE, _LENGTH, _COUNT = 32, 64, 4, 8
 
 Keys = Callable[[], tuple[bytes, ...]]
+Put = Callable[[str, bytes], object]
 
 
 class RefusedError(OSError):
@@ -87,11 +89,15 @@ class Listener(ThreadingTCPServer):
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, MOST_CONNECTIONS
 
-    def __init__(self, address: str, port: int, keys: Keys, facts: bytes, put: Callable[[str, bytes], object]) -> None:
-        """`facts`: what FACTS is answered with. `put` gets each kind that was proven, with its body. Raises OSError."""
+    def __init__(self, address: str, port: int, keys: Keys, facts: bytes, hca: str, put: Put) -> None:
+        """`facts`: what FACTS is answered with; `hca`: what RDMA is measured with, if with any.
+
+        `put` gets each kind that was proven, with its body. Raises OSError.
+        """
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.own = canonical(address)
-        self._keys, self._facts, self._put = keys, facts, put
+        self._keys, self._replies, self._put = keys, {FACTS: facts, RDMA: hca.encode()}, put
+        self._hca = hca
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
         super().__init__((address, port), _Exchange)
 
@@ -118,6 +124,13 @@ class Listener(ThreadingTCPServer):
                 with suppress(ConnectionError, TimeoutError):
                     while piece := _read(connection, 1, deadline):
                         connection.sendall(piece)
+            elif kind == RDMA and self._hca:
+                process = rdma_traffic.listen(self._hca)
+                try:
+                    with suppress(ConnectionError, TimeoutError):
+                        _read(connection, 1, deadline)
+                finally:
+                    rdma_traffic.end(process)
         finally:
             self._room.release()
 
@@ -132,7 +145,7 @@ class Listener(ThreadingTCPServer):
         for key in self._keys():
             expected = sign_traffic(key, challenge, nonce, self.own, kind, body, listens=False)
             if signatures_match(expected, found):
-                reply = self._facts if kind == FACTS else b""
+                reply = self._replies.get(kind, b"")
                 signature = sign_traffic(key, challenge, nonce, self.own, kind, reply, listens=True)
                 connection.sendall(signature.encode() + _sized(reply))
                 return kind, body
@@ -153,12 +166,15 @@ class Listening:
         self._came: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
 
     @contextmanager
-    def on(self, addresses: tuple[str, ...], port: int, keys: Keys, facts: bytes) -> Iterator[int]:
-        """For the time of the block; gives the port of the first one. Raises OSError."""
+    def on(self, addresses: Mapping[str, str], port: int, keys: Keys, facts: bytes) -> Iterator[int]:
+        """For the time of the block; gives the port of the first one. `addresses`: with their RDMA devices, or none.
+
+        Raises OSError.
+        """
         listeners = list[Listener]()
         try:
-            for address in addresses:
-                one = Listener(address, port, keys, facts, lambda kind, body: self._came.put((kind, body)))
+            for address, hca in addresses.items():
+                one = Listener(address, port, keys, facts, hca, lambda kind, body: self._came.put((kind, body)))
                 listeners.append(one)
                 threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
             yield listeners[0].server_address[1]
@@ -196,6 +212,12 @@ class Measurer(Struct, frozen=True):
         trips = self._trips()
         sent, received = self._rate(TO_HERE, self._send), self._rate(FROM_HERE, self._receive)
         return Measured(sent, received, median(trips) * 1e6, quantiles(trips, n=100)[-1] * 1e6)
+
+    def measure_rdma(self, hca: str) -> float | None:
+        """Gb/s to the other node; None where that has no device or program for it. Raises RdmaError, OSError."""
+        connection, other_hca = self._connect(RDMA)
+        with closing(connection):
+            return rdma_traffic.measure(hca, self.to) if other_hca else None
 
     def measure_ceiling(self) -> float:
         """Gb/s: of this method where no cable takes part."""

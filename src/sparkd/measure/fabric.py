@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import inf
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -34,6 +35,8 @@ class Port(Struct, frozen=True):
     address: Annotated[str, Meta(max_length=64)]
     speed_mbps: Annotated[int, Meta(ge=1, lt=1 << 31)] | None
     mtu: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    hca: Annotated[str, Meta(max_length=64)] = ""
+    """Its RDMA device, where perftest is installed too."""
     hidden_twins: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=MOST)] = ()
     """Interfaces of the same physical port without an address: a part of its bandwidth that nothing reaches."""
 
@@ -50,7 +53,9 @@ class Pair(Struct, frozen=True):
     other: Port
     measured: Measured | None
     trouble: Annotated[str, Meta(max_length=1000)] = ""
-    """Why nothing was measured."""
+    """Why nothing was measured, or not RDMA."""
+    rdma_gbps: float | None = None
+    """To the other node; None where one of them has no device or no perftest."""
 
     @property
     def link_gbps(self) -> float | None:
@@ -75,7 +80,7 @@ class Result(Struct, frozen=True):
     pairs: Annotated[tuple[Pair, ...], Meta(max_length=2 * MOST)]
 
 
-def describe_ports(node: str, own: str, found: Sequence[FabricPort]) -> Facts:
+def describe_ports(node: str, own: str, found: Sequence[FabricPort], *, perftest: bool) -> Facts:
     """Of IPv4, and the address `own` of cluster.nodes first, whatever its interface is."""
     addressed = {one.link.name for one in found if one.addresses}
     ports = [
@@ -84,6 +89,7 @@ def describe_ports(node: str, own: str, found: Sequence[FabricPort]) -> Facts:
             address,
             one.link.speed_mbps,
             one.link.mtu,
+            one.hcas[0] if perftest and one.hcas else "",
             tuple(twin for twin in one.twins if twin not in addressed),
         )
         for one in found
@@ -116,11 +122,13 @@ def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
     if found is None:
         hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's port?"
         return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
-    reached = min(found.sent_gbps, found.received_gbps)
+    reached, by = min(found.sent_gbps, found.received_gbps), ""
+    if pair.rdma_gbps is not None:  # as NCCL does it, and with no limit of this test
+        reached, by, ceiling_gbps = pair.rdma_gbps, " by RDMA", inf
     if link is None:
         return Verdict(UNKNOWN, f"{reached:.1f} Gb/s; the kernel reports no speed of the link", "ip -brief link")
     wanted = min(link, USABLE_GBPS)
-    figures = f"{reached:.1f} Gb/s where {wanted:g} are usual"
+    figures = f"{reached:.1f} Gb/s{by} where {wanted:g} are usual"
     if reached < LEAST_SHARE * wanted:
         if reached >= CEILING_SHARE * ceiling_gbps:
             reason = f"at least {reached:.1f} Gb/s: more can't be seen, for this test reaches {ceiling_gbps:.1f} here"
@@ -129,7 +137,7 @@ def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
     if found.round_trip_us > LONG_TRIP_US:
         reason = f"a round trip takes {found.round_trip_us:.0f} us, some 50 are usual"
         return Verdict(SLOW, reason, f"is there more than a cable between them? tracepath {pair.other.address}")
-    return Verdict(OK, f"{reached:.1f} of {wanted:g} Gb/s")
+    return Verdict(OK, f"{reached:.1f} of {wanted:g} Gb/s{by}")
 
 
 def _find_hint(pair: Pair, reached: float, wanted: float) -> str:

@@ -51,9 +51,11 @@ class Pair:
         return self.head, self.worker
 
     def configure(self) -> None:
-        self.head.write("/etc/sparkd/recipes/gpu-pair.yaml", RECIPE)
-        self.head.write("/etc/sparkd/sparkd.toml", CONFIGURATION)
-        self.head.sh(f"umask 077 && echo {secrets.token_hex(32)} > /etc/sparkd/cluster.key")
+        key = secrets.token_hex(32)
+        for machine in self.both:
+            machine.write("/etc/sparkd/recipes/gpu-pair.yaml", RECIPE)
+            machine.write("/etc/sparkd/sparkd.toml", CONFIGURATION)
+            machine.sh(f"umask 077 && echo {key} > /etc/sparkd/cluster.key")
 
     def join(self, machine: Machine) -> None:
         """After each boot: a bond of the two cables, with the address."""

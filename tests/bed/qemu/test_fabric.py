@@ -47,6 +47,27 @@ def test_a_bond_carries_the_address_and_whole_frames_and_rdma(bonded: Pair) -> N
     assert said["gid"].level == "ok"
 
 
+def test_rdma_between_the_nodes_is_measured(bonded: Pair) -> None:
+    """In software, on emulated cores: far below the 200 Gb/s that the cables claim."""
+    head, worker = bonded.both
+    worker.run("rdma", "link", "add", HCA, "type", "rxe", "netdev", BOND)
+    try:
+        worker.sh("setsid sparkd fabric test --json >/root/fabric.json 2>/root/fabric.log &")
+        done = head.run("sparkd", "fabric", "test", "--json", check=False, timeout=400)
+        wait_for(lambda: not worker.sh("pgrep -f 'sparkd fabric' || true").stdout, 60, "the worker's end", pause=1)
+        assert not worker.sh("pgrep ib_write_bw || true").stdout
+    finally:
+        worker.run("rdma", "link", "delete", HCA)
+    print(done.stdout, done.stderr)
+    found = json.loads(done.stdout)
+    assert json.loads(worker.sh("cat /root/fabric.json").stdout) == found
+    (pair,), (verdict,) = found["pairs"], found["verdicts"]
+    assert [pair[side]["hca"] for side in ("own", "other")] == [HCA, HCA]
+    assert not pair["trouble"]
+    assert pair["rdma_gbps"] > 0
+    assert (verdict["outcome"], "by RDMA" in verdict["reason"], done.returncode) == ("slow", True, 10)
+
+
 def test_one_leg_cut_is_named_and_the_other_still_carries_whole_frames(bonded: Pair) -> None:
     bonded.cable(0, False)
     wait_for(bonded.pings, 60, "the other leg to carry", pause=1)

@@ -76,7 +76,7 @@ def test_a_node_that_does_not_come_is_said(port: int, capsys: pytest.CaptureFixt
 
 
 def test_a_port_that_another_program_has_is_said(port: int) -> None:
-    with Listening().on((WORKER,), port, lambda: (KEY,), b""), pytest.raises(AwaitedError, match="in use"):
+    with Listening().on({WORKER: ""}, port, lambda: (KEY,), b""), pytest.raises(AwaitedError, match="in use"):
         fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
@@ -97,12 +97,15 @@ def test_a_result_that_is_none_is_refused(port: int, body: bytes) -> None:
 
 @pytest.mark.parametrize("said", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
 def test_facts_that_are_none_are_refused(port: int, said: bytes) -> None:
-    with Listening().on((WORKER,), port, lambda: (KEY,), said), pytest.raises(BlockedError, match="same on both"):
+    with Listening().on({WORKER: ""}, port, lambda: (KEY,), said), pytest.raises(BlockedError, match="same on both"):
         fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_another_key_is_said(port: int) -> None:
-    with Listening().on((WORKER,), port, lambda: (b"o" * 32,), b"{}"), pytest.raises(BlockedError, match="cluster key"):
+    with (
+        Listening().on({WORKER: ""}, port, lambda: (b"o" * 32,), b"{}"),
+        pytest.raises(BlockedError, match="cluster key"),
+    ):
         fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 

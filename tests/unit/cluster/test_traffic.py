@@ -22,7 +22,7 @@ def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listening, int]
     for name, seconds in (("SECONDS", 0.2), ("PROOF_SECONDS", 0.5)):
         monkeypatch.setattr(traffic, name, seconds)
     made = Listening()
-    with made.on((HERE,), 0, lambda: (KEY,), b"facts") as port:
+    with made.on({HERE: ""}, 0, lambda: (KEY,), b"facts") as port:
         yield made, port
 
 
@@ -186,5 +186,5 @@ def test_a_server_of_something_else_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 def test_a_port_that_is_taken_is_an_error(listening: tuple[Listening, int]) -> None:
-    with pytest.raises(OSError, match="in use"), Listening().on((HERE,), listening[1], lambda: (KEY,), b""):
+    with pytest.raises(OSError, match="in use"), Listening().on({HERE: ""}, listening[1], lambda: (KEY,), b""):
         pass

@@ -52,6 +52,8 @@ def pair(
         (pair(34), 40, UNKNOWN, "at least 34.0 Gb/s"),
         (pair(12.86), 15, UNKNOWN, "at least 12.9"),
         (pair(12.86), 17, SLOW, "degraded state"),
+        (replace(pair(30), rdma_gbps=97.3), 40, OK, "97.3 of 110 Gb/s by RDMA"),
+        (replace(pair(12.86), rdma_gbps=13.23), 15, SLOW, "13.2 Gb/s by RDMA where 110"),
         (pair(50, speed=None), 200, UNKNOWN, "no speed"),
         (pair(100, trip=1500), 200, SLOW, "tracepath 10.0.0.2"),
         (Pair(PORT, OTHER, None, "connection timed out"), 200, SLOW, "connection timed out"),
@@ -75,15 +77,16 @@ def test_the_address_of_cluster_nodes_is_the_first_and_a_twin_without_one_is_nam
         port("enP2p1s0f1np1", "10.2.0.1", twins=("enp1s0f1np1",)),
         port("enP2p1s0f0np0", twins=("enp1s0f0np0",)),
     )
-    facts = describe_ports("spark1", "10.0.0.1", found)
+    facts = describe_ports("spark1", "10.0.0.1", found, perftest=False)
     assert [one.address for one in facts.ports] == ["10.0.0.1", "10.1.0.1", "10.2.0.1"]
     (named,) = describe_twins(Result(facts, Facts("spark2", ()), 100, ()))
     assert " ".join(named).startswith("spark1 enP2p1s0f0np0, the twin of enp1s0f0np0, has no address")
 
 
 def test_an_address_on_no_port_that_is_known_is_measured_all_the_same() -> None:
-    facts = describe_ports("spark1", "192.168.1.1", (port("enp1s0f0np0", "10.0.0.1"),))
+    facts = describe_ports("spark1", "192.168.1.1", (port("enp1s0f0np0", "10.0.0.1"),), perftest=True)
     assert facts.ports[0] == Port("", "192.168.1.1", None, 0)
+    assert facts.ports[1].hca == "rocep1s0f0"
 
 
 def test_ports_of_one_subnet_are_pairs() -> None:

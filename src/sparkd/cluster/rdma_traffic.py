@@ -1,0 +1,69 @@
+"""RDMA between two nodes for some seconds, by perftest's ib_write_bw on both, where they have it and a device."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from contextlib import suppress
+
+PROGRAM = "ib_write_bw"
+PORT, SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 18515, 4, 1, 8
+"""perftest's own port. Eight queue pairs found the known fault (NVIDIA/dgx-spark-playbooks, pull request 108)."""
+START_SECONDS, TRIES, TRY_AGAIN_SECONDS = 10.0, 5, 0.5
+"""For both to meet. The one that listens is slower than the one that connects."""
+OUTPUT_LIMIT = 1 << 16
+_RESULT = re.compile(r"^ *\d+ +\d+ +\d{1,9}\.\d+ +(\d{1,9}\.\d+) +\d{1,9}\.\d+ *$", re.MULTILINE)
+"""Bytes, iterations, peak (0 in a test of some seconds), average, messages."""
+
+
+class RdmaError(Exception):
+    """Why there is no figure."""
+
+
+def is_installed() -> bool:
+    return shutil.which(PROGRAM) is not None
+
+
+def command(device: str, to: str = "") -> list[str]:
+    """Of the side that connects, or without `to` of the one that listens. rdma_cm finds the GID of the address."""
+    length = ["-D", str(SECONDS), "-f", str(MARGIN_SECONDS)]
+    words = [PROGRAM, "-R", "-F", "-d", device, "-p", str(PORT), "-q", str(QUEUE_PAIRS), *length, "--report_gbits"]
+    return [*words, to] if to else words
+
+
+def parse(printed: str) -> float:
+    """Gb/s on average. Raises RdmaError."""
+    found = _RESULT.findall(printed[:OUTPUT_LIMIT])
+    if len(found) != 1:
+        raise RdmaError(f"{PROGRAM} printed no figure")
+    return float(found[0])
+
+
+def listen(device: str) -> subprocess.Popen[bytes]:
+    """To be ended by `end`. Raises OSError."""
+    quiet = subprocess.DEVNULL
+    return subprocess.Popen(command(device), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(START_SECONDS)
+
+
+def measure(device: str, to: str) -> float:
+    """Gb/s that this node writes to the other. Raises RdmaError."""
+    limit = START_SECONDS + SECONDS
+    said = ""
+    for _ in range(TRIES):
+        time.sleep(TRY_AGAIN_SECONDS)
+        try:
+            done = subprocess.run(command(device, to), capture_output=True, text=True, errors="replace", timeout=limit)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise RdmaError(f"{PROGRAM}: {error}") from None
+        if done.returncode == 0:
+            return parse(done.stdout)
+        said = (done.stderr or done.stdout).strip().rpartition("\n")[2]
+    raise RdmaError(f"{PROGRAM}: {said[:200] or 'it failed'}")

@@ -1,0 +1,45 @@
+"""RDMA's figure, read from what perftest prints."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sparkd.cluster import rdma_traffic
+from sparkd.cluster.rdma_traffic import RdmaError, command, parse
+
+PRINTED = """\
+---------------------------------------------------------------------------------------
+ #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]
+ 65536      556123           0.00               97.28              0.185547
+---------------------------------------------------------------------------------------
+"""
+
+
+def test_the_average_is_read() -> None:
+    assert parse(PRINTED) == 97.28
+
+
+@pytest.mark.parametrize("text", ["", "97.28", PRINTED * 2, PRINTED.replace("97.28", "nan"), "1 " * 100_000])
+def test_anything_else_is_no_figure(text: str) -> None:
+    with pytest.raises(RdmaError, match="no figure"):
+        parse(text)
+
+
+def test_the_side_that_connects_names_the_other() -> None:
+    assert command("rocep1s0f0", "10.0.0.2") == [*command("rocep1s0f0"), "10.0.0.2"]
+
+
+def test_a_program_that_fails_is_tried_again_and_its_last_line_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries = tmp_path / "tries"
+    (tmp_path / rdma_traffic.PROGRAM).write_text(f"#!/bin/sh\necho x >>{tries}\necho 'Unable to connect' >&2\nexit 1\n")
+    (tmp_path / rdma_traffic.PROGRAM).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(rdma_traffic, "TRY_AGAIN_SECONDS", 0.01)
+    with pytest.raises(RdmaError, match="ib_write_bw: Unable to connect"):
+        rdma_traffic.measure("rocep1s0f0", "10.0.0.2")
+    assert len(tries.read_text().splitlines()) == rdma_traffic.TRIES

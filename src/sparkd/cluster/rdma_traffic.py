@@ -14,7 +14,9 @@ PORT, SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 18515, 4, 1, 8
 START_SECONDS, TRIES, TRY_AGAIN_SECONDS = 10.0, 5, 0.5
 """For both to meet. The one that listens is slower than the one that connects."""
 OUTPUT_LIMIT = 1 << 16
-_RESULT = re.compile(r"^ *\d+ +\d+ +\d{1,9}\.\d+ +(\d{1,9}\.\d+) +\d{1,9}\.\d+ *$", re.MULTILINE)
+_RESULT = re.compile(
+    r"^[ \t]*\d+[ \t]+\d+[ \t]+\d{1,9}\.\d+[ \t]+(\d{1,9}\.\d+)[ \t]+\d{1,9}\.\d+[ \t]*$", re.MULTILINE
+)
 """Bytes, iterations, peak (0 in a test of some seconds), average, messages."""
 
 
@@ -37,7 +39,8 @@ def parse(printed: str) -> float:
     """Gb/s on average. Raises RdmaError."""
     found = _RESULT.findall(printed[:OUTPUT_LIMIT])
     if len(found) != 1:
-        raise RdmaError(f"{PROGRAM} printed no figure")
+        rest = printed.strip("- \n")[-80:]
+        raise RdmaError(f"{PROGRAM} printed no figure, but ends in: {rest!r}")
     return float(found[0])
 
 

@@ -54,7 +54,7 @@ def test_rdma_between_the_nodes_is_measured(bonded: Pair) -> None:
     try:
         worker.sh("setsid sparkd fabric test --json >/root/fabric.json 2>/root/fabric.log &")
         done = head.run("sparkd", "fabric", "test", "--json", check=False, timeout=400)
-        wait_for(lambda: not worker.sh("pgrep -f 'sparkd fabric' || true").stdout, 60, "the worker's end", pause=1)
+        wait_for(lambda: not worker.sh("pgrep -f '[s]parkd fabric' || true").stdout, 60, "the worker's end", pause=1)
         assert not worker.sh("pgrep ib_write_bw || true").stdout
     finally:
         worker.run("rdma", "link", "delete", HCA)

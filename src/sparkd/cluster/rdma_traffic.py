@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -45,13 +47,14 @@ def parse(printed: str) -> float:
 
 
 def listen(device: str) -> subprocess.Popen[bytes]:
-    """To be ended by `end`. Raises OSError."""
-    quiet = subprocess.DEVNULL
-    return subprocess.Popen(command(device), stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    """To be ended by `end`; without it, by itself: alone, the program would wait for ever. Raises OSError."""
+    quiet, words = subprocess.DEVNULL, ["timeout", "--signal=KILL", f"{TRIES * START_SECONDS:.0f}", *command(device)]
+    return subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)  # not reaped yet, so the group is its own
     with suppress(subprocess.TimeoutExpired):
         process.wait(START_SECONDS)
 

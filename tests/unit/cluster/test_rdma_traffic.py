@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,25 @@ def test_anything_else_is_no_figure(text: str) -> None:
 
 def test_the_side_that_connects_names_the_other() -> None:
     assert command("rocep1s0f0", "10.0.0.2") == [*command("rocep1s0f0"), "10.0.0.2"]
+
+
+def test_what_listens_is_ended_with_its_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / rdma_traffic.PROGRAM
+    program.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    process = rdma_traffic.listen("rocep1s0f0")
+    end = time.monotonic() + 10
+    while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    pid = int((tmp_path / "pid").read_text())
+    assert pid != process.pid, "its guard, which ends it where this process can't"
+    rdma_traffic.end(process)
+    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    rdma_traffic.end(process)  # a second time ends nobody else
 
 
 def test_a_program_that_fails_is_tried_again_and_its_last_line_is_said(

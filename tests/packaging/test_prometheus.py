@@ -195,6 +195,19 @@ SERIES = {
 ABSENT = "absent"
 
 
+def test_a_node_that_ends_and_begins_again_before_it_serves_is_not_serving(tmp_path: Path) -> None:
+    """A scrape falls between two processes every 20 minutes."""
+    values = " ".join(["1"] * 10 + (["0"] * 19 + ["stale"]) * 3)
+    series = {"series": 'sparkd_phase{phase="serving",job="sparkd",instance="spark1"}', "values": values}
+    test = {"expr": 'ALERTS{alertname="SparkdNotServing",alertstate="firing"}', "eval_time": "45m"}
+    labels = 'alertname="SparkdNotServing",alertstate="firing",job="sparkd",instance="spark1",severity="critical"'
+    found = {"labels": f"ALERTS{{{labels}}}", "value": 1}
+    suite = {"interval": "1m", "input_series": [series], "promql_expr_test": [{**test, "exp_samples": [found]}]}
+    file = tmp_path / "test.yaml"
+    file.write_text(json.dumps({"rule_files": [str(ALERTS)], "evaluation_interval": "1m", "tests": [suite]}))
+    promtool("test", "rules", str(file))
+
+
 @pytest.mark.parametrize("alert", [*SERIES, "SparkdRestartLoop", ABSENT])
 def test_an_alert_comes_after_its_delay_and_not_before(tmp_path: Path, alert: str) -> None:
     begin, job = 10, {"job": "sparkd", "instance": "spark1"}
@@ -208,6 +221,7 @@ def test_an_alert_comes_after_its_delay_and_not_before(tmp_path: Path, alert: st
         }
     rule = RULES["SparkdAgentGone" if alert == ABSENT else alert]
     delay = int(rule.get("for", "0m").removesuffix("m")) + 4 * (alert == ABSENT)  # a series lasts for five minutes
+    delay += 5 * (alert == "SparkdNotServing")  # what it looks back
     labels = {**rule["labels"], **job}
     for key, value in re.findall(r'(\w+)="([^"]*)"', " ".join(series)):
         labels |= {} if key == "phase" and alert != "SparkdDegraded" else {key: value}

@@ -246,10 +246,15 @@ class Actions:
         return history.write(self._host.files, row)
 
     def read_past(self, end: End, recipe: str, rank: int) -> tuple[Past, bool]:
-        """The history, once its open launches have this end; and as `keep_row`. Raises OSError."""
+        """The history, once its open launches have this end where that can be written; and as `keep_row`.
+
+        Raises OSError where it can't be read.
+        """
         from sparkd.actions import history
 
-        replaced = history.close_open(self._host.files, end)
+        replaced = False
+        with suppress(OSError):
+            replaced = history.close_open(self._host.files, end)
         return history.read_past(self._host.files, recipe, rank), replaced
 
     def write_run(self, name: str, text: str) -> None:

@@ -6,8 +6,10 @@ journal, not its WAL: a reader without root can't create the files that a WAL ne
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -30,8 +32,8 @@ MOST_PAGES = 16384
 """Of 4 KiB: no fault of ours fills the disk."""
 ROW_BYTES = 1 << 18
 """A launch whose facts are longer is kept without them."""
-BUSY_SECONDS = 2.0
-"""For a reader, who has the file for milliseconds."""
+BUSY_SECONDS, CLOSE_SECONDS = 2.0, 0.2
+"""For a reader, who has the file for milliseconds; and where the agent's start waits."""
 MOST_READ = 60
 """Rows of each kind that an agent reads: half a MiB."""
 BROKEN = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
@@ -51,7 +53,7 @@ DELETE FROM rows WHERE number IN (
 """
 
 
-def write(files: Files, *rows: Row) -> bool:
+def write(files: Files, *rows: Row, busy_seconds: float = BUSY_SECONDS) -> bool:
     """Keep rows, in place of those with the same ids; True where a broken file was set aside first.
 
     Raises OSError. May take as long as the disk does.
@@ -59,26 +61,24 @@ def write(files: Files, *rows: Row) -> bool:
     path = _path(files)
     with alone(path.with_name(f".{path.name}.lock")), _as_oserror(path):
         try:
-            _write(path, rows)
+            _write(path, rows, busy_seconds)
         except sqlite3.DatabaseError as error:
             if _code(error) not in BROKEN:
                 raise
             for suffix in ("-journal", "-wal", "-shm", ""):  # the file last: a journal must not meet a new file
                 with suppress(FileNotFoundError):
                     Path(f"{path}{suffix}").replace(f"{path}{ASIDE}{suffix}")
-            _write(path, rows)
+            _write(path, rows, busy_seconds)
             return True
     return False
 
 
-def _write(path: Path, rows: tuple[Row, ...]) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, MODE)
-    try:
-        if not os.fstat(fd).st_size:
-            os.fchmod(fd, MODE)
-    finally:
-        os.close(fd)
-    with _connect(path, "rw") as database:
+def _write(path: Path, rows: tuple[Row, ...], busy_seconds: float) -> None:
+    if not _exists(path):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, MODE))
+    if not path.stat().st_size:  # else its mode is what an administrator has given it
+        path.chmod(MODE)
+    with _connect(path, "rw", busy_seconds) as database:
         database.execute("PRAGMA journal_mode = DELETE")
         database.execute("PRAGMA synchronous = EXTRA")
         database.execute(f"PRAGMA max_page_count = {MOST_PAGES}")
@@ -108,7 +108,7 @@ def _put(database: sqlite3.Connection, row: Row) -> None:
             database.execute("INSERT INTO totals VALUES (?, 1) ON CONFLICT DO UPDATE SET count = count + 1", (name,))
     database.execute(
         "INSERT INTO rows (kind, id, ended, body) VALUES (?, ?, ?, ?)"
-        " ON CONFLICT DO UPDATE SET ended = excluded.ended, body = excluded.body",
+        " ON CONFLICT DO UPDATE SET ended = max(ended, excluded.ended), body = excluded.body",
         (*key, bool(cause), body),
     )
 
@@ -146,9 +146,12 @@ def read_past(files: Files, recipe: str, rank: int) -> Past:
 
 
 def close_open(files: Files, end: End) -> bool:
-    """End the launches whose process could not; as `write`. `end`: of the last process. Raises OSError."""
+    """End the launches whose process could not; as `write`. `end`: of the last process. Raises OSError.
+
+    A reader who holds the file is not waited for: the next process tries again.
+    """
     found = [one for one in read(files, MOST_READ) if isinstance(one, Launch) and one.end is None]
-    return bool(found) and write(files, *(replace(one, end=end) for one in found))
+    return bool(found) and write(files, *(replace(one, end=end) for one in found), busy_seconds=CLOSE_SECONDS)
 
 
 def _path(files: Files) -> Path:
@@ -161,9 +164,7 @@ def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
     """None where there is no history yet. Raises OSError."""
     path = _path(files)
     with _as_oserror(path):
-        try:
-            os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK))
-        except FileNotFoundError:
+        if not _exists(path):
             yield None
             return
         # One that can write takes back what a power cut has left half done.
@@ -171,10 +172,24 @@ def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
             yield database if _schema(database) else None
 
 
+def _exists(path: Path) -> bool:
+    """Raises OSError where it is no plain file.
+
+    It is not opened for that: to close a file gives up all locks of the process on it, also those of another thread.
+    """
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return False
+    if not stat.S_ISREG(kind):
+        raise OSError(errno.EINVAL, "is no plain file", str(path))
+    return True
+
+
 @contextmanager
-def _connect(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+def _connect(path: Path, mode: str, busy_seconds: float = BUSY_SECONDS) -> Iterator[sqlite3.Connection]:
     uri = f"file:{quote(str(path))}?mode={mode}"
-    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None)) as database:
+    with closing(sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)) as database:
         database.execute("PRAGMA trusted_schema = OFF")
         yield database
 
@@ -191,7 +206,7 @@ def _schema(database: sqlite3.Connection) -> int:
 def _as_oserror(path: Path) -> Iterator[None]:
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:  # a row may have half a character
         raise OSError(f"{path}: {error}") from error
 
 

@@ -24,7 +24,6 @@ from sparkd.status.model import ActivityReport, FindingReport, utc_now
 
 WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"
-FILE_HINT = "df -h /var/lib/sparkd"
 
 
 def recall(agent: Deps, last: End | None) -> None:
@@ -35,7 +34,7 @@ def recall(agent: Deps, last: End | None) -> None:
     try:
         agent.state.past, replaced = agent.loop.run_with_timeout(work, WAIT_SECONDS, "reading the history")
     except OSError as error:
-        _report(agent, error)
+        agent.events.warning("history.read.failed", reason=str(error), hint=HINT)
     else:
         _report_replaced(agent, replaced)
         totals = agent.state.past.totals
@@ -132,7 +131,7 @@ def _report(agent: Deps, error: OSError) -> None:
     """Once a process."""
     if ID not in agent.state.unwritten:
         agent.state.unwritten.add(ID)
-        agent.events.warning("history.write.failed", reason=str(error), hint=FILE_HINT)
+        agent.events.warning("history.write.failed", reason=str(error), hint=HINT)
 
 
 def _report_replaced(agent: Deps, replaced: bool) -> None:

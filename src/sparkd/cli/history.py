@@ -37,8 +37,7 @@ def show_history(args: argparse.Namespace) -> None:
     except PermissionError:
         raise UsageError(f"{PATH} may be read by root and its group alone", "sudo sparkd history") from None
     except OSError as error:
-        hint = "if it is broken, the agent's next launch sets it aside"
-        raise UsageError(f"the history can't be read: {error}", hint) from None
+        raise UsageError(f"the history can't be read: {error}") from None
     launches = [one for one in rows if isinstance(one, Launch)][-args.last :]
     if args.json:
         print(as_json(rows, totals, args.last))

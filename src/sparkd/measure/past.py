@@ -13,6 +13,7 @@ from sparkd.lib.text import sanitize
 from sparkd.measure.bench import Result
 from sparkd.measure.figures import Level, find_level, spread
 from sparkd.state.history import Bench, Launch, Row, describe_change, find_decline
+from sparkd.state.history import find_usual as median_before
 from sparkd.state.known_good import format_utc
 
 
@@ -61,7 +62,8 @@ def describe_slower(runs: Sequence[Run]) -> tuple[str, ...]:
         start = find_decline([rate for _, rate in known], more_is_better=True)
         if start is None or known[-1][0] is not runs[-1]:
             continue
-        (before, usual), (since, _), (last, rate) = known[start - 1], known[start], known[-1]
+        (before, _), (since, _), (last, rate) = known[start - 1], known[start], known[-1]
+        usual = median_before([rate for _, rate in known], start)
         changes = "what changed is not known any more"
         if before.launch is not None and last.launch is not None:
             changes = describe_change(before.launch.facts, last.launch.facts)

@@ -100,13 +100,18 @@ def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None
     sign = 1 if more_is_better else -1
     for start in range(FEWEST, len(values)):
         earlier = values[max(0, start - MOST_EARLIER) : start]
-        usual = median(earlier)
+        usual = find_usual(values, start)
         spread = DEVIATIONS * median(abs(one - usual) for one in earlier)
         worst = min(sign * one for one in earlier)  # it has been so before: as each first load after a boot
         limit = min(worst, sign * usual - max(TIMES_SPREAD * spread, LEAST_SHARE * usual))
         if all(sign * one < limit for one in values[start:]):
             return start
     return None
+
+
+def find_usual(values: Sequence[float], start: int) -> float:
+    """What the values at `start` and behind it were compared with."""
+    return median(values[max(0, start - MOST_EARLIER) : start])
 
 
 def describe_change(then: Facts, now: Facts) -> str:
@@ -125,7 +130,8 @@ def describe_slower_load(launches: Sequence[Launch]) -> str:
     start = find_decline([seconds for _, seconds in known], more_is_better=False)
     if start is None:
         return ""
-    (before, usual), (since, _), (last, seconds) = known[start - 1], known[start], known[-1]
+    (before, _), (since, _), (last, seconds) = known[start - 1], known[start], known[-1]
+    usual = find_usual([seconds for _, seconds in known], start)
     return (
         f"loads are slower since {format_utc(since.at)}: {seconds:.0f} s, {usual:.0f} s before; "
         f"{describe_change(before.facts, last.facts)}"

@@ -192,6 +192,34 @@ def test_no_row_of_several_writers_is_lost_beside_readers(files: Files) -> None:
     assert history.read_totals(files) == {"launches": 60, "ends.engine-ended": 60}
 
 
+def test_a_look_takes_no_lock_from_a_writer_of_the_same_process(files: Files, path: Path) -> None:
+    """The kernel gives up all of a process's locks on a file where any thread of it closes the file."""
+    history.write(files, LAUNCH)
+    begin = (
+        f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0, isolation_level=None).execute('BEGIN IMMEDIATE')"
+    )
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        assert history.read(files) == (LAUNCH,)
+        other = subprocess.run([sys.executable, "-c", begin], capture_output=True, text=True)
+    assert "database is locked" in other.stderr
+
+
+def test_half_a_character_is_an_error_like_any_other(files: Files) -> None:
+    with pytest.raises(OSError, match="surrogates not allowed"):
+        history.write(files, replace(LAUNCH, recipe="a\udcff"))
+    assert not history.write(files, LAUNCH)
+
+
+def test_an_end_that_came_twice_is_counted_once(files: Files) -> None:
+    """A late close of what the process before left open may meet the launch of the process itself."""
+    history.write(files, LAUNCH)
+    history.close_open(files, End("killed", cause="agent-killed"))
+    history.write(files, LAUNCH)
+    history.write(files, ENDED)
+    assert history.read_totals(files) == {"launches": 1, "ends.agent-killed": 1}
+
+
 def test_a_full_disk_is_an_error_and_loses_nothing(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     history.write(files, LAUNCH)
     monkeypatch.setattr(history, "MOST_PAGES", 8)

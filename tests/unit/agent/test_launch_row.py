@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -80,14 +82,14 @@ def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
     assert row.faults[0].isprintable()
 
 
-def test_a_history_that_cannot_be_written_is_one_event(begun: AgentUnderTest) -> None:
+def test_a_history_that_cannot_be_written_is_one_event_for_each_way(begun: AgentUnderTest) -> None:
     Tree(Path(begun.agent.host.files.root)).folder(PATH)
     recall(begun.agent, None)
     begin_launch(begun.agent)
     end_launch(begun.agent, None, END)
     failed = [one for one in begun.events.lines if one.startswith("history.")]
-    assert len(failed) == 1
-    assert failed[0].startswith("history.write.failed reason=")
+    assert [one.partition(" ")[0] for one in failed] == ["history.read.failed", "history.write.failed"]
+    assert "is no plain file" in failed[0]
 
 
 def test_a_broken_file_is_replaced_by_the_row(begun: AgentUnderTest) -> None:
@@ -101,6 +103,17 @@ def test_a_broken_file_is_replaced_by_the_row(begun: AgentUnderTest) -> None:
 def rows_after_repair(made: AgentUnderTest) -> tuple[Row, ...]:
     end_launch(made.agent, None, END)
     return store.read(made.agent.host.files)
+
+
+def test_what_was_before_is_known_where_a_reader_holds_the_file(begun: AgentUnderTest) -> None:
+    files = begun.agent.host.files
+    store.write(files, replace(launch(1, 50), recipe=begun.agent.plan.recipe))
+    with closing(sqlite3.connect(f"file:{files.real(PATH)}?mode=ro", uri=True, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM rows").fetchone()
+        recall(begun.agent, None)
+    assert [one.load_seconds for one in begun.agent.state.past.launches] == [50]
+    assert begun.agent.reporter.report.launches == 1
 
 
 def test_a_disk_that_hangs_holds_no_run_back(begun: AgentUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:

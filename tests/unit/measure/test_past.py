@@ -43,7 +43,7 @@ def test_runs_of_the_same_plan_come_first() -> None:
 def test_a_decline_is_reported_with_what_changed_between() -> None:
     (line,) = describe_slower((*EARLIER, run(6, 20.0, "float32")))
     figures, _, change = line.partition("; ")
-    assert figures == "tiny, 4 at once: slower since 2026-11-06 10:00 UTC: 20.0 tokens/s, 38.0 before"
+    assert figures == "tiny, 4 at once: slower since 2026-11-06 10:00 UTC: 20.0 tokens/s, 37.0 before"
     assert change == "changed: args.dtype half -> float32"
     gone = Run(run(6, 20.0).result, None)
     assert describe_slower((*EARLIER, gone))[0].endswith("; what changed is not known any more")

@@ -174,7 +174,7 @@ def test_a_ladder_climbs_until_the_engine_refuses_and_comes_back(spark: SparkdNo
     spark.await_serving()
     assert context_length(spark) == 256
     made = node.read("/etc/sparkd/recipes/short-tuned.yaml")
-    assert re.search(r"extends: short\nargs:\n  max-model-len: 512\nexpect:\n  kv_cache_tokens: 896\n", made), made
+    assert re.search(r'extends: "short"\nargs:\n  max-model-len: 512\nexpect:\n  kv_cache_tokens: 896\n', made), made
     assert "recipe" in node.run("sparkd", "recipe", "check", "/etc/sparkd/recipes/short-tuned.yaml").stdout
     again = node.run(*words, check=False)
     assert (again.returncode, "there is a recipe short-tuned already" in again.stderr) == (2, True), again

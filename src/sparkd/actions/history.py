@@ -167,6 +167,8 @@ def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
         if not _exists(path):
             yield None
             return
+        if not os.access(path, os.R_OK):  # SQLite would only say that it can't open it
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         # One that can write takes back what a power cut has left half done.
         with _connect(path, "rw" if os.access(path, os.W_OK) else "ro") as database:
             yield database if _schema(database) else None

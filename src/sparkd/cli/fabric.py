@@ -6,10 +6,9 @@ import argparse
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -25,9 +24,6 @@ from sparkd.host import Host, fabric_ports, network
 from sparkd.lib.errors import AwaitedError, BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import Table, parse_json, sanitize
 from sparkd.measure.fabric import SLOW, Facts, Pair, Port, Result, describe_ports, describe_twins, judge, pair_ports
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")

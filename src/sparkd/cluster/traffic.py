@@ -17,6 +17,7 @@ from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from statistics import median, quantiles
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,18 +31,15 @@ STREAMS = 8
 """iperf3 with 8 reached what an interface of a ConnectX-7 carries (110 Gb/s, MTU 9000: NVIDIA's forum, 367853)."""
 SECONDS = 3.0
 """For each direction."""
-TRIPS = 500
-TRIPS_SECONDS = 2.0
+TRIPS, TRIPS_SECONDS = 500, 2.0
 PROOF_SECONDS = 3.0
 LONGEST_SECONDS = 60.0
 """A slow link takes so long to carry what the buffers hold."""
-BODY_LIMIT = 256 << 10
-BLOCK_BYTES = 256 << 10
+BODY_LIMIT = BLOCK_BYTES = 256 << 10
 MOST_CONNECTIONS = 4 * STREAMS
 _NONCE, _SIGNATURE, _LENGTH, _COUNT = 32, 64, 4, 8
 
 Keys = Callable[[], tuple[bytes, ...]]
-Put = Callable[[str, bytes], object]
 
 
 class RefusedError(OSError):
@@ -89,46 +87,45 @@ class Listener(ThreadingTCPServer):
 
     daemon_threads, allow_reuse_address, request_queue_size = True, True, MOST_CONNECTIONS
 
-    def __init__(self, address: str, port: int, keys: Keys, facts: bytes, hca: str, put: Put) -> None:
+    def __init__(
+        self, address: str, port: int, keys: Keys, facts: bytes, hca: str, came: SimpleQueue[tuple[str, bytes]]
+    ) -> None:
         """`facts`: what FACTS is answered with; `hca`: what RDMA is measured with, if with any.
 
-        `put` gets each kind that was proven, with its body. Raises OSError.
+        `came` takes each kind that was proven, with its body. Raises OSError.
         """
         self.address_family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.own = canonical(address)
-        self._keys, self._replies, self._put = keys, {FACTS: facts, RDMA: hca.encode()}, put
-        self._hca = hca
-        self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        super().__init__((address, port), _Exchange)
+        self._keys, self._replies, self._came = keys, {FACTS: facts, RDMA: hca.encode()}, came
+        self._hca, self._room = hca, threading.BoundedSemaphore(MOST_CONNECTIONS)
+        super().__init__((address, port), BaseRequestHandler)
 
     def verify_request(self, *_: object) -> bool:
         return self._room.acquire(blocking=False)
 
     def handle_error(self, *_: object) -> None:
-        """Any stranger can cause one, and who measures sees the end of the connection."""
+        """Any stranger can cause one, and who measures ends each connection: it sees the end, and nothing is logged."""
 
-    def answer(self, connection: socket.socket) -> None:
-        """One connection, to its end."""
+    def finish_request(self, request: Any, client_address: object) -> None:  # noqa: ARG002
+        """One connection, to its end: in place of a handler's class."""
+        connection: socket.socket = request
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             kind, body = self._prove(connection)
-            self._put(kind, body)
+            self._came.put((kind, body))
             deadline = time.monotonic() + LONGEST_SECONDS
             if kind == TO_HERE:
                 connection.sendall(_count(connection, deadline).to_bytes(_COUNT, "big"))
             elif kind == FROM_HERE:
-                with suppress(ConnectionError, TimeoutError):
-                    _read(connection, 1, deadline)  # all streams begin at once
-                    _fill(connection, time.monotonic() + SECONDS * 2)
+                _read(connection, 1, deadline)  # all streams begin at once
+                _fill(connection, time.monotonic() + SECONDS * 2)
             elif kind == ECHO:
-                with suppress(ConnectionError, TimeoutError):
-                    while piece := _read(connection, 1, deadline):
-                        connection.sendall(piece)
+                while piece := _read(connection, 1, deadline):
+                    connection.sendall(piece)
             elif kind == RDMA and self._hca:
                 process = rdma_traffic.listen(self._hca)
                 try:
-                    with suppress(ConnectionError, TimeoutError):
-                        _read(connection, 1, deadline)
+                    _read(connection, 1, deadline)
                 finally:
                     rdma_traffic.end(process)
         finally:
@@ -152,13 +149,6 @@ class Listener(ThreadingTCPServer):
         raise RefusedError("no known key")
 
 
-class _Exchange(BaseRequestHandler):
-    server: Listener
-
-    def handle(self) -> None:
-        self.server.answer(self.request)
-
-
 class Listening:
     """Listeners on several addresses, and what came to them."""
 
@@ -174,7 +164,7 @@ class Listening:
         listeners = list[Listener]()
         try:
             for address, hca in addresses.items():
-                one = Listener(address, port, keys, facts, hca, lambda kind, body: self._came.put((kind, body)))
+                one = Listener(address, port, keys, facts, hca, self._came)
                 listeners.append(one)
                 threading.Thread(target=one.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
             yield listeners[0].server_address[1]
@@ -301,13 +291,10 @@ def _fill(connection: socket.socket, end: float) -> None:
 def _count(connection: socket.socket, end: float) -> int:
     """Bytes that come until then, or until the other side has no more."""
     block, found = bytearray(4 * BLOCK_BYTES), 0
-    while (left := end - time.monotonic()) > 0:
-        connection.settimeout(left)
-        try:
-            count = connection.recv_into(block)
-        except TimeoutError:
-            break
-        if not count:
-            break
-        found += count
+    with suppress(TimeoutError):
+        while (left := end - time.monotonic()) > 0:
+            connection.settimeout(left)
+            if not (count := connection.recv_into(block)):
+                break
+            found += count
     return found

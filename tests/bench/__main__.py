@@ -1,6 +1,7 @@
 """Measures what sparkd promises: `python -m tests.bench [--package FILE] [NAME...]`, as root.
 
-Prints a table and writes build/bench.json. Exits 1 where a limit is missed, 2 where something could not be measured.
+Prints a table and writes build/bench.json. Exits 1 where a limit is missed, 2 where something could not be measured;
+the figures before it are shown.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,21 +50,25 @@ def main() -> int:
     args = parser.parse_args()
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"nothing is measured by the name of {', '.join(sorted(unknown))}")
+    package = args.package or _package()
+    figures: list[Figure] = []
+    failed = ""
     try:
-        package = args.package or _package()
-        figures = _measure(args.names or NAMES, package)
+        for some in _measure(args.names or NAMES, package):
+            figures += some
     except BedError as error:
-        print(f"bench: {error}", file=sys.stderr)
-        return 2
+        failed = str(error)
     about = machine.look(_version(package))
     print(table.as_text(figures, about), end="")
+    if failed:
+        print(f"bench: {failed}", file=sys.stderr)
+        return 2
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(table.as_json(figures, about, datetime.now(UTC).isoformat(timespec="seconds")) + "\n")
     return 0 if all(figure.passed for figure in figures) else 1
 
 
-def _measure(names: tuple[str, ...], package: Path) -> tuple[Figure, ...]:
-    figures: list[Figure] = []
+def _measure(names: Sequence[str], package: Path) -> Iterator[tuple[Figure, ...]]:
     wanted = [(name, measure) for name, measure in ON_A_NODE if name in names]
     with ExitStack() as stack:
         if wanted:
@@ -73,15 +78,14 @@ def _measure(names: tuple[str, ...], package: Path) -> tuple[Figure, ...]:
         for name, measure in wanted:
             with _announce(name):
                 try:
-                    figures += measure(bench)
+                    yield measure(bench)
                 except BedError:
                     print(node.journal(HEAD, "--lines=30"), file=sys.stderr)
                     raise
     for name, measure_here in HERE:
         if name in names:
             with _announce(name):
-                figures += measure_here()
-    return tuple(figures)
+                yield measure_here()
 
 
 @contextmanager
@@ -98,7 +102,7 @@ def _package() -> Path:
     name = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
     found = sorted((REPOSITORY / "dist").glob(f"sparkd_*_{name}.deb"), key=lambda file: file.stat().st_mtime)
     if not found:
-        raise BedError(f"there is no dist/sparkd_*_{name}.deb: make deb")
+        raise SystemExit(f"bench: there is no dist/sparkd_*_{name}.deb: make deb")
     return found[-1]
 
 

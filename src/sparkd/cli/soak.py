@@ -64,7 +64,7 @@ def look(host: Host) -> Look | None:
         return None
     report = read_living_report(host.files)
     peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
-    gpu = report.gpu if report else None
+    gpus = [one.gpu for one in (report, *(living for _, living in peers)) if one and one.gpu]
     return Look(
         available_bytes={
             report.node if report else host.name(): own.available_bytes,
@@ -72,6 +72,6 @@ def look(host: Host) -> Look | None:
         },
         cached_bytes=own.cached_bytes,
         swap_used_bytes=sum(one.used_bytes for one in swaps),
-        gpu_celsius=gpu.temperature_celsius if gpu else None,
-        gpu_mhz=gpu.clock_mhz if gpu else None,
+        gpu_celsius=max((one.temperature_celsius for one in gpus if one.temperature_celsius is not None), default=None),
+        gpu_mhz=min((one.clock_mhz for one in gpus if one.clock_mhz is not None), default=None),
     )

@@ -42,6 +42,7 @@ class Sample(Struct, frozen=True):
     """Both on this node."""
     gpu_celsius: int | None
     gpu_mhz: int | None
+    """Of the hottest and of the slowest GPU of all nodes."""
     answered: int
     failed: int
     tokens: int

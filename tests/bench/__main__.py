@@ -51,6 +51,8 @@ def main() -> int:
     if unknown := set(args.names) - set(NAMES):
         parser.error(f"nothing is measured by the name of {', '.join(sorted(unknown))}")
     package = args.package or _package()
+    if package is None:
+        parser.error("there is no .deb of this machine in dist/: make deb")
     figures: list[Figure] = []
     failed = ""
     try:
@@ -97,13 +99,11 @@ def _announce(name: str) -> Iterator[None]:
     print(f"bench: {name} took {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
 
 
-def _package() -> Path:
+def _package() -> Path | None:
     """What `make deb` left for this machine."""
     name = subprocess.run(["dpkg", "--print-architecture"], capture_output=True, text=True, check=True).stdout.strip()
-    found = sorted((REPOSITORY / "dist").glob(f"sparkd_*_{name}.deb"), key=lambda file: file.stat().st_mtime)
-    if not found:
-        raise SystemExit(f"bench: there is no dist/sparkd_*_{name}.deb: make deb")
-    return found[-1]
+    found = (REPOSITORY / "dist").glob(f"sparkd_*_{name}.deb")
+    return max(found, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def _version(package: Path) -> str:

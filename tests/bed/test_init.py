@@ -22,13 +22,20 @@ def node(make_node: MakeNode, package: Path) -> Node:
     return made
 
 
+@pytest.fixture(autouse=True)
+def _unconfigured(node: Node) -> None:
+    """Each row begins with nothing set up, whatever an earlier one has left."""
+    node.sh(f"sparkd deinit; rm -f {TOML} /var/lib/sparkd/setup.json")
+
+
 def state(node: Node) -> str:
-    """All that `init` could change, by content."""
+    """All that `init` could change: files by content, links by target (/etc/mtab links to live kernel state)."""
     pruned = "".join(
-        f"{one} -prune -o " for one in ("-path /etc/machine-id", "-path /usr/lib/python3", "-name __pycache__")
+        f"{place} -prune -o " for place in ("-path /etc/machine-id", "-path /usr/lib/python3", "-name __pycache__")
     )
-    found = r"\( -type f -o -type l \) -newer /usr/bin/sparkd -printf '%p %m ' -exec sha256sum {} \; | sort"
-    return node.sh(f"find {PLACES} -xdev {pruned}{found}").stdout
+    links = r"-type l -newer /usr/bin/sparkd -printf '%p -> %l\n'"
+    files = r"-type f -newer /usr/bin/sparkd -printf '%p %m ' -exec sha256sum {} \;"
+    return node.sh(f"find {PLACES} -xdev {pruned}{links} -o {files} | sort").stdout
 
 
 def without_manifest(found: str) -> str:
@@ -96,6 +103,8 @@ def test_without_root_or_docker_a_plan_shows_what_can_be_seen(node: Node) -> Non
 
 
 @pytest.mark.whole
-def test_a_purge_leaves_nothing_of_it(node: Node) -> None:
-    node.sh("rm -f /etc/sparkd/sparkd.toml; sparkd init --yes && dpkg --purge sparkd", timeout=180)
+def test_a_purge_leaves_nothing_of_it(make_node: MakeNode, package: Path) -> None:
+    node = make_node("trixie")
+    SparkdNode(node).install(package)
+    node.sh("sparkd init --yes && dpkg --purge sparkd", timeout=180)
     assert node.sh("ls -d /etc/sparkd /var/lib/sparkd /etc/systemd/system/sparkd-* 2>/dev/null || true").stdout == ""

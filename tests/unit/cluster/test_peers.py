@@ -62,17 +62,15 @@ def reader(one: Node) -> Iterator[PeerReader]:
 def test_a_report_is_read_and_news_come_at_once_and_wake_the_loop_once(one: Node) -> None:
     rings: list[float] = []
     wake = partial(rings.append, 1.0)
-    with (
-        node("127.0.0.2", hold_seconds=60) as slow,
-        reading("127.0.0.2", slow.port, hold_seconds=60, wake=wake) as reader,
-    ):
-        slow.publish(report())
-        assert heard(reader) == report()
-        for message in ("first", "second", "third"):
-            time.sleep(0.1)  # the next request is held
-            slow.publish(report(message=message))
-            until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
-        assert len(rings) == 4
+    with node("127.0.0.2", hold_seconds=60) as slow:
+        slow.publish(report())  # before the first request: an answer without a report is news, too
+        with reading("127.0.0.2", slow.port, hold_seconds=60, wake=wake) as reader:
+            assert heard(reader) == report()
+            for message in ("first", "second", "third"):
+                time.sleep(0.1)  # the next request is held
+                slow.publish(report(message=message))
+                until(lambda said=message: heard(reader).message == said)  # type: ignore[misc]  # bound now
+            assert len(rings) == 4
     rings.clear()
     with reading("127.0.0.2", one.port, answer_seconds=10, wake=wake) as reader:
         assert heard(reader) == report()

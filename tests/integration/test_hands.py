@@ -57,37 +57,33 @@ def fix_for(pid: int) -> EndProcess:
     return EndProcess(pid, process.start_time, process.comm)
 
 
-def test_a_process_that_listens_ends_by_sigterm(victims: list[subprocess.Popen[bytes]], loop: MainLoop) -> None:
+def test_a_process_that_listens_ends_by_sigterm(victims: list[subprocess.Popen[bytes]]) -> None:
     process = start(victims, POLITE)
-    applied = processes.end_process(fix_for(process.pid), loop)
+    applied = processes.end_process(fix_for(process.pid))
     assert (applied.state, applied.note) == ("applied", "ended by SIGTERM")
     assert process.wait() == -signal.SIGTERM
 
 
-def test_a_process_that_does_not_listen_is_killed_after_its_grace(
-    victims: list[subprocess.Popen[bytes]], loop: MainLoop
-) -> None:
+def test_a_process_that_does_not_listen_is_killed_after_its_grace(victims: list[subprocess.Popen[bytes]]) -> None:
     process = start(victims, STUBBORN)
     begun = time.monotonic()
-    applied = processes.end_process(fix_for(process.pid), loop)
+    applied = processes.end_process(fix_for(process.pid))
     assert (applied.state, applied.note) == ("applied", "ended by SIGKILL")
     assert processes.GRACE_SECONDS <= time.monotonic() - begun < processes.GRACE_SECONDS + 2
     assert process.wait() == -signal.SIGKILL
 
 
-def test_another_process_under_the_same_pid_is_left_alone(
-    victims: list[subprocess.Popen[bytes]], loop: MainLoop
-) -> None:
+def test_another_process_under_the_same_pid_is_left_alone(victims: list[subprocess.Popen[bytes]]) -> None:
     process = start(victims, POLITE)
     fix = fix_for(process.pid)
-    applied = processes.end_process(EndProcess(fix.pid, fix.start_time - 1, fix.comm), loop)
+    applied = processes.end_process(EndProcess(fix.pid, fix.start_time - 1, fix.comm))
     assert applied.state == "stale"
     assert process.poll() is None
 
 
-def test_pid_1_and_below_are_never_ended(loop: MainLoop) -> None:
+def test_pid_1_and_below_are_never_ended() -> None:
     for pid in (1, 0, -1):
-        assert processes.end_process(EndProcess(pid, 0, "init"), loop).state == "failed"
+        assert processes.end_process(EndProcess(pid, 0, "init")).state == "failed"
 
 
 @pytest.fixture

@@ -21,6 +21,8 @@ from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
 from sparkd.host import Host, weights
 from sparkd.host.activity import read_activity
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
@@ -121,11 +123,12 @@ class Guarded:
         self.progress = LoadProgress(step="loading weights")
         self.events = EventLines()
         self.loaded = threading.Event()
+        self.rank_ended = threading.Event()
         guard = PageCacheRelease(
             host=Host(),
             model_path=str(model),
             pid=loader.process.pid,
-            pidfd=os.pidfd_open(loader.process.pid),
+            ended=self.rank_ended,
             progress=lambda: self.progress,
             over=lambda: False,
             drop=partial(page_cache.drop_file_cache, Host()),
@@ -142,8 +145,11 @@ class Guarded:
 
 
 @pytest.fixture
-def guarded(model: Path, loader: Loader) -> Guarded:
-    return Guarded(model, loader)
+def guarded(model: Path, loader: Loader) -> Iterator[Guarded]:
+    made = Guarded(model, loader)
+    yield made
+    made.rank_ended.set()
+    made.thread.join(5)
 
 
 @pytest.mark.parametrize("way", ["map", "open"])
@@ -177,7 +183,11 @@ def test_what_is_mapped_the_kernel_keeps_even_on_request(model: Path, loader: Lo
 
 
 def test_it_ends_with_the_rank(loader: Loader, guarded: Guarded) -> None:
+    main, pidfd = MainLoop(Notifier(), {}), os.pidfd_open(loader.process.pid)
+    main.watch_exit(pidfd, guarded.rank_ended.set)
     loader.end()
+    assert main.wait_until(guarded.rank_ended.is_set, 5)
+    os.close(pidfd)
     guarded.thread.join(5)
     assert not guarded.thread.is_alive()
     assert guarded.loaded.is_set()

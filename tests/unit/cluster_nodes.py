@@ -20,6 +20,7 @@ from sparkd.actions.processes import Rank
 from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.bootstrap import assemble
 from sparkd.agent.deps import Base, Deps
+from sparkd.agent.endings import endings
 from sparkd.cluster import membership
 from sparkd.cluster.membership import NodeContext
 from sparkd.cluster.service import Cluster, join_cluster
@@ -33,7 +34,7 @@ from sparkd.host.docker import pid_without_live_restore
 from sparkd.host.owner import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop, StopRequested
+from sparkd.lib.main_loop import Ending, MainLoop, Stage, StopRequested
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
@@ -174,7 +175,7 @@ class AgentUnderTest:
     journal: Path
     ended: threading.Event = field(default_factory=threading.Event)
 
-    def check_end(self) -> None:
+    def raise_if_ended(self) -> None:
         """Lets the test stop the agent."""
         if self.ended.is_set():
             raise StopRequested("the test is over")
@@ -220,7 +221,7 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
         assert isinstance(base.log, RecordingLog) and isinstance(base.notifier, RecordingNotifier)
         agent = assemble(base, context(configured, base.host), owner_uid=os.getuid())
         made = AgentUnderTest(agent, base.log.recorded, base.notifier, tree.root / f"journal{rank}")
-        base.loop.add_check(made.check_end)
+        base.loop.end_by(Ending(made.raise_if_ended, until=Stage.INQUEST), *endings(agent))
         agent.reporter.publish()
         try:
             yield made
@@ -241,10 +242,12 @@ def running(
 
     with subprocess.Popen(command) as process:
         rank = Rank("c" * 64, "sparkd-rank1", "sha256:i", process.pid, os.pidfd_open(process.pid))
+        rank.watch(agent.loop)
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
+        agent.state.running = Running(rank, log, time.monotonic(), dockerd_pid=pid_without_live_restore(agent.host))
         try:
-            yield Running(rank, log, time.monotonic(), dockerd_pid=pid_without_live_restore(agent.host)), process
+            yield agent.state.running, process
         finally:
             process.kill()
             log.stop(0)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, TypeVar, assert_never
 
 from msgspec.json import encode
 from msgspec.structs import replace
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from sparkd.state.history import Past, Row
     from sparkd.state.launch_history import End
 
+T = TypeVar("T")
+
 RUN = "/run/sparkd"
 LOCK_SECONDS = 1.0
 """A look at whether somebody owns the node has the lock for an instant; an owner may not have given its account yet."""
@@ -58,6 +60,8 @@ LAUNCH_SECONDS = 300.0
 """For docker to make and start a container: minutes on a machine that has just booted."""
 REMOVE_SECONDS = 15.0
 WRITE_SECONDS = 10.0
+DISK_SECONDS = 10.0
+"""For the disk of the model, which may be a file server."""
 
 
 def acquire_lock(host: Host, owner: NodeOwner) -> int:
@@ -119,26 +123,28 @@ class Actions:
 
         return Containers(self._host.files.real(SOCKET))
 
+    def _act(self, work: Callable[[], T], seconds: float, what: str) -> T:
+        """Beside the main loop, because it may hang. Whatever ends the run waits for its end, or for its deadline."""
+        return self._loop.beside(work, seconds, what, shielded=True)
+
     def apply(self, fix: Fix) -> Applied:
         """Make one change, if what it was judged on still holds."""
         match fix:
             case EndProcess():
-                return end_process(fix, self._loop)
+                return self._act(partial(end_process, fix), ACT_SECONDS, "a process")
             case RemoveContainer():
                 return self._remove_stale(fix)
             case UnlinkSegment():
-                return self._loop.run_with_timeout(
-                    lambda: unlink_segment(fix, self._host), ACT_SECONDS, "a look at who uses it"
-                )
+                return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case DropPageCache():
-                return self._loop.run_with_timeout(lambda: page_cache.drop_page_cache(self._host), ACT_SECONDS, "sync")
+                return self._act(partial(page_cache.drop_page_cache, self._host), ACT_SECONDS, "sync")
             case CompactMemory():
-                return self._loop.run_with_timeout(lambda: self.compact_memory(fix), ACT_SECONDS, "compaction")
+                return self._act(partial(self.compact_memory, fix), ACT_SECONDS, "compaction")
             case _:
                 assert_never(fix)
 
     def _remove_stale(self, fix: RemoveContainer) -> Applied:
-        facts = self._loop.run_with_timeout(self._host.docker, ACT_SECONDS, "docker")
+        facts = self._act(self._host.docker, ACT_SECONDS, "docker")
         if not facts.known:
             return Applied("failed", facts.error or "docker is not running")
         found = facts.container(fix.container_id)
@@ -148,7 +154,7 @@ class Actions:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
             containers = self.containers
-            self._loop.run_with_timeout(lambda: end_orphan(self._host, containers, found), ACT_SECONDS, "docker")
+            self._act(partial(end_orphan, self._host, containers, found), ACT_SECONDS, "docker")
         except LaunchError as error:
             return Applied("failed", str(error))
         return Applied("applied", "stopped and removed")
@@ -173,7 +179,9 @@ class Actions:
                 raise LaunchError(f"docker does not report its GPU support: {error}") from None
             return containers.start(plan, script, labels, gpu)
 
-        return self._loop.run_with_timeout(start, LAUNCH_SECONDS, "docker")
+        rank = self._act(start, LAUNCH_SECONDS, "docker")
+        rank.watch(self._loop)
+        return rank
 
     def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
         """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
@@ -183,13 +191,13 @@ class Actions:
         # Under the rank's name, by which a sweep finds it.
         body, name = program_body(image_id, program, labels), f"sparkd-rank{plan.node.rank}"
         work = partial(containers.run_program, body, name, ASSERT_SECONDS)
-        return self._loop.run_until_stop(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
+        return self._loop.beside(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
 
     def remove(self, rank: Rank) -> None:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
         if docker.running(self._host):
             containers = self.containers
-            self._loop.run_with_timeout(lambda: containers.remove(rank.container_id), REMOVE_SECONDS, "docker")
+            self._act(partial(containers.remove, rank.container_id), REMOVE_SECONDS, "docker")
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
@@ -205,7 +213,8 @@ class Actions:
 
     def lower_readahead(self, folder: str, kib: int) -> ReadaheadChange | None:
         """For the disk that holds a folder; None where nothing changes. Raises OSError, ValueError."""
-        return page_cache.lower_readahead(self._host, folder, kib, self._run / READAHEAD_FILE)
+        work = partial(page_cache.lower_readahead, self._host, folder, kib, self._run / READAHEAD_FILE)
+        return self._act(work, DISK_SECONDS, f"looking at the disk of {folder}")
 
     def restore_readahead(self) -> ReadaheadChange | None:
         """Also after an earlier agent; None where nothing was lowered. Raises OSError."""
@@ -215,11 +224,11 @@ class Actions:
         """A file in /var/lib/sparkd that survives a power cut. Raises OSError."""
         # Beside the main loop: fsync waits for other programs' writes too.
         write = partial(files.write, self._state / name, text, mode, durable=True)
-        self._loop.run_with_timeout(write, WRITE_SECONDS, f"writing {name}")
+        self._act(write, WRITE_SECONDS, f"writing {name}")
 
     def keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         """Let HEAD_FILES have these by name, and no others. Raises OSError."""
-        self._loop.run_with_timeout(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
+        self._act(partial(self._keep_head_files, wanted), WRITE_SECONDS, f"writing {HEAD_FILES}")
 
     def _keep_head_files(self, wanted: Mapping[str, bytes]) -> None:
         folder = Path(self._host.files.real(HEAD_FILES))
@@ -237,7 +246,7 @@ class Actions:
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """Of a file that people's commands write too: as `files.exchange`."""
         work = partial(files.exchange, self._host.files, file, before, after)
-        return self._loop.run_with_timeout(work, WRITE_SECONDS, f"writing {file.name}")
+        return self._act(work, WRITE_SECONDS, f"writing {file.name}")
 
     def keep_row(self, row: Row) -> bool:
         """Write it to the history; True where a broken file was set aside. Raises OSError."""

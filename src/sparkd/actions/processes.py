@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import stat
+import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from sparkd.host import shm
 from sparkd.host.files import Files
@@ -37,14 +39,19 @@ LOOK_SECONDS = 0.1
 """A starting engine still makes segments between SIGTERM and its end."""
 
 
-class Rank(Struct, frozen=True):
-    """One container. `pidfd` becomes readable when its init ends, docker or not."""
+class Rank(Struct):
+    """One container. `pidfd` becomes readable when its init ends, docker or not. The main loop alone reads it."""
 
     container_id: str
     name: str
     image_id: str
     pid: int
     pidfd: int
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set by the main loop, once it is watched."""
+
+    def watch(self, loop: MainLoop) -> None:
+        loop.watch_exit(self.pidfd, self.ended.set)
 
     def end(self, loop: MainLoop, grace_seconds: float, observe: Callable[[], None], *, starting: bool) -> bool:
         """SIGTERM, grace, SIGKILL; whether it is gone. `observe` is called before each signal and between them.
@@ -61,23 +68,20 @@ class Rank(Struct, frozen=True):
                 signal.pidfd_send_signal(self.pidfd, number)
             except ProcessLookupError:
                 return True
-            if self._gone_within(seconds, loop, observe):
-                return True
+            deadline = time.monotonic() + seconds
+            while (left := deadline - time.monotonic()) > 0:
+                if loop.wait_until(self.ended.is_set, min(LOOK_SECONDS, left), shielded=True):
+                    return True
+                observe()
         return False
 
-    def _gone_within(self, seconds: float, loop: MainLoop, observe: Callable[[], None]) -> bool:
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:
-            if loop.wait_fd_uninterruptible(min(LOOK_SECONDS, left), self.pidfd):
-                return True
-            observe()
-        return False
-
-    def close(self) -> None:
+    def close(self, loop: MainLoop) -> None:
+        loop.unwatch_exit(self.pidfd)
         os.close(self.pidfd)
 
 
-def end_process(fix: EndProcess, loop: MainLoop) -> Applied:
+def end_process(fix: EndProcess) -> Applied:
+    """SIGTERM, grace, SIGKILL. Takes seconds."""
     if fix.pid <= 1:
         return Applied("failed", f"pid {fix.pid} is never ended")
     try:
@@ -89,12 +93,14 @@ def end_process(fix: EndProcess, loop: MainLoop) -> Applied:
         found = read_process(Files(), fix.pid)
         if found is None or found.start_time != fix.start_time:
             return Applied("stale", "the pid is another process now")
+        ended = select.poll()
+        ended.register(fd, select.POLLIN)
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_SECONDS)):
             try:
                 signal.pidfd_send_signal(fd, number)
             except ProcessLookupError:
                 return Applied("applied", "ended by itself")
-            if loop.wait_fd_uninterruptible(seconds, fd):
+            if ended.poll(seconds * 1000):
                 return Applied("applied", f"ended by {number.name}")
         left = read_process(Files(), fix.pid)
         return Applied("failed", f"survived SIGKILL for {KILL_SECONDS:g} s in state {left.state if left else 'gone'}")

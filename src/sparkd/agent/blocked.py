@@ -22,6 +22,7 @@ from sparkd.agent.startup import read_agreement
 from sparkd.cluster.membership import check_inputs
 from sparkd.host import docker
 from sparkd.lib.errors import BlockedError, OutdatedPlanError, SparkdError
+from sparkd.lib.main_loop import never
 from sparkd.preflight.gate import LOOK_SECONDS as HANG_SECONDS
 from sparkd.preflight.gate import decision
 from sparkd.preflight.registry import IDS, build_checks
@@ -137,9 +138,7 @@ class _BlockedWait:
 
     def has_changed(self) -> bool:
         """Wait, and look again. False while a look hangs."""
-        looks_at = time.monotonic() + max(LOOK_SECONDS, self._cpu_seconds / LOOK_SHARE)
-        while (left := looks_at - time.monotonic()) > 0:
-            self._agent.loop.wait(left)
+        self._agent.loop.wait_until(never, max(LOOK_SECONDS, self._cpu_seconds / LOOK_SHARE))
         seen = self._look()
         if self.hangs:
             return False
@@ -149,10 +148,7 @@ class _BlockedWait:
     def _look(self) -> object:
         agent = self._agent
         look = agent.state.hung_look or agent.loop.start(self._read)
-        deadline = time.monotonic() + HANG_SECONDS
-        while not look.done() and agent.state.hung_look is None and (left := deadline - time.monotonic()) > 0:
-            agent.loop.wait(left)
-        self.hangs = not look.done()
+        self.hangs = not agent.loop.wait_until(look.done, 0 if agent.state.hung_look else HANG_SECONDS)
         agent.state.hung_look = look if self.hangs else None
         if self.hangs:
             return HANGS

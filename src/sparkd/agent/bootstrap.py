@@ -19,10 +19,11 @@ from sparkd import __version__
 from sparkd.actions import Actions
 from sparkd.agent.blocked import stamp_configuration
 from sparkd.agent.deps import Base, Deps
+from sparkd.agent.endings import endings
 from sparkd.agent.head_config import HeadFollower, await_head, use_kept
 from sparkd.agent.history import recall
 from sparkd.agent.page_cache import restore_readahead
-from sparkd.agent.switching import begin_switch, settle_switch, stamp_switch, waiting_limit, watch_switch
+from sparkd.agent.switching import begin_switch, settle_switch, stamp_switch, waiting_limit
 from sparkd.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster, join_cluster, start_status_server
@@ -42,7 +43,7 @@ from sparkd.lib.errors import (
 )
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import Ending, MainLoop
 from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
 from sparkd.plan.model import LaunchPlan, Node
@@ -97,8 +98,6 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
     agent.record_start()
     recall(agent, last)
     restore_readahead(agent)
-    agent.state.switch_seen = base.switch_seen
-    agent.loop.add_check(partial(watch_switch, agent))
     settle_switch(agent)
     use_kept(agent, loaded.origins)
     return agent
@@ -121,11 +120,10 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     reporter = Reporter(first, (*_sinks(base), *cluster.sinks), redact)
     monitor = PeerMonitor(
         cluster.readers,
-        loop.submit,
+        loop.start,
         node.settings.supervise.peer_timeout_seconds,
         partial(_report_peers, reporter, events),
     )
-    loop.add_check(monitor.check)
     _serve_observers(base, reporter, events)
     agent = Deps(
         **asdict(replace(base, settings=node.settings)),
@@ -139,7 +137,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         api_key=secrets.get(API_KEY),
         follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )
-    loop.add_check(agent.sample_memory)
+    agent.state.switch_seen = base.switch_seen
+    loop.end_by(*endings(agent))
     return agent
 
 
@@ -210,7 +209,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     events.warning("agent.start.awaited", reason=awaited.reason, hint=awaited.hint)
     _serve_observers(base, reporter, events)
     follower = _follower(base, place, cluster, events)
-    base.loop.add_check(partial(_raise_if_outdated, base))
+    base.loop.end_by(Ending(partial(_raise_if_outdated, base)))
 
     if not isinstance(awaited, HeadRefusedError):
         base.loop.report_ready()  # as any worker that stands by

@@ -59,8 +59,8 @@ class State(Struct):
     backed_off: bool = False
     """This process has waited out the backoff of the plan's failures."""
     proven: bool = False
-    guard: Callable[[], str] = str
-    """The memory guard's state, of GUARD_STATES; empty without an engine."""
+    running: Running | None = None
+    """The rank, from its launch on."""
     released_bytes: int = 0
     """Of page cache. Only its own thread writes it."""
     switch: Switch | None = None
@@ -70,8 +70,6 @@ class State(Struct):
     began: float = field(default_factory=time.monotonic)
     stuck_since: float | None = None
     """Monotonic, while a new plan is tried and a node is blocked."""
-    leaving: bool = False
-    """Nothing that is chosen now concerns this process."""
     past: Past = Past()
     """As the history was when this process began."""
     launch: Launch | None = None
@@ -145,7 +143,7 @@ class Deps(Base, frozen=True, kw_only=True):
             info.total_bytes,
             info.available_bytes,
             floor_bytes=self.settings.memory.floor_mib << 20 or None,
-            guard=self.state.guard(),
+            guard=self.state.running.guard_state if self.state.running is not None else "",
             released_bytes=self.state.released_bytes,
         )
 
@@ -153,12 +151,6 @@ class Deps(Base, frozen=True, kw_only=True):
         """For the last minutes in the report, in whatever phase."""
         if self.reporter.sample_due:
             self.reporter.update(memory=self.memory())
-
-    def wait(self, seconds: float, message: str) -> None:
-        self.reporter.update(message=message)
-        deadline = time.monotonic() + seconds
-        while (left := deadline - time.monotonic()) > 0:  # the loop may wake early
-            self.loop.wait(left)
 
     def endpoint(self, running: Running) -> Endpoint:
         """Of the rank's API, which is proven to be this rank's before each request."""

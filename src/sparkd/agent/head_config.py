@@ -66,7 +66,7 @@ class HeadFollower(Struct):
 
     def _fetch(self) -> None:
         try:
-            body = self.loop.result(self.head.fetch(shared_config.PATH), FETCH_SECONDS, self.place.head_address)
+            body = self.loop.beside(self.head.fetch(shared_config.PATH), FETCH_SECONDS, self.place.head_address)
         except (HttpError, UnsignedError, TimeoutError):
             self._refused = ""  # at the next check again
             return

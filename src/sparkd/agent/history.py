@@ -32,7 +32,7 @@ def recall(agent: Deps, last: End | None) -> None:
     end = killed if last is None or last.code is None else last
     work = partial(agent.actions.read_past, end, agent.plan.recipe, agent.context.rank)
     try:
-        agent.state.past, replaced = agent.loop.run_with_timeout(work, WAIT_SECONDS, "reading the history")
+        agent.state.past, replaced = agent.loop.beside(work, WAIT_SECONDS, "reading the history", shielded=True)
     except OSError as error:
         agent.events.warning("history.read.failed", reason=str(error), hint=HINT)
     else:
@@ -97,7 +97,7 @@ def end_launch(agent: Deps, running: Running | None, end: End) -> None:
     served_seconds = None if since is None else round(time.monotonic() - since, 1)
     agent.state.launch = replace(launch, served_seconds=served_seconds, end=end)
     try:
-        agent.loop.run_with_timeout(partial(_keep_launch, agent), WAIT_SECONDS, "writing the history")
+        agent.loop.beside(partial(_keep_launch, agent), WAIT_SECONDS, "writing the history", shielded=True)
     except OSError as error:
         _report(agent, error)
 

@@ -29,7 +29,7 @@ def check_image(agent: Deps) -> bool:
         return False
     began = time.monotonic()
     try:
-        image = agent.loop.run_until_stop(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
+        image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
         if image is None or image_asserts.read_result(agent.host.files, image.id, program) is not None:
             return False
         agent.set_phase(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")

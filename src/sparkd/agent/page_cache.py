@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import partial
 
@@ -14,9 +13,6 @@ from sparkd.engine.rank import Running
 from sparkd.host.shm import File
 from sparkd.lib.text import GIB
 
-DISK_SECONDS = 10.0
-"""For the disk of the model, which may be a file server."""
-
 
 def lower_readahead(agent: Deps) -> None:
     """Before the container starts: the kernel takes the setting when a file is opened."""
@@ -24,8 +20,7 @@ def lower_readahead(agent: Deps) -> None:
     if not kib:
         return
     try:
-        lower = partial(agent.actions.lower_readahead, agent.plan.model_path, kib)
-        change = agent.loop.run_with_timeout(lower, DISK_SECONDS, f"looking at the disk of {agent.plan.model_path}")
+        change = agent.actions.lower_readahead(agent.plan.model_path, kib)
     except (OSError, ValueError) as error:
         hint = "sparkd units install; file systems without a disk of their own (tmpfs, btrfs) have no such setting"
         agent.events.warning("page_cache.readahead.failed", reason=str(error), hint=hint)
@@ -66,7 +61,7 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         host=agent.host,
         model_path=agent.plan.model_path,
         pid=running.rank.pid,
-        pidfd=os.dup(running.rank.pidfd),  # the rank's own may be closed meanwhile
+        ended=running.rank.ended,
         progress=lambda: running.log.progress,
         # Once docker has gone away, the log may not show that the weights are loaded.
         over=lambda: running.ready or running.log.broken_off_at is not None,

@@ -134,7 +134,7 @@ def _report_differences(agent: Deps, other: PeerStatus) -> str:
     """Log the table of differences; return one line."""
     plan_differs = f"the plan of {other.name} differs"
     try:
-        sent = agent.loop.result(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
+        sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
     except (HttpError, UnsignedError, TimeoutError) as error:
         return f"{plan_differs}, and its values can't be read: {error}"
     theirs = agreement.parse_values(sent)

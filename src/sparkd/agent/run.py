@@ -2,17 +2,19 @@
 
     preflight -> backoff -> await docker -> fingerprint -> image -> wait for peers -> launch -> ready -> serve -> end
 
-Each step ends well, or raises the error that ends the run. Only what blocks a launch is waited for, and tried again. A
-worker runs the same steps, but follows the head's phase instead of probing the endpoint.
+Each step ends well, or raises the error that ends the run. So does each wait: `endings.py` lists what may end it. Only
+what blocks a launch is waited for, and tried again. A worker runs the same steps, but follows the head's phase instead
+of probing the endpoint.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.head_config import share_config
 from sparkd.agent.image_check import check_image
+from sparkd.agent.inquest import find_causes
 from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
@@ -30,23 +32,28 @@ if TYPE_CHECKING:
 
 def run(agent: Deps) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
-    running: Running | None = None
     try:
-        running = retry_while_blocked(agent, start)
-        if not agent.context.is_head:
-            follow_head(agent, running)
-        make_ready(agent, running)
-        try_out(agent, running)
-        serve(agent, running)
+        with find_causes(agent):
+            launch_and_serve(agent)
     except StopRequested as request:
-        shutdown_on_request(agent, running, request)
+        shutdown_on_request(agent, agent.state.running, request)
         return ExitCode.GOOD
     except SparkdError as error:
-        return shutdown_on_error(agent, running, error)
+        return shutdown_on_error(agent, agent.state.running, error)
     except OSError as error:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
         failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h", cause=Cause.SYSTEM_ERROR)
-        return shutdown_on_error(agent, running, failure)
+        return shutdown_on_error(agent, agent.state.running, failure)
+
+
+def launch_and_serve(agent: Deps) -> NoReturn:
+    """Until one of `endings` raises, or a step fails."""
+    running = retry_while_blocked(agent, start)
+    if not agent.context.is_head:
+        follow_head(agent, running)
+    make_ready(agent, running)
+    try_out(agent, running)
+    serve(agent, running)
 
 
 def start(agent: Deps) -> Running:
@@ -70,6 +77,7 @@ def start(agent: Deps) -> Running:
         watch(agent, running)
     except OSError as error:  # a rank that nobody watches
         end_rank(agent, running)
+        agent.state.running = None
         if isinstance(error, BlockingIOError):
             raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
         raise

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from sparkd.agent import switching
 from sparkd.agent.deps import Deps
 from sparkd.agent.history import note_activity, note_ready
-from sparkd.agent.shutdown import engine_dead, engine_ended
 from sparkd.agent.smoke_test import start_smoke_test
 from sparkd.engine import readiness
 from sparkd.engine.activity import ActivityMeter
@@ -26,7 +25,7 @@ from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import caches, docker, docker_config
-from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
 from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
@@ -53,8 +52,8 @@ class ProvingPeriod:
         self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
         filled: tuple[str, ...] | None = None
         with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
-            filled = agent.loop.run_with_timeout(
-                partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches"
+            filled = agent.loop.beside(
+                partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches", shielded=True
             )
         agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
@@ -101,12 +100,10 @@ def make_ready(agent: Deps, running: Running) -> None:
     def show(stage: ReadinessStage) -> LoadProgress:
         return _follow_load(agent, running, monitor, stage.value if stage is not ReadinessStage.HTTP else "")
 
-    wanted, pidfd = agent.settings.readiness, running.rank.pidfd
-    ready = readiness.await_ready(
-        agent.loop, pidfd, agent.endpoint(running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
+    wanted = agent.settings.readiness
+    readiness.await_ready(
+        agent.loop, agent.endpoint(running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
     )
-    if not ready:
-        raise engine_ended(agent, running)
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
@@ -151,11 +148,9 @@ def serve(agent: Deps, running: Running) -> NoReturn:
         partial(agent.host.unanswered_requests, agent.plan.api_port),
         gpu.computes if gpu is not None else bool,
     )
-    failure = monitor.run(running.rank.pidfd)
-    if failure is None:
-        raise engine_ended(agent, running)
-    if isinstance(failure, EngineEndedError):
-        raise engine_dead(agent, running, failure.reason)
+    failure = monitor.run()
+    if isinstance(failure, EngineDeadError):
+        raise failure
     said = running.log.progress.root_cause(time.monotonic())
     raise StalledError(failure.reason + (f"; the engine said: {said}" if said else ""), "sparkd starts it again")
 
@@ -184,14 +179,13 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
         alarmed = running.dockerd_pid and running.log.broken_off_at is not None
-        if agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds, running.rank.pidfd):
-            raise engine_ended(agent, running)
+        agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
         if alarmed and docker.daemon_replaced(agent.host, running.dockerd_pid):
             if not docker_config.keeps_containers(agent.host):
-                raise engine_dead(agent, running, "the engine is dead")
+                raise EngineDeadError("the engine is dead")
             running.dockerd_pid = ""  # a reload has turned live-restore on since the launch
         if running.log.progress.worker_died:
-            raise engine_dead(agent, running, "a process of the rank has died")
+            raise EngineDeadError("a process of the rank has died")
 
 
 def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from sparkd.agent import switching
 from sparkd.agent.deps import Deps
 from sparkd.agent.history import keep_smoke
-from sparkd.agent.shutdown import engine_ended
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import NotReadyError
 from sparkd.measure import smoke
 from sparkd.status.model import FindingReport
 
 ID = "smoke"
-POLL_SECONDS = 5.0
 HINT = "sudo sparkd smoke repeats it; see the weights and the image"
 
 
@@ -22,12 +21,9 @@ def try_out(agent: Deps, running: Running) -> None:
     """A plan that was just chosen is in force once its answers make sense. Raises NotReadyError (exit 12)."""
     if not switching.is_tried(agent):
         return
-    testing = agent.loop.submit(smoke.run(agent.endpoint(running), _request_seconds(agent)))
     agent.reporter.update(message="the new plan answers test prompts")
-    while not testing.done():
-        if agent.loop.wait(POLL_SECONDS, running.rank.pidfd):
-            raise engine_ended(agent, running)
-    faults = testing.result()
+    test = smoke.run(agent.endpoint(running), _request_seconds(agent))
+    faults = agent.loop.beside(test, math.inf, "the smoke test")
     keep_smoke(agent, faults)
     agent.reporter.update(smoke_passed=not faults)
     if faults:
@@ -41,7 +37,7 @@ def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
     """
     if not agent.settings.smoke.on_start:
         return lambda: None
-    testing = agent.loop.submit(smoke.run(agent.endpoint(running), _request_seconds(agent)))
+    testing = agent.loop.start(smoke.run(agent.endpoint(running), _request_seconds(agent)))
     reported = False
 
     def report() -> None:

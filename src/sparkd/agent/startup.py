@@ -23,6 +23,7 @@ from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.rank import LogReader, Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
 from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError, OutdatedPlanError
+from sparkd.lib.main_loop import never
 from sparkd.plan import agreement, script
 from sparkd.plan.agreement import PLAN_PATH, Agreement
 from sparkd.plan.fingerprint import fingerprint as read_fingerprint
@@ -49,6 +50,10 @@ def preflight(agent: Deps) -> bool:
     docker_was_up = docker.running(agent.host)
     context = agent.context
 
+    def wait(seconds: float, message: str) -> None:
+        agent.reporter.update(message=message)
+        agent.loop.wait_until(never, seconds)
+
     def run_hooks() -> tuple[Finding, ...]:
         return hooks.run_hooks(
             list_hooks(agent.host.files), agent.loop.wait, hooks.hook_environment(context.role, context.rank)
@@ -61,7 +66,7 @@ def preflight(agent: Deps) -> bool:
     chosen = context.switch.findings if context.switch is not None else ()
     if agent.reporter.report.phase is not Phase.BLOCKED:  # which stays until nothing blocks: a try is no news
         agent.set_phase(Phase.PREFLIGHT)
-    io = GateIO(agent.actions.apply, run_hooks, agent.wait, agent.loop, agent.events, show)
+    io = GateIO(agent.actions.apply, run_hooks, wait, agent.loop, agent.events, show)
     Gate(
         partial(build_checks, check_inputs(context)),
         agent.host,
@@ -98,7 +103,8 @@ def wait_backoff(agent: Deps) -> bool:
         agent.set_phase(Phase.COOLING, f"{seconds} s before the next launch of a plan that failed")
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            agent.wait(min(1.0, left), f"{left:.0f} s before the next launch of a plan that failed")
+            agent.reporter.update(message=f"{left:.0f} s before the next launch of a plan that failed")
+            agent.loop.wait_until(never, min(1.0, left))
             check_head(agent)
     agent.state.backed_off = True
     return seconds > 0
@@ -118,7 +124,7 @@ def fingerprint(agent: Deps) -> None:
     """
     interface = agent.plan.node.interface
     try:
-        seen, found, hcas, transport = agent.loop.run_until_stop(
+        seen, found, hcas, transport = agent.loop.beside(
             lambda: (
                 read_agreement(agent),
                 versions.read_versions(agent.host),
@@ -167,7 +173,7 @@ def note_late_rdma(agent: Deps) -> None:
         return
     interface = agent.plan.node.interface
     with suppress(OSError):  # also at the deadline
-        hcas, transport = agent.loop.run_until_stop(
+        hcas, transport = agent.loop.beside(
             lambda: (infiniband.hcas_of(agent.host.files, interface), read_transport(agent)),
             DEVICES_SECONDS,
             "looking at the RDMA devices",
@@ -212,7 +218,9 @@ def launch(agent: Deps) -> Running:
     open_log = partial(docker.follow_log, agent.host, rank.container_id)
     forwarder = LogForwarder(agent.redact, agent.plan.api_host)
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
-    return Running(rank, log, time.monotonic(), oom_kills=meminfo.oom_kills(agent.host.files))
+    running = Running(rank, log, time.monotonic(), oom_kills=meminfo.oom_kills(agent.host.files))
+    agent.state.running = running
+    return running
 
 
 def watch(agent: Deps, running: Running) -> None:
@@ -220,8 +228,8 @@ def watch(agent: Deps, running: Running) -> None:
     rank, running.guard = running.rank, guard_memory(agent, running.rank)
     running.log.start()
     with suppress(TimeoutError, BlockingIOError):
-        running.dockerd_pid = agent.loop.run_with_timeout(
-            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
+        running.dockerd_pid = agent.loop.beside(
+            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker", shielded=True
         )
     running.tenants = running.read_tenants(agent.host, agent.loop)
     release_page_cache(agent, running)
@@ -233,16 +241,10 @@ def watch(agent: Deps, running: Running) -> None:
 
 
 def guard_memory(agent: Deps, rank: Rank) -> MemoryGuard | None:
-    """Start the memory guard. A kill by the guard ends the run at once, before the reports of other nodes are read.
-
-    The driver may take seconds to end the rank: in that time another node's end would be taken for the cause.
-    """
+    """Start the memory guard; None where memory is not watched."""
     floor_mib = agent.settings.memory.floor_mib
     if not floor_mib:
-        agent.state.guard = lambda: "off"
         return None
     guard = MemoryGuard(floor_mib << 20, rank.pidfd, agent.events, agent.loop.wake)
-    agent.loop.add_check(guard.raise_if_killed)
-    agent.state.guard = lambda: guard.state
     guard.start()
     return guard

@@ -25,7 +25,6 @@ from sparkd.lib.errors import (
     ExitCode,
     NotReadyError,
     OutdatedPlanError,
-    PeerLostError,
     SparkdError,
 )
 from sparkd.lib.http_client import HttpError
@@ -148,8 +147,6 @@ def watch_switch(agent: Deps) -> None:
     NotReadyError where a new plan is not launched for too long.
     """
     state = agent.state
-    if state.leaving:
-        return
     if (seen := stamp_switch(agent.host)) != state.switch_seen:
         state.switch_seen = seen
         found = FILE.read(agent.host.files, agent.report_unread)
@@ -210,26 +207,24 @@ def put_in_force(agent: Deps) -> None:
     agent.reporter.update(findings=(*found, *others))
 
 
-def end_try(agent: Deps, error: SparkdError) -> bool:
-    """Whether this error ends the try of a new plan. Then it names the plan that is launched next."""
+def end_try(agent: Deps, end: End) -> End:
+    """Where this end is that of the try of a new plan: the end of the switch, which names the plan launched next."""
     if not is_tried(agent) or agent.state.switch is None:
-        return False
+        return end
     before = agent.state.switch
-    if isinstance(error, OutdatedPlanError):
+    if end.cause == Cause.PLAN_OUTDATED:
         _advance(agent, Event.LEFT)
-        return False
-    if isinstance(error, PeerLostError) and error.cause is not Cause.PEER_FAILED:
-        return False  # a node or its power failed: the next start tries once more
+        return end
+    if end.code == ExitCode.PEER_LOST and end.cause != Cause.PEER_FAILED:
+        return end  # a node or its power failed: the next start tries once more
     if not _advance(agent, Event.FAILED):
-        return False
-    error.reason, error.hint = f"{describe_return(before)}: {error.reason}", error.hint or RETURNS_HINT
-    error.cause = Cause.SWITCH_FAILED
-    return True
+        return end
+    reason, hint = f"{describe_return(before)}: {end.reason}", end.hint or RETURNS_HINT
+    return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED)
 
 
 def leave(agent: Deps, running: Running | None, request: StopRequested) -> None:
     """Before a requested stop: a try is not over by it, and requests that run get their time before a switch."""
-    agent.state.leaving = True
     if not isinstance(request, SwitchRequested):
         if is_tried(agent):
             _advance(agent, Event.LEFT)
@@ -243,19 +238,18 @@ def leave(agent: Deps, running: Running | None, request: StopRequested) -> None:
 
 def _drain(agent: Deps, running: Running, request: SwitchRequested) -> None:
     endpoint, deadline = agent.endpoint(running), time.monotonic() + request.drain_seconds
-    quiet_until = time.monotonic() + QUIET_SECONDS
+    quiet_until, ended = time.monotonic() + QUIET_SECONDS, running.rank.ended
     while (left := deadline - time.monotonic()) > 0:
-        counting = agent.loop.submit(_count_requests(endpoint))
-        while not counting.done():
-            if agent.loop.wait(COUNTERS_SECONDS, running.rank.pidfd):
-                return
-        count = counting.result()
+        count = agent.loop.beside(_count_requests(endpoint), left, "a look at the requests")
+        if ended.is_set():
+            return
         if count != 0:
             quiet_until = time.monotonic() + QUIET_SECONDS
         elif time.monotonic() >= quiet_until:
             return
         runs = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
-        agent.wait(LOOK_SECONDS, f"draining for {request.to}: {runs}, {left:.0f} s left")
+        agent.reporter.update(message=f"draining for {request.to}: {runs}, {left:.0f} s left")
+        agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
 
 
 async def _count_requests(endpoint: Endpoint) -> int | None:

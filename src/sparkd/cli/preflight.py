@@ -186,7 +186,7 @@ def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
             raise UsageError(f"no finding offers to end pid {pid}", hint)
         if os.getpid() in (fix.pid for fix in offer):
             raise UsageError(f"this command descends from pid {pid}, and would end itself", "run it elsewhere")
-        ended = [(fix, end_process(fix, loop)) for fix in offer]
+        ended = [(fix, end_process(fix)) for fix in offer]
     states = tuple(FixState(fix, applied.state, applied.note) for fix, applied in ended)
     return replace(look(), changes_nothing=False, fixes=states, hooks=(), before=before.findings)
 

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from sparkd.config.settings import Supervise
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
-from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.status.model import HealthReport
@@ -97,13 +97,13 @@ class Continue(Struct, frozen=True):
     """It is to be sent now."""
 
 
-Failure = EngineEndedError | StalledError
+Failure = EngineDeadError | StalledError
 """The engine has ended, or makes no tokens."""
 
 
 def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continue | Failure:
     if seen.health == DEAD_STATUS:
-        return EngineEndedError(f"the engine is dead: /health answers {DEAD_STATUS}")
+        return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
     state = _update(before, seen)
     wants_canary = False
     if limits.canary_seconds and not state.canary_pending and seen.health is not None:
@@ -194,18 +194,17 @@ class HealthMonitor(Struct):
     """The answer, and its seconds."""
     _probe_at: float = 0.0
 
-    def run(self, pidfd: int) -> Failure | None:
-        """Until the engine is given up; None when its container ended."""
+    def run(self) -> Failure:
+        """Until the engine is given up."""
         while True:
             now = time.monotonic()
             if self._probing is None and now >= self._probe_at:
-                self._probing, self._probe_sent_at = self.loop.submit(self._probe()), now
+                self._probing, self._probe_sent_at = self.loop.start(self._probe()), now
             if self._probing is not None and self._probing.done():
                 decision = self._decide(now, *self._probing.result())
                 if not isinstance(decision, Continue):
                     return decision
-            if self.loop.wait(self._pause(now), pidfd):
-                return None
+            self.loop.wait(self._pause(now))
 
     def _pause(self, now: float) -> float:
         failing = self.progress().failing_since
@@ -234,7 +233,7 @@ class HealthMonitor(Struct):
             self._state = decision.state
             self._probe_at = now + (TROUBLED_PROBE_SECONDS if decision.state.troubled else PROBE_SECONDS)
             if decision.wants_canary:
-                self._canary = self.loop.submit(self._request_canary())
+                self._canary = self.loop.start(self._request_canary())
             self.on_check(decision.degraded, counters)
         return decision
 

@@ -6,8 +6,7 @@ allocations of the load. The release ends before the engine profiles memory: pro
 
 from __future__ import annotations
 
-import os
-import select
+import threading
 from collections.abc import Callable, Sequence
 
 from msgspec import Struct
@@ -54,8 +53,9 @@ class PageCacheRelease(Struct):
     host: Host
     model_path: str
     pid: int
-    """Of the container's first process, held by `pidfd`."""
-    pidfd: int
+    """Of the container's first process."""
+    ended: threading.Event
+    """Set once that process has ended."""
     progress: Callable[[], LoadProgress]
     over: Callable[[], bool]
     drop: Callable[[File, Callable[[], bool]], int] | None
@@ -71,14 +71,12 @@ class PageCacheRelease(Struct):
 
     def run(self) -> None:
         """Raises nothing: a load works without it."""
-        rank = select.poll()
-        rank.register(self.pidfd, select.POLLIN)
         loading = False
         try:
             if self.drop is not None:
                 found = list_shards(self.host.files, self.model_path)
                 self._shards = found if sum(one.size_bytes for one in found) >= LEAST_BYTES else ()
-            while not self.over() and not rank.poll(self.pace_seconds * 1000):
+            while not self.over() and not self.ended.wait(self.pace_seconds):
                 before, loading = loading, self._loading()
                 if loading:
                     self._release_finished()
@@ -88,7 +86,6 @@ class PageCacheRelease(Struct):
         except (OSError, ValueError) as error:
             self.events.warning("page_cache.release.failed", reason=str(error), hint="the load continues without it")
         finally:
-            os.close(self.pidfd)
             self._finish()
 
     def _loading(self) -> bool:

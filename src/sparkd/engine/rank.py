@@ -166,6 +166,11 @@ class Running(Struct):
     _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How often a segment, by device and inode, was searched for in its processes."""
 
+    @property
+    def guard_state(self) -> str:
+        """One of GUARD_STATES."""
+        return self.guard.state if self.guard is not None else "off"
+
     def note_segments(self, host: Host, loop: MainLoop) -> None:
         """Remember the segments that its processes have mapped now. Unreadable ones are left to a later preflight.
 
@@ -174,7 +179,11 @@ class Running(Struct):
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
         look = partial(self._find_segments, host)
         with suppress(OSError):
-            self.segments.update(loop.run_with_timeout(look, NOTE_SECONDS, "looking at the rank"))
+            self.segments.update(loop.beside(look, NOTE_SECONDS, "looking at the rank", shielded=True))
+
+    def kill(self, host: Host, loop: MainLoop, grace_seconds: float) -> bool:
+        """End its container: SIGTERM, grace, SIGKILL. Whether it is gone."""
+        return self.rank.end(loop, grace_seconds, partial(self.note_segments, host, loop), starting=not self.ready)
 
     def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
         present = [one.identity for one in named_segments(host)]
@@ -199,7 +208,7 @@ class Running(Struct):
                 held -= left.allocated_bytes if left and left.identity == (one.device, one.inode) else 0
             with suppress(OSError, ValueError):
                 scan = partial(name_tenants, host, self.rank.container_id)
-                gpu_bytes, named = loop.run_with_timeout(scan, TENANTS_SECONDS, "looking at other tenants")
+                gpu_bytes, named = loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
             return Tenants(held, gpu_bytes, named)
         return None
 

@@ -58,13 +58,12 @@ async def probe(endpoint: Endpoint, completion_seconds: float) -> ProbeResult:
 
 def await_ready(
     loop: MainLoop,
-    pidfd: int,
     endpoint: Endpoint,
     launch_seconds: float,
     completion_seconds: float,
     show: Callable[[ReadinessStage], LoadProgress],
-) -> bool:
-    """True after the first completion; False when the container ended first.
+) -> None:
+    """Wait for the first completion.
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12) after
     `launch_seconds`, or at once when the endpoint serves another model or refuses the key.
@@ -76,11 +75,11 @@ def await_ready(
     while True:
         now = time.monotonic()
         if probing is None and now >= next_at:
-            probing = loop.submit(probe(endpoint, completion_seconds))
+            probing = loop.start(probe(endpoint, completion_seconds))
         elif probing is not None and probing.done():
             result, probing = probing.result(), None
             if result.failed is None:
-                return True
+                return
             stage, said = result.failed, result.said
             if stage is ReadinessStage.KEY:
                 raise NotReadyError(
@@ -100,5 +99,4 @@ def await_ready(
                 f"not ready within {launch_seconds:g} s: {waited_for}", "readiness.timeout_seconds allows more"
             )
         pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
-        if loop.wait(pause, pidfd):
-            return False
+        loop.wait(pause)

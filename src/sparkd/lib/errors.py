@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum, StrEnum
+from typing import ClassVar, Final
 
 
 class ExitCode(IntEnum):
@@ -64,17 +65,17 @@ class Cause(StrEnum):
 
 
 class SparkdError(Exception):
-    """Readable by a person: what was found and needed (`reason`), and what to do (`hint`)."""
+    """Readable by a person: what was found and needed (`reason`), and what to do (`hint`). Values do not change."""
 
-    code: ExitCode = ExitCode.BUG
-    cause: Cause = Cause.BUG
+    code: ClassVar[ExitCode] = ExitCode.BUG
+    usual_cause: ClassVar[Cause] = Cause.BUG
 
     def __init__(self, reason: str, hint: str = "", *, cause: Cause | None = None) -> None:
         """`cause`: where it is known better than by the class."""
         super().__init__(reason)
-        self.reason = reason
-        self.hint = hint
-        self.cause = cause or self.cause
+        self.reason: Final = reason
+        self.hint: Final = hint
+        self.cause: Final = cause or self.usual_cause
 
     def __str__(self) -> str:
         return f"{self.reason} ({self.hint})" if self.hint else self.reason
@@ -82,14 +83,14 @@ class SparkdError(Exception):
 
 class UsageError(SparkdError):
     code = ExitCode.USAGE
-    cause = Cause.USAGE
+    usual_cause = Cause.USAGE
 
 
 class ConfigError(SparkdError):
     """Configuration, recipe or role is wrong: a restart cannot help."""
 
     code = ExitCode.CONFIG
-    cause = Cause.CONFIGURATION
+    usual_cause = Cause.CONFIGURATION
 
 
 class AwaitedError(ConfigError):
@@ -112,56 +113,64 @@ class BlockedError(SparkdError):
     """Preflight blocks the launch, plans differ, or another process owns the node."""
 
     code = ExitCode.BLOCKED
-    cause = Cause.BLOCKED
+    usual_cause = Cause.BLOCKED
 
     def __init__(
         self, reason: str, hint: str = "", checks: tuple[str, ...] = (), *, cause: Cause | None = None
     ) -> None:
         """`checks`: ids of those that block; empty where none does."""
         super().__init__(reason, hint, cause=cause)
-        self.checks = checks
+        self.checks: Final = checks
 
 
 class OutdatedPlanError(BlockedError):
     """What the plan was made of has changed: the next process makes a new one."""
 
-    cause = Cause.PLAN_OUTDATED
+    usual_cause = Cause.PLAN_OUTDATED
 
 
 class NeedsPersonError(SparkdError):
     """Only a person can help, such as by a reboot: a restart cannot."""
 
     code = ExitCode.NEEDS_PERSON
-    cause = Cause.NEEDS_PERSON
+    usual_cause = Cause.NEEDS_PERSON
 
 
 class LaunchError(SparkdError):
     code = ExitCode.LAUNCH_FAILED
-    cause = Cause.LAUNCH_FAILED
+    usual_cause = Cause.LAUNCH_FAILED
 
 
 class NotReadyError(SparkdError):
     code = ExitCode.NOT_READY
-    cause = Cause.NOT_READY
+    usual_cause = Cause.NOT_READY
 
 
 class EngineEndedError(SparkdError):
     code = ExitCode.ENGINE_ENDED
-    cause = Cause.ENGINE_ENDED
+    usual_cause = Cause.ENGINE_ENDED
+
+
+class RankEndedError(EngineEndedError):
+    """The rank's container has ended by itself. Why, is still to be found."""
+
+
+class EngineDeadError(EngineEndedError):
+    """The rank's container may run, and its engine is dead. Why, is still to be found."""
 
 
 class PeerLostError(SparkdError):
     """Another rank of the engine is gone, and this one is useless without it."""
 
     code = ExitCode.PEER_LOST
-    cause = Cause.PEER_LOST
+    usual_cause = Cause.PEER_LOST
 
 
 class StalledError(SparkdError):
     code = ExitCode.STALLED
-    cause = Cause.ENGINE_STALLED
+    usual_cause = Cause.ENGINE_STALLED
 
 
 class MemoryGuardError(SparkdError):
     code = ExitCode.MEMORY_GUARD
-    cause = Cause.MEMORY_GUARD
+    usual_cause = Cause.MEMORY_GUARD

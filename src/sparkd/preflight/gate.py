@@ -123,7 +123,7 @@ class Gate(Struct):
 
     def _examine_with_deadline(self) -> tuple[Finding, ...]:
         try:
-            return self.io.loop.run_until_stop(self._examine, LOOK_SECONDS, "looking at this node")
+            return self.io.loop.beside(self._examine, LOOK_SECONDS, "looking at this node")
         except BlockingIOError as error:
             raise BlockedError(f"no look at this node: {error}", THREADS_HINT, IDS) from None
         except TimeoutError as error:

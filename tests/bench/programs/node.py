@@ -30,7 +30,7 @@ from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import events
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import Ending, MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.build import make_plan
@@ -172,8 +172,8 @@ class Node:
         sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)
         self._reporter = Reporter(self._reporter.report, sinks, self._redact)
         timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
-        monitor = PeerMonitor(cluster.readers, self._loop.submit, timeout_seconds, self._meet)
-        self._loop.add_check(monitor.check)
+        monitor = PeerMonitor(cluster.readers, self._loop.start, timeout_seconds, self._meet)
+        self._loop.end_by(Ending(monitor.check))
         self._reporter.publish()
 
     def _change(self, phase: Phase) -> None:

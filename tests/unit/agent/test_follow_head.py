@@ -25,6 +25,8 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import Node, node, report, until
 
+from sparkd.agent.deps import Deps
+from sparkd.agent.inquest import find_causes
 from sparkd.agent.serving import FOLLOW_SECONDS, expected_load, follow_head
 from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.engine.load_progress import LoadProgress
@@ -63,9 +65,14 @@ def following(
     worker: AgentUnderTest, *lines: str, docker_goes: bool = False
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
     """The worker follows its head, with a rank that has said these lines."""
+
+    def follow(agent: Deps) -> None:
+        with find_causes(agent):
+            follow_head(agent, rank)
+
     with (
         running(worker.agent, *lines, docker_goes=docker_goes) as (rank, process),
-        running_steps(worker, lambda agent: follow_head(agent, rank)) as walk,
+        running_steps(worker, follow) as walk,
     ):
         yield rank, process, walk
 

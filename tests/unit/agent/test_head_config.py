@@ -57,11 +57,6 @@ def head_of(tree: Tree, port: int, incarnation: str = "head", **engine: object) 
 def awaiting(base: Base) -> Iterator[list[SparkdError]]:
     """A worker without a document waits for one, in a thread; what it raised."""
     raised: list[SparkdError] = []
-    stop = threading.Event()
-
-    def check() -> None:
-        if stop.is_set():
-            raise SparkdError("the test is over")
 
     def run() -> None:
         with pytest.raises(HeadAwaitedError) as awaited:
@@ -71,14 +66,12 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
         except SparkdError as error:
             raised.append(error)
 
-    base.loop.add_check(check)
     thread = threading.Thread(target=run)
     thread.start()
     try:
         yield raised
     finally:
-        stop.set()
-        base.loop.wake()
+        base.loop.fail(SparkdError("the test is over"))
         thread.join(10)
 
 

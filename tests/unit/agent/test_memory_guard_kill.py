@@ -21,15 +21,20 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.shutdown import engine_ended, shutdown_on_error
+from sparkd.agent.endings import endings
+from sparkd.agent.inquest import find_cause
+from sparkd.agent.shutdown import shutdown_on_error
 from sparkd.agent.startup import guard_memory, wait_backoff
 from sparkd.config.settings import Memory
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, meminfo
-from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError
+from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
+from sparkd.lib.main_loop import Ending
 from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
 from sparkd.status.model import Phase
+
+ENDED = RankEndedError("the engine ended")
 
 
 @pytest.fixture
@@ -50,7 +55,7 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
         rank.guard.start()
         process.wait(10)
         with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
-            engine_ended(agent, rank)
+            find_cause(agent, ENDED)
         assert shutdown_on_error(agent, rank, raised.value) == 16
     assert worker.report.phase is Phase.FAILED
     assert worker.report.message.startswith("memory ran out"), "what the other nodes name as the cause"
@@ -95,7 +100,7 @@ def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTe
         rank.guard = MemoryGuard(1, rank.rank.pidfd, agent.events, agent.loop.wake)
         rank.guard.start()
         process.kill()
-        assert "RuntimeError: boom" in engine_ended(agent, rank).reason
+        assert "RuntimeError: boom" in find_cause(agent, ENDED).reason
         rank.guard.close()
 
 
@@ -113,7 +118,7 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
         if said:
             until(lambda: rank.log.progress.cause != "")
         process.kill()
-        error = engine_ended(worker.agent, rank)
+        error = find_cause(worker.agent, ENDED)
     otherwise = {(): "engine-ended", (DIED,): "killed-from-outside", ("RuntimeError: boom",): "engine-error"}[said]
     kernel = named and "boom" not in error.reason
     assert error.cause == ("kernel-oom" if kernel else otherwise)
@@ -173,15 +178,15 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         running(made.agent) as (rank, process),
         subprocess.Popen(["sleep", "60"]) as victim,
     ):
-        agent, alive = made.agent, rank.rank
-        agent.loop.add_check(other_node)
-        dying = replace(alive, pidfd=os.pidfd_open(victim.pid))
-        guard = guard_memory(agent, dying)
+        agent = made.agent
+        agent.loop.end_by(*endings(agent), Ending(other_node))
+        dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
+        guard = rank.guard = guard_memory(agent, dying)
         assert guard is not None
         assert victim.wait(10) == -signal.SIGKILL
-        agent.loop.sleep_uninterruptible(10, lambda: guard.over)
+        agent.loop.wait_until(lambda: guard.over, 10, shielded=True)
         with pytest.raises(MemoryGuardError, match="memory ran out"):
-            agent.loop.wait(10, alive.pidfd)
+            agent.loop.wait(10)
         assert process.poll() is None
         os.close(dying.pidfd)
 

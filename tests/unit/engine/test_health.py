@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from pathlib import Path
@@ -23,7 +22,7 @@ from sparkd.engine.health import (
 )
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
-from sparkd.lib.errors import EngineEndedError, StalledError
+from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.vllm.api import Completion, Counters, Endpoint, parse_counters
@@ -62,7 +61,7 @@ PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)
 @pytest.mark.parametrize(
     ("seen", "kind"),
     [
-        pytest.param([at(1, health=503)], EngineEndedError, id="503 is death at once"),
+        pytest.param([at(1, health=503)], EngineDeadError, id="503 is death at once"),
         pytest.param([at(10, running=1), at(369, running=1)], Continue, id="requests without a token, in time"),
         pytest.param([at(10, running=1), at(370, running=1)], StalledError, id="requests without a token, too long"),
         pytest.param([at(10, waiting=3), at(400, waiting=3)], StalledError, id="requests that never run"),
@@ -134,18 +133,15 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
 
     progress = LoadProgress(failing_since=time.monotonic())
     ended: list[object] = []
-    reading, writing = os.pipe()  # as the pidfd of a running process
     with engine(reply) as port, network() as loop:
         main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
         monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, on_check)
-        thread = threading.Thread(target=lambda: ended.append(monitor.run(reading)))
+        thread = threading.Thread(target=lambda: ended.append(monitor.run()))
         thread.start()
         until(lambda: ended)
         thread.join()
-    os.close(reading)
-    os.close(writing)
     (error,) = ended
-    assert isinstance(error, EngineEndedError)
+    assert isinstance(error, EngineDeadError)
     assert error.reason == "the engine is dead: /health answers 503"
     assert "a canary completion failed: HTTP 500 no" in problems
     assert requests.count("POST /v1/completions") == 1
@@ -168,7 +164,6 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
 
     began = time.monotonic()
     came_at = began + 0.5  # after the monitor has begun
-    reading, writing = os.pipe()
     with engine(reply) as port, network() as loop:
         main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
         progress = LoadProgress(failing_since=began)  # probes are frequent
@@ -177,14 +172,18 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
             return (Unanswered(time.monotonic() - came_at),)
 
         monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
-        thread = threading.Thread(target=monitor.run, args=(reading,))
+
+        def run() -> None:
+            with pytest.raises(LookupError, match="the rank ended"):
+                monitor.run()
+
+        thread = threading.Thread(target=run)
         thread.start()
         until(lambda: "POST /v1/completions" in requests)
         took = time.monotonic() - began
         until(lambda: monitor.figures.canaries == 1)
-        os.close(writing)  # as the pidfd of a process that ends
+        main.fail(LookupError("the rank ended"))
         thread.join()
-    os.close(reading)
     assert set(read) == {parse_counters(metrics)}
     assert monitor.figures.canaries_failed == 0
     assert 0 < (monitor.figures.canary_seconds or 0) < 2 and monitor.figures.probe_seconds is not None

@@ -114,7 +114,7 @@ class Load:
         self.wanted_bytes = 0
         self.ended = threading.Event()
         self.events = EventLines()
-        self.pidfd, self._end = os.pipe()
+        self.rank_ended = threading.Event()
         self.host = Host(tree.root)
         self.shards = list_shards(self.host.files, "/models/m")
 
@@ -136,7 +136,7 @@ class Load:
             host=self.host,
             model_path="/models/m",
             pid=100,
-            pidfd=self.pidfd,
+            ended=self.rank_ended,
             progress=lambda: self.progress,
             over=lambda: self.ready,
             drop=self.drop if guarded else None,
@@ -151,7 +151,7 @@ class Load:
         self.thread.start()
 
     def end_rank(self) -> None:
-        os.close(self._end)
+        self.rank_ended.set()
         self.thread.join(5)
         assert not self.thread.is_alive()
 

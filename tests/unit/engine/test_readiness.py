@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,8 @@ from tests.unit.nodes import least, network
 
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
-from sparkd.lib.errors import NotReadyError
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.errors import NotReadyError, RankEndedError
+from sparkd.lib.main_loop import Ending, MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.vllm.api import Endpoint, parse_counters
 
@@ -76,23 +74,16 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
     assert keys == ["Bearer s3cret", "Bearer s3cret"]
 
 
-@pytest.fixture
-def alive() -> Iterator[int]:
-    """As the pidfd of a running process."""
-    reading, writing = os.pipe()
-    yield reading
-    os.close(reading)
-    os.close(writing)
-
-
-def wait_for(port: int, seconds: float, pidfd: int) -> bool:
+def wait_for(port: int, seconds: float, *endings: Ending) -> None:
     progress = LoadProgress(step="loading weights")
     with network() as loop:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
-        return await_ready(MainLoop(Notifier(), {}, loop), pidfd, endpoint, seconds, 5, lambda _: progress)
+        main = MainLoop(Notifier(), {}, loop)
+        main.end_by(*endings)
+        await_ready(main, endpoint, seconds, 5, lambda _: progress)
 
 
-def test_ready_follows_the_first_possible_completion_within_half_a_second(alive: int) -> None:
+def test_ready_follows_the_first_possible_completion_within_half_a_second() -> None:
     def took() -> float:
         opens_at = time.monotonic() + 1.0
 
@@ -100,27 +91,28 @@ def test_ready_follows_the_first_possible_completion_within_half_a_second(alive:
             return serving(request, key) if time.monotonic() >= opens_at else (503, b"")
 
         with engine(reply) as port:
-            assert wait_for(port, 30, alive)
+            wait_for(port, 30)
             return time.monotonic() - opens_at
 
     assert least(took, 0.5) < 0.5
 
 
 def test_an_ended_container_ends_the_wait(port: int) -> None:
-    reading, writing = os.pipe()
-    os.close(writing)  # readable, as a pidfd is once its process has ended
-    assert wait_for(port, 30, reading) is False
-    os.close(reading)
+    def raise_if_ended() -> None:
+        raise RankEndedError("the engine ended")
+
+    with pytest.raises(RankEndedError):
+        wait_for(port, 30, Ending(raise_if_ended))
 
 
-def test_a_timeout_names_the_stage_and_the_engines_step(alive: int, port: int) -> None:
+def test_a_timeout_names_the_stage_and_the_engines_step(port: int) -> None:
     with pytest.raises(NotReadyError, match=r"not ready within 0.5 s: waited for HTTP .* engine was loading weights"):
-        wait_for(port, 0.5, alive)
+        wait_for(port, 0.5)
 
 
-def test_an_endpoint_of_another_model_is_not_waited_for(alive: int) -> None:
+def test_an_endpoint_of_another_model_is_not_waited_for() -> None:
     with engine(lambda *_: models("other")) as port, pytest.raises(NotReadyError, match="serves other, not tiny"):
-        wait_for(port, 30, alive)
+        wait_for(port, 30)
 
 
 def test_counters_are_read_off_a_real_page() -> None:
@@ -156,6 +148,6 @@ def test_counters_of_several_engines_are_summed() -> None:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_refused_key_is_not_waited_for(status: int, alive: int) -> None:
+def test_a_refused_key_is_not_waited_for(status: int) -> None:
     with engine(lambda *_: (status, b"")) as port, pytest.raises(NotReadyError, match="refuses sparkd's key"):
-        wait_for(port, 30, alive)
+        wait_for(port, 30)

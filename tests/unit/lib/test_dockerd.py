@@ -299,7 +299,7 @@ def start(plan: LaunchPlan, pids: Iterable[int], gpu: GpuAccess | None = None, r
         except LaunchError:
             assert requests[-1].startswith(f"DELETE /v1.44/containers/{ID}?".encode())
             raise
-    rank.close()
+    os.close(rank.pidfd)
     return rank, next(one for one in requests if b"/create?" in one)
 
 

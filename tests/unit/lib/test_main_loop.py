@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partial
 
 import pytest
 from tests.unit.conftest import Said
 from tests.unit.nodes import network, until
 
 from sparkd.lib.event_loop import _Loop
-from sparkd.lib.main_loop import MainLoop, StopRequested
+from sparkd.lib.main_loop import Ending, MainLoop, Stage, StopRequested, never
 from sparkd.lib.systemd import Notifier
 
 
@@ -80,14 +81,27 @@ def test_a_readable_fd_ends_a_wait_and_says_so(main: MainLoop, pipe: tuple[int, 
     assert main.wait(5, pipe[0]) is True
 
 
-def test_sigterm_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tuple[int, int], signals: None) -> None:
+@pytest.mark.parametrize("stage", [Stage.RUN, Stage.INQUEST])
+def test_sigterm_ends_a_wait_but_no_shielded_one_and_none_at_the_end(
+    main: MainLoop, signals: None, stage: Stage
+) -> None:
     main.listen()
+    main.enter(stage)
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
     with pytest.raises(StopRequested):
         main.wait(5)
+    with pytest.raises(StopRequested):
+        main.wait_until(never, 5)
+    with pytest.raises(StopRequested):
+        main.beside(partial(time.sleep, 0.5), 5, "a nap")
     begun = time.monotonic()
-    assert main.wait_fd_uninterruptible(0.2, pipe[0]) is False
-    assert time.monotonic() - begun >= 0.2
+    assert main.wait_until(never, 0.2, shielded=True) is False
+    assert main.beside(partial(time.sleep, 0.2), 5, "a nap", shielded=True) is None
+    main.enter(Stage.END)
+    assert main.wait(0.2) is False
+    assert main.wait_until(never, 0.2) is False
+    assert main.beside(partial(time.sleep, 0.2), 5, "a nap") is None
+    assert time.monotonic() - begun >= 1.0
 
 
 def test_a_hangup_ends_nothing_and_programs_that_it_starts_do_not_ignore_it(main: MainLoop, signals: None) -> None:
@@ -102,9 +116,9 @@ def test_a_hangup_ends_nothing_and_programs_that_it_starts_do_not_ignore_it(main
 def test_where_no_thread_can_be_started_a_call_fails_for_now(main: MainLoop, no_thread: None) -> None:
     begun = time.monotonic()
     with pytest.raises(BlockingIOError):
-        main.run_with_timeout(list, 5, "a call")
+        main.beside(list, 5, "a call", shielded=True)
     with pytest.raises(BlockingIOError):
-        main.run_until_stop(list, 5, "a call")
+        main.beside(list, 5, "a call")
     assert time.monotonic() - begun < 1
 
 
@@ -119,7 +133,7 @@ def test_a_blocking_call_runs_while_the_watchdog_is_fed(said: Said) -> None:
         time.sleep(0.5)
         return "done"
 
-    assert MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}).run_with_timeout(slow, 5, "a nap") == "done"
+    assert MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}).beside(slow, 5, "a nap") == "done"
     assert said().count("WATCHDOG=1") >= 3
 
 
@@ -128,21 +142,47 @@ def test_an_error_of_a_blocking_call_is_raised_to_the_caller(main: MainLoop) -> 
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        main.run_with_timeout(fail, 5, "failing")
+        main.beside(fail, 5, "failing")
 
 
 def test_a_blocking_call_that_hangs_is_a_timeout(main: MainLoop) -> None:
     hanging = threading.Event()
     with pytest.raises(TimeoutError, match=r"sync did not end within 0\.2 s"):
-        main.run_with_timeout(hanging.wait, 0.2, "sync")
+        main.beside(hanging.wait, 0.2, "sync")
     hanging.set()
 
 
-def test_a_wake_up_does_not_end_an_uninterruptible_wait(main: MainLoop, pipe: tuple[int, int]) -> None:
+def test_news_do_not_end_a_wait_for_something_else(main: MainLoop) -> None:
     threading.Timer(0.05, main.wake).start()
     begun = time.monotonic()
-    assert main.wait_fd_uninterruptible(0.3, pipe[0]) is False
+    assert main.wait_until(never, 0.3) is False
     assert time.monotonic() - begun >= 0.3
+
+
+def test_the_end_of_a_process_is_news_once_and_any_wait_sees_it(main: MainLoop) -> None:
+    ended = threading.Event()
+    with subprocess.Popen(["sleep", "0.1"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        main.watch_exit(pidfd, ended.set)
+        begun = time.monotonic()
+        assert main.wait(10) is False
+        assert ended.is_set()
+        assert time.monotonic() - begun < 5
+        begun = time.monotonic()
+        main.wait(0.2)
+        assert time.monotonic() - begun >= 0.2, "it is no news any more"
+        ended.clear()
+        main.watch_exit(pidfd, ended.set)
+        assert main.wait_until(ended.is_set, 10, shielded=True)
+        ended.clear()
+        main.watch_exit(pidfd, ended.set)
+        assert main.beside(partial(time.sleep, 0.2), 5, "a nap") is None
+        assert ended.is_set()
+        main.watch_exit(pidfd, ended.clear)
+        main.unwatch_exit(pidfd)
+        os.close(pidfd)
+    main.wait(0.01)
+    assert ended.is_set()
 
 
 @pytest.mark.parametrize("in_network", [False, True])
@@ -155,9 +195,9 @@ def test_a_wake_up_during_a_call_ends_the_next_wait_and_the_calls_own_end_does_n
 
         def call(work: Callable[[], object]) -> None:
             if in_network:
-                main.result(answer(work), 5, "a call")
+                main.beside(answer(work), 5, "a call")
             else:
-                main.run_with_timeout(work, 5, "a call")
+                main.beside(work, 5, "a call")
 
         call(lambda: None)
         begun = time.monotonic()
@@ -169,45 +209,71 @@ def test_a_wake_up_during_a_call_ends_the_next_wait_and_the_calls_own_end_does_n
         assert time.monotonic() - begun < 5
 
 
-def test_a_checks_error_ends_a_wait_but_no_uninterruptible_one(main: MainLoop, pipe: tuple[int, int]) -> None:
-    lost: list[str] = []
+class Loss:
+    """Something that ends a run once it is lost."""
 
-    def check() -> None:
-        if lost:
-            raise LookupError(lost[0])
+    def __init__(self, main: MainLoop, name: str) -> None:
+        self._main, self._name, self._lost = main, name, False
 
-    def lose() -> None:
-        lost.append("rank 1")
-        main.wake()
+    def lose(self) -> None:
+        self._lost = True
+        self._main.wake()
 
-    main.add_check(check)
+    def raise_if_lost(self) -> None:
+        if self._lost:
+            raise LookupError(self._name)
+
+
+WAITS: tuple[Callable[[MainLoop], object], ...] = (
+    lambda main: main.wait(5),
+    lambda main: main.wait_until(never, 5),
+    lambda main: main.beside(partial(time.sleep, 0.5), 5, "a nap"),
+)
+
+
+@pytest.mark.parametrize("wait", WAITS, ids=["wait", "wait_until", "beside"])
+def test_an_ending_ends_a_wait_and_the_first_in_order_counts(
+    main: MainLoop, wait: Callable[[MainLoop], object]
+) -> None:
+    first, second = Loss(main, "first"), Loss(main, "second")
+    main.end_by(Ending(first.raise_if_lost), Ending(second.raise_if_lost))
     main.wait(0)
-    threading.Timer(0.05, lose).start()
+    threading.Timer(0.05, second.lose).start()
     begun = time.monotonic()
-    with pytest.raises(LookupError, match="rank 1"):
-        main.wait(5)
+    with pytest.raises(LookupError, match="second"):
+        wait(main)
     assert time.monotonic() - begun < 1
-    assert main.wait_fd_uninterruptible(0, pipe[0]) is False
-    main.sleep_uninterruptible(0.05)
-    assert main.run_with_timeout(lambda: "done", 5, "a call") == "done"
+    first.lose()
+    with pytest.raises(LookupError, match="first"):
+        wait(main)
+    assert main.wait_until(never, 0.05, shielded=True) is False
+    assert main.beside(lambda: "done", 5, "a call", shielded=True) == "done"
 
 
-def test_a_stop_request_precedes_a_checks_error(main: MainLoop, signals: None) -> None:
+def test_an_ending_counts_up_to_its_stage(main: MainLoop) -> None:
+    early, late = Loss(main, "early"), Loss(main, "late")
+    main.end_by(Ending(early.raise_if_lost), Ending(late.raise_if_lost, until=Stage.INQUEST))
+    early.lose()
+    main.enter(Stage.INQUEST)
+    assert main.wait(0.01) is False
+    late.lose()
+    with pytest.raises(LookupError, match="late"):
+        main.wait(5)
+    main.enter(Stage.END)
+    assert main.wait(0.01) is False
 
-    def check() -> None:
-        raise LookupError
 
-    main.add_check(check)
+def test_a_stop_request_precedes_every_ending(main: MainLoop, signals: None) -> None:
+    loss = Loss(main, "rank 1")
+    loss.lose()
+    main.end_by(Ending(loss.raise_if_lost))
     main.listen()
     os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(StopRequested):
         main.wait(5)
-    begun = time.monotonic()
-    main.sleep_uninterruptible(0.2)
-    assert time.monotonic() - begun >= 0.2
 
 
-def test_an_uninterruptible_sleep_ends_when_done_and_a_wake_up_checks_that(main: MainLoop) -> None:
+def test_a_wait_for_something_ends_when_it_is_there_and_news_let_it_look(main: MainLoop) -> None:
     done = threading.Event()
 
     def end() -> None:
@@ -218,9 +284,9 @@ def test_an_uninterruptible_sleep_ends_when_done_and_a_wake_up_checks_that(main:
 
     threading.Timer(0.05, end).start()
     begun = time.monotonic()
-    main.sleep_uninterruptible(5, done.is_set)
+    assert main.wait_until(done.is_set, 5)
     assert 0.05 <= time.monotonic() - begun < 1
-    main.sleep_uninterruptible(5, done.is_set)
+    assert main.wait_until(done.is_set, 5)
     assert time.monotonic() - begun < 1
 
 
@@ -233,9 +299,9 @@ def test_the_age_of_the_last_keepalive_grows_while_the_main_loop_hangs() -> None
     assert main.keepalive_age() >= 0.3
 
 
-def test_the_first_error_of_a_thread_ends_the_wait_before_the_checks(main: MainLoop) -> None:
+def test_the_first_error_of_a_thread_ends_the_wait_before_every_ending(main: MainLoop) -> None:
     checked: list[int] = []
-    main.add_check(lambda: checked.append(1))
+    main.end_by(Ending(lambda: checked.append(1)))
     first = TypeError("first")
 
     def die() -> None:
@@ -250,7 +316,8 @@ def test_the_first_error_of_a_thread_ends_the_wait_before_the_checks(main: MainL
         assert caught.value is first
     assert time.monotonic() - began < 5
     assert checked == []
-    main.sleep_uninterruptible(0.01)  # a shutdown still waits
+    main.enter(Stage.END)
+    assert main.wait_until(never, 0.01) is False  # a shutdown still waits
 
 
 def test_a_network_loop_that_hangs_stops_the_watchdog_and_is_reported_once(said: Said) -> None:
@@ -298,13 +365,13 @@ def test_network_work_wakes_the_loop_and_is_cancelled_at_its_timeout(said: Said)
 
     with network() as loop:
         main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}, loop)
-        future = main.submit(work(0.05))
+        future = main.start(work(0.05))
         began = time.monotonic()
         main.wait(10)
         assert future.result() == "done"
-        assert main.result(work(0.5), 5, "a nap") == "done"
+        assert main.beside(work(0.5), 5, "a nap") == "done"
         assert time.monotonic() - began < 5
         assert said().count("WATCHDOG=1") >= 3
         with pytest.raises(TimeoutError, match=r"a nap did not end within 0\.2 s"):
-            main.result(work(60), 0.2, "a nap")
+            main.beside(work(60), 0.2, "a nap")
         until(lambda: cancelled == [True])

@@ -1,0 +1,88 @@
+"""Why an engine ended, or is dead: what happened to it, its own last words, and what the other nodes report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from sparkd.agent.deps import Deps
+from sparkd.cluster.monitor import HINT, silence
+from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
+from sparkd.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
+from sparkd.lib.main_loop import Stage, never
+from sparkd.status.model import Phase
+
+LOST_GRACE_SECONDS = 0.5
+"""For an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no rank may
+outlive another by more than two."""
+ACCOUNT_SECONDS = 2.0
+"""For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
+NEWS_SECONDS = 1.5
+"""For the report of the failed node, where the engine's own words name another rank."""
+SILENCE_SECONDS = 10.0
+"""For each other node to answer once more: an answer is held back for 5 s, and a try takes 3 s longer."""
+
+
+@contextmanager
+def find_causes(agent: Deps) -> Iterator[None]:
+    """Give the end of the rank, or of its engine, its cause. Raises as `find_cause`."""
+    try:
+        yield
+    except (RankEndedError, EngineDeadError) as error:
+        raise find_cause(agent, error) from None
+
+
+def find_cause(agent: Deps, error: EngineEndedError) -> EngineEndedError:
+    """The error of a rank that ended, or whose engine is dead, with its cause.
+
+    Raises MemoryGuardError where the guard killed it, PeerLostError where another rank ended first, and StopRequested
+    while it waits for the other nodes' news.
+    """
+    running = agent.state.running
+    assert running is not None
+    agent.loop.enter(Stage.END)
+    agent.loop.report_stopping()  # now: to find the cause takes seconds
+    reason, code = error.reason, ""
+    if isinstance(error, RankEndedError):
+        code = _read_exit(agent, running)
+        during = "while serving" if running.ready else f"while {running.log.progress.step}"
+        reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
+    cause, text = running.find_cause(agent.host, code)
+    reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
+    if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
+        running.kill(agent.host, agent.loop, LOST_GRACE_SECONDS)
+        _raise_if_peer_lost(agent, reason)
+    return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
+
+
+def _read_exit(agent: Deps, running: Running) -> str:
+    """The exit code of a rank that has ended, and the last lines of its log. Raises MemoryGuardError."""
+    if (guard := running.guard) is not None:
+        agent.loop.wait_until(lambda: guard.over, ACCOUNT_SECONDS)
+        guard.raise_if_killed()
+    code = UNKNOWN_CODE
+    with suppress(TimeoutError, BlockingIOError):
+        code = agent.loop.beside(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
+    running.log.stop(LOG_END_SECONDS)
+    return code
+
+
+def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
+    """The engine's own words suggest that another rank ended first. The other nodes confirm it: by a report, a refused
+    connection, or silence. Raises PeerLostError then.
+    """
+    began = time.monotonic()
+    agent.loop.enter(Stage.INQUEST)
+    agent.loop.wait_until(never, NEWS_SECONDS)  # the monitor's check raises
+    head = agent.monitor.check()[0]
+    agent.loop.enter(Stage.END)
+    if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
+        raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
+    # From here on the others may report that they end because of this rank: only their answering counts.
+    agent.set_phase(Phase.FAILED, reason)
+    agent.loop.wait_until(lambda: agent.monitor.silent_since(began) is None, SILENCE_SECONDS)
+    silent = agent.monitor.silent_since(began)
+    if silent is not None:
+        raise silence(silent, f"has not answered since: {reason}")

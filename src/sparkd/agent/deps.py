@@ -34,6 +34,7 @@ from sparkd.state.known_good import LOOKED_AT, Facts, node_values
 from sparkd.state.launch_history import LaunchHistory
 from sparkd.state.switch import Switch
 from sparkd.status.model import MemoryReport, Phase, utc_now
+from sparkd.status.phases import may_follow
 from sparkd.status.publisher import Reporter, Sink
 from sparkd.vllm.api import Endpoint
 
@@ -123,13 +124,16 @@ class Deps(Base, frozen=True, kw_only=True):
         """Of this agent. A head's is also the epoch."""
         return self.actions.owner.invocation
 
-    def set_phase(self, phase: Phase, message: str = "") -> None:
-        """Enter a phase, or report a new message in the current one."""
+    def set_phase(self, phase: Phase, message: str = "", *, draining: bool = False) -> None:
+        """Enter a phase, or report a new message in the current one. `draining`: requests still run."""
         before = self.reporter.report.phase
         ended = phase in (Phase.BLOCKED, Phase.FAILED)
         if ended and self.state.failed_in is None:
             self.state.failed_in = before
-        self.reporter.update(phase=phase, message=message, memory=self.memory())
+        self.reporter.update(phase=phase, message=message, draining=draining, memory=self.memory())
+        if not may_follow(before, phase):
+            hint = "the engine is not touched; please report this"
+            self.events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
         if phase is not before:
             # A failure is logged as an event of its own, with its reason.
             self.events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)

@@ -14,13 +14,14 @@ from sparkd.agent.deps import Deps
 from sparkd.agent.head_config import check_head
 from sparkd.agent.startup import note_late_rdma
 from sparkd.cluster.client import UnsignedError
-from sparkd.cluster.monitor import ENDING, expect_peer
+from sparkd.cluster.monitor import expect_peer
 from sparkd.lib.errors import BlockedError, NotReadyError, OutdatedPlanError
 from sparkd.lib.http_client import HttpError
 from sparkd.plan import agreement
 from sparkd.plan.agreement import PLAN_PATH
 from sparkd.preflight.checks.rdma import BY_TCP, COST, MEANT
 from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
 """Reports wake the loop; this is for silence."""
@@ -30,11 +31,8 @@ VALUES_SECONDS = 15.0
 RANKS_SECONDS = 450.0
 """For the workers' ranks to run: docker takes up to 300 s, a preflight 120. vLLM's own rendezvous ends after 600."""
 DOING_LIMIT = 300
-ENDED = frozenset(ENDING) - {Phase.BLOCKED}
 TABLE_PRIORITY = 3
 """Errors, as syslog(3) numbers them."""
-STARTED = frozenset({Phase.LOADING, Phase.SERVING, Phase.DEGRADED})
-"""Phases of a node whose rank runs."""
 
 
 def wait_for_peers(agent: Deps) -> bool:
@@ -102,7 +100,7 @@ def _uncalled_head(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
 
 
 def _describe_peer(one: PeerStatus) -> str:
-    said = one.report.message if one.report and (one.living or one.report.phase in ENDING) else ""
+    said = one.report.message if one.report and (one.living or find_loss(one.report)) else ""
     match one.contact:
         case Contact.ANSWERS if one.report is not None:
             doing = f"{one.name}, which is {one.report.phase.value}" + (f": {said}" if said else "")
@@ -126,8 +124,13 @@ def _agreement_hint(agent: Deps) -> str:
 def _find_differing(agent: Deps, seen: tuple[PeerStatus, ...]) -> PeerStatus | None:
     """A node with another plan. One that is ending may come back with this one."""
     own = agent.reporter.report.plan_digest
-    active = (one for one in seen if one.living and one.living.phase not in ENDED)
-    return next((one for one in active if one.living and one.living.plan_digest not in ("", own)), None)
+    active = (peer for peer in seen if peer.living and not _is_ending(peer.living))
+    return next((peer for peer in active if peer.living and peer.living.plan_digest not in ("", own)), None)
+
+
+def _is_ending(report: NodeReport) -> bool:
+    rule = PHASES[report.phase]
+    return rule.loss is not None and not rule.ahead
 
 
 def _report_differences(agent: Deps, other: PeerStatus) -> str:
@@ -194,4 +197,4 @@ def _report_epoch(agent: Deps, epoch: str, transport: str) -> None:
 
 
 def _is_running(worker: PeerStatus, epoch: str) -> bool:
-    return worker.report is not None and worker.report.epoch == epoch and worker.report.phase in STARTED
+    return worker.report is not None and worker.report.epoch == epoch and PHASES[worker.report.phase].has_rank

@@ -30,6 +30,7 @@ from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
 from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
 from sparkd.status.model import FindingReport, GpuReport, Phase, utc_now
+from sparkd.status.phases import answers_requests
 from sparkd.vllm.api import Counters, Endpoint
 
 COLD_START_SECONDS = "cold_start_seconds"
@@ -164,18 +165,17 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
         head = agent.monitor.check()[0]
-        phase = head.report.phase if head.report else Phase.LOADING
-        drains = head.report is not None and head.report.draining
-        phase = Phase.SERVING if drains else phase
-        if phase not in (Phase.SERVING, Phase.DEGRADED):
+        report = head.report
+        if report is None or not answers_requests(report):
             _follow_load(agent, running, monitor)
         else:
             if proving is None:
                 _mark_ready(agent, running)
                 proving = ProvingPeriod(agent)
             served = f"rank {agent.context.rank} of the engine that {head.name} serves"
-            trouble = f"; it is degraded: {head.report.message}" if head.report and phase is Phase.DEGRADED else ""
-            trouble = f"; it is {head.report.message}" if head.report and drains else trouble
+            degraded = report.phase is Phase.DEGRADED
+            trouble = f"; it is {'degraded: ' * degraded}{report.message}" if degraded or report.draining else ""
+            phase = Phase.DEGRADED if degraded else Phase.SERVING
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
         alarmed = running.dockerd_pid and running.log.broken_off_at is not None

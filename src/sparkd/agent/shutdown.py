@@ -18,7 +18,6 @@ from sparkd.agent.inquest import LOST_GRACE_SECONDS
 from sparkd.agent.judgement import Evidence, count_end, judge_end
 from sparkd.agent.page_cache import restore_readahead
 from sparkd.agent.switching import SwitchRequested, end_try, leave
-from sparkd.cluster.monitor import ENDING
 from sparkd.engine.api_owner import find_holder
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import LOG_END_SECONDS, Running
@@ -28,6 +27,7 @@ from sparkd.lib.text import GIB, MIB, sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End
 from sparkd.status.model import Phase, utc_now
+from sparkd.status.phases import find_loss
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
@@ -176,7 +176,7 @@ def log_differences(agent: Deps) -> None:
 def _head_left(agent: Deps) -> bool:
     """Whether the head is out of service or unreachable. One that drains still answers requests."""
     report = agent.monitor.statuses()[0].living
-    return report is None or (report.phase in ENDING and not report.draining)
+    return report is None or find_loss(report) is not None
 
 
 def end_rank(agent: Deps, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:

@@ -34,6 +34,7 @@ from sparkd.state import launch_history
 from sparkd.state.launch_history import End
 from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, Event, Stage, Switch, label, step
 from sparkd.status.model import Phase, utc_now
+from sparkd.status.phases import PHASES
 from sparkd.vllm.api import Endpoint
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on some node."""
 AWAITED_SECONDS = 900.0
 """How long it may await docker or another node, which may boot, until its launch."""
-UNLAUNCHED = (Phase.PREFLIGHT, Phase.BLOCKED, Phase.AWAITING_DOCKER, Phase.COOLING, Phase.AWAITING_PEERS)
 RETURNS_HINT = "repair it and choose it again: sparkd use"
 
 
@@ -185,7 +185,7 @@ def waiting_limit(switch: Switch | None) -> float:
 def _raise_if_stuck(agent: Deps) -> None:
     """Until the launch: each step from there on has a limit of its own."""
     report, now = agent.reporter.report, time.monotonic()
-    if report.phase not in UNLAUNCHED:
+    if not PHASES[report.phase].ahead:
         return
     phases = (report.phase, *(one.living.phase for one in agent.monitor.statuses() if one.living))
     agent.state.stuck_since = (agent.state.stuck_since or now) if Phase.BLOCKED in phases else None
@@ -230,7 +230,7 @@ def leave(agent: Deps, running: Running | None, request: StopRequested) -> None:
             _advance(agent, Event.LEFT)
     elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):
         agent.events.info("switch.drain.started", to=request.to, at_most_seconds=request.drain_seconds)
-        agent.reporter.update(phase=Phase.STOPPING, draining=True, message=f"draining for {request.to}")
+        agent.set_phase(Phase.STOPPING, f"draining for {request.to}", draining=True)
         with suppress(StopRequested, SparkdError, OSError):  # a stop, a lost node: no request is left to wait for
             _drain(agent, running, request)
         agent.reporter.update(draining=False, message=str(request))

@@ -19,20 +19,14 @@ from msgspec import Struct
 
 from sparkd.cluster.client import PeerReader
 from sparkd.lib.errors import Cause, PeerLostError
-from sparkd.status.model import Contact, PeerStatus, Phase
+from sparkd.status import phases
+from sparkd.status.model import Contact, PeerStatus
 
 PROOF_SHARE = 0.25
 """Of the timeout: the last part of the silence, in which the engine must make a token."""
 RETRY_SECONDS = 1.0
 """After a failed proof, while there is time."""
 HINT = "sparkd starts again and awaits it"
-ENDING = {
-    Phase.BLOCKED: ("is blocked", Cause.PEER_FAILED),
-    Phase.FAILED: ("failed", Cause.PEER_FAILED),
-    Phase.STOPPING: ("leaves", Cause.PEER_STOPPED),
-    Phase.STOPPED: ("has left", Cause.PEER_STOPPED),
-}
-"""Phases of an agent without a rank that launches none at present, as texts and causes."""
 
 
 class ExpectedPeer(Struct, frozen=True):
@@ -58,9 +52,8 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
         before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
         failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
         return PeerLostError(f"{rank} has restarted{before}", HINT, cause=Cause.PEER_FAILED if failed else None)
-    if report.phase in ENDING and not report.draining:
-        did, cause = ENDING[report.phase]
-        return PeerLostError(f"{rank} {did}: {report.message}", HINT, cause=cause)
+    if (loss := phases.find_loss(report)) is not None:
+        return PeerLostError(f"{rank} {loss.text}: {report.message}", HINT, cause=loss.cause)
     if report.epoch not in ("", expected.epoch):
         return PeerLostError(f"{rank} belongs to another launch", HINT)
     if peer.contact is Contact.REFUSED:

@@ -163,7 +163,9 @@ def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
         file.seek(0)
-        return code, io.TextIOWrapper(file).read()
+        text = io.TextIOWrapper(file).read()
+        assert "agent.phase.unexpected" not in text
+        return code, text
 
 
 def phases(journal: str) -> list[str]:

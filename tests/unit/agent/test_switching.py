@@ -21,7 +21,6 @@ from sparkd.agent.startup import launch, wait_backoff
 from sparkd.agent.switching import (
     AWAITED_SECONDS,
     BLOCKED_SECONDS,
-    UNLAUNCHED,
     SwitchRequested,
     begin_switch,
     is_tried,
@@ -50,6 +49,7 @@ from sparkd.state.file import Content, StateFile
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
 from sparkd.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
 from sparkd.status.model import Phase
+from sparkd.status.phases import PHASES
 
 LONG_AGO, FAR_AHEAD = "2001-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 
@@ -214,7 +214,7 @@ def test_a_new_plan_that_stays_blocked_is_given_up(started: AgentUnderTest) -> N
     assert agent.state.stuck_since is None
 
 
-@pytest.mark.parametrize("phase", UNLAUNCHED)
+@pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].ahead])
 def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnderTest, phase: Phase) -> None:
     """Whatever is awaited: docker, a node that is off, one that refuses connections."""
     agent = started.agent

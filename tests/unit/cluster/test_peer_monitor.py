@@ -16,9 +16,10 @@ from msgspec.structs import replace
 from tests.unit.nodes import report, status
 
 from sparkd.cluster.client import PeerReader
-from sparkd.cluster.monitor import ENDING, ExpectedPeer, PeerMonitor, expect_peer, find_loss
+from sparkd.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, find_loss
 from sparkd.lib.errors import Cause, ExitCode, PeerLostError
 from sparkd.status.model import Contact, PeerStatus, Phase
+from sparkd.status.phases import PHASES
 
 TIMEOUT_SECONDS = 1000.0
 LATE, OVER = 800.0, 1001.0
@@ -328,7 +329,7 @@ def test_an_event_is_a_loss_at_once_and_has_its_cause(
     assert (loss.reason, loss.cause) == (reason, cause)
 
 
-@pytest.mark.parametrize("phase", [phase for phase in Phase if phase not in ENDING])
+@pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].loss is None])
 @pytest.mark.parametrize("epoch", ["", "e1"])
 def test_an_agent_that_continues_is_no_loss_whatever_it_does(phase: Phase, epoch: str) -> None:
     seen = status(said=report(phase=phase, epoch=epoch))

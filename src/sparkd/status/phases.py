@@ -1,0 +1,63 @@
+"""The phases of an agent: which may follow which, and what the other nodes expect of each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparkd.lib.errors import Cause
+from sparkd.status.model import NodeReport, Phase
+
+
+class Loss(NamedTuple):
+    """How another node names it when an agent that it depends on enters a phase, as text and cause."""
+
+    text: str
+    cause: Cause
+
+
+class PhaseRule(NamedTuple):
+    next: frozenset[Phase]
+    """What may follow in the same process."""
+    ahead: bool = False
+    """The launch of the rank is still ahead."""
+    has_rank: bool = False
+    """The rank runs."""
+    loss: Loss | None = None
+    """None: who depends on this node goes on."""
+
+
+_OVER = frozenset({Phase.STOPPING, Phase.FAILED})
+_AHEAD = frozenset({Phase.PREFLIGHT, Phase.BLOCKED, Phase.COOLING, Phase.AWAITING_DOCKER, Phase.AWAITING_PEERS})
+
+PHASES = {
+    Phase.PREFLIGHT: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    # Stays until nothing blocks any more: a try from preflight on is no news.
+    Phase.BLOCKED: PhaseRule(
+        _AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True, loss=Loss("is blocked", Cause.PEER_FAILED)
+    ),
+    Phase.COOLING: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    Phase.AWAITING_DOCKER: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    Phase.AWAITING_PEERS: PhaseRule(_AHEAD | {Phase.LAUNCHING} | _OVER, ahead=True),
+    Phase.LAUNCHING: PhaseRule(frozenset({Phase.LOADING, Phase.BLOCKED}) | _OVER),
+    # A worker has no endpoint of its own: its next phase is the one of its head.
+    Phase.LOADING: PhaseRule(frozenset({Phase.SERVING, Phase.DEGRADED}) | _OVER, has_rank=True),
+    Phase.SERVING: PhaseRule(frozenset({Phase.DEGRADED}) | _OVER, has_rank=True),
+    Phase.DEGRADED: PhaseRule(frozenset({Phase.SERVING}) | _OVER, has_rank=True),
+    Phase.STOPPING: PhaseRule(frozenset({Phase.STOPPED}), loss=Loss("leaves", Cause.PEER_STOPPED)),
+    Phase.STOPPED: PhaseRule(frozenset(), loss=Loss("has left", Cause.PEER_STOPPED)),
+    Phase.FAILED: PhaseRule(frozenset(), loss=Loss("failed", Cause.PEER_FAILED)),
+}
+
+
+def may_follow(before: Phase, after: Phase) -> bool:
+    return after is before or after in PHASES[before].next
+
+
+def find_loss(report: NodeReport) -> Loss | None:
+    """Why nobody can depend on this node's rank any more; None where it is expected. One that drains still serves."""
+    return None if report.draining else PHASES[report.phase].loss
+
+
+def answers_requests(report: NodeReport) -> bool:
+    """Whether a head's engine serves, also while it drains."""
+    return report.draining or report.phase in (Phase.SERVING, Phase.DEGRADED)

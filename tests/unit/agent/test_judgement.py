@@ -1,0 +1,80 @@
+"""What a run's end is taken for, by its error and the evidence beside it."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkd.agent.judgement import Evidence, count_end, judge_end
+from sparkd.engine.load_progress import LAST_WORDS
+from sparkd.lib.errors import (
+    BlockedError,
+    Cause,
+    EngineEndedError,
+    LaunchError,
+    MemoryGuardError,
+    PeerLostError,
+    SparkdError,
+    StalledError,
+)
+from sparkd.state.launch_history import LaunchHistory
+from sparkd.status.model import Phase
+
+AT = "2026-01-01T00:00:00.000+00:00"
+KNOWN = "ModuleNotFoundError: No module named 'deep_gemm'"
+HUNG = Evidence(docker_hangs=True)
+TAKEN = Evidence(memory_taken="others took 2 GiB")
+HELD = Evidence(port_holder="pid 7 has port 8000")
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence", "cause", "reason", "hint"),
+    [
+        (StalledError("no token", "again"), Evidence(), "engine-stalled", "no token", "again"),
+        (StalledError("no token"), HUNG, "docker-hung", "dockerd runs and does not answer: no token",
+         "systemctl restart docker"),
+        (MemoryGuardError("memory ran out"), TAKEN, "memory-taken", "memory ran out; others took 2 GiB",
+         "stop that work, or raise memory.headroom_gib"),
+        (EngineEndedError("in use"), HELD, "port-taken", "in use; pid 7 has port 8000",
+         "sparkd starts it again once the port is free: see the check `ports`"),
+        (EngineEndedError("in use"), Evidence(docker_hangs=True, port_holder="pid 7"), "docker-hung",
+         "dockerd runs and does not answer: in use", "systemctl restart docker"),
+        (BlockedError("no place", "make room"), Evidence(), "blocked", "no place", "make room"),
+    ],
+)  # fmt: skip
+def test_what_happened_comes_before_what_the_error_says(
+    error: SparkdError, evidence: Evidence, cause: str, reason: str, hint: str
+) -> None:
+    end = judge_end(error, evidence, Phase.SERVING, AT)
+    assert (end.cause, end.reason, end.hint) == (cause, reason, hint)
+    assert (end.code, end.phase, end.at) == (error.code, "serving", AT)
+
+
+def test_a_known_error_is_explained_but_not_by_words_that_a_client_may_have_written() -> None:
+    explained = judge_end(EngineEndedError(f"the engine ended: {KNOWN}", "its log"), Evidence(), Phase.LOADING, AT)
+    assert explained.hint.startswith("this image has no DeepGEMM")
+    forged = f"the engine ended: {LAST_WORDS}{KNOWN}"
+    assert judge_end(EngineEndedError(forged, "its log"), Evidence(), Phase.SERVING, AT).hint == "its log"
+    lost = PeerLostError(f"rank 1 failed: {KNOWN}", "look there")
+    assert judge_end(lost, Evidence(), Phase.SERVING, AT).hint == "look there", "that node explains it"
+
+
+@pytest.mark.parametrize(
+    ("error", "evidence", "failures"),
+    [
+        (EngineEndedError("boom"), Evidence(), 1),
+        (LaunchError("no image"), HUNG, 1),
+        (MemoryGuardError("memory ran out"), Evidence(), 1),
+        (MemoryGuardError("memory ran out"), TAKEN, 0),
+        (EngineEndedError("in use"), HELD, 0),
+        (PeerLostError("rank 1 failed", cause=Cause.PEER_FAILED), Evidence(), 0),
+        (BlockedError("no place"), Evidence(), 0),
+    ],
+)
+def test_only_a_launch_that_fails_by_itself_counts_against_its_plan(
+    error: SparkdError, evidence: Evidence, failures: int
+) -> None:
+    end = judge_end(error, evidence, Phase.LOADING, AT)
+    launched = count_end(LaunchHistory().begin("plan", "boot"), end, "plan", "boot")
+    assert sum(launched.failures.values()) == failures
+    assert launched.last_exit == end
+    assert count_end(LaunchHistory(), end, "plan", "boot").failures == {}, "nothing was launched"

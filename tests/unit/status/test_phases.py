@@ -1,0 +1,59 @@
+"""The table of phases: what a run needs of it, and what the other nodes read from it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from tests.tree import Tree
+from tests.unit.cluster_nodes import agent_under_test, alone
+from tests.unit.nodes import report
+
+from sparkd.status.model import Phase
+from sparkd.status.phases import PHASES, answers_requests, find_loss, may_follow
+
+RUN = (Phase.PREFLIGHT, Phase.COOLING, Phase.AWAITING_DOCKER, Phase.AWAITING_PEERS, Phase.LAUNCHING, Phase.LOADING,
+       Phase.SERVING, Phase.DEGRADED, Phase.SERVING)  # fmt: skip
+
+
+def test_each_phase_has_a_rule() -> None:
+    assert set(PHASES) == set(Phase)
+
+
+@pytest.mark.parametrize("left_out", [(), *((phase,) for phase in RUN[1:4]), RUN[1:4]])
+def test_a_run_may_leave_out_what_it_need_not_wait_for(left_out: tuple[Phase, ...]) -> None:
+    run = [phase for phase in RUN if phase not in left_out]
+    assert all(may_follow(before, after) for before, after in pairwise(run))
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_run_ends_from_every_phase_and_nothing_follows_its_end(phase: Phase) -> None:
+    over = (Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
+    assert phase in over or (may_follow(phase, Phase.STOPPING) and may_follow(phase, Phase.FAILED))
+    assert all(not may_follow(end, phase) for end in (Phase.STOPPED, Phase.FAILED) if phase is not end)
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].has_rank])
+def test_a_rank_that_runs_is_never_blocked_and_launches_no_second_one(phase: Phase) -> None:
+    assert not any(may_follow(phase, ahead) for ahead in (*RUN[:5], Phase.BLOCKED))
+    assert not PHASES[phase].ahead
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_a_node_that_drains_serves_and_is_not_lost(phase: Phase) -> None:
+    draining, ended = report(0, phase=phase, draining=True), report(0, phase=phase)
+    assert find_loss(draining) is None
+    assert answers_requests(draining)
+    over = (Phase.BLOCKED, Phase.STOPPING, Phase.STOPPED, Phase.FAILED)
+    assert (find_loss(ended) is not None) is (phase in over)
+    assert answers_requests(ended) is (phase in (Phase.SERVING, Phase.DEGRADED))
+
+
+def test_an_agent_that_enters_an_unexpected_phase_reports_it_and_goes_on(tree: Tree) -> None:
+    with agent_under_test(tree, 0, alone()) as made:
+        made.agent.set_phase(Phase.LAUNCHING)
+        made.agent.set_phase(Phase.LOADING)
+        assert not any("unexpected" in line for line in made.events.lines)
+        made.agent.set_phase(Phase.PREFLIGHT)
+        assert made.report.phase is Phase.PREFLIGHT
+    assert "agent.phase.unexpected before=loading phase=preflight" in made.events.lines[-2]

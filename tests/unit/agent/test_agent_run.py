@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, machine, running
 from tests.unit.conftest import Said
@@ -28,11 +29,12 @@ from sparkd.actions import acquire_lock
 from sparkd.agent import blocked, hooks
 from sparkd.agent.bootstrap import build_agent
 from sparkd.agent.run import run
-from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, shutdown_on_error
+from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.cluster import membership
 from sparkd.config import load_settings
 from sparkd.config.settings import Engine
 from sparkd.host import Host
+from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.host.owner import NodeOwner
 from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
 from sparkd.lib.log import ProcessLog
@@ -43,6 +45,7 @@ from sparkd.preflight.runner import examine
 from sparkd.state import launch_history
 from sparkd.state.launch_history import STOPPED, End, LaunchHistory
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.status.model import Phase
 
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
 REF = "sparkd-test/vllm-cpu:0.32.0"
@@ -275,6 +278,32 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
         took = time.monotonic() - began
         assert process.wait() == -signal.SIGKILL
     assert 1 <= took < (1 + FAILED_GRACE_SECONDS) / 2
+
+
+def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for(tree: Tree) -> None:
+    hangs, told = threading.Event(), list[float]()
+
+    def docker() -> DockerFacts:
+        hangs.wait(30)
+        return AWAY
+
+    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
+        agent = replace(made.agent, host=Host(made.agent.host.files.root, docker))
+        began = time.monotonic()
+
+        def note_end() -> None:
+            process.wait(10)
+            told.append(time.monotonic() - began)
+            assert (made.report.phase, made.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
+
+        noting = threading.Thread(target=note_end)
+        noting.start()
+        shutdown_on_error(agent, rank, EngineEndedError("it makes no tokens"))
+        took = time.monotonic() - began
+        hangs.set()
+        noting.join()
+        assert (made.report.phase, made.report.cause) == (Phase.FAILED, "docker-hung")
+    assert told[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took
 
 
 SCRIPT = "/srv/scripts/rank.sh"

@@ -25,7 +25,7 @@ from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.event_loop import read_in_thread
+from sparkd.lib.event_loop import read_in_thread, run_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import printable, sanitize
 from sparkd.state.file import StateFile
@@ -179,7 +179,7 @@ def open_logs(settings: Settings, host: Host) -> tuple[list[NodeLog], str]:
     """Of this node, and of the others by their agents; and why there are none of the others."""
 
     async def read_own(query: Query) -> Page:
-        return await asyncio.to_thread(read_page, host.name(), query)
+        return await run_in_thread("log", partial(read_page, host.name(), query))
 
     logs = [NodeLog("", read_own)]
     try:

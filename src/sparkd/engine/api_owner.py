@@ -11,11 +11,13 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 
 from sparkd.actions.processes import Rank
 from sparkd.host import Host
 from sparkd.host.processes import read_process
 from sparkd.host.sockets import Listener, find_peer, has_open
+from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_client import HttpError, WrongServerError
 from sparkd.lib.log import Events
 from sparkd.preflight.engine_processes import PortUse, port_holders
@@ -52,7 +54,7 @@ class ApiOwner:
         try:
             while (closed := own is None or _closed(own)) or (peer := find_peer(own)) is None:
                 if closed or time.monotonic() >= query_at:
-                    if await asyncio.to_thread(self._is_squatted):
+                    if await run_in_thread("api-owner", self._is_squatted):
                         raise WrongServerError(self.holder)
                     if closed:
                         raise HttpError("the server closed the connection before anything was sent")
@@ -60,9 +62,10 @@ class ApiOwner:
                 await asyncio.sleep(ACCEPT_POLL_SECONDS)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            if await asyncio.to_thread(self._is_foreign, (accepted,), self._host.user(peer.uid)):
+            look = partial(self._is_foreign, (accepted,), self._host.user(peer.uid))
+            if await run_in_thread("api-owner", look):
                 raise WrongServerError(self.holder)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread can be started
+        except (OSError, ValueError) as error:
             raise WrongServerError(f"it is not known which process answers: {error}") from None
 
     def _is_squatted(self) -> bool:

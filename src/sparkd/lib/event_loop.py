@@ -128,6 +128,38 @@ class EventLoop:
             self._loop.close()
 
 
+def run_in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run it beside the running loop, in a daemon thread: it may hang, and holds no process's end as an executor does.
+
+    Its error is the future's. Raises BlockingIOError where no thread can be started now.
+    """
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.cancelled():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(result)  # type: ignore[arg-type]  # None only where T is
+
+    def run() -> None:
+        result: T | None = None
+        error: BaseException | None = None
+        try:
+            result = work()
+        except StopIteration as stop:  # which no future can carry
+            error = RuntimeError(repr(stop))
+        except BaseException as raised:
+            error = raised
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    start_thread(threading.Thread(target=run, name=name, daemon=True))
+    return outcome
+
+
 def read_in_thread(name: str, read: Callable[[], bytes]) -> asyncio.Future[bytes]:
     """Run it beside the running loop, in a daemon thread: it may hang. Its error is an empty result.
 

@@ -23,7 +23,7 @@ class PhaseRule(NamedTuple):
     has_rank: bool = False
     """The rank runs."""
     loss: Loss | None = None
-    """None: who depends on this node goes on."""
+    """None: who depends on this node continues."""
 
 
 _OVER = frozenset({Phase.STOPPING, Phase.FAILED})

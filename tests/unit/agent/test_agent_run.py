@@ -281,7 +281,7 @@ def test_a_rank_that_ignores_sigterm_gets_no_more_than_its_grace_period_after_an
 
 
 def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for(tree: Tree) -> None:
-    hangs, told = threading.Event(), list[float]()
+    hangs, ended_after = threading.Event(), list[float]()
 
     def docker() -> DockerFacts:
         hangs.wait(30)
@@ -293,7 +293,7 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
 
         def note_end() -> None:
             process.wait(10)
-            told.append(time.monotonic() - began)
+            ended_after.append(time.monotonic() - began)
             assert (made.report.phase, made.report.cause) == (Phase.FAILED, ""), "the cause is still looked for"
 
         noting = threading.Thread(target=note_end)
@@ -303,7 +303,7 @@ def test_the_node_is_failed_and_its_rank_ended_before_docker_has_been_waited_for
         hangs.set()
         noting.join()
         assert (made.report.phase, made.report.cause) == (Phase.FAILED, "docker-hung")
-    assert told[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took
+    assert ended_after[0] < HANG_SECONDS / 2 < HANG_SECONDS <= took
 
 
 SCRIPT = "/srv/scripts/rank.sh"

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from tests.unit.nodes import network, until
 
-from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.event_loop import EventLoop, run_in_thread
 
 
 def test_a_result_and_an_error_come_back_to_the_calling_thread() -> None:
@@ -118,6 +122,42 @@ def test_a_loop_that_hangs_leaves_a_ping_unanswered_until_it_turns_again() -> No
         assert 0.25 < loop.unanswered_seconds() <= time.monotonic() - began
         turns.set()
         until(lambda: loop.unanswered_seconds() == 0)
+
+
+@pytest.mark.parametrize("error", [OSError("no"), RuntimeError("a bug"), StopIteration("of an iterator")])
+def test_the_error_of_a_call_beside_the_loop_reaches_who_waits_for_it(error: Exception) -> None:
+    async def call(work: Callable[[], str]) -> str:
+        return await run_in_thread("a-call", work)
+
+    def fail() -> str:
+        raise error
+
+    with network() as loop:
+        assert loop.submit(call(lambda: "done")).result(5) == "done"
+        with pytest.raises((OSError, RuntimeError), match=str(error)):
+            loop.submit(call(fail)).result(5)
+
+
+def test_a_call_that_hangs_beside_the_loop_holds_no_end_of_its_process() -> None:
+    program = """
+import asyncio, time
+from sparkd.lib.event_loop import EventLoop, run_in_thread
+
+async def wait() -> None:
+    await asyncio.wait_for(run_in_thread("hangs", lambda: time.sleep(30)), 0.2)
+
+loop = EventLoop()
+loop.start()
+try:
+    loop.submit(wait()).result(5)
+except TimeoutError:
+    pass
+loop.close()
+"""
+    began = time.monotonic()
+    environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=20, env=environment)
+    assert time.monotonic() - began < 10
 
 
 def test_an_address_needs_no_thread_and_a_name_has_one() -> None:

@@ -49,7 +49,7 @@ def test_a_node_that_drains_serves_and_is_not_lost(phase: Phase) -> None:
     assert answers_requests(ended) is (phase in (Phase.SERVING, Phase.DEGRADED))
 
 
-def test_an_agent_that_enters_an_unexpected_phase_reports_it_and_goes_on(tree: Tree) -> None:
+def test_an_agent_that_enters_an_unexpected_phase_reports_it_and_continues(tree: Tree) -> None:
     with agent_under_test(tree, 0, alone()) as made:
         made.agent.set_phase(Phase.LAUNCHING)
         made.agent.set_phase(Phase.LOADING)

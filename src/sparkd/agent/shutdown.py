@@ -89,7 +89,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     reported_at = time.monotonic()
     looks = _Looks(agent, running, error)
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
-    end_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
+    kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     judged = judge_end(error, looks.evidence(), failed_in, utc_now())
     end = end_try(agent, judged)
     agent.events.error(
@@ -97,6 +97,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     )
     agent.reporter.update(cause=str(end.cause), message=f"{end.reason} ({end.hint})" if end.hint else end.reason)
     agent.reporter.publish()
+    clear_rank(agent, running)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))
     agent.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
     end_launch(agent, running, end)
@@ -180,12 +181,25 @@ def _head_left(agent: Deps) -> bool:
 
 
 def end_rank(agent: Deps, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:
+    """Stop it, and remove what is left of it."""
+    kill_rank(agent, running, grace_seconds)
+    clear_rank(agent, running)
+
+
+def kill_rank(agent: Deps, running: Running | None, grace_seconds: float) -> None:
+    """End its processes, and let its last lines arrive."""
     restore_readahead(agent)
     if running is None:
         return
     if not running.kill(agent.host, agent.loop, grace_seconds):
         agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
+
+
+def clear_rank(agent: Deps, running: Running | None) -> None:
+    """Remove its container and its shared memory; docker may take seconds."""
+    if running is None:
+        return
     if running.guard is not None:
         running.guard.close()
     with suppress(SparkdError, OSError):

@@ -62,8 +62,6 @@ class State(Struct):
     proven: bool = False
     running: Running | None = None
     """The rank, from its launch on."""
-    released_bytes: int = 0
-    """Of page cache. Only its own thread writes it."""
     switch: Switch | None = None
     """What this process was started with, and what it has become."""
     switch_seen: object = None
@@ -143,12 +141,13 @@ class Deps(Base, frozen=True, kw_only=True):
             info = self.host.meminfo()
         except (OSError, ValueError):
             return None
+        running = self.state.running
         return MemoryReport(
             info.total_bytes,
             info.available_bytes,
             floor_bytes=self.settings.memory.floor_mib << 20 or None,
-            guard=self.state.running.guard_state if self.state.running is not None else "",
-            released_bytes=self.state.released_bytes,
+            guard=running.guard_state if running is not None else "",
+            released_bytes=running.released_bytes if running is not None else 0,
         )
 
     def sample_memory(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from sparkd.actions.page_cache import ReadaheadChange
@@ -10,7 +9,6 @@ from sparkd.agent.deps import Deps
 from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import Running
-from sparkd.host.shm import File
 from sparkd.lib.text import GIB
 
 
@@ -52,12 +50,7 @@ def release_page_cache(agent: Deps, running: Running) -> None:
     if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
         return
 
-    def drop(shard: File, still: Callable[[], bool]) -> int:
-        dropped = agent.actions.drop_file_cache(shard, still)
-        agent.state.released_bytes += dropped
-        return dropped
-
-    work = PageCacheRelease(
+    running.page_cache = PageCacheRelease(
         host=agent.host,
         model_path=agent.plan.model_path,
         pid=running.rank.pid,
@@ -65,9 +58,9 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         progress=lambda: running.log.progress,
         # Once docker has gone away, the log may not show that the weights are loaded.
         over=lambda: running.ready or running.log.broken_off_at is not None,
-        drop=drop if release else None,
+        drop=agent.actions.drop_file_cache if release else None,
         loaded=partial(restore_readahead, agent),
         contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,
     )
-    agent.run_aside("page-cache", work.run)
+    agent.run_aside("page-cache", running.page_cache.run)

@@ -64,6 +64,8 @@ class PageCacheRelease(Struct):
     contiguous: ContiguousMemory
     events: Events
     pace_seconds: float = PACE_SECONDS
+    released_bytes: int = 0
+    """In all. Any thread may read it."""
     _use: ShardUse = ShardUse()
     _shards: tuple[File, ...] = ()
     _dropped_shards: int = 0
@@ -119,6 +121,7 @@ class PageCacheRelease(Struct):
                 dropped = self.drop(shard, self._loading)
                 self._dropped_shards += dropped > 0
                 self._dropped_bytes += dropped
+                self.released_bytes += dropped
 
     def _finish(self) -> None:
         self._report()

@@ -19,6 +19,7 @@ from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.engine.memory_guard.tenants import Tenants, name_tenants
+from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.host import Host, docker, meminfo, shm
 from sparkd.host.docker import LABEL
 from sparkd.host.meminfo import Consumer
@@ -156,6 +157,8 @@ class Running(Struct):
     """The kernel's count of OOM kills at the start; None where it has none."""
     tenants: Tenants | None = None
     """Who else held memory at the start; None where that is unknown."""
+    page_cache: PageCacheRelease | None = None
+    """None where nothing is released."""
     dockerd_pid: str = ""
     """At the start; empty where containers outlive their dockerd."""
     ready: bool = False
@@ -170,6 +173,11 @@ class Running(Struct):
     def guard_state(self) -> str:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
+
+    @property
+    def released_bytes(self) -> int:
+        """Of page cache, since the launch."""
+        return self.page_cache.released_bytes if self.page_cache is not None else 0
 
     def note_segments(self, host: Host, loop: MainLoop) -> None:
         """Remember the segments that its processes have mapped now. Unreadable ones are left to a later preflight.

@@ -132,7 +132,7 @@ class Load:
         return self.size_bytes
 
     def start(self, *, guarded: bool = True) -> None:
-        release = PageCacheRelease(
+        self.release = PageCacheRelease(
             host=self.host,
             model_path="/models/m",
             pid=100,
@@ -147,7 +147,7 @@ class Load:
             events=self.events,
             pace_seconds=PACE_SECONDS,
         )
-        self.thread = threading.Thread(target=release.run, daemon=True)
+        self.thread = threading.Thread(target=self.release.run, daemon=True)
         self.thread.start()
 
     def end_rank(self) -> None:
@@ -182,6 +182,7 @@ def test_the_cache_of_finished_shards_is_dropped_and_logged_when_the_weights_are
     load.progress = LoadProgress(step="profiling memory")
     until(load.ended.is_set, 3)
     assert load.events.lines == ["page_cache.shards.dropped shards=2 of=4 bytes=10"]
+    assert load.release.released_bytes == 10
     load.maps()
     passes()
     assert len(load.dropped) == 2, "free memory that grows while the engine profiles it ends the engine"

@@ -12,7 +12,7 @@ from pathlib import Path
 import completions
 from deb import changelog, papers
 from deb.errors import BuildError
-from deb.source import DATA, Source
+from deb.source import Source
 from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
@@ -39,9 +39,10 @@ def _program(tree: Tree, source: Source) -> None:
 
 
 def _shared(tree: Tree, source: Source) -> None:
-    for name, folder in DATA.items():
-        for file in sorted((source.root / folder).iterdir()):
-            tree.add(f"usr/share/sparkd/{name}/{file.name}", file.read_bytes())
+    data = source.root / "src/sparkd/data"
+    for path in sorted(data.iterdir()):
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            tree.add(f"usr/share/sparkd/{file.relative_to(data)}", file.read_bytes())
     for file in sorted((source.root / "config/grafana").iterdir()):
         tree.add(f"usr/share/sparkd/grafana/{file.name}", file.read_bytes())
     # The program finds its data where a checkout and a wheel have it; people find it in /usr/share.

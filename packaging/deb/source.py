@@ -12,8 +12,6 @@ from pathlib import Path
 
 from deb.errors import BuildError
 
-DATA = {"recipes": "config/recipes", "units": "units"}
-"""By the name in the package, which a checkout links to these folders."""
 _VERSION = re.compile(r'^__version__ = "([^"]+)"$', re.MULTILINE)
 
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from random import Random
 
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.field_table import FIELDS
 from sparkd.vllm.flag import Flag, Kind
-from sparkd.vllm.flag_table import FLAGS
+from sparkd.vllm.flag_table import FIELDS, FLAGS
 
 START = ("serve", "/models/m")
 GOOD: dict[Kind, tuple[str, ...]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from tests.bed.engine_parser import query_parser
+from tests.bed.engine_parser import TABLE, query_parser
 from tests.bed.flag_lines import lines, wrong_fields
 
 from sparkd.config import Settings
@@ -29,7 +29,7 @@ Line = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ParserAnswers:
-    tables: dict[Path, str]
+    table: str
     generated: list[tuple[Line, str]]
     fields: list[tuple[Line, str]]
     """Lines that the rules find wrong."""
@@ -44,11 +44,11 @@ def parser() -> ParserAnswers:
     refusals = iter(answers.refusals)
     generated, fields = [(line, next(refusals)) for line in made], [(line, next(refusals)) for line in wrong]
     shipped = zip((name for name, _ in ranks), refusals, strict=True)
-    return ParserAnswers(answers.tables, generated, fields, [*shipped])
+    return ParserAnswers(answers.table, generated, fields, [*shipped])
 
 
-def test_the_tables_are_what_the_parser_says(parser: ParserAnswers) -> None:
-    assert {file: file.read_text() for file in parser.tables} == parser.tables, "run `make flags`"
+def test_the_table_is_what_the_parser_says(parser: ParserAnswers) -> None:
+    assert TABLE.read_text() == parser.table, "run `make flags`"
 
 
 def test_the_rules_agree_with_the_parser_on_good_and_bad_lines(parser: ParserAnswers) -> None:

@@ -200,6 +200,15 @@ def test_the_first_boot_of_an_image_enables_no_unit(unpacked: Path) -> None:
     assert enabled.stdout.split() == ["disabled", "disabled", "static", "static", "static"], enabled.stderr
 
 
+def test_all_data_of_the_source_are_where_the_program_reads_them(unpacked: Path) -> None:
+    data = CHECKOUT / "src/sparkd/data"
+    files = [file for path in data.iterdir() for file in (path.iterdir() if path.is_dir() else [path])]
+    assert {"vllm-flags.json", "tiny-cpu.yaml", "sparkd.service.in"} <= {file.name for file in files}
+    for file in files:
+        assert (unpacked / "usr/share/sparkd" / file.relative_to(data)).read_bytes() == file.read_bytes()
+    assert (unpacked / "usr/lib/sparkd/app/sparkd/data").resolve() == (unpacked / "usr/share/sparkd").resolve()
+
+
 def test_alerts_and_dashboard_are_where_the_readme_has_them(unpacked: Path) -> None:
     for name in ("alerts.yaml", "sparkd.json"):
         assert (unpacked / f"usr/share/sparkd/grafana/{name}").read_bytes() == (

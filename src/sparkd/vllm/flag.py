@@ -1,4 +1,4 @@
-"""A flag of `vllm serve` with the parser of its values (flag_table.py has all), and the flags of a command."""
+"""A flag of `vllm serve` with the parser of its values (flag_table.py reads all), and the flags of a command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Kind = Literal["switch", "text", "text or object", "int", "amount", "amount or a
 Arity = Literal["one", "at most one", "at least one"]
 
 
-class Flag(Struct, frozen=True):
+class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     kind: Kind
     count: Arity = "one"
@@ -96,7 +96,7 @@ class Flag(Struct, frozen=True):
         return f"has no choice {value[:60]!r} in vLLM's own{known}"
 
 
-class Field(Struct, frozen=True):
+class Field(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """A field of a flag's JSON, such as `pass_config.fuse_norm_quant`."""
 
     name: str

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.bed.engine_parser import format_table
 from tests.tree import Tree
 
 from sparkd.cli import main
 from sparkd.config import Settings
 from sparkd.host import Host
+from sparkd.lib import read_data
 from sparkd.lib.errors import ConfigError, ExitCode
 from sparkd.lib.text import did_you_mean
 from sparkd.plan.build import make_plan
@@ -18,7 +21,7 @@ from sparkd.preflight.check import Level
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.recipes.loader import load_recipe
 from sparkd.vllm.flag import SHORT, ParsedFlag, first_values, parse_flags
-from sparkd.vllm.flag_table import FLAGS
+from sparkd.vllm.flag_table import FIELDS, FILE, FLAGS, VERSION, FlagTable
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 
@@ -149,6 +152,20 @@ def test_a_placeholder_is_not_checked() -> None:
     found = parse_flags((*SERVE, "--max-num-seqs", "{cluster.size}"), lambda text: text.startswith("{"))
     assert found == (ParsedFlag("max-num-seqs", (None,)),)
     assert not list(rules.wrong_value(Launch(flags={}, given=found)))
+
+
+def test_the_table_is_as_make_flags_writes_it() -> None:
+    assert read_data(FILE).decode() == format_table(FlagTable(VERSION, FLAGS, FIELDS))
+    assert len(FLAGS) > 300
+    assert sum(map(len, FIELDS.values())) > 200
+
+
+@pytest.mark.parametrize(
+    "row", ['{"name": "x", "kind": "number"}', '{"name": "x"}', '{"name": "x", "kind": "int", "choice": ["1"]}']
+)
+def test_a_table_of_another_form_is_refused(row: str) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(f'{{"version": "1", "flags": [{row}], "fields": {{}}}}', type=FlagTable)
 
 
 def test_no_two_flags_have_one_name() -> None:

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.field_table import FIELDS
 from sparkd.vllm.flag import first_values
-from sparkd.vllm.flag_table import FLAGS
+from sparkd.vllm.flag_table import FIELDS, FLAGS
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 

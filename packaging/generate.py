@@ -18,7 +18,6 @@ PARTS = {
     "options": manuals.options,
     "settings": manuals.settings,
     "recipe-keys": manuals.recipe_keys,
-    "checks": manuals.checks,
     "symptoms": manuals.symptoms,
 }
 
@@ -33,7 +32,6 @@ MARKED = (
     "docs/sparkd.8.md",
     "docs/sparkd.toml.5.md",
     "docs/sparkd-recipe.5.md",
-    "docs/sparkd-checks.7.md",
     "docs/troubleshooting.md",
 )
 FILES: dict[str, Callable[[], str]] = {

@@ -1,4 +1,4 @@
-"""The generated parts of the manuals: options, settings, keys of recipes, checks, and what known errors mean."""
+"""The generated parts of the manuals: options, settings, keys of recipes, and what known errors mean."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sparkd.cli.main import COMMANDS, build_parser
 from sparkd.config.reference import describe, format_line
 from sparkd.config.settings import Settings
 from sparkd.config.types import Section
-from sparkd.preflight.registry import CHECKS
 from sparkd.recipes.schema import Limit, Lines, Recipe, Volume
 from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, KnownError
 
@@ -117,17 +116,6 @@ def _default(info: FieldInfo) -> str:
         return ""
     value = info.get_default(call_default_factory=True, validated_data={})
     return f", default `{format_line('x', value).removeprefix('x = ')}`" if value not in (None, "", (), {}) else ""
-
-
-def checks() -> str:
-    """Of sparkd-checks(7): every check with its page."""
-    parts = []
-    for check in CHECKS:
-        levels, fixes = ", ".join(level.value for level in check.levels), ", ".join(check.fixes) or "nothing"
-        reads, source = (" ".join(text.split()) for text in (check.reads, check.source))
-        facts = f"Levels: {levels}. May fix: {fixes}. Reads: {_escape(reads)}. Known from: {_escape(source)}."
-        parts.append(f"## {check.id}\n\n{facts}\n\n```text\n{check.page}\n```\n")
-    return "\n".join(parts)
 
 
 def symptoms() -> str:

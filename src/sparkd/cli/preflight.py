@@ -19,6 +19,7 @@ from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.host.owner import NodeOwner
+from sparkd.lib import read_data
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
@@ -26,7 +27,7 @@ from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.fixes import FixState, stop_by_hand
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.registry import CHECKS, IDS, build_checks, build_unplanned
+from sparkd.preflight.registry import IDS, build_checks, build_unplanned
 from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
 from sparkd.status.model import Phase, parse
@@ -92,10 +93,11 @@ def _show(shown: Shown, args: argparse.Namespace, code: ExitCode) -> int:
 
 
 def _page(check_id: str) -> str:
-    pages = {check.id: check.page for check in CHECKS}
-    if check_id in pages:
-        return f"{check_id}\n\n{pages[check_id]}"
-    raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
+    if check_id not in IDS:
+        raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
+    _, _, section = read_data("sparkd-checks.7.md").decode().partition(f"\n## {check_id}\n")
+    page = section.partition("\n```text\n")[2].partition("\n```\n")[0]
+    return f"{check_id}\n\n{page}"
 
 
 def look_at(config: Settings, host: Host) -> Shown:

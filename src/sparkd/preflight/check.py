@@ -86,17 +86,11 @@ def verdict(problems: Iterable[Verdict], good: str) -> Verdict:
 
 
 class AnyCheck(Struct, frozen=True):
-    """A check of any facts, for a list of several."""
+    """A check of any facts, for a list of several. docs/sparkd-checks.7.md has its page."""
 
     id: ClassVar[str]
     levels: ClassVar[tuple[Level, ...]]
     """Those beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
-    reads: ClassVar[str]
-    """Here and in `source` a line end is a space."""
-    source: ClassVar[str]
-    """Why this matters: title and author, section, issue, or measurement."""
-    page: ClassVar[str]
-    """In docs/sparkd-checks.7.md, and what `sparkd preflight --explain` prints."""
     fixes: ClassVar[tuple[str, ...]] = ()
     """Kinds of `Fix` that it may propose."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from posixpath import normpath
-from textwrap import fill
 from typing import TYPE_CHECKING
 
 from sparkd.vllm.lint.rules import Issue
@@ -72,8 +71,3 @@ def _why(path: str, written: bool) -> str:
 
 def _meet(path: str, known: str) -> bool:
     return all(fnmatchcase(part, one) for part, one in zip(path.split("/"), known.split("/"), strict=False))
-
-
-def describe_reaches() -> str:
-    """The table in lines of at most 120 columns."""
-    return "\n".join(fill(f"  {why}: {known}", 120, subsequent_indent="      ") for _, why, known in REACHES)

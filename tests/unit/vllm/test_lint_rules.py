@@ -157,7 +157,6 @@ def test_broken_json_says_where() -> None:
 
 def test_every_rule_has_its_own_name() -> None:
     assert len({rule.name for rule in rules.RULES}) == len(rules.RULES)
-    assert all(rule.name in rules.describe_rules() for rule in rules.RULES)
 
 
 @pytest.mark.parametrize(

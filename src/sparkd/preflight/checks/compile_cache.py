@@ -75,32 +75,6 @@ class CompileCache(Check[CacheFacts], frozen=True):
     volumes: tuple[Volume, ...] = ()
     id = "compile-cache"
     levels = (Level.WARN, Level.BLOCK)
-    reads = """docker's description of the image; /var/lib/sparkd/cache, at most 20,000 entries a folder;
-    /var/lib/sparkd/launch-history.json; /proc/meminfo and NVML's total"""
-    source = """sawaichi9527 (caches of another image, or of one rank alone, stop the boot); tonyd2wild
-    DeepSeek-v4-Flash-Vision-Exp pull request 40 (36 minutes to compile again); 'Two-Node DGX Spark Cluster: Running
-    DeepSeek V4 Flash at 16 TPS', Tobias Weiss (custom_ops all froze two machines)"""
-    page = """\
-vLLM, FlashInfer, Triton, TileLang, DeepGEMM and CUDA's driver compile kernels at the first start and keep them. sparkd
-mounts a folder for each, where HOME, XDG_CACHE_HOME, VLLM_CACHE_ROOT, TRITON_CACHE_DIR, TILELANG_CACHE_DIR and their
-like in the recipe's env put it. The recipe's `caches` places or adds some; null leaves one out. Each image has its own,
-in /var/lib/sparkd/cache/IMAGE ID/NAME, since kernels of another image were seen to stop a boot. They begin empty, and
-hide what the image has there. The three images used last keep theirs, older ones are removed. An image's first start
-takes long: readiness.timeout_seconds must allow it (default 3600).
-
-custom_ops ["all"] compiles by nvcc and TileLang while weights fill the memory. Where vLLM's or TileLang's folder is
-empty, such a start needs more than 3 GiB beside the engine's share: with 3 GiB available two machines froze. An idle
-Spark has 3.5 GiB beside a share of 0.90.
-
-  warn     a cache is gone, or all of them are empty, although the last good start of this image had filled them: the
-           next start compiles from scratch. custom_ops ["all"] must compile, and the memory is there. Or the image
-           runs as a user who can't write to the folders, which root owns, so nothing is kept: set HOME in the recipe's
-           env, and chown the folders to that user.
-  block    custom_ops ["all"] must compile, and the memory is not there: lower gpu-memory-utilization for this start, on
-           all nodes. Or something other than a folder is in the way, and the container could not be made: remove it.
-
-Sizes cover at most 20,000 entries: a larger cache has "at least" that size. Where docker is away or the image is
-missing, nothing is inspected: see docker and image."""
 
     @staticmethod
     def from_plan(plan: LaunchPlan, need: MemoryNeed) -> CompileCache:

@@ -47,25 +47,6 @@ class DiskRoom(Check[DiskFacts], frozen=True):
     caches: bool = True
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = """statvfs of /var/lib/sparkd, /var/log and docker's folders; /proc/1/mounts; /etc/docker/daemon.json and
-    dockerd's arguments"""
-    source = "statvfs(3), mounts in proc(5); measured: a compile cache of DeepSeek-V4-Flash has a few GB"
-    page = """\
-A disk that is full, or that the kernel has made read-only after an error, shows late: the container can't be made, the
-engine fails while it compiles, or the count of failed launches is lost. This check requires room in
-
-  /var/lib/sparkd        block below 64 MiB, warn below 256 MiB: state that must survive a power cut
-  /var/lib/sparkd/cache  warn below 10 GiB, where the recipe has compile caches; they are kept for three images
-  docker's folders       block below 256 MiB, warn below 5 GiB: the container's own layer, its log, new images.
-                         data-root of dockerd, else /var/lib/docker; and /var/lib/containerd
-  /var/log               warn below 512 MiB: the journal drops old entries
-
-and file systems that are mounted writable. Room reserved for root counts as free, since sparkd and docker are root.
-Without free inodes a disk is full too. The model's disk is only read and not judged.
-
-  block  sparkd or docker can't write. Make room (df -h, docker system df). For a file system that has become read-only,
-         see dmesg first: a disk that fails does this.
-  warn   there is little room."""
 
     def probe(self, host: Host) -> DiskFacts:
         data_root = docker_config.read_data_root(host)

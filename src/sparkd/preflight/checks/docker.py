@@ -40,29 +40,6 @@ class Docker(Check[DockerEngineFacts], frozen=True):
     uses_gpu: bool
     id = "docker"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = """/run/docker.pid, /proc/net/unix; docker's version and runtimes; the hook's program; /etc/cdi,
-    /var/run/cdi; the toolkit's config.toml"""
-    source = """NVIDIA/dgx-spark-playbooks issue 26 (no runtime nvidia, and --gpus all works); eugr/spark-vllm-docker
-    issue 129 (mode cdi); moby, daemon/cdi.go"""
-    page = """\
-docker can give a container the GPU in three ways. Any one is enough, and the container uses the first that is there:
-
-  - nvidia-container-runtime-hook, which docker itself calls: --gpus all. In the toolkit's mode cdi
-    (/etc/nvidia-container-runtime/config.toml) it refuses, and does not count
-  - a specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi: --device nvidia.com/gpu=all. docker reads it from
-    28.3 on, and from 25 on where its feature cdi is set
-  - the runtime `nvidia`, which `docker info` lists: --runtime nvidia
-
-Nodes of one cluster may differ in it. Only a container shows whether it works: this check starts nothing.
-
-  warn     docker is away. The launch waits for it in phase awaiting-docker without a time limit, and starts neither
-           docker nor its socket: an upgrade may be under way. systemctl start docker
-  block    the plan uses the GPU, and docker has no way to it. Install nvidia-container-toolkit, then
-
-             nvidia-ctk runtime configure --runtime=docker && systemctl restart docker
-
-  unknown  dockerd runs, but does not answer, or answers something other than its API. sparkd waits for it. See:
-           systemctl status docker; journalctl -u docker"""
 
     def probe(self, host: Host) -> DockerEngineFacts:
         installed = host.unit(UNIT) is not None
@@ -111,27 +88,6 @@ class EngineImage(Check[ImageFacts], frozen=True):
     """How the recipe says that it is built."""
     id = "image"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "docker's description of the image; the architecture of docker; /var/lib/sparkd/image-asserts.json"
-    source = """Docker Engine API, ImageInspect; OCI image specification, annotations; DeepSeek V4 Flash on Dual DGX
-    Spark, addendum on the mxfp4 fix (a patch applied twice ends the load)"""
-    page = """\
-The plan names an image: engine.image of the settings, else image.ref of the recipe. sparkd starts a container of the
-image that this node has under that name, and pulls nothing at a start, so that a moved tag changes no node by itself.
-The nodes compare their images when they meet.
-
-A recipe asserts in image.assert what its image must fulfil: commands that must succeed, or how many lines of a file
-match a pattern, which distinguishes a missing patch from one applied twice. A start runs them before its first launch
-of an image, in a container without GPU, network, mounts and capabilities, and keeps the result for this image.
-
-  warn     the recipe's asserts have not run in this image yet. The next start runs them; a check starts nothing.
-  block    it is not here: build it (the hint quotes image.build of the recipe), or docker pull REF, or sparkd image
-           sync on a node that has it. Or it was built for another architecture than this machine's, such as amd64 on
-           a GB10, which is arm64: "exec format error". docker pull --platform linux/arm64 REF
-           Or an assert failed: the finding quotes it. Build the image again; sparkd notices that. To run the asserts
-           in the same image again: rm /var/lib/sparkd/image-asserts.json
-  unknown  docker runs, but can't describe the image.
-
-The entrypoint is not used: the container begins with the launch script."""
 
     @classmethod
     def from_plan(cls, plan: LaunchPlan) -> EngineImage:
@@ -193,24 +149,6 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     name: str
     id = "stale-container"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "docker's containers: names, labels, restart policies"
-    source = """MiaAI-Lab/DeepSeek-V4-Flash-DSpark-2x issue 72 (docker had restored the ranks, and the start failed);
-    eugr/spark-vllm-docker issue 257 (a policy of unless-stopped restarted some 35 times, each leaking memory)"""
-    page = """\
-sparkd starts each rank in a new container named sparkd-rank0, sparkd-rank1 and so on, under docker's restart policy
-`no`: restarting is systemd's job. A rank that docker restores at boot does not know the other ranks, holds the memory,
-and comes back each time it is stopped.
-
-  block    a container that sparkd did not make has the name of this node's rank: docker would refuse the new one. It is
-           never removed. Rename it, or remove it if nobody needs it:
-
-             docker rename sparkd-rank0 old-rank0      or      docker rm sparkd-rank0
-
-  warn     a container with sparkd's label has a restart policy other than `no`: docker update --restart=no NAME
-  unknown  docker runs, but can't list its containers.
-
-A container that sparkd made and whose agent is gone is removed by stray-workers. Where docker is away, the launch waits
-for docker and checks again."""
 
     def probe(self, host: Host) -> ContainersFacts:
         found = host.docker()

@@ -31,21 +31,6 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     """From the settings; empty where sparkd finds it."""
     id = "fabric-address"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "/proc/net/{fib_trie,if_inet6,route}; /sys/class/net, /sys/class/infiniband"
-    source = "eugr/spark-vllm-docker, docs/NETWORKING.md; NVIDIA, Connect two Sparks"
-    page = """\
-A node's rank is that of the address of cluster.nodes that it owns, and the ranks meet over that address. This check
-says which interface carries it. The agent waits for the address before all other checks, since the fabric may come up
-half a minute after the rest of the network.
-
-  block    the address went away since, and sparkd waits for it; or fabric.interface names an interface that this
-           machine does not have.
-  warn     no interface that is up has the address; or it is on loopback or Wi-Fi, or on an interface without RDMA while
-           others with a cable have it (10 Gb/s of the management port instead of 200); or fabric.interface names
-           another interface; or two interfaces lie in the subnet of the address, so that the kernel may answer for it
-           on either: give each twin of a ConnectX-7 port a subnet of its own.
-
-Addresses and interfaces: ip -brief address. A node alone has no fabric, and the check is ok."""
 
     def probe(self, host: Host) -> FabricAddressFacts:
         if self.nodes == 1:
@@ -124,21 +109,6 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     """Else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
     levels = (Level.WARN,)
-    reads = "/sys/class/net; a datagram of fabric.mtu bytes to each other node, 0.3 s at most"
-    source = "eugr/spark-vllm-docker, docs/NETWORKING.md: MTU 9000, tested end to end; NVIDIA, Connect two Sparks"
-    page = """\
-Inspects the interface of the fabric (and the lower interfaces of a bond or a VLAN), and sends one unfragmented datagram
-of fabric.mtu bytes to a closed UDP port of each other node: that node's kernel replies that the port is closed. Where
-only small datagrams get a reply, the other interface or a switch takes no large frames.
-
-  warn     no carrier: the cable is out, or the node at its other end is off. sparkd continues and waits for that node.
-  warn     the link is slower than 200 Gb/s. For physical interfaces, in plans that use the GPU.
-  warn     the interface's MTU is below fabric.mtu, or the path takes no frames of that size. NVIDIA's own instructions
-           leave 1500, which works: RDMA then sends 1024 bytes a packet instead of 4096, and TCP more packets.
-
-An MTU set with `ip link` is gone after the next boot, and a firmware update may reset it: set it in netplan. The speed
-under load is not measured here: `sparkd fabric test` does, while nothing serves. Where no node replies at all (it is
-off, or its firewall drops), the path is not judged."""
 
     def probe(self, host: Host) -> FabricLinkFacts:
         if not self.peers or not self.interface:

@@ -61,27 +61,6 @@ class ForeignUnits(Check[ForeignFacts], frozen=True):
 
     id = "foreign-units"
     levels = (Level.WARN,)
-    reads = "services that another unit wants, their drop-ins, the scripts that they name; docker's containers"
-    source = """DeepSeek V4 Flash on Dual DGX Spark, addendum What Broke on Reboot (units that start a container);
-    zoedolan/Vybn pull request 2624, antirez/ds4 issue 193 (units written by hand)"""
-    page = """\
-A node that served vLLM before sparkd often still starts it: by a unit written by hand, or by a container whose restart
-policy docker applies at boot. Both engines then want one GPU, one memory and port 8000, and the second one fails.
-
-A service counts where another unit wants it (its link is in a .wants or .requires folder below /etc/systemd/system,
-/run/systemd/system or /usr/lib/systemd/system) and one of its ExecStart commands, or a script or compose file that the
-command names, runs `vllm serve` or vLLM's server as a module, launch-cluster.sh, sparkrun, or docker with vLLM in the
-command. Units of sparkd's own and masked ones do not count. A container counts where sparkd did not make it, its
-restart policy is not `no`, and its image or command is vLLM's.
-
-  warn     such a unit or container is there, and named. If sparkd is to serve on this node, disable its start:
-
-             systemctl disable NAME        docker update --restart=no NAME
-
-           Where a package ships the link (below /usr/lib), `systemctl disable` leaves it: systemctl mask NAME.
-           None of these stops what runs now. sparkd disables nothing: the other engine may be meant, on another port.
-
-Units of a user's own systemd, cron and /etc/rc.local are not inspected."""
 
     def probe(self, host: Host) -> ForeignFacts:
         enabled = units.enabled_services(host.files).items()

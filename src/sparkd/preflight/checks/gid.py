@@ -37,20 +37,6 @@ class GidIndex(Check[GidFacts], frozen=True):
     not_needed: str = ""
     id = "gid"
     levels = (Level.BLOCK,)
-    reads = "/sys/class/infiniband/*/ports/*/{gids,gid_attrs/types}, where the plan pins an index"
-    source = "tonyd2wild (Vision), issue 38 and pull request 40: the index drifts, and an empty text means 0"
-    page = """\
-RoCE addresses a port by one entry of its GID table. The right one is of type RoCE v2 and stands for the IPv4 address of
-the interface (::ffff:10.0.0.1). Its index is often 3, but 4 and 5 are seen too, it differs between devices and nodes,
-and it moves when an address comes or goes: 3 became 4 within half an hour on one pair. Where NCCL_IB_GID_INDEX is
-unset, NCCL finds it by itself on every device (by NCCL_IB_ADDR_FAMILY=AF_INET, NCCL_IB_ROCE_VERSION_NUM=2).
-
-  block    the plan sets NCCL_IB_GID_INDEX to an empty text, which was seen to act as 0, a link-local address; or to
-           what is no number, which older versions read as 0; or to an index that is not RoCE v2 with an address of the
-           fabric's family on every device that NCCL_IB_HCA selects. The reason names the right index of each device.
-
-With a wrong index the ranks meet over TCP and then hang or fail in their first collective. Ports that are not ACTIVE
-are left out, as NCCL does. A negative number is the same as unset. NCCL reads 0x3 as 3, and 010 as 8."""
 
     def probe(self, host: Host) -> GidFacts:
         index = parse_number(self.env.get(INDEX, ""))

@@ -38,23 +38,6 @@ class Gpu(Check[GpuCheckFacts], frozen=True):
     uses_gpu: bool = True
     id = "gpu"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "NVML: driver version, names; /proc/driver/nvidia/version"
-    source = "Start9Labs/start-technologies pull request 3693 (Xid 169); spark-gpu-throttle-check (60 s unplugged)"
-    page = """\
-Queries the GPU's driver through NVML for its version and its GPUs, as nvidia-smi does, and reads which kernel module is
-loaded. A hung driver hangs its callers, so a thread of its own queries it, with a deadline of 10 seconds. Preflight
-waits preflight.wait_seconds for the driver to recover. Plans without a GPU are ok.
-
-  block    the driver does not answer in time, or reports that the GPU is lost: power-cycle the node. Shut down, unplug
-           it for 60 s: the GPU keeps its state over a reboot. A person is needed.
-           The driver wants a reset, or library and kernel module differ in version, as after an upgrade: reboot.
-           No module is loaded: modprobe nvidia; dkms status.
-           No GPU is found: GB10 works with the open kernel modules only. Proprietary ones of 580.173.02 log Xid 169
-           and `RmInitAdapter failed`, and nvidia-smi says "No devices were found".
-  warn     a GB10 with a driver that a user reports as bad. One report each, so it is no more than a hint:
-             580.159.03  decoding 3.5 times slower than with 580.142
-             590         CUDA graphs deadlock
-  unknown  no permission to query the driver: run as root. See: nvidia-smi, dmesg."""
 
     def probe(self, host: Host) -> GpuCheckFacts:
         if not self.uses_gpu:

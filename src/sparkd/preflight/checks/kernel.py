@@ -69,22 +69,6 @@ class KernelFacts(Struct, frozen=True):
 class Kernel(Check[KernelFacts], frozen=True):
     id = "kernel"
     levels = (Level.WARN,)
-    reads = "/proc/sys/kernel/osrelease, /proc/cmdline, /proc/meminfo"
-    source = "NVIDIA/NV-Kernels pull requests 590 and 591; NVIDIA forum 366026 on 6.17.0-1008-nvidia"
-    page = """\
-Looks the running kernel up in a list of those that users and NVIDIA report as bad on DGX Spark, and looks for memory
-that kexec handover (KHO) keeps back.
-
-  warn     6.17.0-1008-nvidia       it panics, and the GPU may be missing until a cold boot (NVIDIA forum 366026)
-           7.0.0-1019-nvidia        KHO is on by default (NV-Kernels pull requests 590 and 591)
-           7.0.0-31, Ubuntu's HWE   the same (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259)
-           any kernel               CmaFree is above CmaTotal in /proc/meminfo: the sign of KHO's scratch area
-           none                     its version can't be read
-
-KHO reserves about 9.3 GiB on a DGX Spark. Memory for RDMA can't be pinned there: once the model fills the rest, NCCL
-ends with `ibv_reg_mr_iova2 ... Cannot allocate memory`. Add kho=off to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub,
-run update-grub and reboot; or boot a 6.17 kernel, of which 6.17.0-1014 to 6.17.0-1032-nvidia are known to be good. With
-kho=off the 7.0 kernels are ok."""
 
     def probe(self, host: Host) -> KernelFacts:
         kho_off = NO_KHO in kernel.read_command_line(host.files)
@@ -131,26 +115,6 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
     wanted: tuple[tuple[str, str], ...] = ()
     id = "kernel-settings"
     levels = (Level.WARN, Level.UNKNOWN)
-    reads = "/proc/sys, as far as named; /proc/meminfo"
-    source = """tonyd2wild/GLM-5.3-Flash-NVFP4-DFlash2-2x-DGX-Spark pull request 19 (measured: raised min_free_kbytes
-    fails vLLM's start); the kernel's documentation, admin-guide/sysctl/vm and mm/overcommit-accounting"""
-    page = """\
-A recipe may list under `host.sysctls` the kernel settings that its source ran with. This check reports where the node's
-differ, and changes nothing: `sparkd tune` shows, applies and reverts them. Whatever the recipe lists, it warns of
-
-  vm.min_free_kbytes over 8 GiB   The kernel keeps that much free, and takes more than it off MemAvailable, which vLLM
-                                  and unified-memory use: a few GiB were measured to fail vLLM's start.
-  vm.overcommit_memory = 2        The kernel gives out only as much address space as there is memory and swap. CUDA
-                                  reserves far more than it uses, and the engine ends with "Cannot allocate memory".
-  kernel.pid_max under 8192       Threads count. An engine has some hundreds, and its compilers as many again.
-  huge pages over 1 GiB           vm.nr_hugepages reserves memory that neither vLLM nor CUDA uses.
-
-  warn     one of these, or a setting that differs from the recipe's, or that this kernel does not have. It never
-           blocks: a source lists what it ran with, which is seldom what it needs.
-  unknown  a setting can't be read as a number.
-
-Advice on these settings conflicts, and others report that a clean boot needs none of it. A recipe should name only
-those that matter."""
 
     def probe(self, host: Host) -> SettingsFacts:
         def number(name: str, otherwise: int) -> int:

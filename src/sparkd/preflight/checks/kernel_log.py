@@ -135,27 +135,6 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
     uses_gpu: bool = True
     id = "kernel-log"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "/dev/kmsg"
-    source = "NVIDIA's Xid catalog; MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 146; vLLM issue 56824"
-    page = """\
-Reads the kernel's messages since boot; a repeated one counts once. Messages of other programs are left out.
-
-  block    the GPU's driver reported one of these, and no later message shows a recovery (the driver loaded again, or
-           Xid 154 with action 0x0). A person is needed: each launch on such a GPU fails, and may leak memory.
-             Xid 79        the GPU has fallen off the bus: shut down, unplug the node for 60 s
-             Xid 119, 120  the GPU's firmware does not answer, or has failed: reboot
-             Xid 140       an uncorrectable memory error escaped: reboot
-             Xid 154       requires a reset or a reboot: reboot, which resets too
-             Xid 169       the GPU can't be initialised: GB10 needs the open kernel modules
-  warn     within the last 24 hours: Xid 48, 94 or 95 (memory errors that ended a process), a process that the kernel
-           killed because the node ran out of memory, a fatal PCIe error (AER), or a ConnectX that was reset after one.
-           Or the log can't be read: CAP_SYSLOG is needed where kernel.dmesg_restrict is set.
-
-Never a warning: mlx5's "insufficient power on the PCIe slot (27W)", which healthy nodes log at each boot; a container
-that reached its own memory limit; and the driver's NV_ERR_NO_MEMORY, which healthy engines cause while they start.
-
-The log is a ring: where its beginning is lost, `ok` says how far it goes back. More: journalctl -k -b. To launch all
-the same: preflight.downgrade = ["kernel-log"]."""
 
     def probe(self, host: Host) -> KernelLogFacts:
         uptime = host.uptime_seconds()

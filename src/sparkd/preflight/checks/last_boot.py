@@ -54,23 +54,6 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     unit: str = ""
     id = "last-boot"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "/var/lib/sparkd/launch-history.json; /proc/sys/kernel/random/boot_id"
-    source = """'DeepSeek V4 Flash on Dual DGX Spark: What Broke', Echo: a load hung the GPU's firmware, then ssh, until
-    the power was pulled"""
-    page = """\
-Some loads take the whole machine down: it runs out of memory that CPU and GPU share, or the GPU's firmware hangs, and
-only pulling the plug helps. With the unit enabled the next boot does the same again. sparkd records each launch before
-its container starts, that it serves, and that it ended, in /var/lib/sparkd/launch-history.json. A launch that a later
-boot finds open ended with its machine: by such a load, or by a power cut.
-
-  warn   the last boot with a launch ended without a shutdown, while the engine was loading or serving. The next good
-         start clears the warning. Power cuts while serving never block.
-  block  the last three boots with a launch all ended so while this plan was loading, with no good start in between.
-         sparkd exits 17, so that the machine stays up for inspection, and lists what has changed since the last good
-         start: versions, image, values of the plan.
-
-Fix what has changed, or lower gpu_memory_utilization; see the end of the last boot's log (journalctl -b -1 -e). A start
-by hand then begins at zero: systemctl start sparkd-head."""
 
     def probe(self, host: Host) -> LastBootFacts:
         known = launch_history.load_history(host.files)

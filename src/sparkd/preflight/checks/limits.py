@@ -28,21 +28,6 @@ class Memlock(Check[MemlockFacts], frozen=True):
     plan: LaunchPlan
     id = "memlock"
     levels = (Level.WARN, Level.UNKNOWN)
-    reads = "the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/PID/limits of containerd"
-    source = """ "DeepSeek v4 Flash (Aiden Recipe from Reddit) - 1M token session operational", NVIDIA developer forum:
-    "ibv_reg_mr_iova2 failed with error Cannot allocate memory" """
-    page = """\
-NCCL registers each buffer that it sends over RDMA, and registered memory is locked memory. Under systemd's and docker's
-defaults a process may lock 8 MiB; the engine then ends while its ranks meet, with
-
-  Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
-
-What counts is the limit in the container: `container.ulimits.memlock` of the recipe, else default-ulimits of
-/etc/docker/daemon.json (or --default-ulimit of dockerd), else containerd's own limit. A privileged container of root's
-has no limit. Without RDMA (see rdma) the limit does not matter.
-
-  warn     less than 16 GiB. Put into the recipe: container: {ulimits: {memlock: -1}}
-  unknown  /etc/docker/daemon.json decides, and can't be read or is not JSON."""
 
     def probe(self, host: Host) -> MemlockFacts:
         if needless := _needless(self.plan):
@@ -85,20 +70,6 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
     limits: MemoryLimitFacts
     id = "memory-limit"
     levels = (Level.WARN,)
-    reads = "the plan and the settings alone"
-    source = """Blackwellboy/minefield issue 57, "MemoryMax is blind to CUDA allocations", and issue 134, "earlyoom at 2
-    GiB kills a valid configuration" """
-    page = """\
-On GB10 the GPU takes its memory from the machine's own, and no control group counts it: a memory limit on the container
-bounds what the engine's processes allocate on the CPU, and nothing that CUDA takes. Where all memory is gone, the
-machine freezes until its plug is pulled. sparkd's memory guard prevents that: it watches MemAvailable, and kills the
-engine when less than memory.floor_mib is left (0: the guard is off).
-
-  warn     the recipe sets container.memory_limit_bytes, and the plan uses the GPU. It can end the engine while the
-           machine has memory left (page cache of the model's files counts in it), and does not keep the machine from
-           freezing. Remove it, and bound the engine by gpu_memory_utilization.
-  warn     memory.floor_mib is more than memory.headroom_gib: the guard would kill an engine that takes just what
-           preflight admits. Lower the one or raise the other."""
 
     def probe(self, host: Host) -> MemoryLimitFacts:  # noqa: ARG002  # nothing of the machine matters
         return self.limits

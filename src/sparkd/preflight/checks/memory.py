@@ -83,22 +83,6 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     """The first sample of the memory in its present state; None in the first examination."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "/proc/meminfo; NVML: total memory, processes; who has /dev/nvidia* open"
-    source = "vLLM issue 48140 and pull request 35356; a forum thread on DeepSeek-V4-Flash: the driver keeps memory"
-    page = """\
-CPU and GPU of a DGX Spark share one memory. This check compares MemAvailable with what the plan needs: the recipe's
-memory_bytes, else gpu_memory_utilization x the machine's memory, plus memory.headroom_gib. Where the GPU has memory of
-its own, which sparkd does not judge, only the headroom counts.
-
-  block    less is available than needed. Stop other work, or lower memory_bytes or gpu_memory_utilization. Where
-           ending strays or unlinking orphaned segments would free enough, preflight does so.
-  warn     enough is available, but less is free: the rest is page cache. Builds of vLLM older than early 2026 count
-           only free pages on integrated GPUs (vLLM pull request 35356).
-  unknown  the GPU's driver does not answer.
-
-The hint is "reboot this node" only when all processes together hold less than what is missing, the driver lists no
-process, nobody has /dev/nvidia* open, and nothing has changed for memory.settle_seconds. Then the driver keeps memory
-of a process that is gone. On GB10 about 100 GiB were seen to stay so; unloading nvidia_uvm does not free them."""
 
     def probe(self, host: Host) -> MemoryFacts:
         info = host.meminfo()
@@ -200,18 +184,7 @@ class PageCache(Check[PageCacheFacts], frozen=True):
     need: MemoryNeed
     id = "page-cache"
     levels = (Level.WARN,)
-    reads = "/proc/meminfo"
-    source = "'What Broke on Reboot', Echo, 27 May 2026; vLLM pull request 35356"
     fixes = ("drop-page-cache",)
-    page = """\
-Loading a model fills the page cache with its weights. On a DGX Spark the GPU takes its memory from the same pages:
-11 of 120 GiB free and 90 GiB of stale cache were seen to end every launch for a day, since that build of vLLM counted
-free pages only. Streaming the weights in also competes with the engine's own allocations.
-
-  warn  dropping the cache (sync, then 3 into /proc/sys/vm/drop_caches) would free at least 4 GiB, or a tenth of a
-        smaller memory, and less memory is free than the plan needs. Preflight drops it if nothing else blocks.
-
-Counted is Cached + Buffers + SReclaimable, less Shmem (not to be dropped), Mapped (in use) and Dirty (not on disk)."""
 
     def probe(self, host: Host) -> PageCacheFacts:
         info = host.meminfo()
@@ -237,21 +210,6 @@ class SwapOff(Check[SwapFacts], frozen=True):
     uses_gpu: bool = True
     id = "swap"
     levels = (Level.WARN,)
-    reads = "/proc/swaps"
-    source = """ "Two-Node DGX Spark Cluster: Running DeepSeek V4 Flash at 20 TPS", section "OOM Safety on GB10 Unified
-    Memory": swap "causes a death spiral, not graceful degradation" """
-    page = """\
-What the GPU uses can't be swapped out. On a DGX Spark the engine takes nine tenths of the memory that way, and when it
-grows, the kernel can push out only the memory of everything else: the engine's own host side, sshd, docker, sparkd.
-Such a machine answers pings but no ssh for many minutes, and is power-cycled in the end. Without swap the kernel ends
-the process that is too large, and sparkd starts it again.
-
-  warn     swap is on (DGX OS comes with 16 GiB in /swap.img) and the plan uses the GPU. Turn it off until the next
-           boot with swapoff -a, and for good: take its line out of /etc/fstab. zram counts too: it is compressed in the
-           same memory, and a unit turns it on: systemctl list-units '*zram*'. swapoff reads back what is swapped out,
-           so check how much that is first; a recipe that was tuned with swap on may need more headroom.
-
-It never blocks, since a plan that fits works either way."""
 
     def probe(self, host: Host) -> SwapFacts:
         return SwapFacts(meminfo.read_swaps(host.files))

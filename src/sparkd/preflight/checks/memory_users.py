@@ -40,21 +40,6 @@ class OtherTenants(Check[TenantFacts], frozen=True):
     uses_gpu: bool = True
     id = "other-tenants"
     levels = (Level.WARN,)
-    reads = "every process's memory and control group; NVML: memory of processes; docker's names of containers"
-    source = """tonyd2wild/DeepSeek-v4-Flash-Vision-Exp issue 31 (co-tenants on one GB10); llamastash issue 80 (with one
-    other tenant, 52 GiB are available)"""
-    page = """\
-A DGX Spark is a desktop too: a browser, a notebook, ollama or a second container hold memory that the engine needs.
-unified-memory says how much is missing; this check says who has it.
-
-Processes are grouped by their container or systemd unit. What counts is what their end would give back: anonymous
-memory, shared memory once for all who map it, and, where the GPU shares the machine's memory, what the driver holds for
-them. Processes with less than 16 MiB count together for each user. The page cache is left out.
-
-  warn     less is available than the plan needs with its headroom, and these hold more than 1 GiB each. The five
-           largest are named. Stop what you can spare: systemctl stop UNIT, docker stop CONTAINER, or end the session.
-
-sparkd ends none of them: their work may matter. Orphaned engines are the concern of stray-workers."""
 
     def probe(self, host: Host) -> TenantFacts:
         info = host.meminfo()
@@ -130,21 +115,6 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
     uses_gpu: bool = True
     id = "memory-held"
     levels = (Level.WARN,)
-    reads = "/proc/meminfo; the cache of ZFS; NVML: processes and their memory; who has /dev/nvidia* open"
-    source = """vLLM pull request 45179 (a comment) and eugr/spark-vllm-docker issue 257, "unless-stopped": each failed
-    start leaves memory with the driver"""
-    page = """\
-What the GPU of a DGX Spark uses is ordinary memory in no counter of the kernel. When an engine dies, the driver may
-keep it. Each failed start can leave more of it behind, until a launch no longer fits.
-
-This check adds up all that the kernel's counters explain: free memory, page cache, the memory of processes, shared
-memory, the kernel's own, huge pages, compressed swap, balloons of virtual machines, the contiguous area, the cache of
-ZFS. The rest belongs to the driver. From that it takes the memory that the driver reports for its processes.
-
-  warn     more than 4 GiB and 4 % of the memory remain, and belong to no process. A reboot gives it back; unloading
-           nvidia_uvm was seen not to.
-
-It never blocks: where too little is left for the plan, unified-memory does."""
 
     def probe(self, host: Host) -> HeldFacts:
         gpu = host.gpu() if self.uses_gpu else NO_GPU

@@ -179,22 +179,6 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     drop_in: DropIn | None = None
     id = "script-paths"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "the effective unit with its drop-ins; every path of the plan"
-    source = "'What Broke on Reboot', Echo, 27 May 2026: a unit that executed a script that was gone"
-    page = """\
-A unit that names a script which is gone fails with status 127 and is started again, for ever, without one line from
-the engine. A missing model shows only after a minute of imports. This check inspects every path before the launch:
-
-  - every absolute path in the Exec* lines of the unit as systemd sees it, drop-ins included; programs must be
-    executable files. A command with `-` before it may fail, so its missing paths only warn.
-  - engine.script, the model's folder (which must hold something: an empty one is often a disk that is not mounted),
-    the files of secrets, the sources of the container's mounts, a chat template or a parser's plugin that a flag names
-    in one of them, and its devices.
-  - the installed drop-in is the one that the configuration requires.
-
-  block  something is missing, or of the wrong kind.
-  warn   the unit is not installed, or only systemd knows a part of a word (a variable, a rare specifier); a flag
-         names a template or plugin by a relative name, or below /workspace/mods, and image.build is empty."""
 
     def probe(self, host: Host) -> ScriptFacts:
         files, unit = host.files, host.unit(self.unit)

@@ -24,16 +24,6 @@ class Resolver(Check[ResolverFacts], frozen=True):
     peers: tuple[str, ...]
     id = "resolver"
     levels = (Level.WARN,)
-    reads = "/etc/resolv.conf, /run/systemd/resolve/resolv.conf; one query to each server, 0.3 s at most"
-    source = "measured on vLLM 0.32: torch's rendezvous waits 10 s for the name of each of two nodes"
-    page = """\
-When ranks meet, torch looks up the names of their addresses. A DNS server that answers or refuses costs nothing. A
-silent one costs 10 s for each node, at every start. That is common where the fabric works and the way to the office
-network does not. The check sends a query for another node's name to every server that the container will have: those of
-/etc/resolv.conf, or, where that names only systemd's stub (127.0.0.53), those of /run/systemd/resolve/resolv.conf.
-
-  warn     none of them answers. Fix the network to them, or remove them: a node without a nameserver is fine, since
-           sparkd itself looks no name up."""
 
     def probe(self, host: Host) -> ResolverFacts:
         if not self.peers:
@@ -73,18 +63,6 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
     nodes: int
     id = "peer-clock"
     levels = (Level.WARN,)
-    reads = "the running agent's /run/sparkd/report.json: the date of each other node's last answers"
-    source = "DESIGN: sparkd's own signatures need no clocks; journals, TLS and tokens do"
-    page = """\
-Every answer of another node's agent carries its date. This node's agent compares it with its own clock and keeps the
-difference in its report (peers[].clock_ahead_seconds), which this check reads.
-
-  warn     a clock differs by more than 5 s. The lines of two journals can't be put in order then, and certificates and
-           tokens may be refused. timedatectl on each node shows which clock is wrong. Without a way to the internet,
-           let chrony on one node serve the others.
-
-sparkd itself compares no clocks: its deadlines use each node's monotonic clock. A node that has not answered yet is not
-judged; a node alone is ok."""
 
     def probe(self, host: Host) -> PeerClockFacts:
         report = read_living_report(host.files) if self.nodes > 1 else None

@@ -12,7 +12,7 @@ from sparkd.host import Host, weights
 from sparkd.host.files import Files
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, verdict
-from sparkd.recipes.reach import describe_reaches, find_reach
+from sparkd.recipes.reach import find_reach
 from sparkd.vllm.flag import FirstValues, first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint import script as scripts
@@ -36,26 +36,6 @@ class PlanLint(Check[PlanFacts], frozen=True):
     plan: LaunchPlan
     id = "plan-lint"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "the plan's flags and environment; engine.script; config.json of the model"
-    source = f"{rules.ECHO}; measured on vLLM 0.32; its page names each rule's own"
-    page = f"""\
-vLLM reads its flags after a minute of imports, and some of them fail only when the weights are loaded. This check
-holds the plan against what is known to fail; `sparkd recipe check` holds recipes against the same rules.
-
-Where engine.script starts a `vllm serve` of its own, its words count and the plan's do not. A script that ends with
-exec "$@" starts the plan's command. What a variable of the shell gives is not known, and not judged.
-
-{rules.describe_rules()}
-
-What the container gets of the node warns where it reaches beyond the container: a mount, a device or a secret's file
-that is one of these, lies in one or holds one, also by a symlink; privileged; and the whole file system:
-
-{describe_reaches()}
-
-Of engine.script, these block: a worker's `vllm serve` without --headless, --headless on the head, and --node-rank,
---nnodes, --master-addr or --master-port that are not this node's.
-
-Where a rule does not fit your build of vLLM, preflight.downgrade = ["plan-lint"] makes it warn."""
 
     def probe(self, host: Host) -> PlanFacts:
         script = _script(host.files, self.plan)

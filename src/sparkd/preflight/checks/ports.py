@@ -70,28 +70,6 @@ class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[Wanted, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "sock_diag; where a port is held: every process's open files, docker's containers"
-    source = """measured on vLLM 0.32: where the port of the rendezvous is taken, the head ends after 25 s with
-    EADDRINUSE; DeepSeek V4 Flash on Dual DGX Spark, section What Broke"""
-    page = """\
-The container shares the node's network, so two programs that want one port are in each other's way:
-
-  the API            args.port of the recipe (8000), on the head
-  the rendezvous     cluster.master_port (29501), on the head of several nodes: torch opens it on every address
-  the node's report  cluster.report_port (29510), on every node of several: the other agents read it
-  the observers      observe.listen (127.0.0.1:29511): metrics and health, on every node
-
-A port that is held only on another address is free: 127.0.0.1:29510 does not take 10.0.0.1:29510. A socket of [::]
-holds the port for IPv4 too, unless it is for IPv6 alone (IPV6_V6ONLY). Ports of this node's agent and of engines, which
-stray-workers judges, are ok.
-
-  warn     another program has the observers' port: the engine runs without metrics. Give observe.listen another port.
-  block    another is held. pid, name, user and container of the holder are named. Stop it if it may go, or choose
-           another port: the setting is named too. All nodes of a cluster need the same one.
-
-sparkd ends no process for a port. A port that is bound but not listened on, or that an outgoing connection has, is not
-seen: only the engine finds it. Where more sockets listen on these ports than can be read, the check is UNKNOWN,
-and names the user who has most of them."""
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({one.port for one in self.wanted}))
@@ -193,23 +171,6 @@ class Listeners(Check[ListenersFacts], frozen=True):
     plan: LaunchPlan
     id = "listeners"
     levels = (Level.WARN,)
-    reads = "the plan; sock_diag"
-    source = "measured on vLLM 0.32: its ports, and what answers without the key"
-    page = """\
-The container shares the node's network, so what the engine listens on, the node listens on. The head opens the
-API (args.host and args.port) and, with several nodes, the port where ranks meet (cluster.master_port), which torch
-opens on every address, without any password, whatever is configured.
-
-  warn     the API listens on all addresses (args.host is 0.0.0.0, :: or unset) and no key is set: anybody who reaches
-           this node may use it. Give args.host the one address to serve on, or set a key: under [engine.secrets],
-           VLLM_API_KEY = "/etc/sparkd/api.key".
-
-A key does not close everything: vLLM guards /v1 and a few more, while /invocations, which runs whole completions,
-/tokenize, /metrics, /health and others answer without it. Where strangers reach the node, let a firewall or a proxy
-decide, for cluster.master_port too. Under Ray (executor: ray) every node opens ports of Ray's on every address, and
-runs what it receives there: from Ray 2.52 on only with a token of the cluster's key, before that for anybody.
-
-Ports of other programs that listen on all addresses are shown, and not judged."""
 
     def probe(self, host: Host) -> ListenersFacts:
         ports = {one.port for one in host.listeners() if one.address in (EVERY_IPV4, EVERY_IPV6)}

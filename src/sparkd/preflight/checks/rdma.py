@@ -94,29 +94,6 @@ class Rdma(Check[RdmaFacts], frozen=True):
     """Of the fabric, where recipe or settings want its devices; empty where they don't, or fabric.hcas names some."""
     id = "rdma"
     levels = (Level.WARN, Level.BLOCK)
-    reads = "/sys/class/infiniband: devices, ports, their PCI functions; /sys/class/net"
-    source = "eugr/spark-vllm-docker, docs/NETWORKING.md; ServeTheHome on the ConnectX-7 of a DGX Spark"
-    page = """\
-Between nodes NCCL uses RDMA (RoCE) where it can, and TCP where it can't, without failing. This check lists what it will
-find: the devices that NCCL_IB_HCA of the plan selects (beginnings of names; a leading = means whole names, a leading ^
-all others), each with its port's state and its interface, from sysfs.
-
-  block    the plan insists on RDMA (NCCL_NET=IB), and no device that it selects is here and up: NCCL would fail.
-  warn     no device, or a name that none has; a port that is named, or the last one, and is not ACTIVE (the cable is
-           out, or the node at its other end is off: NCCL leaves it out); devices that share one slot while their twins
-           are idle; a container that is neither privileged nor given /dev/infiniband.
-
-Where none is up, a start waits for one, preflight.wait_seconds at most. Then the ranks of all nodes go by TCP, also
-where other nodes have devices: sparkd sets NCCL_IB_DISABLE=1 for that launch, since NCCL can't join ranks of which some
-use RDMA. The next start looks again. NCCL_IB_DISABLE=0 is NCCL's default, and insists on nothing.
-
-Each port of a DGX Spark's ConnectX-7 is two devices, on two PCI domains of four lanes each. One cable is the pair of
-the same number on both domains: rocep1s0f0,roceP2p1s0f0, or rocep1s0f1,roceP2p1s0f1. rocep1s0f0,rocep1s0f1 are two
-ports on one domain, and share four lanes. Where fabric.hcas is empty, sparkd takes the pair of the fabric's interface:
-devices of one chip (sys_image_guid), the same function of both domains, if the second is up and its interface has an
-address as the first's has: none of 169.254.*, in a subnet of its own, and on every node or on none.
-
-NCCL_IB_DISABLE=1, NCCL_NET=Socket, a plan without GPUs and a node alone need no RDMA."""
 
     @classmethod
     def from_plan(cls, plan: LaunchPlan, *, pinned: bool) -> Rdma:

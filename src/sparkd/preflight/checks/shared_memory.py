@@ -45,18 +45,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     owners: tuple[int, ...] = (0,)
     id = "shared-memory"
     levels = (Level.WARN,)
-    reads = "files of /dev/shm; /proc/PID/maps and fd of every process"
-    source = "measured on vLLM 0.32: what a killed engine leaves"
     fixes = ("unlink-segment",)
-    page = """\
-vLLM's processes talk through segments in /dev/shm, made in the host's own with `ipc: host`. An engine that is killed
-leaves them behind, and their memory with them: 160 MiB for each message queue, more with caches.
-
-Orphaned is a segment named psm_ and 8 hex digits, sem.mp-*, nccl-* or vllm_dist_*, older than 60 s, of root, on the
-host's own /dev/shm, of one name, that no process has open or mapped. All that is checked again before it is unlinked.
-
-  warn  orphans were found (preflight unlinks them if nothing else blocks), or segments that may be orphans, but some
-        processes can't be inspected: then all are kept."""
 
     def probe(self, host: Host) -> ShmFacts:
         named = host.segments(NAMES)
@@ -117,24 +106,6 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     cluster_size: int
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = """the plan; /etc/docker/daemon.json and the arguments of dockerd; /proc/self/mounts and
-    statvfs of /dev/shm where ipc is host"""
-    source = "measured on vLLM 0.32: 160 MiB and 24 MiB a rank are needed, with 64 MiB the head ends after 20 s"
-    page = """\
-vLLM hands work to its ranks through segments in /dev/shm: 160 MiB for the queue to the workers and 24 MiB for each
-worker's answers. A head without that room ends some 20 seconds after its start with "Insufficient space in /dev/shm".
-NCCL and PyTorch put buffers there too. One that no longer fits ends a rank with SIGBUS, hours later.
-
-With `container.ipc: host` in the recipe it is the machine's /dev/shm: half of the memory unless it is mounted smaller,
-less what lies there already. Else it is the container's own, as large as `container.shm_bytes`, or docker's default:
-64 MiB, or default-shm-size of /etc/docker/daemon.json or of dockerd's own arguments.
-
-  block    a head of several nodes has less than 184 MiB in all. Put `container.ipc: host` or
-           `container.shm_bytes: 1073741824` into the recipe; for the machine's own: mount -o remount,size=50% /dev/shm,
-           and see /etc/fstab. The size is a bound, not a reservation.
-  warn     less than 1 GiB is free for a rank of several, or less than 184 MiB on one node or on a worker, which do not
-           always need the queues. What fills it may be orphaned segments, which shared-memory unlinks.
-  unknown  /etc/docker/daemon.json decides, and can't be read or is not JSON."""
 
     def probe(self, host: Host) -> ShmSizeFacts:
         if not self.host_ipc:
@@ -186,29 +157,6 @@ class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
     host_ipc: bool
     id = "remove-ipc"
     levels = (Level.WARN,)
-    reads = "logind.conf(5) with its drop-ins; docker: the image's user; /etc/passwd; /var/lib/systemd/linger"
-    source = "eugr/spark-vllm-docker issue 352 (a comment); spark-arena/sparkrun issue 285; vLLM issue 54259"
-    page = f"""\
-When the last session of a user ends, systemd-logind deletes that user's files in /dev/shm, unless RemoveIPC=no is set
-or loginctl keeps the user's services (see below). With `container.ipc: host`, an image that runs with the number of
-such a user has the engine's segments and semaphores there. The user logs out, and a rank ends with
-
-  SemLock._rebuild: FileNotFoundError: [Errno 2] No such file or directory
-
-while the head waits for ever, its GPU at 96 %. logind leaves the files of users below 1000 alone: an image that runs as
-root is safe, and most do.
-
-  warn     the image runs as one of this node's users, or by a name whose number only the image knows. Either
-
-             {KEEP_SERVICES} USER
-
-           or
-
-             mkdir -p /etc/systemd/logind.conf.d
-             printf '[Login]\\nRemoveIPC=no\\n' > /etc/systemd/logind.conf.d/ipc.conf
-             systemctl kill -s HUP systemd-logind
-
-It never blocks: as long as nobody logs out, all is well."""
 
     def probe(self, host: Host) -> RemoveIpcFacts:
         if not self.host_ipc or not removes_ipc(host.files):

@@ -61,37 +61,7 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     """cluster.master_port."""
     id = "stray-workers"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = "every process; docker's containers; the engines' listening sockets"
-    source = "vLLM issue 55510; measured on vLLM 0.32"
     fixes = ("end-process", "remove-container")
-    page = """\
-The workers of vLLM outlive the process that started them: killed, it leaves VLLM::EngineCore and VLLM::Worker_TP
-behind, adopted by init, with the memory, the segments and port 29501, and the next launch fails.
-
-A name is no proof: each user may give a process any. What follows is of processes of root, of processes in containers
-(in a control group of root's, as docker makes them), and of those that have /dev/nvidia* open, themselves or by a
-descendant.
-
-A stray is
-  - a container with sparkd's label whose agent is gone: another invocation, or nobody, owns the node. It is removed.
-  - a VLLM::* process adopted by init, or by the first process of a container, whose process group has lost its
-    leader. It is ended with its descendants: SIGTERM, then SIGKILL.
-  - a VLLM::* process adopted by PID 1 that leads its own group (setsid), outside of containers and of systemd's
-    services, which listens on no port below 32768 but cluster.master_port: nothing is above it, and nobody can use it.
-One that is neither root's nor in a container is never ended by itself: its user may have made it look like that.
-
-A `vllm serve` is never ended: it leads its engine, and one started with nohup over ssh is adopted too. Nor is a
-ray::RayWorker*, a rank under Ray: it leads its own group, and ends by itself when its raylet is gone.
-
-  block    strays (cleared by ending them, but a user's), or a living engine of another owner, which is named with the
-           ports that it holds and never touched.
-  unknown  a process in a container that docker can't identify, or a VLLM::* process adopted by init whose group has a
-           living leader that is no engine, such as a shell: it may be orphaned or not.
-  warn     zombies: they hold nothing and go when their parent reaps them. Processes of other users that have the name
-           of an engine's: should one hold a port or the memory of the plan, `ports` and `unified-memory` block.
-
-What blocks and may go is ended by the command of the hint: docker stop, systemctl stop, or
-`sudo sparkd preflight --fix PID`, which ends the process and its descendants: SIGTERM, then SIGKILL."""
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()

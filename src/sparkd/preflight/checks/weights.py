@@ -39,29 +39,6 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     needs_config: bool = True
     id = "weights"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
-    reads = """names, sizes, links and modes in the model's folder; its index; config.json; 4 KiB of each shard; docker:
-    the image's user"""
-    source = "safetensors 0.8: what its reader refuses, tried; Hugging Face's cache layout and `hf download`"
-    page = """\
-A shard that is missing or cut off ends the load after minutes, with an error of the loader's that names no cause. This
-check inspects the model's folder as the loader will, and reads no tensor:
-
-  - every shard of model.safetensors.index.json is there. Without an index, every shard of a set whose names give the
-    count (model-00002-of-00046.safetensors); else every *.safetensors file.
-  - every shard is as long as its own header says. The library refuses a file that is shorter or longer.
-  - no file is empty, a git-lfs pointer, or a link to nothing or to a path that the container does not have. In Hugging
-    Face's cache (models--ORG--NAME) the model is snapshots/REVISION, whose files are links into blobs.
-  - config.json (or Mistral's params.json) is a JSON object, and there is a tokenizer, unless the recipe gives another
-    (hf-config-path, tokenizer).
-
-For weights in other formats (gguf, bin), and load formats that read other files, presence is enough. A folder that is
-missing or empty is the concern of script-paths.
-
-  block    the loader would fail. Finish the download (sparkd model pull), or copy the folder from another node
-           (sparkd model sync, there).
-  warn     a download into the folder is under way or was broken off, no tokenizer was found, the index counts more
-           bytes than the shards have, or the image runs as a user who may not be allowed to read the files.
-  unknown  a file can't be read: a file server that keeps root out (root_squash), or a failing disk."""
 
     @classmethod
     def from_plan(cls, plan: LaunchPlan) -> ModelWeights:

@@ -9,10 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec import ValidationError, toml
 from tests.unit.commands import sparkd
 
 from sparkd.engine.log_lines import LINE_LIMIT_BYTES
-from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, explain
+from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, PORT_IN_USE, TABLE, KnownErrors, explain
 
 LOGS = Path(__file__).parents[1] / "engine" / "engine-logs"
 KERNEL = "Nov 22 10:00:00 spark1 kernel: "
@@ -158,3 +159,29 @@ def test_every_entry_names_who_met_it() -> None:
     for one in (*TABLE, *KERNEL_TABLE):
         assert all((one.meaning, one.remedy, one.source))
         assert all(len(pattern) >= 9 for pattern in one.patterns), "or anything fits"
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ('patterns = ["nine char"]\nmeaning = "m"\nremedy = "r"\nsource = "s"', ""),
+        ('patterns = ["eight ch"]\nmeaning = "m"\nremedy = "r"\nsource = "s"', "length >= 9"),
+        ('patterns = []\nmeaning = "m"\nremedy = "r"\nsource = "s"', "length >= 1"),
+        ('patterns = ["nine char"]\nmeaning = "m"\nremedy = ""\nsource = "s"', "length >= 1"),
+        ('patterns = ["nine char"]\nmeaning = "m"\nremedy = "r"', "missing required field `source`"),
+        ('patterns = ["nine char"]\nmeaning = "m"\nremedy = "r"\nsource = "s"\nhint = "h"', "unknown field `hint`"),
+    ],
+)
+def test_the_file_is_read_strictly(entry: str, problem: str) -> None:
+    content = f"kernel = []\n[[engine]]\n{entry}\n"
+    if not problem:
+        assert len(toml.decode(content, type=KnownErrors).engine) == 1
+        return
+    with pytest.raises(ValidationError, match=problem):
+        toml.decode(content, type=KnownErrors)
+
+
+def test_the_lines_of_a_taken_port_are_those_that_the_agent_searches_for() -> None:
+    assert [one.remedy for one in TABLE if one.patterns == PORT_IN_USE] == [
+        "ss -ltnp shows which one; or give the recipe another port"
+    ]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from string import Template
 from typing import NamedTuple
+
+from msgspec import Struct, toml
+
+from sparkd.lib import read_data
 
 ANSWER_TOKENS = 8192
 """Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""
@@ -36,80 +39,14 @@ class Offer(NamedTuple):
         return self.context_tokens - self.answer_tokens if self.context_tokens and self.answer_tokens else None
 
 
-class Client(NamedTuple):
+class Client(Struct, frozen=True, forbid_unknown_fields=True):
     title: str
     limited_by: str
     """The setting that keeps prompt and answer within the context."""
     template: str
 
 
-CLIENTS: Mapping[str, Client] = {
-    "curl": Client("curl", "max_tokens of each request", """\
-curl $url/chat/completions$curl_key \\
-  -H 'Content-Type: application/json' -d $body
-"""),
-    "openai": Client("OpenAI's SDK for Python", "max_tokens of each request", """\
-import os
-
-from openai import OpenAI
-
-client = OpenAI(base_url=$url_json, api_key=$python_key)
-answer = client.chat.completions.create(
-    model=$model_json,
-    max_tokens=$answer,
-    messages=[{"role": "user", "content": "Hello"}],
-)
-print(answer.choices[0].message.content)
-"""),
-    "litellm": Client("LiteLLM, config.yaml", "max_input_tokens, held by enable_pre_call_checks; max_tokens", """\
-model_list:
-  - model_name: $model_json
-    litellm_params:
-      model: $litellm_json
-      api_base: $url_json
-      api_key: $litellm_key
-      max_tokens: $answer
-    model_info:
-      max_input_tokens: $prompt
-      max_output_tokens: $answer
-router_settings:
-  enable_pre_call_checks: true
-"""),
-    "open-webui": Client("Open WebUI, environment", "max_tokens; it has none for the length of a prompt", """\
-export ENABLE_OLLAMA_API=false
-export OPENAI_API_BASE_URL=$url_shell
-export OPENAI_API_KEY=$shell_key
-export DEFAULT_MODELS=$model_shell
-export DEFAULT_MODEL_PARAMS='{"max_tokens": $answer}'
-"""),
-    "hermes": Client("Hermes, ~/.hermes/config.yaml", "context_length, of prompt and answer; max_tokens", """\
-custom_providers:
-  - name: spark
-    base_url: $url_json$hermes_key
-    models:
-      $model_json:
-        context_length: $context
-model:
-  provider: custom:spark
-  default: $model_json
-  context_length: $context
-  max_tokens: $answer
-"""),
-    "continue": Client("Continue, config.yaml", "contextLength, of prompt and answer; maxTokens", """\
-name: spark
-version: 0.0.1
-schema: v1
-models:
-  - name: $model_json
-    provider: openai
-    model: $model_json
-    apiBase: $url_json
-    apiKey: $continue_key
-    defaultCompletionOptions:
-      contextLength: $context
-      maxTokens: $answer
-"""),
-}  # fmt: skip
+CLIENTS = toml.decode(read_data("clients.toml"), type=dict[str, Client])
 """By the name for `sparkd endpoint --client`."""
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import ValidationError, toml
 from ruamel.yaml import YAML
 from tests.unit.engine_server import engine
 
-from sparkd.vllm.clients import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Offer, snippet
+from sparkd.vllm.clients import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Client, Offer, snippet
 
 HOSTILE = """it's "$(touch owned)" `x` \\ ${y}: #1"""
 IN_YAML = ("litellm", "hermes", "continue")
@@ -108,3 +109,16 @@ def test_what_is_not_known_is_left_out(name: str) -> None:
     assert str(ANSWER_TOKENS) not in text
     if name in IN_YAML:
         assert document(name, offer(context=None, keyed=False))
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ('title = "t"\nlimited_by = "l"', "missing required field `template`"),
+        ('title = "t"\nlimited_by = "l"\ntemplate = "x"\ntext = "x"', "unknown field `text`"),
+        ('title = "t"\nlimited_by = 1\ntemplate = "x"', "Expected `str`"),
+    ],
+)
+def test_the_file_is_read_strictly(entry: str, problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        toml.decode(f"[some]\n{entry}\n", type=dict[str, Client])

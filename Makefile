@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: fuzz check test integration packaging booted bed demo deb bench generate flags lock venv clean
+.PHONY: fuzz check count test integration packaging booted bed demo deb bench generate flags lock venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 # Four workers also on two cores: half of the tests' time is spent waiting.
@@ -54,6 +54,9 @@ demo: deb  ## one node: install the .deb, start the unit, show a completion
 
 fuzz: venv  ## a million hostile inputs for the parsers of text from outside; takes half an hour
 	nice -n 19 $(PYTHON) -m tests.fuzz 1000000 $(or $(SEED),1)
+
+count: venv  ## figures of src/sparkd; BASE=REV compares with a commit, JSON=1 also writes build/count.json
+	$(PYTHON) -m tests.count $(if $(BASE),--base $(BASE)) $(if $(JSON),--json)
 
 deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 	packaging/tools.sh

@@ -1,0 +1,122 @@
+"""Functions by size and branches, and where code waits, locks and keeps state.
+
+A place is `path:function`, without a line's number: it stays where lines above it change.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from tests.count.source import FunctionNode, Module, functions, qualified_name
+
+MAX_BRANCHES = 12
+BRANCHES = (*(ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert),)
+WAITS = (
+    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("wait", "sleep_uninterruptible", "wait_fd_uninterruptible")),
+    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("start", "run_with_timeout", "run_until_stop")),
+    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("submit", "result")),
+    *(f"agent/deps.py:Deps.{name}" for name in ("wait", "run_aside")),
+    *(f"lib/event_loop.py:EventLoop.{name}" for name in ("submit", "spawn", "call")),
+    "lib/event_loop.py:read_in_thread",
+)
+"""The functions by which code waits, or leaves work to others. A new one is added here by hand."""
+SUBJECTS = {
+    "history": "(launch_)?history",
+    "notify": "notify|notices?|notice_formats|messages?|webhook",
+    "switch": "switch|switching|use|rollback|known_good",
+    "setup": "setup|setup_manifest|init",
+    "capture": "capture|capture_[a-z]+",
+    "fabric": "fabric|fabric_ports|(rdma_)?traffic",
+    "docker": "docker|dockerd|docker_[a-z]+",
+    "gpu": "gpu|gpu_[a-z]+",
+}
+"""A module is of a subject where its file or a folder above it is named so."""
+
+
+class Function(NamedTuple):
+    place: str
+    lines: int
+    branches: int
+
+
+class Room(NamedTuple):
+    subject: str
+    packages: int
+    modules: int
+
+
+def measure_functions(modules: Iterable[Module]) -> tuple[Function, ...]:
+    """Lines from `def` to the end, without decorators; what is nested counts for both functions."""
+    return tuple(
+        Function(f"{module.path}:{name}", (node.end_lineno or node.lineno) - node.lineno + 1, count_branches(node))
+        for module in modules
+        for name, node in functions(module.tree)
+    )
+
+
+def count_branches(function: FunctionNode) -> int:
+    """One for each if, elif, for, while, conditional expression, except, match case and assert, each `if` of a
+    comprehension, and each operator `and` and `or`. No `else`, no `for` of a comprehension.
+    """
+    count = 0
+    for node in ast.walk(function):
+        if isinstance(node, ast.BoolOp):
+            count += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            count += len(node.ifs)
+        else:
+            count += isinstance(node, BRANCHES)
+    return count
+
+
+def percentile(sizes: Iterable[int], percent: int) -> int:
+    """The smallest size that is not exceeded by `percent` of all (nearest rank); 0 of none."""
+    ranked = sorted(sizes)
+    return ranked[-(-len(ranked) * percent // 100) - 1] if ranked else 0
+
+
+def list_waits(modules: Iterable[Module]) -> list[str]:
+    """Those of WAITS that are defined."""
+    defined = {f"{module.path}:{name}" for module in modules for name, _ in functions(module.tree)}
+    return [place for place in WAITS if place in defined]
+
+
+def list_calls(modules: Iterable[Module], *names: str) -> list[str]:
+    """Places where a function or class is called by one of these names, dots included, or by a longer dotted one.
+
+    The place of a call at module level is the path. A first argument that is a literal string follows the place.
+    """
+    return [
+        " ".join((place, *_first_literal(call)))
+        for module in modules
+        if any(name in module.text for name in names)
+        for place, call in _calls(module.tree, module.path)
+        if f".{ast.unparse(call.func)}".endswith(tuple(f".{name}" for name in names))
+    ]
+
+
+def list_rooms(modules: Iterable[Module]) -> list[Room]:
+    """Each subject with the packages and modules that are named for it, without `__init__.py`."""
+    rooms = []
+    for subject, names in SUBJECTS.items():
+        members = [
+            module
+            for module in modules
+            if not module.is_init and any(re.fullmatch(names, part) for part in module.path[:-3].split("/"))
+        ]
+        rooms.append(Room(subject, len({module.package for module in members}), len(members)))
+    return rooms
+
+
+def _calls(tree: ast.AST, path: str, scope: str = "") -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Call):
+            yield f"{path}:{scope}" if scope else path, node
+        yield from _calls(node, path, qualified_name(scope, node))
+
+
+def _first_literal(call: ast.Call) -> list[str]:
+    return [str(first.value) for first in call.args[:1] if isinstance(first, ast.Constant)]

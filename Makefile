@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: fuzz check count test integration packaging booted bed demo deb bench generate flags lock venv clean
+.PHONY: fuzz check count mutants test integration packaging booted bed demo deb bench generate flags lock venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 # Four workers also on two cores: half of the tests' time is spent waiting.
@@ -57,6 +57,9 @@ fuzz: venv  ## a million hostile inputs for the parsers of text from outside; ta
 
 count: venv  ## figures of src/sparkd; BASE=REV compares with a commit, JSON=1 also writes build/count.json
 	$(PYTHON) -m tests.count $(if $(BASE),--base $(BASE)) $(if $(JSON),--json)
+
+mutants: venv  ## COUNT small faults a package, drawn by SEED: which of them the unit tests notice; PACKAGE=NAME (as root)
+	nice -n 19 $(PYTHON) -m tests.mutants $(or $(SEED),1) $(or $(COUNT),10) $(PACKAGE)
 
 deb: venv  ## dist/sparkd_VERSION_{amd64,arm64}.deb
 	packaging/tools.sh

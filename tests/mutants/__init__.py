@@ -1,0 +1,1 @@
+"""Whether the unit tests notice small faults in the source: `make mutants`."""

@@ -17,6 +17,8 @@ from pathlib import Path
 from sparkd.lib import recipes_dir
 
 SETTINGS = Path("/etc/sparkd/sparkd.toml")
+FIRST = "conf.d/10-init.toml"
+"""Beside it, and read before it."""
 RECIPES = Path("/etc/sparkd/recipes")
 MODELS = "/srv/models"
 """Default of engine.models_dir."""
@@ -62,6 +64,7 @@ def _setting(section: str, key: str) -> object:
 
 
 def _documents(main: Path) -> Iterator[dict[str, object]]:
-    for path in (main, *sorted(_listed(main.parent / "conf.d", "*.toml"))):
+    first, others = main.parent / FIRST, sorted(_listed(main.parent / "conf.d", "*.toml"))
+    for path in (first, main, *(other for other in others if other != first)):
         with suppress(OSError, ValueError, RecursionError), path.open("rb") as stream:
             yield tomllib.loads(stream.read(LIMIT_BYTES).decode())

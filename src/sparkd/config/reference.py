@@ -14,8 +14,9 @@ from sparkd.config.sources import PREFIX, Loaded
 
 _HEAD = f"""\
 # Configuration of sparkd. Every key stands here with its default: take the # away and change the value.
-# Files in conf.d beside this one come after it, in the order of their names; after them come variables of the
-# environment, {PREFIX}SECTION__KEY. `sparkd config show` says what holds and where it was set.
+# Files in conf.d beside this one come after it, in the order of their names, but 10-init.toml, which `sparkd init`
+# writes, comes before it; last come variables of the environment, {PREFIX}SECTION__KEY. `sparkd config show` says what
+# holds and where it was set.
 """
 
 

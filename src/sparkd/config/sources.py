@@ -1,10 +1,10 @@
-"""Where settings come from: a file, `conf.d` beside it, the environment; later ones win, key by key."""
+"""Where settings come from; later ones win, key by key: `sparkd init`'s file, a person's, `conf.d`, the environment."""
 
 from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,10 @@ from sparkd.lib.text import did_you_mean, parse_json, read_file
 from sparkd.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
+FOLDER = "conf.d"
+"""Beside the file."""
+INIT_FILE = "10-init.toml"
+"""In `FOLDER`: written by `sparkd init`, and read first, so that whatever a person writes wins over it."""
 PREFIX = "SPARKD_"
 FILE_VARIABLE = "SPARKD_CONFIG"
 
@@ -122,7 +126,7 @@ def _parsed(raw: str, default: object) -> object:
 def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[File]:
     named = env.get(FILE_VARIABLE)
     main = Path(named) if named else root / DEFAULT_FILE
-    for path in (main, *_drop_ins(main.parent / "conf.d", trusted=not named)):
+    for path in in_order(main, _drop_ins(main.parent / FOLDER, trusted=not named)):
         try:
             yield File(path)
         except FileNotFoundError:
@@ -134,6 +138,11 @@ def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[
             problems.append(f"{path}: is no TOML: {error}")
 
 
+def in_order(main: Path, drop_ins: Iterable[Path]) -> list[Path]:
+    """As they are read, the one that wins last."""
+    return sorted((main, *drop_ins), key=lambda path: (path != main.parent / FOLDER / INIT_FILE, path != main, path))
+
+
 def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
     """Raises ConfigError where others may write: that a file was named, such as one in /tmp, covers that file alone."""
     try:
@@ -143,7 +152,7 @@ def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
                 f"{folder}: others may write in it, and what stands in it is read after the named file",
                 f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
             )
-        return sorted(path for path in folder.iterdir() if path.name.endswith(".toml"))
+        return [path for path in folder.iterdir() if path.name.endswith(".toml")]
     except (FileNotFoundError, NotADirectoryError):
         return []
     except OSError as error:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.commands import sparkd
 
-from sparkd.cli.complete import MODELS
+from sparkd.cli.complete import FIRST, MODELS
 from sparkd.config import Settings
+from sparkd.config.sources import FOLDER, INIT_FILE
 
 
 def words(kind: str, config: Path) -> list[str]:
@@ -30,6 +31,15 @@ def test_the_last_file_of_conf_d_holds(config: Path) -> None:
         (config.parent / "conf.d" / name).write_text(f"[cluster]\nnodes = {nodes}\n")
     (config.parent / "conf.d/30-broken.toml").write_text("[cluster")
     assert words("nodes", config) == ["10.0.0.2", "fd00::1"]
+
+
+def test_what_init_wrote_holds_where_nothing_else_is_said(config: Path) -> None:
+    (config.parent / "conf.d").mkdir()
+    (config.parent / FIRST).write_text('[cluster]\nnodes = ["10.0.0.7"]\n')
+    assert words("nodes", config) == ["10.0.0.1"]
+    config.write_text("")
+    assert words("nodes", config) == ["10.0.0.7"]
+    assert f"{FOLDER}/{INIT_FILE}" == FIRST
 
 
 def test_models_are_folders_with_a_configuration_by_their_name_below_the_models_folder(config: Path) -> None:

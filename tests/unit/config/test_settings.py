@@ -26,6 +26,17 @@ def test_later_layers_win_key_by_key(tmp_path: Path) -> None:
     assert [file.name for file in loaded.files] == ["sparkd.toml", "10-a.toml", "20-b.toml"]
 
 
+def test_what_init_wrote_comes_first_and_is_named_as_the_origin(tmp_path: Path) -> None:
+    write(tmp_path, '[engine]\nrecipe = "init"\nimage = "init:1"\nmodels_dir = "/init"\n', "conf.d/10-init.toml")
+    write(tmp_path, '[engine]\nrecipe = "person"\nimage = "person:1"\n')
+    write(tmp_path, '[engine]\nimage = "early:1"\n', "conf.d/05-a.toml")
+    loaded = load_with_origins({}, tmp_path)
+    engine = loaded.settings.engine
+    assert (engine.recipe, engine.image, engine.models_dir) == ("person", "early:1", "/init")
+    assert loaded.origins["engine.models_dir"] == str(tmp_path / "etc/sparkd/conf.d/10-init.toml")
+    assert [file.name for file in loaded.files] == ["10-init.toml", "sparkd.toml", "05-a.toml"]
+
+
 def test_tables_merge_entry_by_entry_and_flags_in_either_writing(tmp_path: Path) -> None:
     write(tmp_path, '[engine.args]\nmax_model_len = 1\nseed = 2\n[engine.env]\nA = "1"\n')
     write(tmp_path, '[engine.args]\nmax-model-len = 3\n[engine.env]\nB = "2"\n', "conf.d/1.toml")

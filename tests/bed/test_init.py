@@ -11,7 +11,7 @@ from tests.bed.sparkd_node import SparkdNode
 
 PLACES = "/etc /usr /var/lib/sparkd"
 PERSONS = "# mine\n[memory]\nheadroom_gib = 3 # as measured\n[engine.env]\nOMP_NUM_THREADS = '2'\n"
-TOML = "/etc/sparkd/sparkd.toml"
+TOML, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/conf.d/10-init.toml"
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def without_manifest(found: str) -> str:
 def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_taken_back(node: Node) -> None:
     node.write(TOML, PERSONS)
     before = state(node)
-    assert "writes    /etc/sparkd/sparkd.toml: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
+    assert f"writes    {OWN}: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
     assert state(node) == before, "--plan has changed something"
     said = node.run("sparkd", "init", "--yes").stdout.splitlines()
     assert said[-1] == "next      sudo systemctl enable --now sparkd-head"
@@ -55,10 +55,10 @@ def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_take
     node.powercut(lose_unsynced=True)
     node.wait_booted()
     assert state(node) == written
-    assert node.read(TOML).startswith("# mine\n[memory]\nheadroom_gib = 3 # as measured\n")
+    assert node.read(TOML) == PERSONS
     assert "nothing: all of it is there" in node.run("sparkd", "init", "--yes").stdout
     assert state(node) == written
-    assert f"restored {TOML}" in node.run("sparkd", "deinit").stdout
+    assert f"removed {OWN}" in node.run("sparkd", "deinit").stdout
     assert state(node) == before
     assert "nothing to take back" in node.run("sparkd", "deinit").stdout
 
@@ -70,7 +70,7 @@ def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_take
         ("", "runuser -u nobody -- sparkd init --yes", 2, "only root may set up this node"),
         ("", "runuser -u nobody -- sparkd deinit", 2, "only root may change this node"),
         ("mount --bind /etc/sparkd /etc/sparkd && mount -o remount,ro,bind /etc/sparkd", "sparkd init --yes", 2,
-         "/etc/sparkd/sparkd.toml can't be written: Read-only file system (it is mounted read-only"),
+         f"{OWN} can't be written: Read-only file system (it is mounted read-only"),
         ("mount -t tmpfs -o size=4k none /var/lib/sparkd && ! dd if=/dev/zero of=/var/lib/sparkd/full 2>&1",
          "sparkd init --yes", 2, "setup.json can't be written: No space left on device (make room"),
         ("", "echo 10.0.0.9-00000 | sparkd init --yes --join", 2, "this is no join code"),

@@ -11,7 +11,7 @@ from tests.bed import readme
 from tests.bed.conftest import MakeNode
 from tests.bed.readme import Walk
 
-KEY = "/etc/sparkd/cluster.key"
+KEY, OWN = "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 OVER_PEER_TIMEOUT_SECONDS = 25
 """A node that the others take no more signatures of is lost after 20 s."""
 
@@ -34,7 +34,7 @@ def check(walk: Walk) -> None:
     assert [node.fabric_address in joined for node in workers] == [True] * len(workers)
     assert walk.code not in joined
     for node in workers:
-        assert node.read("/etc/sparkd/sparkd.toml").count("follow_head = true") == 1
+        assert node.read(OWN).count("follow_head = true") == 1
         assert node.sh("ls /etc/sparkd/recipes").stdout == "", "the recipe comes from the head"
 
 
@@ -47,11 +47,11 @@ def two(make_node: MakeNode, package: Path) -> Walk:
 def test_two_fresh_nodes_serve_by_the_commands_of_the_readme(two: Walk) -> None:
     check(two)
     head, other = two.nodes
-    before = other.read(KEY), other.read("/etc/sparkd/sparkd.toml")
+    before = other.read(KEY), other.read(OWN)
     again = head.sh(f"sparkd init --yes --invite --ssh root@{other.fabric_address}").stdout
     assert f"joined    spark2 ({other.fabric_address}), sparkd " in again
     assert ", again\n" in again
-    assert (other.read(KEY), other.read("/etc/sparkd/sparkd.toml")) == before
+    assert (other.read(KEY), other.read(OWN)) == before
     assert "spark2 (worker): " in other.run("sparkd", "preflight", "--dry-run").stdout
 
 

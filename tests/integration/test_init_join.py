@@ -51,7 +51,7 @@ NODES = """
 
     def settings(tree):
         import tomllib
-        return tomllib.loads((tree.root / "etc/sparkd/sparkd.toml").read_text())
+        return tomllib.loads((tree.root / "etc/sparkd/conf.d/10-init.toml").read_text())
 
     direct()
     head, other = machine(0), machine(1)
@@ -113,7 +113,7 @@ def test_a_node_that_was_installed_again_is_invited_again() -> None:
         inviting = wizard(head)
         wizard(other, "join", space="node2").communicate(code_of(inviting) + "\\n", timeout=60)
         inviting.communicate(timeout=60)
-        for name in (KEY, "etc/sparkd/sparkd.toml", "var/lib/sparkd/setup.json"):
+        for name in (KEY, "etc/sparkd/conf.d/10-init.toml", "var/lib/sparkd/setup.json"):
             (other.root / name).unlink()
         again = wizard(head, "invite")
         said = wizard(other, "join", space="node2").communicate(code_of(again) + "\\n", timeout=60)[0]
@@ -147,7 +147,7 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
                 "args": {"tensor-parallel-size": 4}, "nodes": {"min": 4, "max": 4}}
         head.file("/etc/sparkd/recipes/four.yaml", json.dumps(four))
         said = subprocess.run([sys.executable, "-c", by_ssh, str(head.root), "4"], capture_output=True, text=True)
-        nodes = settings(head)["cluster"]["nodes"] if (head.root / "etc/sparkd/sparkd.toml").exists() else []
+        nodes = settings(head)["cluster"]["nodes"] if (head.root / "etc/sparkd/conf.d/10-init.toml").exists() else []
         print(json.dumps([nodes, said.stdout.splitlines(), said.stderr]))
     """)
     )

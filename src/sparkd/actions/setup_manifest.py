@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from sparkd.actions import files
 from sparkd.config.edit import SetKey, take_back
@@ -28,7 +27,7 @@ class Written(Struct, frozen=True):
     sha256: str
     """Of what was written."""
     keys: tuple[SetKey, ...] = ()
-    """Of a settings file: taken back one by one where a person has edited it since."""
+    """What an earlier version set in a person's settings file: taken back one by one where that was edited since."""
     replaced_sha256: str = ""
     """Of what was there until then: after a power cut it may be there still."""
 
@@ -74,29 +73,47 @@ class Setup:
             why = "it is a symlink, and needed is the file itself" if symlink else str(error)
             raise ConfigError(f"{path} can't be read: {why}", f"ls -l {path}") from None
 
-    def write(self, path: str, text: str, mode: int, keys: tuple[SetKey, ...] = ()) -> None:
-        """Keeps the mode of a file that is there, unless `mode` keeps others from reading it."""
-        self.record(path, text, keys)
+    def write(self, path: str, text: str, mode: int, *, own: bool = False) -> None:
+        """Keeps the mode of a file that is there, unless `mode` keeps others from reading it.
+
+        `own`: nothing of a person's can be in it, so it is removed in the end.
+        """
+        self.record(path, text, own=own)
         with files.usage_error(f"{path} can't be written"):
             if (now := self.read(path)) is not None and mode & 0o077:
                 mode = self._files.lstat(path).permissions
             if now != text:
                 files.write(self._root / path.lstrip("/"), text, mode, durable=True)
 
-    def record(self, path: str, text: str, keys: tuple[SetKey, ...] = ()) -> None:
+    def record(self, path: str, text: str, *, own: bool = False) -> None:
         """That this file is about to be written, with this text."""
-        known = {one.path: one for one in self.written()}
-        entry = Written(path, now := self.read(path), _digest(text), keys, _digest(now))
-        if old := known.get(path):
+        others, old = self._split(path)
+        before = now = self.read(path)
+        if own:
+            before = None
+        elif old and (now is None or now == old.before or not old.is_edited(now)):
             before = old.before
-            if now is not None and now != before and old.is_edited(now):
-                before = take_back(now, old.keys)
-            merged = {(one.section, one.key): one for one in old.keys}
-            for one in keys:
-                first = merged.get((one.section, one.key), one)
-                merged[one.section, one.key] = replace(one, before=first.before)
-            entry = replace(entry, before=before, keys=tuple(merged.values()))
-        self._save((*(one for one in known.values() if one.path != path), entry))
+        self._save((*others, Written(path, before, _digest(text), replaced_sha256=_digest(now))))
+
+    def keys_of(self, path: str) -> tuple[SetKey, ...]:
+        """What an earlier version set in a person's settings file and is still so."""
+        _, entry = self._split(path)
+        text = self.read(path) if entry and entry.keys else None
+        return tuple(key for key in entry.keys if key.stands_in(text)) if entry and text is not None else ()
+
+    def take_back_file(self, path: str) -> None:
+        """This file alone, which is then as if it had never been written."""
+        others, entry = self._split(path)
+        if entry:
+            with files.usage_error(f"{path} can't be changed"):
+                self._take_back(entry)
+            self._save(others)
+
+    def _split(self, path: str) -> tuple[tuple[Written, ...], Written | None]:
+        """The entries of other files, and the one of this."""
+        entries = self.written()
+        own = next((entry for entry in entries if entry.path == path), None)
+        return tuple(entry for entry in entries if entry is not own), own
 
     def take_back(self) -> Iterator[str]:
         """What was done with each file, one line each; the manifest goes last."""
@@ -117,7 +134,7 @@ class Setup:
                 return f"left {one.path}: it was changed since"
         if text is None or not text.strip():
             files.remove(path)
-            if path.parent.suffix == ".d":  # a folder of drop-ins
+            if path.parent.name.endswith(".service.d"):
                 with suppress(OSError):  # others are in it
                     path.parent.rmdir()
             return f"removed {one.path}"

@@ -150,12 +150,12 @@ class Wizard:
 
         settings = self.files.load().settings
         found = self._survey(settings).inventory
-        self.files.refuse_overruled({("cluster", "nodes"): None, ("cluster", "follow_head"): True}, settings)
+        self.files.refuse_overruled({("cluster", "nodes"): None, ("cluster", "follow_head"): True})
         key = settings.cluster.key_file
         over = " in place of the key that is there" * self.host.files.exists(key)
         show(
             [
-                ("writes", f"{self.files.file}: cluster.nodes, cluster.follow_head"),
+                ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
                 ("", f"{key}: the cluster's key{over}"),
             ]
         )
@@ -192,9 +192,8 @@ class Wizard:
             raise BlockedError(f"recipe {best.recipe} can't serve here" if chosen else "no recipe fits this node", hint)
         total = size or best.nodes
         if total < len(known):
-            raise UsageError(
-                f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {self.files.file}"
-            )
+            where = self.files.load().origins["cluster.nodes"]
+            raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {where}")
         if total == 1:
             return _Choice(best)
         nodes = known or ((survey.address,) if survey.address else ())
@@ -206,6 +205,8 @@ class Wizard:
         missing, named = total - len(nodes), len(self.args.ssh)
         if 0 < missing < named:
             raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
+        if missing:
+            self.files.refuse_overruled({("cluster", "nodes"): None})
         return _Choice(best, nodes, missing or named or int(self.args.invite))
 
     def _recipe(self, name: str) -> tuple[Recipe, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,16 +13,17 @@ from sparkd.actions.setup_manifest import Setup
 from sparkd.actions.system_config import UnitFiles
 from sparkd.cli import cluster_key
 from sparkd.config import Loaded, Settings, load_with_origins, units
-from sparkd.config.edit import set_keys
 from sparkd.config.layers import Key
+from sparkd.config.reference import format_line
 from sparkd.config.settings import Section
-from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE
+from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError
 
-HEAD = (
-    "# Configuration of sparkd on this node, begun by `sparkd init`. `sparkd config show --default` lists every key.\n"
-)
+HEAD = """\
+# Written by `sparkd init`, and removed by `sparkd deinit`. Your own settings belong into ../sparkd.toml, which wins
+# over this file: `sparkd config show --default` lists every key.
+"""
 TO_WRITE = (units.State.MISSING, units.State.DIFFERS)
 Values = dict[Key, str | bool | list[str]]
 
@@ -41,43 +43,98 @@ class NodeFiles:
 
     @property
     def file(self) -> str:
+        """A person's own."""
         return self.env.get(FILE_VARIABLE) or f"/{DEFAULT_FILE}"
+
+    @property
+    def init_file(self) -> str:
+        return str(Path(self.file).parent / FOLDER / INIT_FILE)
 
     def load(self) -> Loaded:
         return load_with_origins(self.env, self.root)
 
     def changes(self, values: Values, settings: Settings, key: str) -> Iterator[str]:
-        self.refuse_overruled(values, settings)
-        _, keys = set_keys(self.setup.read(self.file) or HEAD, values)
-        yield from (f"{self.file}: {one.section}.{one.key} = {one.value}" for one in keys)
+        self.refuse_overruled(values)
+        missing = self._missing(values)
+        yield from (f"{self.init_file}: {section}.{name} = {value}" for (section, name), value in missing.items())
+        if self._moved(missing):
+            yield f"{self.file}: without what an earlier `sparkd init` wrote there"
         if key and not self.host.files.exists(key):
             yield f"{key}: a new key"
         for one in units.dropins(settings.model_copy(update=updated(settings, values))):
             if one.text and units.judge(self.host.files, one) in TO_WRITE:
                 yield one.path
 
-    def refuse_overruled(self, values: Mapping[Key, object], settings: Settings) -> None:
+    def refuse_overruled(self, values: Mapping[Key, object]) -> None:
         """Raises ConfigError where another file, or a variable, sets another value."""
-        origins, own = self.load().origins, str(self.root / self.file.lstrip("/"))
+        loaded = self.load()
+        own, persons = (str(self.root / path.lstrip("/")) for path in (self.init_file, self.file))
         for (section, name), value in values.items():
-            by = origins.get(f"{section}.{name}", own)
-            if by != own and getattr(getattr(settings, section), name) != _frozen(value):
+            by = loaded.origins.get(f"{section}.{name}", own)
+            if by == own or getattr(getattr(loaded.settings, section), name) == _frozen(value):
+                continue
+            if by != persons or (section, name) not in self._older():
                 raise ConfigError(f"{by} sets {section}.{name} too, and comes after {own}", "take it out there")
 
     def write(self, values: Values, key: str, key_text: str = "") -> None:
         """The key first: settings of several nodes need it."""
-        text, keys = set_keys(self.setup.read(self.file) or HEAD, values)
+        self.refuse_overruled(values)
+        missing = self._missing(values)
+        moved = self._moved(missing)
+        text = render({**self._written(), **moved, **missing}) if missing else ""
         now = self.setup.read(key) if key else ""
         if now is None or key_text not in ("", now):
             new = key_text or cluster_key.key_text(os.urandom(cluster_key.KEY_BYTES).hex())
             self.setup.write(key, new, 0o600)
-        if keys:
-            self.setup.write(self.file, text, 0o644, keys)
+        if text:
+            self.setup.write(self.init_file, text, 0o644, own=True)
+        if moved:
+            self.setup.take_back_file(self.file)
         wanted = units.dropins(self.load().settings)
         for one in wanted:
             if one.text and units.judge(self.host.files, one) in TO_WRITE:
                 self.setup.record(one.path, one.text)
         UnitFiles(self.root).install(wanted)
+
+    def _missing(self, values: Values) -> Values:
+        """Those that do not hold yet, or only as defaults, which another version may have otherwise.
+
+        Raises ConfigError where they can't be written, because the file is not as `init` writes it.
+        """
+        loaded = self.load()
+        missing: Values = {
+            (section, name): value
+            for (section, name), value in values.items()
+            if f"{section}.{name}" not in loaded.origins
+            or getattr(getattr(loaded.settings, section), name) != _frozen(value)
+        }
+        if missing and self.setup.read(self.init_file) not in (None, render(self._written())):
+            hint = f"move what it says into {self.file}, which wins over it, and remove it"
+            raise ConfigError(f"{self.init_file} is not as `sparkd init` writes it", hint)
+        return missing
+
+    def _written(self) -> Values:
+        """What `init` has written."""
+        sections = tomllib.loads(self.setup.read(self.init_file) or "")
+        return {(section, name): value for section, keys in sections.items() for name, value in keys.items()}
+
+    def _older(self) -> Values:
+        """What an earlier version wrote into a person's own file."""
+        return {(key.section, key.key): key.value for key in self.setup.keys_of(self.file)}
+
+    def _moved(self, missing: Values) -> Values:
+        """What moves from there into `init`'s own file, where it would win over a new value."""
+        origins, persons = self.load().origins, str(self.root / self.file.lstrip("/"))
+        return self._older() if any(origins.get(".".join(key)) == persons for key in missing) else {}
+
+
+def render(values: Values) -> str:
+    """`init`'s file."""
+    lines = [HEAD]
+    for section in dict.fromkeys(section for section, _ in values):
+        lines.append(f"\n[{section}]\n")
+        lines += [f"{format_line(key, value)}\n" for (of, key), value in values.items() if of == section]
+    return "".join(lines)
 
 
 def updated(settings: Settings, values: Values) -> dict[str, Section]:

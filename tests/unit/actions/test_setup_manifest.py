@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
+import tomllib
 from pathlib import Path
 
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.setup_manifest import FILE, Setup
-from sparkd.config.edit import set_keys
+from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
+from sparkd.config.edit import SetKey
 from sparkd.lib.errors import ConfigError, UsageError
 
-TOML, KEY = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key"
+TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"
-RECIPE = ("engine", "recipe")
+OLDER = f'{PERSONS}[engine]\nrecipe = "mine"\n'
+"""As an earlier version left a person's file."""
 
 
 def node(tree: Tree) -> Setup:
@@ -27,9 +30,15 @@ def content(tree: Tree, path: str) -> str | None:
 
 def choose(tree: Tree, recipe: str) -> None:
     """As `init` does it."""
-    setup = node(tree)
-    text, keys = set_keys(setup.read(TOML) or "", {RECIPE: recipe})
-    setup.write(TOML, text, 0o644, keys)
+    node(tree).write(OWN, f'[engine]\nrecipe = "{recipe}"\n', 0o644, own=True)
+
+
+def older(tree: Tree, before: str | None = PERSONS) -> None:
+    """A person's file with a key of an earlier version, and that one's manifest."""
+    tree.file(TOML, OLDER)
+    digest = hashlib.sha256(OLDER.encode()).hexdigest()
+    written = Written(TOML, before, digest, (SetKey("engine", "recipe", "mine"),))
+    tree.file(FILE.path, FILE.encode(Manifest((written,))))
 
 
 def test_new_files_are_removed_and_the_manifest_with_them(tree: Tree) -> None:
@@ -39,42 +48,34 @@ def test_new_files_are_removed_and_the_manifest_with_them(tree: Tree) -> None:
     manifest = tree.root / FILE.path.lstrip("/")
     assert manifest.stat().st_mode & 0o777 == 0o600
     assert "secret" not in manifest.read_text()
-    assert list(node(tree).take_back()) == [f"removed {KEY}", f"removed {TOML}"]
-    assert [content(tree, path) for path in (TOML, KEY, FILE.path)] == [None, None, None]
+    assert list(node(tree).take_back()) == [f"removed {KEY}", f"removed {OWN}"]
+    assert [content(tree, path) for path in (OWN, KEY, FILE.path)] == [None, None, None]
+    assert (tree.root / OWN.lstrip("/")).parent.is_dir(), "the package's"
     assert list(node(tree).take_back()) == []
 
 
 def test_a_file_that_was_there_comes_back_as_it_was_with_its_mode(tree: Tree) -> None:
     tree.file(TOML, PERSONS, mode=0o640)
-    choose(tree, "mine")
-    choose(tree, "other")
+    node(tree).write(TOML, "first\n", 0o644)
+    node(tree).write(TOML, "second\n", 0o644)
     assert (tree.root / TOML.lstrip("/")).stat().st_mode & 0o777 == 0o640
     assert list(node(tree).take_back()) == [f"restored {TOML}"]
     assert content(tree, TOML) == PERSONS
     assert (tree.root / TOML.lstrip("/")).stat().st_mode & 0o777 == 0o640
 
 
-@pytest.mark.parametrize("persons", [None, PERSONS])
-@pytest.mark.parametrize("edited", [False, True])
-def test_a_power_cut_between_the_manifest_and_a_second_change_loses_nothing(
-    tree: Tree, persons: str | None, edited: bool
-) -> None:
+@pytest.mark.parametrize("persons", [None, "theirs\n"])
+def test_a_power_cut_between_the_manifest_and_a_second_change_loses_nothing(tree: Tree, persons: str | None) -> None:
     if persons:
-        tree.file(TOML, persons)
-    for path, text in ((KEY, "first\n"), (KEY, "second\n")):
-        node(tree).record(path, text)
-        if text == "first\n":
-            tree.file(path, text)
+        tree.file(KEY, persons)
+    node(tree).write(KEY, "first\n", 0o600)
     choose(tree, "mine")
-    if edited:
-        tree.file(TOML, f"{content(tree, TOML)}# mine too\n")
-    text, keys = set_keys(content(tree, TOML) or "", {RECIPE: "other"})
     for _ in range(2):  # the power is cut before the change, twice
-        node(tree).record(TOML, text, keys)
+        node(tree).record(KEY, "second\n")
+        node(tree).record(OWN, "second\n", own=True)
     list(node(tree).take_back())
-    assert content(tree, KEY) is None
-    left = content(tree, TOML)
-    assert left == persons if not edited else left is not None and "# mine too" in left and "recipe =" not in left
+    assert content(tree, KEY) == persons
+    assert content(tree, OWN) is None
 
 
 def test_a_key_in_place_of_one_that_others_could_read_is_private(tree: Tree) -> None:
@@ -83,26 +84,54 @@ def test_a_key_in_place_of_one_that_others_could_read_is_private(tree: Tree) -> 
     assert (tree.root / KEY.lstrip("/")).stat().st_mode & 0o777 == 0o600
 
 
-def test_of_a_file_that_was_edited_since_only_the_own_keys_are_taken(tree: Tree) -> None:
-    tree.file(TOML, PERSONS)
-    choose(tree, "mine")
-    edited = (content(tree, TOML) or "").replace("= 4", "= 6")
-    tree.file(TOML, edited)
+def test_a_persons_file_that_an_earlier_version_wrote_into_comes_back(tree: Tree) -> None:
+    older(tree)
+    assert list(node(tree).take_back()) == [f"restored {TOML}"]
+    assert content(tree, TOML) == PERSONS
+
+
+def test_a_file_that_an_earlier_version_made_is_removed(tree: Tree) -> None:
+    older(tree, before=None)
+    assert list(node(tree).take_back()) == [f"removed {TOML}"]
+    assert content(tree, TOML) is None
+
+
+def test_where_such_a_file_was_edited_since_only_the_own_keys_are_taken(tree: Tree) -> None:
+    older(tree)
+    tree.file(TOML, OLDER.replace("= 4", "= 6"))
     (line,) = node(tree).take_back()
     assert line == f"took 1 keys out of {TOML}; your changes stay"
-    assert (content(tree, TOML) or "").rstrip("\n") == PERSONS.replace("= 4", "= 6").rstrip("\n")
+    left = content(tree, TOML) or ""
+    assert left.startswith(PERSONS.replace("= 4", "= 6"))
+    assert tomllib.loads(left).get("engine", {}) == {}
 
 
-def test_what_was_edited_between_two_runs_stays_too(tree: Tree) -> None:
-    tree.file(TOML, PERSONS)
-    choose(tree, "mine")
-    tree.file(TOML, (content(tree, TOML) or "").replace("= 4", "= 6"))
+def test_such_a_file_alone_comes_back_and_is_forgotten(tree: Tree) -> None:
+    older(tree)
+    assert node(tree).keys_of(TOML) == (SetKey("engine", "recipe", "mine"),)
     choose(tree, "other")
-    assert list(node(tree).take_back()) == [f"restored {TOML}"]
-    assert (content(tree, TOML) or "").rstrip("\n") == PERSONS.replace("= 4", "= 6").rstrip("\n")
+    node(tree).take_back_file(TOML)
+    assert content(tree, TOML) == PERSONS
+    assert node(tree).keys_of(TOML) == ()
+    assert list(node(tree).take_back()) == [f"removed {OWN}"]
 
 
-@pytest.mark.parametrize(("path", "text"), [(KEY, "rotated\n"), (TOML, '[engine]\nrecipe = "theirs"\n')])
+def test_a_key_that_a_person_has_given_another_value_is_theirs(tree: Tree) -> None:
+    older(tree)
+    tree.file(TOML, OLDER.replace('"mine"', '"theirs"'))
+    assert node(tree).keys_of(TOML) == ()
+
+
+def test_what_was_edited_between_two_runs_comes_back(tree: Tree) -> None:
+    for text in ("first\n", "second\n"):
+        node(tree).write(KEY, text, 0o600)
+        if text == "first\n":
+            tree.file(KEY, "rotated\n")
+    assert list(node(tree).take_back()) == [f"restored {KEY}"]
+    assert content(tree, KEY) == "rotated\n"
+
+
+@pytest.mark.parametrize(("path", "text"), [(KEY, "rotated\n"), (OWN, '[engine]\nrecipe = "theirs"\n')])
 def test_what_is_entirely_somebody_elses_now_is_left(tree: Tree, path: str, text: str) -> None:
     node(tree).write(KEY, "secret\n", 0o600)
     choose(tree, "mine")
@@ -124,8 +153,7 @@ def test_a_power_cut_between_the_manifest_and_the_file_leaves_nothing_to_take_ba
 
 
 def test_a_take_back_that_was_cut_off_is_repeated_to_the_same_end(tree: Tree) -> None:
-    tree.file(TOML, PERSONS)
-    choose(tree, "mine")
+    older(tree)
     node(tree).write(KEY, "secret\n", 0o600)
     steps = node(tree).take_back()
     next(steps)

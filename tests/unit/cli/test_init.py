@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import tomllib
@@ -13,14 +14,15 @@ import pytest
 from tests.machines.areas import docker, healthy, model
 from tests.tree import Tree
 
-from sparkd.actions.setup_manifest import Setup
+from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.cli.init import Wizard
 from sparkd.cli.main import main
 from sparkd.cli.node_files import NodeFiles
+from sparkd.config.edit import SetKey
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 
-TOML, KEY = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key"
+TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}
 PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"
 
@@ -62,7 +64,8 @@ def files(tree: Tree) -> dict[str, str]:
 
 
 def settings(tree: Tree) -> dict[str, dict[str, object]]:
-    return tomllib.loads((tree.root / TOML.lstrip("/")).read_text())
+    """What `init` wrote."""
+    return tomllib.loads((tree.root / OWN.lstrip("/")).read_text())
 
 
 def small(tree: Tree, name: str = "mine", **more: object) -> None:
@@ -113,7 +116,7 @@ def test_with_others_the_model_that_is_whole_wins_and_a_plan_writes_nothing(
     before = files(spark)
     said = run(plan=True, **options)
     assert "deepseek-v4-flash-balanced on 2 nodes: DeepSeek-V4-Flash and its image are here" in said
-    assert f"{TOML}: cluster.nodes = ['10.0.0.1']" in said
+    assert f"{OWN}: cluster.nodes = ['10.0.0.1']" in said
     assert f"{KEY}: a new key" in said
     assert files(spark) == before
 
@@ -133,14 +136,98 @@ def test_run_twice_it_changes_nothing(spark: Tree, run: Run) -> None:
     assert files(spark) == before
 
 
-def test_a_recipe_that_a_person_has_chosen_stays_and_another_is_taken_by_name(spark: Tree, run: Run) -> None:
+def test_a_recipe_that_a_person_has_chosen_stays_and_only_they_choose_another(spark: Tree, run: Run) -> None:
     small(spark)
     small(spark, "other")
     spark.file(TOML, '[engine]\nrecipe = "other" # for now\n')
     assert "recipe    other: " in run()
-    assert settings(spark) == {"engine": {"recipe": "other"}}
+    assert not (spark.root / OWN.lstrip("/")).exists()
+    before = files(spark)
+    with pytest.raises(ConfigError, match=r"/etc/sparkd/sparkd.toml sets engine.recipe too") as caught:
+        run(recipe="mine")
+    assert caught.value.hint == "take it out there"
+    assert files(spark) == before
+
+
+def test_another_recipe_is_taken_by_name_and_a_value_that_a_person_changed_in_place_stays(
+    spark: Tree, run: Run
+) -> None:
+    for name in ("mine", "other"):
+        small(spark, name)
+    run(recipe="other")
     run(recipe="mine")
-    assert (spark.root / TOML.lstrip("/")).read_text() == '[engine]\nrecipe = "mine" # for now\n'
+    assert settings(spark) == {"engine": {"recipe": "mine"}}
+    spark.file(OWN, (spark.root / OWN.lstrip("/")).read_text().replace('"mine"', '"other"'))
+    assert "nothing: all of it is there" in run()
+    run(recipe="mine")
+    list(Setup(spark.root).take_back())
+    assert not (spark.root / OWN.lstrip("/")).exists()
+
+
+def test_a_file_of_that_name_that_a_person_wrote_is_not_replaced(spark: Tree, run: Run) -> None:
+    for name in ("mine", "other"):
+        small(spark, name)
+    run(recipe="mine")
+    spark.file(OWN, f"{(spark.root / OWN.lstrip('/')).read_text()}models_dir = '/srv/models' # mine\n")
+    before = files(spark)
+    assert "nothing: all of it is there" in run()
+    with pytest.raises(ConfigError, match=r"10-init.toml is not as `sparkd init` writes it") as caught:
+        run(recipe="other")
+    assert caught.value.hint == f"move what it says into {TOML}, which wins over it, and remove it"
+    assert files(spark) == before
+
+
+def older(tree: Tree, value: str | list[str], key: tuple[str, str], before: str = PERSONS) -> str:
+    """A person's file with a key of an earlier version; the file's text."""
+    text = f"{before}\n[{key[0]}]\n{key[1]} = {json.dumps(value)}\n"
+    tree.file(TOML, text)
+    written = Written(TOML, before, hashlib.sha256(text.encode()).hexdigest(), (SetKey(*key, value),))
+    tree.file(FILE.path, FILE.encode(Manifest((written,))))
+    return text
+
+
+def test_what_an_earlier_version_wrote_into_a_persons_file_holds_until_it_has_to_change(spark: Tree, run: Run) -> None:
+    for name in ("mine", "other"):
+        small(spark, name)
+    text = older(spark, "mine", ("engine", "recipe"))
+    assert "recipe    mine: " in run()
+    assert (spark.root / TOML.lstrip("/")).read_text() == text
+    assert not (spark.root / OWN.lstrip("/")).exists()
+    assert f"{TOML}: without what an earlier `sparkd init` wrote there" in run(recipe="other", plan=True)
+    assert (spark.root / TOML.lstrip("/")).read_text() == text
+    run(recipe="other")
+    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
+    assert settings(spark) == {"engine": {"recipe": "other"}}
+    list(Setup(spark.root).take_back())
+    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
+    assert not (spark.root / OWN.lstrip("/")).exists()
+
+
+def test_a_key_of_an_earlier_version_that_a_person_changed_is_theirs(spark: Tree, run: Run) -> None:
+    for name in ("mine", "other", "third"):
+        small(spark, name)
+    spark.file(TOML, older(spark, "mine", ("engine", "recipe")).replace('"mine"', '"third"'))
+    with pytest.raises(ConfigError, match=r"sets engine\.recipe too"):
+        run(recipe="other")
+
+
+def test_nodes_that_a_person_wrote_are_not_added_to(spark: Tree, run: Run) -> None:
+    small(spark, nodes={"min": 2, "max": 3}, args={"tensor-parallel-size": 3})
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n[engine]\nrecipe = "mine"\n')
+    spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
+    before = files(spark)
+    with pytest.raises(ConfigError, match=r"sparkd.toml sets cluster.nodes too"):
+        run(nodes=3)
+    assert files(spark) == before
+
+
+def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
+    older(spark, ["10.0.0.1", "10.0.0.2"], ("cluster", "nodes"))
+    nodes = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+    node_files = NodeFiles(Host(spark.root), {})
+    node_files.write({("cluster", "nodes"): nodes}, KEY)
+    assert node_files.load().settings.cluster.nodes == tuple(nodes)
+    assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
 
 
 def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:
@@ -149,7 +236,7 @@ def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:
     shutil.copytree(spark.root / "srv/models/Small", spark.root / "data/models/Small")
     before = files(spark)
     assert "50-sparkd.conf" in run()
-    assert len(files(spark)) == len(before) + 3, "the manifest, and two drop-ins"
+    assert len(files(spark)) == len(before) + 4, "the manifest, the settings, and two drop-ins"
     list(Setup(spark.root).take_back())
     assert files(spark) == before
 
@@ -234,7 +321,7 @@ def test_a_cluster_that_a_person_has_configured_keeps_the_recipe_that_holds_by_d
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
     spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
     assert "recipe    deepseek-v4-flash-balanced on 2 nodes" in run()
-    assert settings(spark)["engine"] == {"recipe": "deepseek-v4-flash-balanced"}
+    assert settings(spark) == {"engine": {"recipe": "deepseek-v4-flash-balanced"}}
 
 
 def test_a_node_leaves_a_cluster_by_a_persons_edit_alone(spark: Tree, run: Run) -> None:

@@ -45,6 +45,7 @@ def without_manifest(found: str) -> str:
 
 def test_what_init_writes_survives_a_power_cut_changes_nothing_again_and_is_taken_back(node: Node) -> None:
     node.write(TOML, PERSONS)
+    node.run("sync", TOML, str(Path(TOML).parent))
     before = state(node)
     assert f"writes    {OWN}: engine.recipe = tiny-cpu" in node.run("sparkd", "init", "--plan").stdout
     assert state(node) == before, "--plan has changed something"

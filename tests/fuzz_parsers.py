@@ -464,7 +464,7 @@ def parsers(root: Path) -> dict[str, Parser]:
             0.3,
         ),
         "daemon.json": Parser(
-            machine.at("/etc/docker/daemon.json", lambda: docker_config.read_defaults(Host(root))),
+            machine.at("/etc/docker/daemon.json", lambda: docker_config.keeps_containers(Host(root))),
             (b'{"default-shm-size": "64M", "live-restore": true}',),
             (*handled, ValueError),
         ),

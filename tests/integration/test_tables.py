@@ -125,7 +125,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
             for _ in range(3):
                 running.note_segments(Host(), loop)
             seconds = time.monotonic() - began
-            checks = SharedMemory(), ShmSize(host_ipc=True, shm_bytes=None, is_head=True, cluster_size=1)
+            checks = SharedMemory(), ShmSize(own_bytes=None, is_head=True, cluster_size=1)
             said = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]
         print(json.dumps([seconds, *said]))
     """)

@@ -155,7 +155,7 @@ def create_body(
             "Privileged": wanted.privileged,
             "SecurityOpt": ["no-new-privileges"] if wanted.no_new_privileges else [],
             "Init": wanted.init,
-            "ShmSize": wanted.shm_bytes or 0,
+            "ShmSize": wanted.shm_size_bytes or 0,
             "Memory": wanted.memory_limit_bytes or 0,
             "Ulimits": [{"Name": name, "Soft": one.soft, "Hard": one.hard} for name, one in wanted.limits.items()],
             "Devices": [

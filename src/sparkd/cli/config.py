@@ -127,6 +127,7 @@ def _dump_model(value: Container | Lines) -> dict[str, object]:
     fields = value.model_dump()
     if isinstance(value, Container):
         fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
+        fields["shm_bytes"] = value.shm_size_bytes
         fields["mounts"] = fields.pop("volumes")
     return fields
 
@@ -143,7 +144,7 @@ def _described(plan: LaunchPlan, chosen: Sequence[FindingReport]) -> str:
         ("model", f"{plan.model_path}, served as {plan.served_name}"),
         *([("endpoint", f"{plan.api_host} port {plan.api_port}")] if node.rank == 0 else []),
         ("container", f"gpus {spec.gpus}, ipc {spec.ipc}, network {spec.network}, privileged {privileged}"),
-        *([("shm", size(spec.shm_bytes))] if spec.shm_bytes is not None else []),
+        *([("shm", size(spec.shm_size_bytes))] if spec.shm_size_bytes is not None else []),
         *(("ulimit", f"{name} {_limit(one.soft)} to {_limit(one.hard)}") for name, one in spec.limits.items()),
         *(("device", one) for one in spec.devices),
         *(("mount", f"{one.source} at {one.target}{' read-only' * one.read_only}") for one in spec.volumes),

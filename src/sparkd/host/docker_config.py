@@ -1,4 +1,4 @@
-"""What this machine's docker gives a container: limits by default, its data folder, and access to the GPU."""
+"""What this machine's docker is set to: its data folder, containers that outlive it, and access to the GPU."""
 
 from __future__ import annotations
 
@@ -24,11 +24,6 @@ T = TypeVar("T")
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 DATA_ROOT = "/var/lib/docker"
-SHM_BYTES = 64 << 20
-
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?) ?([kmgtp]?)i?b?", re.IGNORECASE | re.ASCII)
-_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40, "p": 50}
-_MEMLOCK = re.compile(r"memlock=(-?\d{1,19})(?::-?\d{1,19})?", re.ASCII)
 
 RUNTIME = "the runtime nvidia"
 HOOK = "nvidia-container-runtime-hook"
@@ -45,12 +40,6 @@ _OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escap
 """In JSON or YAML. management.nvidia.com/gpu of NVIDIA's Kubernetes operator is another kind."""
 
 
-class DockerDefaults(Struct, frozen=True):
-    shm_bytes: int = SHM_BYTES
-    memlock_bytes: int | None = None
-    """The soft limit, -1 unlimited. None: what containerd itself runs with."""
-
-
 def read_data_root(host: Host) -> str:
     """Where dockerd keeps containers and images. A daemon.json that is not valid is ignored."""
     flags = _flags(host)
@@ -59,20 +48,6 @@ def read_data_root(host: Host) -> str:
         path = _read_table(host.files, _value(flags, "--config-file", DAEMON_JSON)).get("data-root")
     path = _value(flags, "--data-root", path)
     return path if isinstance(path, str) and path.startswith("/") else DATA_ROOT
-
-
-def read_defaults(host: Host) -> DockerDefaults:
-    """Raises OSError, and ValueError for values that dockerd refuses. It refuses a flag beside the file's key too."""
-    flags = _flags(host)
-    path = _value(flags, "--config-file", DAEMON_JSON)
-    table = _read_table(host.files, path)
-    shm = _value(flags, "--default-shm-size", table.get("default-shm-size"))
-    limits = (_MEMLOCK.fullmatch(value) for value in _values(flags, "--default-ulimit"))
-    memlock = next((int(limit[1]) for limit in limits if limit), None)
-    match table.get("default-ulimits"):
-        case {"memlock": {"Soft": int(soft)}} if memlock is None:
-            memlock = soft
-    return DockerDefaults(SHM_BYTES if shm is None else _size_bytes(shm, path), memlock)
 
 
 def keeps_containers(host: Host) -> bool:
@@ -117,13 +92,6 @@ def _read_table(files: Files, path: str) -> Mapping[str, object]:
     if not isinstance(table, dict):
         raise ValueError(f"{path} is no JSON object")
     return table
-
-
-def _size_bytes(value: object, path: str) -> int:
-    match = _SIZE.fullmatch(str(value).strip())
-    if match is None:
-        raise ValueError(f"{path}: default-shm-size is {str(value)[:40]!r}")
-    return int(float(match[1]) * (1 << _UNITS[match[2].lower()]))
 
 
 class Engine(Struct, frozen=True):

@@ -27,10 +27,8 @@ CMDLINE_BYTES = 32 << 10
 PROGRAM_WORDS = 32
 """A user may start thousands of processes with thousands of words each."""
 STATUS_BYTES = 1 << 20
-UNLIMITED = -1
 
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
-_LOCKED_MEMORY = re.compile(r"^Max locked memory +(unlimited|\d+) ", re.MULTILINE)
 
 SCAN_SECONDS = 10.0
 """For the open files, or the mappings, of all processes: 0.1 s for a thousand. Each user can make them take hours."""
@@ -234,14 +232,6 @@ def overgrown(files: Files, what: str, uids: Iterable[int]) -> OvergrownError:
     """`uids`: of those read."""
     most = Counter(uids).most_common(1)
     return OvergrownError(what, user_name(files, most[0][0]) if most else "an unknown user")
-
-
-def locked_memory_limit(files: Files, pid: int) -> int:
-    """In bytes; UNLIMITED where there is none. Raises OSError, and ValueError for another format."""
-    limit = _LOCKED_MEMORY.search(files.text(f"/proc/{pid}/limits", limit=65536))
-    if limit is None:
-        raise ValueError(f"/proc/{pid}/limits does not say how much memory may be locked")
-    return UNLIMITED if limit[1] == "unlimited" else int(limit[1])
 
 
 def user_name(files: Files, uid: int) -> str:

@@ -11,7 +11,7 @@ from sparkd.recipes.additions import HCAS
 if TYPE_CHECKING:
     from sparkd.recipes.schema import Container, Lines
 
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 """Part of the digest, so that sparkd versions that plan differently never agree."""
 
 

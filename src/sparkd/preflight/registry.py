@@ -89,7 +89,9 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     Ports: lambda node: Ports(wanted_ports(node.plan, node.settings)),
     SharedMemory: lambda _: SharedMemory(),
     ShmSize: lambda node: ShmSize(
-        node.host_ipc, node.plan.container.shm_bytes, node.plan.node.rank == 0, node.plan.node.cluster_size
+        None if node.host_ipc else node.plan.container.shm_size_bytes,
+        node.plan.node.rank == 0,
+        node.plan.node.cluster_size,
     ),
     RemoveIpc: lambda node: RemoveIpc(node.plan.image_to_run, node.host_ipc),
     Memlock: lambda node: Memlock(node.plan),

@@ -42,8 +42,12 @@ BETWEEN_GPUS: Mapping[str, str] = {"NCCL_SOCKET_IFNAME": f"={INTERFACE}", "NCCL_
 """Without `=`, NCCL takes the name for a beginning, also of a VLAN's."""
 ALLOCATOR, NEWER_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 """PyTorch ignores the newer name where it has the older one."""
-ADDED_LIMITS = {"nofile": 1 << 20}
-"""Soft and hard: the kernel's own highest (fs.nr_open). Docker's soft limit is 1024 where systemd says nothing else."""
+ADDED_LIMITS = {"nofile": 1 << 20, "memlock": -1}
+"""Soft and hard. nofile: the kernel's own highest (fs.nr_open); docker's soft limit is 1024 where systemd says nothing
+else. memlock: unlimited, since RDMA locks all that it sends from; docker's is 8 MiB as a rule.
+"""
+ADDED_SHM_BYTES = 32 << 30
+"""Of a container's own /dev/shm, as sparkrun makes it. A bound and no reservation; docker's is 64 MiB."""
 EXPANDABLE = "expandable_segments:True"
 OWN_POOLS = ("enable-sleep-mode", "enable-cumem-allocator")
 """Flags whose memory pools older builds of vLLM refuse beside expandable segments."""

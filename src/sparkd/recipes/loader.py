@@ -208,7 +208,11 @@ def _from_sparkd(recipe: Recipe, settings: config.Settings) -> dict[str, Explain
     nodes = min(max(recipe.nodes.min, len(settings.cluster.nodes)), recipe.nodes.max)
     limits = {f"container.ulimits.{key}": ADDED_LIMITS[key] for key in ADDED_LIMITS.keys() - recipe.container.ulimits}
     values = {f"env.{name}": text for name, text in added_env(recipe, settings, nodes).items()} | limits
-    return {key: Explained(key, value, "sparkd", "null leaves it out") for key, value in values.items()}
+    added = {key: Explained(key, value, "sparkd", "null leaves it out") for key, value in values.items()}
+    container, key = recipe.container, "container.shm_bytes"
+    if container.shm_bytes is None and container.shm_size_bytes:
+        added[key] = Explained(key, container.shm_size_bytes, "sparkd", "the recipe may give another size")
+    return added
 
 
 def _from_settings(configured: config.Loaded, own: Mapping[str, Explained]) -> dict[str, Explained]:

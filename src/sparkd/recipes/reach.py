@@ -39,7 +39,7 @@ def find_reach(container: Container, read: Mapping[str, str], resolve: Callable[
     """`read`: further paths that the container gets to read, by their keys. `resolve` follows the node's symlinks."""
     if container.privileged:
         reason = "the container is privileged: root in it is root on the node, with every device"
-        hint = "RDMA needs no more than devices: [/dev/infiniband] and ulimits: {memlock: -1}"
+        hint = "RDMA needs no more than devices: [/dev/infiniband]"
         yield Issue("reach", False, "container.privileged", reason, hint)
     paths = [(key, path, READ) for key, path in read.items()]
     for key, path, written in dict.fromkeys((*paths, *given_paths(container))):

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Json
 
 from sparkd.config import types as t
 from sparkd.config.types import Section
-from sparkd.recipes.additions import ADDED_LIMITS
+from sparkd.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.vllm.args import check_path, check_text, normalize_flag
 from sparkd.vllm.container_paths import check_target
 
@@ -184,14 +184,14 @@ class Container(Section):
     privileged: bool = Field(False, description="Every device and capability of the node.")
     no_new_privileges: bool = Field(False, description="No program in it gains rights, such as by setuid.")
     init: bool = Field(True, description="An init as process 1, which passes signals on and reaps children.")
-    shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: docker's 64 MiB.")
+    shm_bytes: Bytes | None = Field(None, description="Size of /dev/shm where ipc is not host. null: 32 GiB.")
     memory_limit_bytes: Bytes | None = Field(None, description="Memory limit. It does not bound what the GPU takes.")
     ulimits: Mapping[
         _ULIMITS, Annotated[Limit | None, BeforeValidator(_limit, json_schema_input_type=int | Limit | None)]
     ] = Field(
         default_factory=dict,
-        description="Limits by name: a number, or soft and hard; -1 is unlimited. nofile is 1048576 where it is not "
-        "given; null leaves a limit to docker.",
+        description="Limits by name: a number, or soft and hard; -1 is unlimited. nofile is 1048576 and memlock is "
+        "unlimited where they are not given; null leaves a limit to docker.",
     )
     devices: Annotated[tuple[t.AbsolutePath, ...], Strict(False)] = Field(
         (), description="Devices of the node, such as /dev/infiniband."
@@ -206,6 +206,11 @@ class Container(Section):
         added = {name: Limit(soft=value, hard=value) for name, value in ADDED_LIMITS.items()}
         own = dict[str, Limit | None](self.ulimits.items())
         return {name: one for name, one in (added | own).items() if one is not None}
+
+    @property
+    def shm_size_bytes(self) -> int | None:
+        """To set; None where /dev/shm is the node's."""
+        return ADDED_SHM_BYTES if self.shm_bytes is None and self.ipc != "host" else self.shm_bytes
 
 
 class ForkFlags(Section):

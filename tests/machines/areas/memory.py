@@ -28,7 +28,6 @@ def healthy(tree: Tree, rank: int) -> None:
     tree.file("/etc/systemd/logind.conf", "[Login]\n#RemoveIPC=yes\n")
     tree.file("/etc/passwd", "root:x:0:0:root:/root:/bin/bash\nspark:x:1000:1000::/home/spark:/bin/bash\n")
     tree.process(900, "containerd", cgroup="0::/system.slice/containerd.service", private_kib=52_000)
-    limits(tree, 900, "8388608")
     tree.process(1500, "gnome-shell", cgroup=session("app-gnome-shell.scope"), private_kib=310_000)
 
 
@@ -39,12 +38,6 @@ def mounts(tree: Tree, size: str = "") -> None:
 
 def sysctl(tree: Tree, name: str, value: str) -> None:
     tree.file(f"/proc/sys/{name.replace('.', '/')}", f"{value}\n")
-
-
-def limits(tree: Tree, pid: int, memlock: str) -> None:
-    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
-    row = f"Max locked memory         {memlock:<20} {memlock:<20} bytes     \n"
-    tree.file(f"/proc/{pid}/limits", f"{head}{row}")
 
 
 def session(unit: str) -> str:
@@ -98,8 +91,8 @@ def _shm_small(tree: Tree) -> None:
     mounts(tree, ",size=524288k")
 
 
-def _docker_shm(tree: Tree) -> None:
-    recipe(tree, "container: {ipc: private}\n")
+def _own_shm_small(tree: Tree) -> None:
+    recipe(tree, "container: {ipc: private, shm_bytes: 67108864}\n")
 
 
 def _orphaned_segments(tree: Tree) -> None:
@@ -112,8 +105,8 @@ def _memlock(tree: Tree) -> None:
     unprivileged(tree, "{memlock: 8388608}")
 
 
-def _memlock_by_default(tree: Tree) -> None:
-    unprivileged(tree, "{stack: 67108864}")
+def _memlock_of_docker(tree: Tree) -> None:
+    unprivileged(tree, "{memlock: null}")
 
 
 def _too_much_kept_free(tree: Tree) -> None:
@@ -150,10 +143,10 @@ FAULTS = (
     Fault("shm-remounted-tiny", _shm_remounted_tiny, Level.BLOCK, "shm-size", says="remount"),
     Fault("shm-remounted-tiny-on-a-worker", _shm_remounted_tiny, Level.WARN, "shm-size", rank=1),
     Fault("shm-small", _shm_small, Level.WARN, "shm-size", says="NCCL"),
-    Fault("shm-is-dockers-default", _docker_shm, Level.BLOCK, "shm-size", says="container.shm_bytes"),
+    Fault("shm-of-its-own-small", _own_shm_small, Level.BLOCK, "shm-size", says="container.shm_bytes"),
     Fault("orphaned-segments", _orphaned_segments, Level.WARN, "shared-memory", says="unlink", of_root=True),
-    Fault("memlock-small", _memlock, Level.WARN, "memlock", says="memlock: -1"),
-    Fault("memlock-by-default", _memlock_by_default, Level.WARN, "memlock", says="containerd"),
+    Fault("memlock-small", _memlock, Level.WARN, "memlock", says="may lock 8 MiB"),
+    Fault("memlock-left-to-docker", _memlock_of_docker, Level.WARN, "memlock", says="by null in the recipe"),
     Fault("too-much-kept-free", _too_much_kept_free, Level.WARN, "kernel-settings", says="12.0 GiB"),
     Fault("never-overcommitted", _never_overcommitted, Level.WARN, "kernel-settings", says="overcommit"),
     Fault("sysctl-not-as-in-the-recipe", _sysctl_differs, Level.WARN, "kernel-settings", says="sparkd tune apply"),

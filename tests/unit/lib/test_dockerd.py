@@ -262,6 +262,8 @@ HOST_CONFIG = {
     ],
     "LogConfig": {"Type": "local", "Config": {"max-size": "20m", "max-file": "5"}},
 }
+SILENT = {"IpcMode": "private", "ShmSize": 32 << 30, "Ulimits": HOST_CONFIG["Ulimits"]}
+"""Of a container whose recipe gives neither a size nor limits."""
 
 
 @pytest.fixture
@@ -327,10 +329,11 @@ def test_a_container_that_does_not_run_is_removed(
         ({"init": False}, None, {"Init": False}, {}),
         ({"no_new_privileges": True}, None, {"SecurityOpt": ["no-new-privileges"]}, {}),
         ({"privileged": True, "shm_bytes": 1 << 34}, None, {"Privileged": True, "ShmSize": 1 << 34}, {}),
+        ({"ipc": "private", "ulimits": {}}, None, SILENT, {}),
         ({}, GpuAccess.RUNTIME, {"Runtime": "nvidia"}, {"Env": ["NVIDIA_VISIBLE_DEVICES=all"]}),
         ({}, GpuAccess.GPUS, {"DeviceRequests": [{"Count": -1, "Capabilities": [["gpu"]]}]}, {}),
     ],
-    ids=["cdi", "no init", "no new privileges", "privileged", "runtime", "hook"],
+    ids=["cdi", "no init", "no new privileges", "privileged", "silent", "runtime", "hook"],
 )
 def test_what_docker_is_sent_for_a_container(
     plan: LaunchPlan,

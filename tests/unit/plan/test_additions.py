@@ -124,11 +124,37 @@ def test_files_have_a_limit_of_their_own_unless_the_recipe_gives_one() -> None:
     assert plan(container={"ulimits": {"nofile": None}}).digest != plan().digest
 
 
+def test_memory_may_be_locked_without_limit_unless_the_recipe_gives_one() -> None:
+    def limit(**container: object) -> Limit | None:
+        return plan(container=container).container.limits.get("memlock")
+
+    assert limit() == limit(ulimits={"memlock": -1}) == Limit(soft=-1, hard=-1)
+    assert limit(ulimits={"memlock": 64}) == Limit(soft=64, hard=64)
+    assert limit(ulimits={"memlock": None}) is None
+    assert plan(container={"ulimits": {"memlock": -1}}).digest == plan().digest
+    assert plan(container={"ulimits": {"memlock": None}}).digest != plan().digest
+
+
+def test_a_containers_own_shared_memory_is_large_unless_the_recipe_says_how_large(tmp_path: Path) -> None:
+    def size_bytes(**container: object) -> int | None:
+        return plan(container=container).container.shm_size_bytes
+
+    assert size_bytes() is None
+    assert size_bytes(shm_bytes=1 << 20) == size_bytes(ipc="private", shm_bytes=1 << 20) == 1 << 20
+    assert size_bytes(ipc="private") == size_bytes(ipc="shareable") == 32 << 30
+    silent, said = (plan(container={"ipc": "private", "shm_bytes": size}) for size in (None, 32 << 30))
+    assert (silent.digest, dict(silent.shared)["container.shm_bytes"]) == (said.digest, str(32 << 30))
+    text = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\ncontainer: {ipc: private}\n"
+    (tmp_path / "x.yaml").write_text(text)
+    shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}
+    assert shown["container.shm_bytes"] == (32 << 30, "sparkd")
+
+
 def test_a_stored_recipe_keeps_what_it_left_out() -> None:
     off = recipe(env={ALLOCATOR: None}, container={"ulimits": {"nofile": None}})
     again = Recipe.model_validate(off.model_dump(mode="json", by_alias=True))
     assert again == off
-    assert again.container.limits == {}
+    assert again.container.limits == {"memlock": Limit(soft=-1, hard=-1)}
 
 
 def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: Path) -> None:
@@ -137,6 +163,8 @@ def test_show_names_sparkd_as_the_origin_and_diff_sees_what_is_meant(tmp_path: P
     shown = {one.key: (one.value, one.by) for one in explain(load_recipe("x", [tmp_path]), None)}
     assert shown["env.GLOO_SOCKET_IFNAME"] == ("{node.interface}", "sparkd")
     assert shown["container.ulimits.nofile"] == (1048576, "sparkd")
+    assert shown["container.ulimits.memlock"] == (-1, "sparkd")
+    assert "container.shm_bytes" not in shown, "ipc is host"
     assert shown["env.VLLM_HOST_IP"] == (None, "recipe")
     assert shown["env.NCCL_IB_HCA"] == ("mlx5_0", "recipe")
     written = {"VLLM_HOST_IP": "{node.address}", "NCCL_IB_HCA": "{node.hcas}"}

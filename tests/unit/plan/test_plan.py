@@ -237,7 +237,7 @@ SHARED: list[dict[str, object]] = [
     {"model": {"path": "m", "served_name": "o"}},
     {"container": {"privileged": True}},
     {"container": {"volumes": ["/a:/b:ro"]}},
-    {"container": {"ulimits": {"memlock": -1}}},
+    {"container": {"ulimits": {"memlock": 1 << 34}}},
     {"caches": {"c": "/c"}},
     {"name": "y"},
 ]
@@ -301,7 +301,7 @@ def test_the_shared_values_are_flat_and_sorted_with_placeholders_unfilled() -> N
         "image": "i:1",
         "entrypoint": '["vllm","serve"]',
         "model": "/models/m",
-        "plan_schema": "4",
+        "plan_schema": "5",
         "args.seed": "1",
         "args.c": '{"a":[1],"b":1}',
         "args.tensor-parallel-size": "{cluster.size}",

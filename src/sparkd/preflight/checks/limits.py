@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from msgspec import Struct
 
-from sparkd.host import Host, docker_config
-from sparkd.host.processes import GONE, locked_memory_limit
+from sparkd.host import Host
 from sparkd.lib.text import GIB, MIB, size
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
@@ -20,27 +17,23 @@ class MemlockFacts(Struct, frozen=True):
     needless: str
     """Why the limit does not matter to this plan; empty where it does."""
     limit_bytes: int | None = None
-    """Of a process in the container, -1 unlimited; None where unset."""
+    """Of a process in the container, -1 unlimited; None where the recipe leaves it to docker."""
     set_by: str = ""
 
 
 class Memlock(Check[MemlockFacts], frozen=True):
     plan: LaunchPlan
     id = "memlock"
-    levels = (Level.WARN, Level.UNKNOWN)
+    levels = (Level.WARN,)
 
-    def probe(self, host: Host) -> MemlockFacts:
+    def probe(self, host: Host) -> MemlockFacts:  # noqa: ARG002  # nothing of the machine matters
         if needless := _needless(self.plan):
             return MemlockFacts(needless)
-        if limit := self.plan.container.limits.get("memlock"):
-            return MemlockFacts("", limit.soft, "container.ulimits of the recipe")
-        if (default := docker_config.read_defaults(host).memlock_bytes) is not None:
-            return MemlockFacts("", default, "docker's default-ulimits")
-        for process in host.processes():
-            if process.comm == "containerd":
-                with suppress(*GONE):
-                    return MemlockFacts("", locked_memory_limit(host.files, process.pid), "containerd's own limit")
-        return MemlockFacts("", None, "docker's default")
+        limit = self.plan.container.limits.get("memlock")
+        if limit is None:
+            return MemlockFacts("", None, "docker's default, by null in the recipe")
+        by_recipe = "memlock" in self.plan.container.ulimits
+        return MemlockFacts("", limit.soft, "container.ulimits of the recipe" if by_recipe else "set by sparkd")
 
     def judge(self, facts: MemlockFacts) -> Verdict:
         if facts.needless:
@@ -48,9 +41,9 @@ class Memlock(Check[MemlockFacts], frozen=True):
         if facts.limit_bytes is not None and not 0 <= facts.limit_bytes < ENOUGH_BYTES:
             lockable = "unlimited" if facts.limit_bytes < 0 else size(facts.limit_bytes)
             return ok(f"{lockable} ({facts.set_by})")
-        found = "8 MiB as a rule" if facts.limit_bytes is None else size(facts.limit_bytes)
-        reason = f"the engine may lock {found} ({facts.set_by}): RDMA locks all that it sends from"
-        return warn(reason, "set container.ulimits: {memlock: -1} in the recipe")
+        lockable = "8 MiB as a rule" if facts.limit_bytes is None else size(facts.limit_bytes)
+        reason = f"the engine may lock {lockable} ({facts.set_by}): RDMA locks all that it sends from"
+        return warn(reason, "take container.ulimits.memlock out of the recipe")
 
 
 def _needless(plan: LaunchPlan) -> str:

@@ -6,7 +6,7 @@ import re
 
 from msgspec import Struct
 
-from sparkd.host import Host, disks, docker_config, docker_image, processes
+from sparkd.host import Host, disks, docker_image, processes
 from sparkd.host.files import Files
 from sparkd.host.shm import FOLDER, Segment, Uses
 from sparkd.host.units import find_drop_ins, parse_assignments
@@ -99,20 +99,16 @@ class ShmSizeFacts(Struct, frozen=True):
 
 
 class ShmSize(Check[ShmSizeFacts], frozen=True):
-    host_ipc: bool
-    shm_bytes: int | None
-    """That the recipe gives the container; None: docker's default."""
+    own_bytes: int | None
+    """Of the container's own; None: it has the machine's."""
     is_head: bool
     cluster_size: int
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     def probe(self, host: Host) -> ShmSizeFacts:
-        if not self.host_ipc:
-            if self.shm_bytes is not None:
-                return ShmSizeFacts(self.shm_bytes, self.shm_bytes, "container.shm_bytes of the recipe")
-            total = docker_config.read_defaults(host).shm_bytes
-            return ShmSizeFacts(total, total, "docker's default")
+        if self.own_bytes is not None:
+            return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
         memory = host.meminfo().total_bytes
         mount = disks.mount_at(host.files, "/dev/shm")  # noqa: S108 - read only
         total = memory // 2 if mount is None else mount.size_bytes(memory)
@@ -122,8 +118,8 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
         needed = QUEUE_BYTES + RANK_BYTES
         several = self.cluster_size > 1
         reason = f"{size(facts.free_bytes)} of {size(facts.total_bytes)} free ({facts.set_by})"
-        hint = "set container.ipc: host in the recipe, or container.shm_bytes: 1073741824"
-        if self.host_ipc:
+        hint = "take container.shm_bytes out of the recipe, or set at least 1073741824"
+        if self.own_bytes is None:
             hint = "mount -o remount,size=50% /dev/shm, and look at /etc/fstab"
         if facts.free_bytes >= (COMFORT_BYTES if several else needed):
             return ok(reason)

@@ -8,17 +8,16 @@ from tests.tree import Tree
 from tests.unit.verdicts import expect
 
 from sparkd.config import Settings
-from sparkd.host import Host, docker_config
-from sparkd.host.docker_config import DockerDefaults
+from sparkd.host import Host
 from sparkd.lib.text import GIB, MIB
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.limits import Memlock, MemlockFacts, MemoryLimit, MemoryLimitFacts
 from sparkd.preflight.checks.shared_memory import ShmSize, ShmSizeFacts
-from sparkd.recipes.schema import Limit, Recipe
+from sparkd.recipes.schema import Recipe
 
-HEAD_OF_TWO = ShmSize(host_ipc=True, shm_bytes=None, is_head=True, cluster_size=2)
+HEAD_OF_TWO = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
 WORKER = replace(HEAD_OF_TWO, is_head=False)
 ALONE = replace(HEAD_OF_TWO, cluster_size=1)
 
@@ -35,7 +34,7 @@ ALONE = replace(HEAD_OF_TWO, cluster_size=1)
         pytest.param(WORKER, 512 * MIB, 512 * MIB, Level.WARN, "remount", id="a worker has NCCL too"),
         pytest.param(ALONE, 64 * MIB, 64 * MIB, Level.WARN, "remount", id="alone, it may need none"),
         pytest.param(ALONE, 184 * MIB, 184 * MIB, Level.OK, "", id="alone, the queues are enough"),
-        pytest.param(replace(HEAD_OF_TWO, host_ipc=False), 64 * MIB, 64 * MIB, Level.BLOCK, "ipc: host", id="private"),
+        pytest.param(replace(HEAD_OF_TWO, own_bytes=1), 64 * MIB, 64 * MIB, Level.BLOCK, "out of", id="private"),
     ],
 )
 def test_a_head_of_several_needs_room_for_its_queues(
@@ -78,49 +77,10 @@ def test_what_lies_there_is_not_free(tree: Tree) -> None:
     assert HEAD_OF_TWO.probe(Host(tree.root)).free_bytes == 64 * MIB - used
 
 
-@pytest.mark.parametrize(
-    ("daemon_json", "total"),
-    [
-        pytest.param(None, 64 * MIB, id="no file"),
-        pytest.param("", 64 * MIB, id="an empty one"),
-        pytest.param(" \n", 64 * MIB, id="blanks"),
-        pytest.param("{}", 64 * MIB, id="says nothing"),
-        pytest.param('\ufeff{"default-shm-size": "1G"}', GIB, id="a byte order mark"),
-        pytest.param('{"default-shm-size": "1.5 GB"}', 3 * GIB // 2, id="1.5 GB"),
-        pytest.param('{"default-shm-size": "2G"}', 2 * GIB, id="2G"),
-        pytest.param('{"default-shm-size": "256MiB"}', 256 * MIB, id="256MiB"),
-        pytest.param('{"default-shm-size": 1048576}', MIB, id="bytes"),
-    ],
-)
-def test_a_containers_own_is_as_docker_makes_it(tree: Tree, daemon_json: str | None, total: int) -> None:
-    if daemon_json is not None:
-        tree.file("/etc/docker/daemon.json", daemon_json)
-    private = replace(HEAD_OF_TWO, host_ipc=False)
-    assert private.probe(Host(tree.root)) == ShmSizeFacts(total, total, "docker's default")
-    assert replace(private, shm_bytes=GIB).probe(Host(tree.root)).total_bytes == GIB
-
-
-@pytest.mark.parametrize(
-    ("words", "total", "memlock"),
-    [
-        pytest.param(("--default-shm-size=1g", "--default-ulimit=memlock=-1:-1"), GIB, -1, id="joined"),
-        pytest.param(("--default-shm-size", "1g", "--default-ulimit", "memlock=4096"), GIB, 4096, id="apart"),
-        pytest.param(("--default-ulimit", "nofile=1:2", "--debug"), 64 * MIB, None, id="others"),
-        pytest.param(("--config-file=/etc/own.json",), 2 * GIB, None, id="another file"),
-    ],
-)
-def test_dockerds_arguments_count(tree: Tree, words: tuple[str, ...], total: int, memlock: int | None) -> None:
-    tree.file("/etc/own.json", '{"default-shm-size": "2g"}')
-    tree.dockerd()
-    tree.process(700, "dockerd", argv=("/usr/bin/dockerd", "-H", "fd://", *words))
-    assert docker_config.read_defaults(Host(tree.root)) == DockerDefaults(total, memlock)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", '{"default-shm-size": "much"}', "[" * 100_000])
-def test_a_value_that_docker_refuses_is_unknown(tree: Tree, text: str) -> None:
-    tree.file("/etc/docker/daemon.json", text)
-    with pytest.raises(ValueError, match=r"daemon\.json"):
-        replace(HEAD_OF_TWO, host_ipc=False).probe(Host(tree.root))
+@pytest.mark.parametrize("own_bytes", [64 * MIB, 32 * GIB])
+def test_a_containers_own_is_as_the_plan_makes_it(tree: Tree, own_bytes: int) -> None:
+    facts = replace(HEAD_OF_TWO, own_bytes=own_bytes).probe(Host(tree.root))
+    assert facts == ShmSizeFacts(own_bytes, own_bytes, "the container's own /dev/shm")
 
 
 def plan(size: int = 2, env: dict[str, str] | None = None, **container: object) -> LaunchPlan:
@@ -160,41 +120,21 @@ def test_a_plan_without_rdma_needs_no_locked_memory(tree: Tree, launched: Launch
 def test_rdma_needs_much_locked_memory(limit: int | None, level: Level) -> None:
     verdict = Memlock(plan()).judge(MemlockFacts("", limit, "x"))
     assert verdict.level is level
-    assert ("memlock: -1" in verdict.hint) == (level is Level.WARN)
+    assert ("out of the recipe" in verdict.hint) == (level is Level.WARN)
 
 
-def limits(tree: Tree, soft: str) -> None:
-    tree.process(9, "containerd")
-    head = "Limit                     Soft Limit           Hard Limit           Units     \n"
-    tree.file("/proc/9/limits", f"{head}Max locked memory         {soft:<20} unlimited            bytes     \n")
-
-
-def test_the_recipes_limit_goes_before_dockers_and_that_before_containerds(tree: Tree) -> None:
-    host = Host(tree.root)
-    assert Memlock(plan()).probe(host) == MemlockFacts("", None, "docker's default")
-    limits(tree, "8388608")
-    assert Memlock(plan()).probe(host) == MemlockFacts("", 8 * MIB, "containerd's own limit")
-    limits(tree, "unlimited")
-    assert Memlock(plan()).probe(host).limit_bytes == -1
-    ulimits = '{"default-ulimits": {"memlock": {"Name": "memlock", "Soft": 4096, "Hard": -1}}}'
-    tree.file("/etc/docker/daemon.json", ulimits)
-    assert Memlock(plan()).probe(host).limit_bytes == 4096
-    own = plan(ulimits={"memlock": {"soft": 8192, "hard": -1}, "stack": 67108864})
-    assert own.container.ulimits["memlock"] == Limit(soft=8192, hard=-1)
-    assert Memlock(own).probe(host).limit_bytes == 8192
-
-
-@pytest.mark.parametrize("row", ["", "Max locked memory", "Max locked memory   much  more bytes"])
-def test_limits_of_another_format_are_unknown(tree: Tree, row: str) -> None:
-    limits(tree, "1")
-    tree.file("/proc/9/limits", f"{row}\n")
-    with pytest.raises(ValueError, match="/proc/9/limits"):
-        Memlock(plan()).probe(Host(tree.root))
-
-
-def test_a_containerd_that_ends_meanwhile_is_passed_over(tree: Tree) -> None:
-    tree.process(9, "containerd")
-    assert Memlock(plan()).probe(Host(tree.root)).limit_bytes is None
+@pytest.mark.parametrize(
+    ("ulimits", "facts"),
+    [
+        ({}, MemlockFacts("", -1, "set by sparkd")),
+        ({"stack": 67108864}, MemlockFacts("", -1, "set by sparkd")),
+        ({"memlock": {"soft": 8192, "hard": -1}}, MemlockFacts("", 8192, "container.ulimits of the recipe")),
+        ({"memlock": -1}, MemlockFacts("", -1, "container.ulimits of the recipe")),
+        ({"memlock": None}, MemlockFacts("", None, "docker's default, by null in the recipe")),
+    ],
+)
+def test_the_recipes_limit_goes_before_sparkds(tree: Tree, ulimits: dict[str, object], facts: MemlockFacts) -> None:
+    assert Memlock(plan(ulimits=ulimits)).probe(Host(tree.root)) == facts
 
 
 @pytest.mark.parametrize(

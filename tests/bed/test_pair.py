@@ -32,6 +32,13 @@ HEAD_LATE_SECONDS = 60.0
 NOT_IN_A_TREE = {"weights"}
 """Checks that need what is not copied."""
 STANDS_BY_SECONDS = 60.0
+SILENT_DNS = """\
+import socket
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server, open("/run/queries", "a") as queries:
+    server.bind(("127.0.0.1", 53)) # the nameserver of each node
+    while True:
+        print(server.recv(4096), file=queries, flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +116,28 @@ def test_the_pair_serves_when_the_worker_is_started_first(serving: Cluster) -> N
         assert (report.phase.value, report.rank) == ("serving", rank)
         assert member.containers() == [f"sparkd-rank{rank}"]
     assert complete(serving.head.node)
+
+
+@pytest.mark.whole
+def test_a_dns_server_that_keeps_silent_gets_no_query_for_the_nodes_when_their_ranks_meet(serving: Cluster) -> None:
+    serving.stop()
+    nodes = [member.node for member in serving.members]
+    for node in nodes:
+        node.write("/run/silent-dns.py", SILENT_DNS)
+        node.run("systemd-run", "--unit=silent-dns", "python3", "/run/silent-dns.py")
+        node.sh("until test -e /run/queries; do sleep 0.1; done", timeout=10)
+    try:
+        serving.start()
+        serving.await_serving()
+        for node in nodes:
+            assert "in-addr" not in node.read("/run/queries")
+            named = node.sh("docker exec $(docker ps -q) getent hosts ::ffff:10.0.0.2")
+            assert named.stdout.split()[-1] == "sparkd-rank1"
+            own = node.sh("docker exec $(docker ps -q) cat /etc/hosts").stdout
+            assert own.startswith(node.read("/etc/hosts")), "the node's own names stay"
+    finally:
+        for node in nodes:
+            node.sh("systemctl stop silent-dns; rm /run/queries")
 
 
 def test_a_pairs_loss_and_its_return_are_one_message_each(serving: Cluster) -> None:

@@ -27,7 +27,7 @@ from sparkd.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, Node
 from sparkd.host.processes import read_process
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
-from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_FILE
+from sparkd.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.preflight.fixes import (
     Applied,
     CompactMemory,
@@ -171,6 +171,8 @@ class Actions:
             files.write(script.with_name(RAY_TOKEN_FILE), ray_token, 0o600, durable=False)
 
         def start() -> Rank:
+            if plan.hosts:
+                files.write_hosts(self._host.files, script.with_name(HOSTS_FILE), plan.hosts)
             gpu: docker_config.GpuAccess | None = None
             try:
                 if plan.container.gpus == "all":

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from posixpath import normpath
 from typing import TYPE_CHECKING
 
 from sparkd.actions.files import make_cache_folder, sync_folder
@@ -17,7 +18,14 @@ from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
 from sparkd.lib.text import GIB, sanitize
-from sparkd.plan.script import RAY_TOKEN_FILE, SCRIPT_TARGET, SECRETS_TARGET, USER_SCRIPT_TARGET
+from sparkd.plan.script import (
+    HOSTS_FILE,
+    HOSTS_TARGET,
+    RAY_TOKEN_FILE,
+    SCRIPT_TARGET,
+    SECRETS_TARGET,
+    USER_SCRIPT_TARGET,
+)
 from sparkd.recipes.additions import RAY_TOKEN_TARGET
 
 if TYPE_CHECKING:
@@ -218,6 +226,9 @@ def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str
     yield str(script), SCRIPT_TARGET, True
     for mount in plan.container.volumes:
         yield mount.source, mount.target, mount.read_only
+    if plan.hosts and not any(normpath(mount.target) == HOSTS_TARGET for mount in plan.container.volumes):
+        # Not HostConfig.ExtraHosts: with it, docker leaves out what the node's own file has, such as the node's name.
+        yield str(script.with_name(HOSTS_FILE)), HOSTS_TARGET, True
     for cache in plan.caches:
         yield str(make_cache_folder(image_id, cache.name)), cache.target, False
     for secret in plan.secrets:

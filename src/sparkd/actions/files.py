@@ -16,7 +16,8 @@ from msgspec import Struct
 
 from sparkd.host import caches
 from sparkd.host.files import Files
-from sparkd.lib.errors import UsageError
+from sparkd.lib.errors import LaunchError, UsageError
+from sparkd.plan.script import HOSTS_TARGET
 from sparkd.state.file import FOLDER, Content, StateFile
 
 KEPT = 3
@@ -63,6 +64,21 @@ def remove(path: Path) -> bool:
         return False
     sync_folder(path.parent)
     return True
+
+
+def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> None:
+    """The node's own /etc/hosts, as docker gives it to a container in the node's network, and these names.
+
+    Raises LaunchError.
+    """
+    own = b""
+    try:
+        with suppress(FileNotFoundError):
+            own = files.bytes(HOSTS_TARGET)
+    except OSError as error:
+        raise LaunchError(f"{HOSTS_TARGET} can't be read: {error.strerror}", f"ls -lL {HOSTS_TARGET}") from None
+    added = "".join(f"{address} {name}\n" for address, name in names)
+    write(path, own + b"\n" * (own[-1:] not in (b"", b"\n")) + added.encode(), 0o644, durable=False)
 
 
 def exchange(files: Files, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:

@@ -1,4 +1,4 @@
-"""Queries of the network by UDP: whether large datagrams reach the other nodes, and whether DNS servers answer.
+"""Whether large datagrams reach the other nodes.
 
 The other kernel answers a datagram to a free UDP port with "port unreachable", which proves that it arrived: that needs
 no agent there, no root, and no ICMP of our own. Where only small ones are answered, the path drops large ones.
@@ -8,24 +8,18 @@ A tree of files has recorded results: see `files`.
 from __future__ import annotations
 
 import errno
-import secrets
 import selectors
 import socket
-import struct
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, closing, suppress
-from ipaddress import ip_address
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.host import network
-
 if TYPE_CHECKING:
     from sparkd.host import Host
-    from sparkd.host.files import Files
 
 ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
@@ -39,14 +33,6 @@ _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.I
 has stored."""
 HEADERS = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Of IP and UDP."""
-CONFIG = "/etc/resolv.conf"
-UPSTREAM = "/run/systemd/resolve/resolv.conf"
-STUB = "127.0.0.53"
-MAX_SERVERS = 3
-"""MAXNS of glibc, which ignores more."""
-DNS_PORT = 53
-QUERY_AT_SECONDS = (0.0, 0.15)
-LIMIT_BYTES = 64 << 10
 
 
 class Path(Struct, frozen=True):
@@ -93,16 +79,6 @@ class Datagram:
             self.arrived = error.errno == errno.ECONNREFUSED
 
 
-class _DnsQuery(Datagram):
-    def received(self, answer: bytes) -> None:
-        if answer[:2] == self.content[:2]:
-            self.arrived = True
-
-    def failed(self, _error: OSError) -> None:
-        """Refused, or no route: programs do not wait for it either."""
-        self.arrived = True
-
-
 def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tuple[Path, ...]:
     """Takes `ALL_SECONDS` at most. `port` of UDP should be free on the other nodes."""
     if host.live:
@@ -143,54 +119,3 @@ def _exchange(groups: Sequence[Sequence[Datagram]]) -> None:
             while any(group[0].arrived is None for group in groups) and (left := began + until - time.monotonic()) > 0:
                 for key, _ in selector.select(left):
                     key.data.receive()
-
-
-def read_servers(files: Files) -> tuple[str, ...]:
-    """DNS servers of a container in the host's network: those of /etc/resolv.conf; where that lists systemd's stub
-    alone, docker takes the servers behind the stub. Raises OSError.
-    """
-    found = _read_servers(files, CONFIG)
-    return _read_servers(files, UPSTREAM) or found if found == (STUB,) else found
-
-
-def query_servers(host: Host, servers: tuple[str, ...], address: str) -> Mapping[str, bool | None]:
-    """Whether each server answers a reverse lookup of the address; empty where a tree has no record."""
-    if host.live:
-        return query_network(servers, address)
-    return host.files.recorded("resolver", dict[str, bool | None]) or {}
-
-
-def query_network(servers: tuple[str, ...], address: str, port: int = DNS_PORT) -> dict[str, bool]:
-    """All at once, in `ALL_SECONDS` at most. A refusal is an answer: only silence delays a start."""
-    query = _reverse_query(address)
-    answered = dict.fromkeys(servers, True)
-    with ExitStack() as stack:
-        queries = []
-        for server in servers:
-            try:
-                queries.append(stack.enter_context(closing(_DnsQuery((server, port), QUERY_AT_SECONDS, query))))
-            except OSError as error:
-                # A kernel without IPv6: programs do not wait for such a server either.
-                if error.errno != errno.EAFNOSUPPORT:
-                    raise
-        _exchange([(one,) for one in queries])
-    return answered | {one.address: one.arrived is not None for one in queries}
-
-
-def _reverse_query(address: str) -> bytes:
-    """The query of torch's rendezvous: the name of a node's address. For a private one, a server answers by itself."""
-    name = ip_address(network.canonical(address)).reverse_pointer
-    labels = b"".join(bytes([len(label)]) + label.encode("ascii") for label in name.split("."))
-    recursion_desired, pointer, internet = 0x0100, 12, 1
-    head = struct.pack(">HHHHHH", secrets.randbits(16), recursion_desired, 1, 0, 0, 0)
-    return head + labels + b"\0" + struct.pack(">HH", pointer, internet)
-
-
-def _read_servers(files: Files, path: str) -> tuple[str, ...]:
-    words = [line.split() for line in (files.text_if_any(path, limit=LIMIT_BYTES) or "").splitlines()]
-    found: dict[str, None] = {}
-    for named in (line[1] for line in words if len(line) > 1 and line[0] == "nameserver"):
-        with suppress(ValueError):
-            ip_address(named)
-            found[named] = None
-    return tuple(found)[:MAX_SERVERS]

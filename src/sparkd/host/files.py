@@ -3,8 +3,7 @@
 A tree of files holds under `FIXTURE` what a machine has beside its files: `docker/PATH.json` is the body of docker's
 answer to GET PATH without its query, PATH.500.json one with which docker failed. The files that `Files.recorded` reads:
 `nvml.json` is the answer of the GPU's driver; `path_mtu.json` has whether large datagrams arrive, or null, by address;
-`resolver.json` whether a DNS server answered, by address; `disks.json` the space by path:
-{"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}.
+`disks.json` the space by path: {"total_bytes": ..., "free_bytes": ..., "free_inodes": ...}.
 """
 
 # ruff: noqa: PTH115, PTH116

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_address
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -106,6 +107,7 @@ def make_plan(recipe: Recipe, settings: Settings, node: Node, *, by_tcp: bool = 
         extra_flags=recipe.flags.extra,
         on_ray=on_ray,
         insists_on_hcas=HCAS in str((engine.args, {**recipe.env, **settings.engine.env})),
+        hosts=_hosts(settings.cluster.nodes),
     )
 
 
@@ -128,6 +130,20 @@ def _uses_ray(recipe: Recipe, settings: Settings, node: Node) -> bool:
             f"take engine.script out, or extend {recipe.name} with executor: mp: then the script may start Ray itself",
         )
     return True
+
+
+def _hosts(addresses: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """torch's rendezvous looks up the name of each node's address, and waits 10 s for a DNS server that is silent.
+
+    Its sockets are IPv6, and the C library finds only this form of an IPv4 address for those (measured on torch 2.13).
+    """
+    if len(addresses) < 2:
+        return ()
+    parsed = (ip_address(address.partition("%")[0]) for address in addresses)
+    return tuple(
+        (f"::ffff:{address}" if address.version == 4 else str(address), f"sparkd-rank{rank}")
+        for rank, address in enumerate(parsed)
+    )
 
 
 def _rank_flags(node: Node, master_port: int, *, on_ray: bool) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class LaunchPlan(Struct, frozen=True):
     """Whether Ray connects the ranks. Only the head then runs an engine."""
     insists_on_hcas: bool = False
     """Whether recipe or settings name the node's RDMA devices; those that sparkd adds only help NCCL to choose."""
+    hosts: tuple[tuple[str, str], ...] = ()
+    """Address and name of each of several nodes, for /etc/hosts in the container."""
     image_id: str = ""
     """Id of the image that a rollback restores; empty: run `image`."""
 

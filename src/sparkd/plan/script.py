@@ -23,6 +23,7 @@ SCRIPT_FILE = "/run/sparkd/private/launch.sh"
 SCRIPT_TARGET = "/run/sparkd-launch.sh"
 USER_SCRIPT_TARGET = "/run/sparkd-user-script"
 SECRETS_TARGET = "/run/sparkd-secrets"
+HOSTS_FILE, HOSTS_TARGET = "hosts", "/etc/hosts"
 RAY_TOKEN_FILE = "ray-token"  # noqa: S105  # beside the script, for root alone
 ASSERT_FAILED = 64
 """Exit code of both programs when the image fails an assertion."""

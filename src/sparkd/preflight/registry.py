@@ -27,7 +27,7 @@ from sparkd.preflight.checks.limits import Memlock, MemoryLimit, MemoryLimitFact
 from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, SwapOff, UnifiedMemory
 from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
 from sparkd.preflight.checks.paths import ScriptPaths, paths_of_plan
-from sparkd.preflight.checks.peers import PeerClocks, Resolver
+from sparkd.preflight.checks.peers import PeerClocks
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports, wanted_ports
 from sparkd.preflight.checks.rdma import Rdma, why_no_rdma
@@ -117,11 +117,12 @@ CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     ),
     Rdma: lambda node: Rdma.from_plan(node.plan, pinned=bool(node.settings.fabric.hcas)),
     GidIndex: lambda node: GidIndex(dict(node.plan.env), node.plan.node.address, why_no_rdma(node.plan)),
-    Resolver: lambda node: Resolver(node.peers),
     Listeners: lambda node: Listeners(node.plan),
     PeerClocks: lambda node: PeerClocks(node.plan.node.cluster_size),
 }
 IDS = tuple(check.id for check in CHECKS)
+RETIRED_IDS = ("resolver",)
+"""Of checks of earlier versions: a configuration that names one is still good."""
 
 
 def build_checks(node: CheckInputs, earlier: MemorySample | None = None) -> tuple[AnyCheck, ...]:

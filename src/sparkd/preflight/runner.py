@@ -16,7 +16,7 @@ from sparkd.lib.errors import ConfigError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
 from sparkd.preflight.fixes import ORDER, Fix
-from sparkd.preflight.registry import IDS
+from sparkd.preflight.registry import IDS, RETIRED_IDS
 
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:
@@ -52,7 +52,11 @@ def check_ids(policy: Preflight) -> None:
     named = [("preflight.skip", one) for one in policy.skip] + [
         ("preflight.downgrade", one) for one in policy.downgrade
     ]
-    wrong = [f"{key} names {one}, which is no check{did_you_mean(one, IDS)}" for key, one in named if one not in IDS]
+    wrong = [
+        f"{key} names {one}, which is no check{did_you_mean(one, IDS)}"
+        for key, one in named
+        if one not in (*IDS, *RETIRED_IDS)
+    ]
     if wrong:
         raise ConfigError("\n".join(wrong), f"checks: {', '.join(IDS)}")
 

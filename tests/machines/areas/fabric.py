@@ -65,9 +65,6 @@ def healthy(tree: Tree, rank: int) -> None:
         )
         hca(tree, twin, f"10.0.{TWINS.index(twin)}.{rank + 1}" if twin.cable else "")
     path_mtu(tree, {other: True})
-    tree.file("/etc/resolv.conf", "nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch lan\n")
-    tree.file("/run/systemd/resolve/resolv.conf", "nameserver 192.168.1.1\nsearch lan\n")
-    answers(tree, {"192.168.1.1": True})
     heard(tree, rank, ahead_seconds=0.0)
 
 
@@ -130,10 +127,6 @@ def gids(tree: Tree, twin: Twin, *values: str) -> None:
 
 def path_mtu(tree: Tree, found: dict[str, bool | None]) -> None:
     tree.file("/.sparkd/path_mtu.json", json.dumps(found))
-
-
-def answers(tree: Tree, found: dict[str, bool]) -> None:
-    tree.file("/.sparkd/resolver.json", json.dumps(found))
 
 
 def heard(tree: Tree, rank: int, *, ahead_seconds: float) -> None:
@@ -217,10 +210,6 @@ def _empty_gid(tree: Tree) -> None:
     tree.file(CONFIG, f'{HCAS}{KEY}[engine.env]\nNCCL_IB_GID_INDEX = ""\n')
 
 
-def _silent_dns(tree: Tree) -> None:
-    answers(tree, {"192.168.1.1": False})
-
-
 def _open_api(tree: Tree) -> None:
     tree.file(CONFIG, HCAS)
     tree.listening((22, 10))
@@ -242,7 +231,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault("no-rdma-device", _no_rdma, Level.WARN, "rdma", says="no RDMA device, so NCCL goes by TCP"),
     Fault("gid-has-moved", _gid_has_moved, Level.BLOCK, "gid", says="on roceP2p1s0f0 that is RoCE v2 fd00::a"),
     Fault("empty-gid-index", _empty_gid, Level.BLOCK, "gid", says="is empty"),
-    Fault("silent-dns-server", _silent_dns, Level.WARN, "resolver", says="20 s longer"),
     Fault("open-api", _open_api, Level.WARN, "listeners", says="port 8000"),
     Fault("clock-an-hour-ahead", _clock_ahead, Level.WARN, "peer-clock", says="3600 s ahead"),
 )

@@ -322,6 +322,29 @@ def test_a_container_that_does_not_run_is_removed(
         start(plan, pids, refusal=refusal)
 
 
+HOSTS = {"Target": "/etc/hosts", "Source": "/run/sparkd/hosts", "Type": "bind", "ReadOnly": True}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "target", "mounted"),
+    [
+        ((("::ffff:10.0.0.1", "sparkd-rank0"),), "/x", True),
+        ((("::ffff:10.0.0.1", "sparkd-rank0"),), "/etc//hosts", False),
+        ((), "/x", False),
+    ],
+    ids=["several nodes", "the recipe's own", "one node"],
+)
+def test_the_names_of_several_nodes_are_mounted_unless_the_recipe_has_its_own(
+    plan: LaunchPlan, hosts: tuple[tuple[str, str], ...], target: str, mounted: bool
+) -> None:
+    volume = Volume(source="/srv/x", target=target, read_only=True)
+    container, pid = CONTAINER.model_copy(update={"volumes": (volume,)}), os.getpid()
+    _, sent = start(structs.replace(plan, hosts=hosts, container=container), (pid, pid))
+    host_config = json.loads(sent.partition(b"\r\n\r\n")[2])["HostConfig"]
+    assert (HOSTS in host_config["Mounts"]) is mounted
+    assert "ExtraHosts" not in host_config, "docker would leave out the node's own /etc/hosts"
+
+
 @pytest.mark.parametrize(
     ("changes", "gpu", "host_config", "others"),
     [

@@ -46,6 +46,19 @@ def test_ranks_meet_on_the_fabric_of_their_own_node(executor: str) -> None:
     assert dict(head.shared)["env.VLLM_HOST_IP"] == "{node.address}"
 
 
+def test_the_nodes_of_a_cluster_have_names_in_the_form_that_torch_looks_up() -> None:
+    def hosts(*nodes: str) -> tuple[tuple[str, str], ...]:
+        settings = configured(cluster={"nodes": nodes})
+        return make_plan(recipe(args={"tensor-parallel-size": 2}), settings, HEAD).hosts
+
+    assert hosts("10.0.0.1", "10.0.0.2") == (
+        ("::ffff:10.0.0.1", "sparkd-rank0"),
+        ("::ffff:10.0.0.2", "sparkd-rank1"),
+    )
+    assert hosts("fd00::1", "fe80::2%x\n::1 evil") == (("fd00::1", "sparkd-rank0"), ("fe80::2", "sparkd-rank1"))
+    assert plan(ALONE).hosts == ()
+
+
 def test_a_node_alone_gets_no_address_and_ranks_without_gpu_no_device() -> None:
     assert of_the_node(plan(ALONE)) == {}
     without = plan(HEAD, container={"gpus": "none"})

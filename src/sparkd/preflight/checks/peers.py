@@ -1,49 +1,13 @@
-"""The other nodes: their clocks, and the DNS servers that torch queries for their names."""
+"""The other nodes' clocks."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host import Host, datagrams
+from sparkd.host import Host
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.status.model import Contact
 from sparkd.status.report_file import read_living_report
-
-
-class NameServer(Struct, frozen=True):
-    address: str
-    answers: bool | None
-    """None where no query was sent."""
-
-
-class ResolverFacts(Struct, frozen=True):
-    servers: tuple[NameServer, ...]
-
-
-class Resolver(Check[ResolverFacts], frozen=True):
-    peers: tuple[str, ...]
-    id = "resolver"
-    levels = (Level.WARN,)
-
-    def probe(self, host: Host) -> ResolverFacts:
-        if not self.peers:
-            return ResolverFacts(())
-        found = datagrams.read_servers(host.files)
-        answers = datagrams.query_servers(host, found, self.peers[0]) if found else {}
-        return ResolverFacts(tuple(NameServer(one, answers.get(one)) for one in found))
-
-    def judge(self, facts: ResolverFacts) -> Verdict:
-        if not self.peers:
-            return ok("one node")
-        names = ", ".join(one.address for one in facts.servers)
-        if not names:
-            return ok("no DNS server is named, and none is needed")
-        if all(one.answers is False for one in facts.servers):
-            reason = f"no DNS server answers ({names}): each start takes about {10 * (len(self.peers) + 1)} s longer"
-            return warn(reason, "fix the network to them, or remove them from /etc/resolv.conf")
-        good = ", ".join(one.address for one in facts.servers if one.answers)
-        return ok(f"{good} answers" if good else f"not queried: {names}")
-
 
 APART_SECONDS = 5.0
 """Clocks that chrony or timesyncd keep differ by milliseconds; an answer's date has whole seconds."""

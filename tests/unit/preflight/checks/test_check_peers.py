@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,115 +14,13 @@ from tests.unit.verdicts import expect
 
 from sparkd.cluster.client import clock_ahead
 from sparkd.config import Settings
-from sparkd.host import Host, datagrams
-from sparkd.host.files import Files
+from sparkd.host import Host
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node, Secret
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.peers import NameServer, PeerClock, PeerClockFacts, PeerClocks, Resolver, ResolverFacts
+from sparkd.preflight.checks.peers import PeerClock, PeerClockFacts, PeerClocks
 from sparkd.preflight.checks.ports import Listeners, ListenersFacts
 from sparkd.recipes.loader import load_recipe, recipe_folders
-
-DNS = Resolver(("10.0.0.2",))
-
-
-def servers(*answers: bool | None) -> ResolverFacts:
-    return ResolverFacts(tuple(NameServer(f"192.168.1.{at}", said) for at, said in enumerate(answers, 1)))
-
-
-@pytest.mark.parametrize(
-    ("facts", "level", "words"),
-    [
-        pytest.param(servers(), Level.OK, "none is needed", id="no server"),
-        pytest.param(servers(True), Level.OK, "192.168.1.1 answers", id="it answers"),
-        pytest.param(servers(False, True), Level.OK, "192.168.1.2 answers", id="one of them does"),
-        pytest.param(servers(None), Level.OK, "not queried: 192.168.1.1", id="no query"),
-        pytest.param(servers(False), Level.WARN, "(192.168.1.1): each start takes about 20 s longer", id="silent"),
-        pytest.param(servers(False, False), Level.WARN, "(192.168.1.1, 192.168.1.2)", id="all silent"),
-    ],
-)
-def test_a_silent_dns_server_costs_every_start_for_each_node(facts: ResolverFacts, level: Level, words: str) -> None:
-    expect(DNS.judge(facts), level, words)
-    eight = Resolver(tuple(f"10.0.0.{rank}" for rank in range(2, 9)))
-    assert ("about 80 s" in eight.judge(facts).reason) is (level is Level.WARN)
-
-
-@pytest.mark.parametrize(
-    ("config", "upstream", "named"),
-    [
-        (None, None, ()),
-        ("", None, ()),
-        ("nameserver 10.1.1.1\nnameserver fd00::1\n", None, ("10.1.1.1", "fd00::1")),
-        ("nameserver 127.0.0.53\n", "nameserver 10.1.1.1\n", ("10.1.1.1",)),
-        ("nameserver 127.0.0.53\n", "# none\n", ("127.0.0.53",)),
-        ("nameserver 127.0.0.53\n", None, ("127.0.0.53",)),
-        ("nameserver 127.0.0.53\nnameserver 10.2.2.2\n", "nameserver 10.1.1.1\n", ("127.0.0.53", "10.2.2.2")),
-        ("nameserver\nnameserver here\n#nameserver 10.1.1.1\n\0\nserver 1.1.1.1\n", None, ()),
-        ("".join(f"nameserver 10.1.1.{at}\n" for at in range(9)), None, ("10.1.1.0", "10.1.1.1", "10.1.1.2")),
-        ("nameserver 10.1.1.1\nnameserver 10.1.1.1\n", None, ("10.1.1.1",)),
-    ],
-)
-def test_servers_are_those_that_a_container_gets(
-    tree: Tree, config: str | None, upstream: str | None, named: tuple[str, ...]
-) -> None:
-    for path, text in (("/etc/resolv.conf", config), ("/run/systemd/resolve/resolv.conf", upstream)):
-        if text is not None:
-            tree.file(path, text)
-    assert datagrams.read_servers(Files(str(tree.root))) == named
-
-
-def test_the_resolvers_probe_reads_the_machine(tree: Tree) -> None:
-    machine.healthy(tree, 0)
-    assert DNS.probe(Host(tree.root)) == ResolverFacts((NameServer("192.168.1.1", True),))
-    assert Resolver(()).probe(Host(tree.root)) == ResolverFacts(())
-
-
-@pytest.mark.parametrize("text", ["[]", "{"])
-def test_a_record_of_answers_that_is_none_is_an_error_of_reading(tree: Tree, text: str) -> None:
-    tree.file("/etc/resolv.conf", "nameserver 10.1.1.1\n")
-    tree.file("/.sparkd/resolver.json", text)
-    with pytest.raises(ValueError, match=r"resolver\.json"):
-        DNS.probe(Host(tree.root))
-
-
-@contextmanager
-def dns_server(answer: bytes) -> Iterator[tuple[int, list[bytes]]]:
-    """Answers each query with its id and this; its port, and the queries."""
-    queries: list[bytes] = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.bind(("127.0.0.1", 0))
-
-        def serve() -> None:
-            question, sender = sock.recvfrom(4096)
-            queries.append(question)
-            if answer:
-                sock.sendto(question[:2] + answer, sender)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield sock.getsockname()[1], queries
-        thread.join()
-
-
-def test_the_query_is_a_nodes_name() -> None:
-    with dns_server(b"\x81\x83") as (port, queries):
-        assert datagrams.query_network(("127.0.0.1",), "10.0.0.2", port) == {"127.0.0.1": True}
-    name = b"\x012\x010\x010\x0210\x07in-addr\x04arpa\0"
-    assert queries[0][2:] == b"\x01\0\0\1\0\0\0\0\0\0" + name + b"\0\x0c\0\1"
-
-
-@pytest.mark.parametrize(
-    ("address", "first_label"), [("::ffff:10.0.0.2", b"\x012"), ("fd00::a", b"\x01a"), ("fe80::a%lo", b"\x01a")]
-)
-def test_every_address_has_a_name_to_query(address: str, first_label: bytes) -> None:
-    with dns_server(b"\x81\x83") as (port, queries):
-        assert datagrams.query_network(("127.0.0.1",), address, port) == {"127.0.0.1": True}
-    assert queries[0][12:14] == first_label
-
-
-def test_a_server_that_keeps_silent_does_not_answer() -> None:
-    with dns_server(b"") as (port, _):
-        assert datagrams.query_network(("127.0.0.1",), "10.0.0.2", port) == {"127.0.0.1": False}
 
 
 def pair_plan() -> LaunchPlan:

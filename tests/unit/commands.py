@@ -12,6 +12,9 @@ import pytest
 
 from sparkd.cli import main
 
+INTERRUPTIBLE = ("env", "--default-signal=INT")
+"""Goes before a command that a test interrupts: in a shell's background job, processes begin with SIGINT ignored."""
+
 
 @dataclass(frozen=True)
 class Done:

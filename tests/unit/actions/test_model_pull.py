@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
-from tests.unit.commands import Done, sparkd
+from tests.unit.commands import INTERRUPTIBLE, Done, sparkd
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
@@ -82,7 +82,7 @@ class Machine:
     def start(self, *words: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         """In a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "sparkd.cli.main", "model", "pull", *words],
+            [*INTERRUPTIBLE, sys.executable, "-m", "sparkd.cli.main", "model", "pull", *words],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": "src", **self.env, **env},
             stdout=subprocess.PIPE,
             stderr=stderr,
@@ -102,7 +102,10 @@ class Machine:
         with self.start(REPO, stderr=stderr, **env) as process:
             until(lambda: self.begun() or process.poll() is not None, 60)
             process.send_signal(signal.SIGINT)
-            assert process.wait(10) == -signal.SIGINT, "no waiting for files under way"
+            try:
+                assert process.wait(10) == -signal.SIGINT, "no waiting for files under way"
+            finally:
+                process.kill()  # else a failure would wait for the end of the download, which may never come
 
 
 def ended(process: subprocess.Popen[str]) -> Done:

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.commands import INTERRUPTIBLE
 from tests.unit.node_reports import HEAD
 
 from sparkd.status.model import ActivityReport, Phase, dump
@@ -41,7 +42,7 @@ class Watch:
         self._ours, theirs = pty.openpty()
         self.resize(80)
         env = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES", "NO_COLOR")}
-        command = [sys.executable, "-c", PROGRAM, str(tree.root)]
+        command = [*INTERRUPTIBLE, sys.executable, "-c", PROGRAM, str(tree.root)]
         env |= {"TERM": "xterm-256color", "PYTHONPATH": "src"}
         self._process = subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
         os.close(theirs)

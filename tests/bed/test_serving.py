@@ -133,20 +133,19 @@ def test_status_shows_what_the_engine_does(serving: SparkdNode) -> None:
     wait_for(lambda: activity()["running"] == 0 == activity()["output_tokens_per_second"], 30, "an idle engine")
 
 
-PAIRED = ("output_tokens_per_second", "request_seconds")
-"""Not the rate of one stream: on two busy cores its events come together."""
+ENGINE_BENCH = Path(__file__).with_name("programs") / "engine_bench.py"
+"""It does not compare the rate of one stream, whose events arrive together on two busy cores."""
 
 
 def paired(spark: SparkdNode, runs: int) -> dict[str, float]:
     """Ratios of sparkd's figures to those of `vllm bench serve`, `runs` requests before and after and in between."""
-    load = ("--concurrency", "1", "--runs", str(runs), "--prompt", "64", "--answer", "384", "--depth", "0")
-    done = spark.node.run("sparkd", "bench", *load, "--engine-bench", "--json", check=False, timeout=240)
+    spark.node.put(ENGINE_BENCH, "/root/engine_bench.py")
+    done = spark.node.run("python3", "-B", "/root/engine_bench.py", str(runs), "64", "384", check=False, timeout=240)
     assert done.returncode == 0, done.stderr + done.stdout
-    pair = json.loads(done.stdout)["engine"]
-    ratios = {name: pair["own"][name]["median"] / pair[name] for name in PAIRED}
-    for name, ratio in ratios.items():
-        print(f"{name}: sparkd {pair['own'][name]['median']:.3f}, vllm bench serve {pair[name]:.3f}, {ratio:.3f}")
-    return ratios
+    figures: dict[str, tuple[float, float]] = json.loads(done.stdout)
+    for name, (own, vllm) in figures.items():
+        print(f"{name}: sparkd {own:.3f}, vllm bench serve {vllm:.3f}, {own / vllm:.3f}")
+    return {name: own / vllm for name, (own, vllm) in figures.items()}
 
 
 def test_smoke_finds_no_fault_in_a_random_model_and_its_whole_context(serving: SparkdNode) -> None:
@@ -245,40 +244,27 @@ def test_a_soak_finds_a_leak(serving: SparkdNode) -> None:
 
 
 @pytest.mark.whole
-def test_a_bench_takes_its_container_along_and_the_next_one_that_of_a_killed_one(serving: SparkdNode) -> None:
-    def identity() -> str:
-        return serving.node.run("docker", "ps", "-aqf", "name=^sparkd-bench$").stdout.strip()
-
-    def begin(before: str) -> str:
-        load = "--engine-bench --concurrency 1 --runs 1 --prompt 64 --answer 64 --depth 0"
-        serving.node.sh(f"setsid sparkd bench {load} >/root/bench 2>&1 &")
-        wait_for(lambda: identity() not in ("", before), 60, "the container of vllm bench serve")
-        return identity()
-
-    def end(number: signal.Signals) -> None:
-        for process in serving.node.found(r"sparkd bench --engine-bench"):
-            process.send(number)
-        wait_for(lambda: not serving.node.found(r"sparkd bench --engine-bench"), 30, "the end of sparkd bench")
-
-    first = begin("")
+def test_a_second_bench_is_refused_and_an_ended_one_prints_what_it_has(serving: SparkdNode) -> None:
+    ones, depths = ",".join(["1"] * 16), ",".join(["240"] * 16)
+    load = f"--concurrency {ones} --runs 1 --prompt 64 --answer 200 --depth {depths}"
+    serving.node.sh(f"setsid sparkd bench {load} >/root/bench 2>&1 &")
+    wait_for(lambda: "1 requests at once" in serving.node.read("/root/bench"), 60, "the first figure of sparkd bench")
     second = serving.node.run("sparkd", "bench", check=False)
     assert (second.returncode, "another `sparkd bench` or `tune-recipe` is under way" in second.stderr) == (2, True), (
         second
     )
-    end(signal.SIGKILL)
-    assert identity() == first, "nothing could remove it"
-    begin(first)
-    end(signal.SIGTERM)
-    assert serving.containers() == ["sparkd-rank0"]
+    for process in serving.node.found(r"sparkd bench --concurrency"):
+        process.send(signal.SIGTERM)
+    wait_for(lambda: not serving.node.found(r"sparkd bench --concurrency"), 30, "the end of sparkd bench")
     assert "\n1 " in serving.node.sh("cat /root/bench").stdout, "the result so far"
 
 
 @pytest.mark.whole
 def test_bench_agrees_with_the_engines_own_within_five_percent(serving: SparkdNode) -> None:
     """The median of five pairs of runs that take turns: what else runs on the machine moves a single one more."""
-    found = [paired(serving, 10) for _ in range(5)]
-    for name in PAIRED:
-        assert median(one[name] for one in found) == pytest.approx(1, abs=0.05), name
+    pairs = [paired(serving, 10) for _ in range(5)]
+    for name in pairs[0]:
+        assert median(ratios[name] for ratios in pairs) == pytest.approx(1, abs=0.05), name
 
 
 def test_a_second_owner_changes_nothing_and_learns_who_owns_the_node(serving: SparkdNode) -> None:

@@ -39,7 +39,6 @@ CHUNK_BYTES = 4 << 20
 LOG_LIMITS = {"max-size": "20m", "max-file": "5"}
 LAST_LINES = 200
 PROGRAM_BYTES = 8 * GIB
-NO_MOUNTS: Mapping[str, str] = {}
 ASSERT_SECONDS = 300
 """For all assertions of a recipe: an import of torch from a cold disk takes up to a minute."""
 GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
@@ -180,19 +179,11 @@ def create_body(
     }
 
 
-def program_body(
-    image_id: str,
-    program: str,
-    labels: dict[str, str],
-    network: str = "none",
-    mounts: Mapping[str, str] = NO_MOUNTS,
-    memory_bytes: int = PROGRAM_BYTES,
-) -> dict[str, object]:
-    """Bash in a container that may do less than the rank's: no GPU or capability, and nothing to write to.
+def program_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str, object]:
+    """Bash in a container that may do less than the rank's: no network, GPU or capability, and nothing to write to.
 
-    `mounts`: files and folders by their place in the container, where they are read-only. HOME is writable, because
-    libraries make caches there when they are imported, and exec, which docker's tmpfs is not by default, because some
-    compile there what they then load.
+    HOME is writable, because libraries make caches there when they are imported, and exec, which docker's tmpfs is not
+    by default, because some compile there what they then load.
     """
     return {
         "Image": image_id,
@@ -200,21 +191,17 @@ def program_body(
         "Cmd": ["-c", program],
         "Labels": labels,
         "Env": ["HOME=/tmp", "NVIDIA_VISIBLE_DEVICES=void"],  # void: nvidia's runtime, if it is docker's default
-        "NetworkDisabled": network == "none",
+        "NetworkDisabled": True,
         "HostConfig": {
-            "NetworkMode": network,
-            "Mounts": [
-                {"Type": "bind", "Source": source, "Target": target, "ReadOnly": True}
-                for target, source in mounts.items()
-            ],
+            "NetworkMode": "none",
             "IpcMode": "private",
             "ReadonlyRootfs": True,
             "Tmpfs": {"/tmp": "size=268435456,exec"},  # noqa: S108  # the container's own
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "PidsLimit": 512,
-            "Memory": memory_bytes,
-            "MemorySwap": memory_bytes,
+            "Memory": PROGRAM_BYTES,
+            "MemorySwap": PROGRAM_BYTES,
             "Init": True,
             "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
         },

@@ -24,18 +24,9 @@ from sparkd.cli.served import Served, open_endpoint, report_progress
 from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
 from sparkd.cli.use import parse_time
 from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, EngineEndedError, ExitCode, LaunchError, UsageError
+from sparkd.lib.errors import EngineEndedError, ExitCode, UsageError
 from sparkd.lib.http_client import HttpError
-from sparkd.measure.bench import EngineLevel, Result, Wanted, measure, measure_steady, pair_up
-from sparkd.measure.engine_bench import (
-    MEMORY_BYTES,
-    SECONDS,
-    EngineFigures,
-    find_lack,
-    parse_output,
-    program_mounts,
-    render_program,
-)
+from sparkd.measure.bench import Result, Wanted, measure
 from sparkd.measure.figures import DECODE, Depth, Level
 from sparkd.measure.past import describe_slower, find_runs, find_usual
 from sparkd.recipes.schema import Recipe
@@ -47,7 +38,6 @@ CONCURRENCY, DEPTHS = (1, 2, 4, 8), (2048, 8192, 32768)
 MOST_AT_ONCE, MOST_TOKENS, MOST_RUNS = 256, 1 << 20, 100
 SPARE_TOKENS = 32
 """Of the context: a prompt's length is met to within a few tokens."""
-CONTAINER = "sparkd-bench"
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 _LIST = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 
@@ -64,7 +54,6 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
         "--staggered", action="store_true", help="requests that arrive one after the other, as a Poisson process"
     )
     parser.add_argument("--soak", metavar="TIME", help="send requests for so long, such as 8h, and judge the memory")
-    parser.add_argument("--engine-bench", action="store_true", help="also run `vllm bench serve` of the engine's image")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--markdown", action="store_true", help="print tables to paste")
@@ -74,19 +63,16 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
 def bench(args: argparse.Namespace) -> int:
     given = read_numbers(args)
     soak_seconds = parse_time("--soak", args.soak, SHORTEST_SECONDS, LONGEST_SECONDS) if args.soak else 0
-    if soak_seconds and (args.engine_bench or args.markdown or args.depth or args.staggered):
+    if soak_seconds and (args.markdown or args.depth or args.staggered):
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
     with open_endpoint(MOST_AT_ONCE) as served, only_one():
         catch_ends()
         wanted = choose(given, served)
-        floor_bytes = served.node.settings.memory.floor_mib << 20
-        if args.engine_bench and (lack := find_lack(Host().meminfo().available_bytes, floor_bytes)):
-            raise BlockedError(lack, "sparkd bench without --engine-bench")
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
         blank = start_result(served, wanted)
         try:
-            found = run(served, wanted, blank, engine=args.engine_bench)
+            found = run(served, wanted, blank)
         except (HttpError, StreamError) as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
     rows, row = read_rows(), make_row(found, served)
@@ -113,7 +99,7 @@ def only_one() -> AbstractContextManager[None]:
 
 
 def catch_ends() -> None:
-    """Also end of a session or by a service manager as by Ctrl-C: with the results, and without the container."""
+    """Also end of a session or by a service manager as by Ctrl-C: with the results."""
 
     def interrupt(_: int, frame: FrameType | None) -> None:
         for one in ENDS:  # a session's end sends both
@@ -187,10 +173,9 @@ def start_result(served: Served, wanted: Wanted) -> Result:
     )
 
 
-def run(served: Served, wanted: Wanted, result: Result, *, engine: bool) -> Result:
+def run(served: Served, wanted: Wanted, result: Result) -> Result:
     """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
     found: list[Level | Depth] = []
-    pair: EngineLevel | None = None
     interrupted, fault = False, ""
 
     async def collect() -> None:
@@ -199,40 +184,17 @@ def run(served: Served, wanted: Wanted, result: Result, *, engine: bool) -> Resu
             report_progress(bench_table.progress(one))
 
     try:
-        with asyncio.Runner() as runner:
-            runner.run(collect())
-            if engine:
-                report_progress("vllm bench serve, in a container of the engine's image")
-                before = runner.run(measure_steady(served.endpoint, wanted))
-                figures = run_engine_bench(served, wanted)
-                # Own batches before and after: a drift counts in neither direction.
-                pair = pair_up(wanted, (before, runner.run(measure_steady(served.endpoint, wanted))), figures)
+        asyncio.run(collect())
     except KeyboardInterrupt:
         interrupted = True
-    except (HttpError, StreamError, LaunchError, ValueError) as error:
+    except (HttpError, StreamError, ValueError) as error:
         if not found:
             raise
         fault = str(error)
     levels = tuple(one for one in found if isinstance(one, Level))
     lost = next((one.fault for one in levels if one.failed == one.requests), "")
     depths = tuple(one for one in found if isinstance(one, Depth))
-    return replace(result, levels=levels, depths=depths, engine=pair, interrupted=interrupted, fault=fault or lost)
-
-
-def run_engine_bench(served: Served, wanted: Wanted) -> EngineFigures:
-    """Blocks. Raises LaunchError, or ValueError where the program gives no result."""
-    from sparkd.actions.dockerd import Containers, program_body
-    from sparkd.engine.rank import container_labels
-
-    plan = served.node.plan
-    labels = container_labels(plan, "", served.report.incarnation)  # by which a sweep after that agent finds it
-    program = render_program(plan, wanted, max(wanted.concurrency))
-    body = program_body(served.rank.image_id, program, labels, "host", program_mounts(plan), MEMORY_BYTES)
-    containers = Containers()
-    for one in Host().docker().containers:
-        if one.ours and one.name == CONTAINER:  # of a command that was killed: `only_one` runs
-            containers.remove(one.id)
-    return parse_output(*containers.run_program(body, CONTAINER, SECONDS))
+    return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
 
 
 def make_row(found: Result, served: Served) -> Bench:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparkd.lib.text import Parts, Table, sanitize
-from sparkd.measure.bench import EngineLevel, Result
+from sparkd.measure.bench import Result
 from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread, expected, find_level, ratio
 from sparkd.measure.past import Usual
 from sparkd.state.known_good import format_utc
 
 LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
 DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")
-ENGINE = ("", "tokens/s", "of one stream", "first token", "request")
 NONE = "-"
 LEGEND = "recipe, usual: the ratio to their figure; first: until the first token"
 Expect = Mapping[str, object]
@@ -20,7 +19,7 @@ Expect = Mapping[str, object]
 
 def tables(found: Result, expect: Expect, usual: Usual | None) -> Parts:
     parts: list[str | Table] = [f"{sanitize(found.model, 30)} by {sanitize(found.recipe, 40)}", _lengths(found)]
-    for rows in (level_rows(found, expect, usual), depth_rows(found.depths), engine_rows(found.engine)):
+    for rows in (level_rows(found, expect, usual), depth_rows(found.depths)):
         if len(rows) > 1:
             parts += ["", Table(rows, heading=True, flexible=0)]
     return [*parts, *notes(found, usual)]
@@ -29,7 +28,7 @@ def tables(found: Result, expect: Expect, usual: Usual | None) -> Parts:
 def markdown(found: Result, expect: Expect, usual: Usual | None) -> str:
     names = f"`{sanitize(found.model)}`, recipe `{sanitize(found.recipe)}`, sparkd {found.version}, {found.made[:10]}"
     lines = [f"{names}: {_lengths(found)}"]
-    for rows in (level_rows(found, expect, usual), depth_rows(found.depths), engine_rows(found.engine)):
+    for rows in (level_rows(found, expect, usual), depth_rows(found.depths)):
         if len(rows) > 1:
             lines += ["", _line(rows[0]), _line(["---:"] * len(rows[0])), *map(_line, rows[1:])]
     return "\n".join([*lines, *notes(found, usual)])
@@ -80,25 +79,6 @@ def depth_rows(depths: Sequence[Depth]) -> list[tuple[str, ...]]:
             )
             for one in depths
         ),
-    ]
-
-
-def engine_rows(pair: EngineLevel | None) -> list[tuple[str, ...]]:
-    if pair is None:
-        return [ENGINE]
-    names = ("output_tokens_per_second", "stream_tokens_per_second", "first_token_seconds", "request_seconds")
-    own: list[Spread | None] = [getattr(pair.own, name) for name in names]
-    engines: list[float] = [getattr(pair, name) for name in names]
-    rates, times = own[:2], own[2:]
-    return [
-        ENGINE,
-        (
-            f"sparkd, {pair.own.concurrency} at once",
-            *(_rate(one.median) if one else NONE for one in rates),
-            *map(_seconds, times),
-        ),
-        ("vllm bench serve", *map(_rate, engines[:2]), *map(seconds, engines[2:])),
-        ("ratio", *(_ratio(ratio(one, other)) for one, other in zip(own, engines, strict=True))),
     ]
 
 

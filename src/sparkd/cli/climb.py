@@ -222,7 +222,7 @@ class Climb:
         load = (self.tuning.at_once,)
         wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
         with open_endpoint(self.tuning.at_once) as served:
-            found = bench.run(served, wanted, bench.start_result(served, wanted), engine=False)
+            found = bench.run(served, wanted, bench.start_result(served, wanted))
         if found.interrupted:
             raise KeyboardInterrupt
         level = found.levels[0] if found.levels else None

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
 from sparkd.lib.http_client import HttpError
-from sparkd.measure.engine_bench import EngineFigures
 from sparkd.measure.figures import Depth, Level, compare_depth, summarise
-from sparkd.measure.load import REQUEST_SECONDS, Prompts, Reply, send
+from sparkd.measure.load import REQUEST_SECONDS, Prompts, send
 from sparkd.vllm.api import Drafts, Endpoint
 
 WARM_TOKENS = 4
@@ -30,16 +28,6 @@ class Wanted(Struct, frozen=True):
     """To differ from that of any earlier measurement, whose prompts the prefix cache may know."""
 
 
-class EngineLevel(Struct, frozen=True):
-    """The same load by sparkd and by the engine's own program: `vllm bench serve`, medians."""
-
-    own: Level
-    output_tokens_per_second: float
-    stream_tokens_per_second: float
-    first_token_seconds: float
-    request_seconds: float
-
-
 class Result(Struct, frozen=True):
     """What is kept. `made`: UTC, ISO 8601."""
 
@@ -54,7 +42,6 @@ class Result(Struct, frozen=True):
     answer_tokens: int
     levels: tuple[Level, ...] = ()
     depths: tuple[Depth, ...] = ()
-    engine: EngineLevel | None = None
     interrupted: bool = False
     fault: str = ""
     """Why it ended early."""
@@ -74,26 +61,6 @@ async def measure(endpoint: Endpoint, wanted: Wanted) -> AsyncIterator[Level | D
         first = await endpoint.stream(prompt, wanted.answer_tokens, REQUEST_SECONDS)
         second = await endpoint.stream(prompt, 1, REQUEST_SECONDS)
         yield compare_depth(first, second)
-
-
-async def measure_steady(endpoint: Endpoint, wanted: Wanted) -> list[Reply]:
-    """The largest number of requests, kept running until all batches are answered, as `vllm bench serve` does."""
-    at_once = max(wanted.concurrency)
-    prompts = Prompts(time.time_ns())
-    await prompts.calibrate(endpoint)
-    await send(endpoint, [prompts.make(wanted.prompt_tokens) for _ in range(at_once)], WARM_TOKENS, at_once, 0)
-    texts = [prompts.make(wanted.prompt_tokens) for _ in range(at_once * wanted.runs)]
-    return await send(endpoint, texts, wanted.answer_tokens, at_once, 0)
-
-
-def pair_up(wanted: Wanted, own: Sequence[Sequence[Reply]], engine: EngineFigures) -> EngineLevel:
-    return EngineLevel(
-        own=summarise(max(wanted.concurrency), "static", own),
-        output_tokens_per_second=engine.output_throughput,
-        stream_tokens_per_second=1000 / engine.median_tpot_ms if engine.median_tpot_ms > 0 else 0.0,
-        first_token_seconds=engine.median_ttft_ms / 1000,
-        request_seconds=engine.median_e2el_ms / 1000,
-    )
 
 
 async def measure_level(endpoint: Endpoint, prompts: Prompts, wanted: Wanted, concurrency: int, runs: int) -> Level:

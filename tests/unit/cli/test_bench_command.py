@@ -15,7 +15,7 @@ from tests.unit.stream_server import streaming
 
 from sparkd.cli import bench_table
 from sparkd.lib.text import plain
-from sparkd.measure.bench import EngineLevel, Result
+from sparkd.measure.bench import Result
 from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread
 from sparkd.measure.past import Usual
 
@@ -38,7 +38,6 @@ RESULT = Result(
     answer_tokens=128,
     levels=(level(1, 37.2, accepted=(0.81, 0.5)), level(16, 1163.2, "staggered")),
     depths=(Depth(32768, 29.5, 1111, 30.1, 1.07), Depth(2048, 1.9, 1080, 36.0, 0.0)),
-    engine=EngineLevel(level(16, 160.0), 163.2, 37.5, 1.19, 14.1),
 )
 EXPECT = {DECODE: {"1": 37.2, "16": 163.2}, FIRST: {"16": 3.85}}
 
@@ -70,7 +69,7 @@ def test_failures_and_an_early_end_are_named_on_one_line() -> None:
 def test_markdown_is_tables_that_a_forum_takes() -> None:
     lines = bench_table.markdown(RESULT, EXPECT, None).splitlines()
     rows = [line for line in lines if line.startswith("|")]
-    assert len(rows) == 4 + 4 + 5
+    assert len(rows) == 4 + 4
     assert {line.count("|") for line in rows[:4]} == {len(bench_table.LEVELS) + 1}
 
 

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import time
-from pathlib import Path
 
-import pytest
-from tests.unit import plans
 from tests.unit.engine_server import Reply, engine
 from tests.unit.stream_server import streaming
 
 from sparkd.measure.bench import Wanted, measure
-from sparkd.measure.engine_bench import MEMORY_BYTES, find_lack, parse_output, program_mounts, render_program
 from sparkd.measure.figures import Depth, Level
 from sparkd.measure.load import Prompts, send
 from sparkd.vllm.api import Endpoint
@@ -84,54 +79,3 @@ def test_a_hundred_requests_in_flight_take_less_than_half_a_core() -> None:
     assert not [one.fault for one in replies if one.fault]
     print(f"100 requests, 5000 tokens in {seconds:.2f} s: {cpu:.2f} s of CPU, {cpu / seconds:.2f} of a core")
     assert cpu / seconds < 0.5
-
-
-@pytest.mark.parametrize("entrypoint", [["vllm", "serve"], ["python3", "-m", "vllm.entrypoints.cli.main", "serve"]])
-def test_the_engines_program_is_the_recipes_and_its_last_line_the_result(entrypoint: list[str]) -> None:
-    program = render_program(plans.plan(image={"ref": "x/y:1", "entrypoint": entrypoint}), WANTED, 4)
-    assert f"\n{' '.join(entrypoint[:-1])} bench serve " in program
-    assert "OPENAI_API_KEY" not in program
-    assert subprocess.run(["bash", "-n", "-c", program], check=False).returncode == 0
-
-
-def test_the_engines_program_reads_the_key_from_its_file_alone() -> None:
-    plan = plans.plan(secrets={"VLLM_API_KEY": "/etc/sparkd/api.key", "HF_TOKEN": "/etc/sparkd/hf"})
-    assert "/run/sparkd-secrets/VLLM_API_KEY" in render_program(plan, WANTED, 4)
-    assert set(program_mounts(plan).values()) == {plan.container.volumes[0].source, "/etc/sparkd/api.key"}
-
-
-RESULT = (
-    '{"completed": 8, "output_throughput": 95.5, "median_ttft_ms": 41.2, "median_tpot_ms": 9.9, "median_e2el_ms": 1.0}'
-)
-
-
-def test_the_engines_result_comes_behind_all_else_in_the_one_stream(tmp_path: Path) -> None:
-    """docker's log has no order between two."""
-    program = tmp_path / "vllm"
-    program.write_text(f"#!/bin/bash\necho loading; echo warning >&2; echo '{RESULT}' > {tmp_path}/result.json\n")
-    program.chmod(0o755)
-    text = render_program(plans.plan(), WANTED, 4).replace("/tmp", str(tmp_path))
-    env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", text], env=env, capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    assert parse_output(0, done.stdout).completed == 8
-
-
-def test_the_engines_result_is_the_last_line_or_the_reason_is_named() -> None:
-    assert parse_output(0, f"INFO loading\n\n{RESULT}\n").output_throughput == 95.5
-    for code, log, reason in (
-        (1, f"{RESULT}\nModuleNotFoundError: vllm.benchmarks", "exit code 1: ModuleNotFoundError"),
-        (0, "{}", "exit code 0"),
-        (0, "", "exit code 0"),
-        (2, "x" * 9999, "exit code 2"),
-    ):
-        with pytest.raises(ValueError, match=reason) as raised:
-            parse_output(code, log)
-        assert len(str(raised.value)) < 400
-
-
-def test_the_engines_own_program_takes_no_memory_that_the_guard_defends() -> None:
-    floor_bytes = 512 << 20
-    enough_bytes = MEMORY_BYTES + 2 * floor_bytes
-    assert find_lack(enough_bytes, floor_bytes) == ""
-    assert find_lack(enough_bytes - 1, floor_bytes).endswith("4.0 GiB needed for `vllm bench serve`")

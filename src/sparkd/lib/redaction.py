@@ -1,6 +1,7 @@
 """Text that leaves the machine: without known secrets in any form, without what looks like one, without prompts.
 
-`lib.text.Redactor` is for each line of a log, and leaves more in. This one may take too much out.
+`lib.text.Redactor` is for each line of a log, and leaves more in. This one may take too much out: some file's name, a
+word of a hint.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-from sparkd.lib.text import SHORTEST_SECRET, Redactor
+from sparkd.lib.text import Redactor
 
 HIDDEN = "***"
 _BEGINNINGS = r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_"
@@ -78,15 +79,15 @@ _PROMPT = re.compile(
 _NAMED = re.compile(_NAMES, re.IGNORECASE)
 
 
-class Redaction:
-    """`secrets`: known ones, such as the content of key files, line by line."""
+class Redaction(Redactor):
+    """Replaces known secrets, such as the content of key files, also where they are encoded, and all likely ones."""
 
-    def __init__(self, secrets: Iterable[str]) -> None:
-        forms = {form for secret in secrets for line in secret.splitlines() for form in _forms(line.strip())}
-        self._known = Redactor(tuple(one for one in forms if len(one) >= SHORTEST_SECRET))
+    def forms(self, secret: str) -> Iterable[str]:
+        """Each encoding, in each notation."""
+        return (form for encoded in _encode(secret) for form in super(Redaction, self).forms(encoded))
 
     def __call__(self, text: str) -> str:
-        text = self._known(text)
+        text = super().__call__(text)
         for rule, replacement in _RULES:
             text = rule.sub(replacement, text)
         return _PROMPT.sub(rf"\1 {HIDDEN}", text)
@@ -107,10 +108,8 @@ class Redaction:
         return value
 
 
-def _forms(secret: str) -> Iterator[str]:
+def _encode(secret: str) -> Iterator[str]:
     """Plain, in URLs, in hexadecimal, and in base64; of a key in hexadecimal, the bytes that it stands for too."""
-    if len(secret) < SHORTEST_SECRET:
-        return
     yield secret
     yield quote(secret, safe="")
     contents = [secret.encode("utf-8", "surrogateescape")]

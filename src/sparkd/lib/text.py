@@ -127,13 +127,23 @@ def _escape(text: str) -> str:
 
 
 class Redactor:
-    """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`."""
+    """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`.
 
-    def __init__(self, values: tuple[str, ...] = ()) -> None:
+    For each line of a log: the forms of `lib.redaction` would cost a third more, its rules far more, and they take out
+    some words that people need.
+    """
+
+    def __init__(self, values: Iterable[str] = ()) -> None:
         lines = {line.strip() for value in values for line in value.splitlines()}  # a key file is logged line by line
-        forms = {form for line in lines for form in _forms(line) if len(form) >= SHORTEST_SECRET}
+        forms = {form for line in lines if len(line) >= SHORTEST_SECRET for form in self.forms(line)}
         known = sorted(forms, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def forms(self, secret: str) -> Iterable[str]:
+        """Plain, in Python's notation (in either kind of quotes) and in JSON."""
+        in_single_quotes = repr(f"{secret}'\"")[1:-4]
+        in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
+        return secret, repr(secret)[1:-1], in_single_quotes, *in_json
 
     def __call__(self, text: str) -> str:
         if self._known:
@@ -143,13 +153,6 @@ class Redactor:
         if text.isascii() and not any(mark in lower for mark in _MARKS):
             return text
         return _SECRET_WORDS.sub(_hide, text)
-
-
-def _forms(secret: str) -> tuple[str, ...]:
-    """Plain, in Python's notation (in either kind of quotes) and in JSON."""
-    in_single_quotes = repr(f"{secret}'\"")[1:-4]
-    in_json = (json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False))
-    return secret, repr(secret)[1:-1], in_single_quotes, *in_json
 
 
 def _hide(found: re.Match[str]) -> str:

@@ -55,8 +55,8 @@ def folder(files: Files, path: str, most: int = MOST_ENTRIES) -> Folder:
     return Folder(path, "folder", count, size, whole, facts.uid, bool(facts.permissions & 0o002))
 
 
-def others(files: Files, image_id: str, most: int = MOST_ENTRIES) -> tuple[Folder, ...]:
-    own = image_id.removeprefix("sha256:")
+def others(files: Files, image_id: str) -> tuple[Folder, ...]:
+    own, most = image_id.removeprefix("sha256:"), MOST_ENTRIES
     found = []
     for name in files.names_if_any(ROOT):
         if IMAGE.fullmatch(name) and name != own:

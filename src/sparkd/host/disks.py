@@ -29,7 +29,6 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 class Mount(Struct, frozen=True):
     target: str
-    kind: str
     options: tuple[str, ...]
 
     def size_bytes(self, memory_bytes: int) -> int:
@@ -81,7 +80,7 @@ def mounts(files: Files, process: str) -> tuple[Mount, ...]:
     """As a process (`self`, `1`) sees them, in order: a later one hides earlier ones on the same target."""
     lines = files.text(f"/proc/{process}/mounts", limit=MOUNTS_LIMIT_BYTES).splitlines()
     rows = (line.split(" ") for line in lines)
-    return tuple(Mount(unescape(row[1]), row[2], tuple(row[3].split(","))) for row in rows if len(row) > 3)
+    return tuple(Mount(unescape(row[1]), tuple(row[3].split(","))) for row in rows if len(row) > 3)
 
 
 def mount_at(files: Files, target: str) -> Mount | None:

@@ -115,11 +115,9 @@ class BlockedError(SparkdError):
     code = ExitCode.BLOCKED
     usual_cause = Cause.BLOCKED
 
-    def __init__(
-        self, reason: str, hint: str = "", checks: tuple[str, ...] = (), *, cause: Cause | None = None
-    ) -> None:
+    def __init__(self, reason: str, hint: str = "", checks: tuple[str, ...] = ()) -> None:
         """`checks`: ids of those that block; empty where none does."""
-        super().__init__(reason, hint, cause=cause)
+        super().__init__(reason, hint)
         self.checks: Final = checks
 
 

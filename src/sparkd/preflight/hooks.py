@@ -34,21 +34,21 @@ class Hook(Struct, frozen=True):
         return Finding(self.id, Verdict(Level.UNKNOWN, self.problem, self.hint), {"path": self.path}, 0.0)
 
 
-def list_hooks(files: Files, folder: str = FOLDER, owner_uid: int = 0) -> tuple[Hook, ...]:
+def list_hooks(files: Files, owner_uid: int = 0) -> tuple[Hook, ...]:
     """Every hook in the order in which they run, without leftovers of editors and dpkg.
 
     A hook runs as root, so only root may be able to write to it or to a folder above it.
     """
     try:
-        names = [name for name in files.names(folder) if not _IGNORED.fullmatch(name)]
+        names = [name for name in files.names(FOLDER) if not _IGNORED.fullmatch(name)]
     except FileNotFoundError:
         return ()
     except OSError as error:
-        return (Hook("preflight.d", folder, f"{folder} can't be read: {error.strerror}", "run as root"),)
+        return (Hook("preflight.d", FOLDER, f"{FOLDER} can't be read: {error.strerror}", "run as root"),)
     if not names:
         return ()
-    unsafe = find_writable(files, folder, (owner_uid,))
-    return tuple(check_program(files, f"{folder}/{name}", unsafe, owner_uid) for name in names)
+    unsafe = find_writable(files, FOLDER, (owner_uid,))
+    return tuple(check_program(files, f"{FOLDER}/{name}", unsafe, owner_uid) for name in names)
 
 
 def check_program(files: Files, path: str, unsafe_folder: str = "", owner_uid: int = 0) -> Hook:

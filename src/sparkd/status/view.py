@@ -44,6 +44,7 @@ MOST_BYTES = 1 << 60
 MOST_CAUSES = 5
 """Of restarts, for each node; the latest."""
 SHADES = "▁▂▃▄▅▆▇█"
+BAR_WIDTH = 10
 
 
 class View(Struct, frozen=True):
@@ -245,13 +246,13 @@ def bounded_share(value: float | None) -> float | None:
     return None if value is None else min(max(0.0, value), 1.0)
 
 
-def bar(share: float, width: int = 10) -> str:
-    return "█" * (done := round(share * width)) + "░" * (width - done)
+def bar(share: float) -> str:
+    return "█" * (done := round(share * BAR_WIDTH)) + "░" * (BAR_WIDTH - done)
 
 
-def sparkline(used_percent: tuple[int, ...], samples: int = 60, width: int = 10) -> str:
-    """The newest on the right; each character is the most of its samples."""
-    each = samples // width
-    parts = [used_percent[max(0, end - each) : end] for end in range(len(used_percent), 0, -each)][:width]
+def sparkline(used_percent: tuple[int, ...]) -> str:
+    """The newest on the right; each character is the most of six samples."""
+    each = 6
+    parts = [used_percent[max(0, end - each) : end] for end in range(len(used_percent), 0, -each)][:BAR_WIDTH]
     tops = (min(max(0, *part), 100) for part in reversed(parts))
-    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in tops).rjust(width)
+    return "".join(SHADES[top * (len(SHADES) - 1) // 100] for top in tops).rjust(BAR_WIDTH)

@@ -18,6 +18,7 @@ from sparkd.config import Settings, load_settings
 from sparkd.host import Host, shm, weights
 from sparkd.host.disks import read_rooms
 from sparkd.host.files import Files
+from sparkd.host.ownership import ROOT, read_private
 from sparkd.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.lib.text import sanitize, size
 
@@ -209,11 +210,11 @@ def _read_token(path: str | None, files: Files) -> str | None:
         return None
     private = f"chmod 600 {path}, of root or yourself; the token alone on one line"
     try:
-        file = files.itself(os.path.abspath(path), TOKEN_LIMIT_BYTES)  # noqa: PTH100
-    except OSError as error:
+        file = read_private(files, os.path.abspath(path), TOKEN_LIMIT_BYTES, *ROOT, os.geteuid())  # noqa: PTH100
+    except FileNotFoundError as error:
         raise UsageError(f"the token can't be read from {path}: {error.strerror}", private) from None
-    if file.facts.permissions & 0o077 or file.facts.uid not in (0, os.geteuid()):
-        raise UsageError(f"{path} holds a token, and others than you may read or change it", private)
+    except ConfigError as error:
+        raise UsageError(error.reason, private) from None
     token = file.content.strip()
     if not token.isascii() or not token.decode("ascii", "replace").isprintable() or b" " in token or not token:
         raise UsageError(f"{path} holds no token", private)

@@ -47,8 +47,11 @@ def refuse_writable(files: Files, path: str, what: str) -> None:
     raise AwaitedError(f"{what} {path} is not used: others than root may write to {writable}", hint)
 
 
-def read_private(files: Files, path: str, limit: int, owner_uid: int = 0) -> Opened:
-    """A file that its owner alone can read. Raises FileNotFoundError, or ConfigError for any other fault."""
+def read_private(files: Files, path: str, limit: int, *owners: int) -> Opened:
+    """A file that its owner alone can read. Raises FileNotFoundError, or ConfigError for any other fault.
+
+    `owners`: uids, one of which it has to belong to; root's without any.
+    """
     try:
         opened = files.itself(path, limit)
     except FileNotFoundError:
@@ -60,7 +63,7 @@ def read_private(files: Files, path: str, limit: int, owner_uid: int = 0) -> Ope
     facts = opened.facts
     if facts.kind is not Kind.FILE:
         raise ConfigError(f"{path}: is no regular file", f"ls -l {path}")
-    if facts.uid != owner_uid:
+    if facts.uid not in (owners or ROOT):
         raise ConfigError(f"{path}: belongs to uid {facts.uid}, needed is root", f"chown root:root {path}")
     if facts.permissions & 0o077:
         raise ConfigError(f"{path}: has mode {facts.permissions:04o}, needed is 0600", f"chmod 600 {path}")

@@ -261,6 +261,10 @@ def test_a_token_comes_from_a_private_file_alone(machine: Machine, hub: Hub, tmp
     file.chmod(0o644)
     opened = machine.pull(REPO, "--token-file", str(file))
     assert (opened.returncode, "chmod 600" in opened.stderr) == (2, True)
+    assert "has mode 0644" in opened.stderr
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo, 0o600)
+    assert "is no regular file" in machine.pull(REPO, "--token-file", str(fifo)).stderr
     file.chmod(0o600)
     done = machine.pull(REPO, "--token-file", str(file))
     assert done.returncode == 0

@@ -10,8 +10,8 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.host.files import Files
-from sparkd.host.ownership import find_writable, refuse_writable
-from sparkd.lib.errors import AwaitedError
+from sparkd.host.ownership import find_writable, read_private, refuse_writable
+from sparkd.lib.errors import AwaitedError, ConfigError
 
 PATH = "/etc/sparkd/recipes/x.yaml"
 
@@ -86,3 +86,11 @@ def test_a_user_may_use_his_own_file_and_the_refusal_says_what_to_do(tmp_path: P
     with pytest.raises(AwaitedError) as caught:
         refuse_writable(Files(), str(own), "recipe")
     assert caught.value.hint == "move it to a folder that only root may write to, such as /etc/sparkd"
+
+
+def test_a_private_file_belongs_to_one_of_its_owners(tree: Tree) -> None:
+    tree.file("/token", "x", 0o600)
+    files, uid = Files(str(tree.root)), os.getuid()
+    assert read_private(files, "/token", 10, uid + 1, uid).content == b"x"
+    with pytest.raises(ConfigError, match=f"belongs to uid {uid}"):
+        read_private(files, "/token", 10, uid + 1, uid + 2)

@@ -27,6 +27,7 @@ from sparkd.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, Node
 from sparkd.host.processes import read_process
 from sparkd.lib.dockerd.reader import SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, LaunchError
+from sparkd.lib.lock import POLL_SECONDS, open_lock, try_lock
 from sparkd.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
 from sparkd.preflight.fixes import (
     Applied,
@@ -66,12 +67,10 @@ DISK_SECONDS = 10.0
 
 def acquire_lock(host: Host, owner: NodeOwner) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
-    path = Path(host.files.real(OWNER_LOCK))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = open_lock(Path(host.files.real(OWNER_LOCK)))
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
-    while not files.try_lock(fd):
+    while not try_lock(fd):
         with suppress(OSError):
             holder = read_account(host.files)
             if holder is not None:
@@ -80,8 +79,7 @@ def acquire_lock(host: Host, owner: NodeOwner) -> int:
         if time.monotonic() > deadline:
             os.close(fd)
             raise BlockedError(f"this node is owned by {UNNAMED}", FIND_HOLDER)
-        time.sleep(files.LOCK_POLL_SECONDS)
-    # The lock is never removed: one on an unlinked file would exclude nobody.
+        time.sleep(POLL_SECONDS)
     process = read_process(Files(), owner.pid)
     account = replace(owner, start_time=process.start_time if process is not None else 0)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -17,6 +16,7 @@ from sparkd.host.docker_image import how_to_get
 from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
+from sparkd.lib.lock import try_lock
 from sparkd.lib.text import GIB, sanitize
 from sparkd.plan.script import (
     HOSTS_FILE,
@@ -237,10 +237,8 @@ def lock_scratch(folder: Path) -> Iterator[None]:
     try:
         # The folder itself: a file would be left behind. NFS locks no folder.
         with suppress(OSError):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BlockedError("another `sparkd image sync` is under way here", "let it end first") from None
+            if not try_lock(fd):
+                raise BlockedError("another `sparkd image sync` is under way here", "let it end first")
         yield
     finally:
         os.close(fd)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,6 +15,7 @@ from msgspec import Struct
 from sparkd.host import caches
 from sparkd.host.files import Files
 from sparkd.lib.errors import LaunchError, UsageError
+from sparkd.lib.lock import hold, open_lock
 from sparkd.plan.script import HOSTS_TARGET
 from sparkd.state.file import FOLDER, Content, StateFile
 
@@ -24,7 +23,7 @@ KEPT = 3
 """Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
 _REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
 SETUP_LOCK = "run/sparkd/setup.lock"
-LOCK_SECONDS, LOCK_POLL_SECONDS = 5.0, 0.02
+LOCK_SECONDS = 5.0
 """For another process to write one file."""
 DOOMED = ".removed-"
 """Prefix of a folder that is being removed: that takes minutes, in which the agent may end."""
@@ -103,29 +102,10 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """One process at a time. Raises OSError where another one has it."""
-    fd = _open_lock(lock)
-    deadline = time.monotonic() + LOCK_SECONDS
-    try:
-        while not try_lock(fd):
-            if time.monotonic() > deadline:
-                raise BlockingIOError(errno.EAGAIN, "another process writes it")
-            time.sleep(LOCK_POLL_SECONDS)
+    with hold(open_lock(lock), LOCK_SECONDS) as held:
+        if not held:
+            raise BlockingIOError(errno.EAGAIN, "another process writes it")
         yield
-    finally:
-        os.close(fd)
-
-
-def _open_lock(lock: Path) -> int:
-    """A file that only root can open, and so hold: a folder that others can read is one that they can lock."""
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def try_lock(fd: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    return False
 
 
 def sync_folder(folder: Path) -> None:
@@ -151,13 +131,11 @@ def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or
     """One of these commands at a time. Raises UsageError where another one is under way."""
     lock = root / name
     with usage_error(f"{lock} can't be opened"):
-        fd = _open_lock(lock)
-    try:
-        if not try_lock(fd):
+        fd = open_lock(lock)
+    with hold(fd) as held:
+        if not held:
             raise UsageError(f"another {commands} is under way", "wait for it")
         yield
-    finally:
-        os.close(fd)
 
 
 class Pruned(Struct, frozen=True):

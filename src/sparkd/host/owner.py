@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from sparkd.host.files import Files
 from sparkd.host.processes import read_process
+from sparkd.lib.lock import try_lock
 from sparkd.lib.text import sanitize
 
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
@@ -70,9 +71,6 @@ def _held(files: Files) -> bool:
     except (FileNotFoundError, PermissionError):
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(lock, fcntl.LOCK_SH)
     finally:
         os.close(lock)
-    return False

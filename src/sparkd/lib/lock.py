@@ -1,0 +1,41 @@
+"""Locks between processes, by flock(2): the kernel takes one back when its holder ends."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+POLL_SECONDS = 0.02
+
+
+def open_lock(path: Path) -> int:
+    """A file that only root can open, and so hold: a folder that others can read is one that they can lock.
+
+    It is never removed: a lock on an unlinked file would exclude nobody.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
+    """False where another process has it. Raises OSError where the file system has no locks."""
+    with suppress(BlockingIOError):
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        return True
+    return False
+
+
+@contextmanager
+def hold(fd: int, seconds: float = 0.0) -> Iterator[bool]:
+    """Whether the lock could be had within so long; it is held until the end, which closes `fd`."""
+    deadline = time.monotonic() + seconds
+    try:
+        while not (held := try_lock(fd)) and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        yield held
+    finally:
+        os.close(fd)

@@ -33,7 +33,7 @@ from sparkd.host import Host, versions
 from sparkd.host.files import Kind
 from sparkd.host.gpu import read_clocks, read_driver
 from sparkd.host.journal import LATEST_US, Query
-from sparkd.lib.errors import BlockedError, SparkdError, UsageError
+from sparkd.lib.errors import BlockedError, SparkdError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import HIDDEN, Redaction
 from sparkd.lib.text import sanitize
@@ -70,12 +70,10 @@ def add_capture(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--issue", action="store_true", help="only print a summary to paste into a forum")
     parser.epilog = "Look into it before you give it away: it has host names, addresses, paths and names of processes."
-    parser.set_defaults(run=capture)
+    parser.set_defaults(run=capture, as_root=("only root may read all that it needs", "sudo sparkd capture"))
 
 
 def capture(args: argparse.Namespace) -> None:
-    if os.geteuid():
-        raise UsageError("only root may read all that it needs", "sudo sparkd capture")
     collector = Collector(Host())
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")

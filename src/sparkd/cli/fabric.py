@@ -38,12 +38,10 @@ def add_fabric(parser: argparse.ArgumentParser) -> None:
     test.epilog = (
         "Start it on all nodes within two minutes, the agents being stopped. It takes 8 s for each pair of ports."
     )
-    test.set_defaults(run=run_test)
+    test.set_defaults(run=run_test, as_root=("only root may read the cluster's key", "sudo sparkd fabric test"))
 
 
 def run_test(args: argparse.Namespace) -> int:
-    if os.geteuid():
-        raise UsageError("only root may read the cluster's key", "sudo sparkd fabric test")
     settings, host = load_settings(os.environ), Host()
     place = find_place(settings, host)
     if not (peers := peers_of(settings, place.rank)):

@@ -58,7 +58,7 @@ def add_init(parser: argparse.ArgumentParser) -> None:
 
 
 def add_deinit(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(run=deinit)
+    parser.set_defaults(run=deinit, as_root=("only root may change this node", "sudo sparkd deinit"))
 
 
 def init(args: argparse.Namespace) -> None:
@@ -82,8 +82,6 @@ def init(args: argparse.Namespace) -> None:
 
 
 def deinit(_args: argparse.Namespace) -> None:
-    if os.geteuid():
-        raise UsageError("only root may change this node", "sudo sparkd deinit")
     if owner := Host().owner():
         raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
     setup = Setup()

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
-from sparkd.lib.errors import ExitCode, SparkdError
+from sparkd.lib.errors import ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -44,7 +44,10 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("init", "init", "set up this node: recipe, settings, the cluster's key; invite other nodes, or join them"),
     ("deinit", "init", "take back what `init` wrote"),
 )
-"""Name, module and summary; the module's `add_NAME` declares the options and the function that runs."""
+"""Name, module and summary; the module's `add_NAME` declares the options and the function that runs.
+
+Where root alone may run it from its first line on, `as_root` is why, and what to do.
+"""
 
 COMPLETE = "__complete"
 HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
@@ -115,6 +118,8 @@ def _run(words: list[str]) -> int:
     from sparkd.lib import log
 
     log.clean_stderr()
+    if "as_root" in args and os.geteuid():
+        raise UsageError(*args.as_root)
     return int(args.run(args) or ExitCode.GOOD)
 
 

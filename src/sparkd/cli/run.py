@@ -13,7 +13,7 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkd.lib.errors import ExitCode, LaunchError, SparkdError, UsageError
+from sparkd.lib.errors import ExitCode, LaunchError, SparkdError
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -27,7 +27,7 @@ ROLES = ("head", "worker")
 
 def add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--role", choices=ROLES, required=True, help="what this node is to be")
-    parser.set_defaults(run=run_agent)
+    parser.set_defaults(run=run_agent, as_root=("an agent must be root", "systemctl start sparkd-head"))
 
 
 def add_sweep(parser: argparse.ArgumentParser) -> None:
@@ -36,8 +36,6 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def run_agent(args: argparse.Namespace) -> int:
-    if os.geteuid():
-        raise UsageError("an agent must be root", "systemctl start sparkd-head")
     from sparkd.agent.bootstrap import build_agent
     from sparkd.agent.run import run
     from sparkd.lib.log import ProcessLog

@@ -45,12 +45,11 @@ def add_tune_recipe(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yes", action="store_true", help="begin without a question")
     parser.add_argument("--despite-warnings", action="store_true", help="with --yes: also beyond what reports warn of")
     parser.epilog = f"knobs: {', '.join(ladder.BOUNDS)}"
-    parser.set_defaults(run=tune_recipe)
+    again = f"sudo {' '.join(['sparkd', *sys.argv[1:]])}"
+    parser.set_defaults(run=tune_recipe, as_root=("only root may choose what this node runs", again))
 
 
 def tune_recipe(args: argparse.Namespace) -> int:
-    if os.geteuid():
-        raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
     refuse_worker(config, host)
     base, name = load_chosen(args.recipe, 0, config, host), args.name or f"{args.recipe}-tuned"

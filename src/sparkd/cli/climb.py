@@ -19,11 +19,11 @@ from sparkd.cli.known_good import write_switch
 from sparkd.cli.served import open_endpoint
 from sparkd.cli.soak import look
 from sparkd.cli.use import (
-    GONE_SECONDS,
-    POLL_SECONDS,
+    await_end,
     explain_findings,
     findings_of,
     follow,
+    follow_agent,
     read_choice,
     refuse_blocked,
 )
@@ -36,11 +36,10 @@ from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
 from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
 from sparkd.measure.soak import Look
-from sparkd.state import launch_history, switch
+from sparkd.state import switch
 from sparkd.state.file import StateFile
 from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.status.model import IN_SERVICE, utc_now
-from sparkd.status.report_file import read_living_report
 from sparkd.vllm.streaming import StreamError
 
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
@@ -192,26 +191,22 @@ class Climb:
         try:
             one = self._test(step)
         except (HttpError, StreamError, EngineEndedError) as error:
-            until = time.monotonic() + GONE_SECONDS
-            while (end := launch_history.read_history(self._host.files).last_exit) is None or end.at <= began:
-                if time.monotonic() > until:
-                    break
-                time.sleep(POLL_SECONDS)
-            else:
-                if end.cause in NOT_OF_THE_RECIPE:
-                    raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
+            end = await_end(self._host, lambda last: last.at > began)
+            if end is not None and end.cause in NOT_OF_THE_RECIPE:
+                raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
             one = Measured(*step, fault=sanitize(f"the endpoint did not answer: {error}", FAULT_LENGTH))
         self._refuse_other()
         return one
 
     def _test(self, step: tuple[str, Value]) -> Measured:
         began, patience = time.monotonic(), self._config.readiness.timeout_seconds
-        while (report := read_living_report(self._host.files)) is None or report.phase not in IN_SERVICE:
-            if report is None and time.monotonic() - began > GONE_SECONDS:
-                raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
+        for report in follow_agent(self._host):
+            if report is not None and report.phase in IN_SERVICE:
+                break
             if time.monotonic() - began > patience:
                 return Measured(*step, fault="it does not serve")
-            time.sleep(POLL_SECONDS)
+        else:
+            raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
         for _ in range(2):  # healthy models write an odd answer now and then
             with open_endpoint(smoke.CONNECTIONS) as served:
                 rounds = asyncio.run(smoke.collect(served, shown=False))

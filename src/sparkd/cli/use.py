@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -35,8 +35,9 @@ from sparkd.preflight.runner import chosen as without_skipped
 from sparkd.preflight.runner import downgraded, examine, uncleared
 from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.state import known_good, launch_history
+from sparkd.state.launch_history import End
 from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.status.model import Phase, parse, utc_now
+from sparkd.status.model import NodeReport, Phase, parse, utc_now
 from sparkd.status.publisher import status_line
 from sparkd.status.report_file import read_living_report, read_report
 
@@ -221,18 +222,35 @@ def follow(switch: Switch, host: Host) -> str:
 
     Raises NotReadyError where no agent runs any more.
     """
-    shown, alive_at = "", time.monotonic()
-    while (outcome := find_outcome(switch, read_choice(host))) is None:
-        if (report := read_living_report(host.files)) is not None:
-            alive_at = time.monotonic()
+    shown = ""
+    for report in follow_agent(host):
+        if (outcome := find_outcome(switch, read_choice(host))) is not None:
+            return "" if outcome else _why_back(switch, host)
+        if report is not None:
             line = sanitize(status_line(report))
             if (step := _NUMBER.sub("", line)) != shown:
                 shown = step
                 print(line, flush=True)
-        elif time.monotonic() - alive_at > GONE_SECONDS:
-            raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
+    raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
+
+
+def follow_agent(host: Host) -> Iterator[NodeReport | None]:
+    """The report of the agent that runs, every half second; it ends once there has been none for `GONE_SECONDS`."""
+    alive_at = time.monotonic()
+    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= GONE_SECONDS:
+        alive_at = time.monotonic() if report is not None else alive_at
+        yield report
         time.sleep(POLL_SECONDS)
-    return "" if outcome else _why_back(switch, host)
+
+
+def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
+    """The agent's last end that counts, which it writes once its rank has ended; None after `GONE_SECONDS`."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (end := launch_history.read_history(host.files).last_exit) is None or not counts(end):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_SECONDS)
+    return end
 
 
 def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
@@ -243,11 +261,5 @@ def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
 
 
 def _why_back(switch: Switch, host: Host) -> str:
-    """The agent writes it once its rank has ended."""
-    deadline = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < deadline:
-        last = launch_history.read_history(host.files).last_exit
-        if last is not None and last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at:
-            return sanitize(str(last), 1000)
-        time.sleep(POLL_SECONDS)
-    return f"{label(switch.to)} is not in force: sparkd status"
+    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at)
+    return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
+from tests.unit.node_reports import HEAD
 from tests.unit.plans import configured
 
 from sparkd.cli import use
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
-from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.state import known_good
+from sparkd.lib.errors import Cause, ConfigError, UsageError
+from sparkd.state import known_good, launch_history
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.status.model import Phase, dump
 
 LATER = "2999-01-01T00:00:00+00:00"
 CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
@@ -153,3 +156,56 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
     assert "sparkd rollback --end" in refused.value.hint
     with pytest.raises(ConfigError):
         use.follow(END, Host(tree.root))
+
+
+def living(tree: Tree, phase: Phase, message: str) -> None:
+    tree.process(HEAD.pid, "sparkd", start_time=HEAD.start_time)
+    tree.file("/run/sparkd/report.json", dump(replace(HEAD, phase=phase, message=message)))
+
+
+def test_it_prints_each_step_once_until_the_new_plan_is_in_force(
+    tree: Tree, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = put(tree, NEW)
+    living(tree, Phase.LOADING, "shard 1 of 9")
+    later = [
+        threading.Timer(0.7, living, (tree, Phase.LOADING, "shard 2 of 9")),
+        threading.Timer(1.4, living, (tree, Phase.SERVING, "on port 8000")),
+        threading.Timer(4.0, put, (tree, replace(NEW, stage=Stage.IN_FORCE))),
+    ]
+    for timer in later:
+        timer.start()
+    assert use.follow(begun, Host(tree.root)) == ""
+    for timer in later:
+        timer.join()
+    assert capsys.readouterr().out == "loading: shard 1 of 9\nserving: on port 8000\n"
+
+
+def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
+    begun = put(tree, replace(NEW, chosen_at="2026-01-02"))
+    put(tree, replace(begun, stage=Stage.RETURNING))
+    history = launch_history.FILE.encode
+
+    def end(at: str, cause: Cause) -> None:
+        last = launch_history.End(f"{cause} at {at}", 12, at=at, cause=cause)
+        tree.file(launch_history.FILE.path, history(launch_history.LaunchHistory(last_exit=last)))
+
+    end("2026-01-01", Cause.SWITCH_FAILED)
+    later = [
+        threading.Timer(0.3, end, ("2026-01-03", Cause.PEER_LOST)),
+        threading.Timer(0.8, end, ("2026-01-03", Cause.SWITCH_FAILED)),
+    ]
+    for timer in later:
+        timer.start()
+    assert use.follow(begun, Host(tree.root)) == "switch-failed at 2026-01-03 (exit 12)"
+    for timer in later:
+        timer.join()
+
+
+def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> None:
+    reports = use.follow_agent(Host(tree.root))
+    assert next(reports) is None
+    living(tree, Phase.SERVING, "")
+    report = next(reports)
+    assert report is not None
+    assert report.phase is Phase.SERVING

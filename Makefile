@@ -34,7 +34,7 @@ test: venv  ## all that CI runs (as root)
 	done
 
 integration: venv  ## this machine's kernel, real docker
-	$(PYTEST) tests/integration
+	$(PYTEST) tests/integration -m "not whole"
 
 packaging: venv  ## the .deb: content, reproducible build; the page in a browser, /metrics in Prometheus
 	packaging/tools.sh chromium
@@ -48,6 +48,7 @@ booted: venv  ## booted nodes: real systemd, real docker, the .deb, real vLLM, a
 bed: venv  ## the same with the whole fault table (build/faults.json, build/faults.md), and machines with a kernel of their own
 	packaging/tools.sh
 	$(PYTEST) tests/bed
+	$(PYTEST) tests/integration -m whole
 
 demo: deb  ## one node: install the .deb, start the unit, show a completion
 	$(PYTHON) -m tests.bed demo

@@ -1,0 +1,37 @@
+"""Scenarios that mostly wait run side by side, while each stays a test of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+import pytest
+
+T = TypeVar("T")
+
+
+class Outcomes(Generic[T]):
+    """Results of scenarios, each by the node id of its test."""
+
+    def __init__(self, futures: Mapping[str, Future[T]]) -> None:
+        self._futures = futures
+
+    def of(self, request: pytest.FixtureRequest) -> T:
+        """Raises what the scenario has raised."""
+        return self._futures[request.node.nodeid].result()
+
+
+@contextmanager
+def outcomes(
+    request: pytest.FixtureRequest, name: str, scenario: Callable[..., T], at_once: int
+) -> Iterator[Outcomes[T]]:
+    """Run `scenario` with the parameters of each selected test of this name, so many `at_once`."""
+    tests = [
+        test
+        for test in request.session.items
+        if isinstance(test, pytest.Function) and test.module is request.module and test.originalname == name
+    ]
+    with ThreadPoolExecutor(at_once) as pool:
+        yield Outcomes({test.nodeid: pool.submit(scenario, **test.callspec.params) for test in tests})

@@ -48,6 +48,11 @@ ROWS = [
     ("log", "deaf", 6),
     ("stdout", "polite", 6),
     ("all", "polite", 30),
+    ("proc", "polite", 6),
+    ("proc", "deaf", 6),
+    ("stdout", "deaf", 6),
+    ("all", "polite", 6),
+    ("all", "deaf", 6),
 ]
 """What hangs, how the engine takes SIGTERM, and engine.stop_grace_seconds (30 is its default)."""
 

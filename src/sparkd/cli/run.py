@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from sparkd.lib.log import Events, ProcessLog
 
 FLUSH_SECONDS = 5.0
+STOP_FLUSH_SECONDS = 0.3
+"""For a journald that takes nothing, after a stop: no line says then what a person must do, and systemd waits."""
 ROLES = ("head", "worker")
 
 
@@ -44,20 +46,22 @@ def run_agent(args: argparse.Namespace) -> int:
 
     journal = Journal(sys.stdout.fileno())
     log = ProcessLog(journal.put)
+    code: int = ExitCode.BUG
     try:
         agent = build_agent(args.role, journal, log, os.environ)
         threading.excepthook = partial(report_thread, agent.events)
         try:
-            return run(agent)
+            code = run(agent)
         finally:
             agent.actions.release()
     except StopRequested:
-        return ExitCode.GOOD  # while the node's place was awaited
+        code = ExitCode.GOOD  # while the node's place was awaited
     except SparkdError as error:
         _report_refusal(error, log)
-        return error.code
+        code = error.code
     finally:
-        journal.close(FLUSH_SECONDS)
+        journal.close(FLUSH_SECONDS, FLUSH_SECONDS if code else STOP_FLUSH_SECONDS)
+    return code
 
 
 def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
 
@@ -36,6 +37,8 @@ RETRY_SECONDS = 1.0
 MOST_FAILURES = 5
 """Different lines that sparkd could not parse, of which it reports."""
 NOTE_SECONDS = 3.0
+FIRST_LOOK_SECONDS = 0.3
+"""For a look at the rank's shared memory before its first signal: milliseconds, unless one of its processes hangs."""
 TENANTS_SECONDS = 2.0
 """A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
 MAX_SCANS = 10
@@ -187,11 +190,31 @@ class Running(Struct):
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
         look = partial(self._find_segments, host)
         with suppress(OSError):
-            self.segments.update(loop.beside(look, NOTE_SECONDS, "looking at the rank", shielded=True))
+            self.segments.update(loop.beside(look, NOTE_SECONDS, "looking at the rank"))
 
     def kill(self, host: Host, loop: MainLoop, grace_seconds: float) -> bool:
-        """End its container: SIGTERM, grace, SIGKILL. Whether it is gone."""
-        return self.rank.end(loop, grace_seconds, partial(self.note_segments, host, loop), starting=not self.ready)
+        """End its container: SIGTERM, grace, SIGKILL. Whether it is gone. Its shared memory is noted meanwhile.
+
+        A look at a process that hangs in its driver hangs too: the first one alone delays the end, for a moment.
+        """
+        began, look = time.monotonic(), loop.start(partial(self._find_segments, host))
+        in_time = loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
+
+        def observe() -> None:
+            nonlocal look
+            if look.done():
+                self._keep_segments(look)
+                look = loop.start(partial(self._find_segments, host))
+
+        grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
+        gone = self.rank.end(loop, grace_seconds, observe, starting=not self.ready)
+        if in_time and loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True):
+            self._keep_segments(look)
+        return gone
+
+    def _keep_segments(self, look: Future[tuple[UnlinkSegment, ...]]) -> None:
+        with suppress(OSError):
+            self.segments.update(look.result())
 
     def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
         present = [one.identity for one in named_segments(host)]

@@ -7,6 +7,7 @@ are few, and a person needs them.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ class Journal:
         self._queued_bytes = 0
         self._dropped = 0
         self._closed = False
+        self._written_bytes = 0
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._write, name="journal", daemon=True)
         self._thread.start()
@@ -47,13 +49,17 @@ class Journal:
             self._queued_bytes += len(line)
             self._changed.notify()
 
-    def close(self, seconds: float) -> None:
+    def close(self, seconds: float, patience_seconds: float = math.inf) -> None:
+        """Write what is queued, for at most `seconds`; give up once nothing could be written for `patience_seconds`."""
         with self._changed:
             if self._dropped:
                 self._queue_count()
             self._closed = True
             self._changed.notify()
-        self._thread.join(seconds)
+        deadline, written_bytes = time.monotonic() + seconds, -1
+        while self._thread.is_alive() and written_bytes != self._written_bytes and time.monotonic() < deadline:
+            written_bytes = self._written_bytes
+            self._thread.join(min(patience_seconds, deadline - time.monotonic()))
 
     def _queue_count(self) -> None:
         line = f"<4>journal.lines.dropped count={self._dropped}\n".encode()
@@ -78,7 +84,9 @@ class Journal:
             data = memoryview(batch)
             while data and not broken:
                 try:
-                    data = data[os.write(self._fd, data) :]
+                    written_bytes = os.write(self._fd, data)
+                    data = data[written_bytes:]
+                    self._written_bytes += written_bytes
                 except BlockingIOError:
                     time.sleep(0.01)
                 except OSError:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from sparkd.lib.systemd import CAPACITY_BYTES, Journal
 
 
@@ -65,4 +67,30 @@ def test_a_closed_pipe_ends_the_writing_and_not_the_agent() -> None:
     began = time.monotonic()
     journal.close(10)
     assert time.monotonic() - began < 5
+    os.close(writing)
+
+
+@pytest.mark.parametrize(("patience_seconds", "limit"), [(0.2, 1.0), (2.0, 2.5)])
+def test_the_end_waits_for_a_reader_only_as_long_as_it_reads(patience_seconds: float, limit: float) -> None:
+    reading, writing = os.pipe()
+    journal = Journal(writing)
+    for _ in range(1000):
+        journal.put(6, "x" * 1000)
+    began = time.monotonic()
+    journal.close(2.0, patience_seconds)
+    assert patience_seconds <= time.monotonic() - began < limit, "nobody reads"
+    os.close(reading)
+    slow, writing = os.pipe()
+    journal = Journal(writing)
+    for _ in range(1000):
+        journal.put(6, "x" * 1000)
+
+    def read_slowly() -> None:
+        while os.read(slow, 1 << 16):
+            time.sleep(0.05)
+
+    threading.Thread(target=read_slowly, daemon=True).start()
+    began = time.monotonic()
+    journal.close(10, 0.2)
+    assert time.monotonic() - began > 0.5, "a slow one is waited for"
     os.close(writing)

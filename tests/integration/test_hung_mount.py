@@ -91,6 +91,7 @@ ROWS = [
     pytest.param(False, 15, id="alone"),
     pytest.param(True, 15, id="pair"),
     pytest.param(False, 60, id="alone-long", marks=pytest.mark.whole),
+    pytest.param(True, 60, id="pair-long", marks=pytest.mark.whole),
 ]
 
 

@@ -151,7 +151,7 @@ def join_cluster(
         hint = "fix it before this unit restarts; the previous keys are in use"
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
 
-    keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).keys
+    keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
     read = InventoryCache(lambda: inventory.dump(inventory.read_inventory(settings, host)))
     log = LogServer(lambda query: logs.dump(logs.read_page(host.name(), query)))

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.nodes import until
 
-from sparkd.cluster.auth import KeyRing, read_keys
+from sparkd.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
 from sparkd.host.files import Files
 from sparkd.lib.errors import ConfigError
 
@@ -148,3 +149,15 @@ def test_a_ring_is_thread_safe(tree: Tree) -> None:
         thread.join()
     assert held.keys() == (bytes.fromhex(NEW),)
     assert seen <= {(bytes.fromhex(OLD),), (bytes.fromhex(NEW), bytes.fromhex(OLD)), (bytes.fromhex(NEW),)}
+
+
+def test_the_latest_keys_follow_the_file_without_a_wait(tree: Tree) -> None:
+    file = write(tree, OLD)
+    held, troubles = ring(tree)
+    assert held.latest() == (bytes.fromhex(OLD),)
+    tree.file("/etc/sparkd/new", f"{NEW}\n{OLD}\n", 0o600).replace(file)
+    took = until(lambda: held.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD)), 10)
+    assert took < FRESH_SECONDS + 2
+    file.unlink()
+    until(lambda: held.latest() and bool(troubles), 10)
+    assert held.latest() == (bytes.fromhex(NEW), bytes.fromhex(OLD))

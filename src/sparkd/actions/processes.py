@@ -40,7 +40,7 @@ LOOK_SECONDS = 0.1
 
 
 class Rank(Struct):
-    """One container. `pidfd` becomes readable when its init ends, docker or not. The main loop alone reads it."""
+    """One container. `pidfd` becomes readable when its init ends, docker or not. The main loop alone waits for it."""
 
     container_id: str
     name: str

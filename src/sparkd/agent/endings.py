@@ -16,7 +16,7 @@ from sparkd.lib.main_loop import Ending, Stage
 def endings(agent: Deps) -> tuple[Ending, ...]:
     return (
         # The driver may take seconds to end a killed rank: another node's end in that time would seem to be the cause.
-        Ending(partial(_raise_if_killed, agent)),
+        Ending(partial(_raise_if_killed, agent), until=Stage.INQUEST),
         Ending(partial(watch_switch, agent)),
         Ending(partial(_check_peers, agent), until=Stage.INQUEST),
         Ending(partial(_raise_if_ended, agent)),

@@ -53,9 +53,7 @@ class ProvingPeriod:
         self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
         filled: tuple[str, ...] | None = None
         with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
-            filled = agent.loop.beside(
-                partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches", shielded=True
-            )
+            filled = agent.loop.beside(partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches")
         agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
 
     def tick(self) -> None:
@@ -243,10 +241,11 @@ def expected_load(agent: Deps) -> tuple[float | None, str]:
 
 def _mark_ready(agent: Deps, running: Running) -> None:
     load = Load(agent.plan.counted_as, round(running.seconds))
-    running.mark_ready(agent.host, agent.loop)
+    running.mark_ready()
     agent.record(lambda launches: launches.record_load(load))
     note_ready(agent, running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
+    running.note_segments(agent.host, agent.loop)  # last: what ends the run may end it
 
 
 def _follow_load(agent: Deps, running: Running, monitor: LoadMonitor, waiting_for: str = "") -> LoadProgress:

@@ -11,16 +11,25 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from sparkd.agent import judgement
 from sparkd.agent.deps import Deps
 from sparkd.agent.history import end_launch
 from sparkd.agent.inquest import LOST_GRACE_SECONDS
-from sparkd.agent.judgement import Evidence, count_end, judge_end
+from sparkd.agent.judgement import (
+    Evidence,
+    count_end,
+    judge_end,
+    may_be_docker,
+    may_be_memory,
+    may_be_port,
+    names_port,
+    own_words,
+)
 from sparkd.agent.page_cache import restore_readahead
 from sparkd.agent.switching import SwitchRequested, end_try, leave
 from sparkd.engine.api_owner import find_holder
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import LOG_END_SECONDS, Running
+from sparkd.host import Host
 from sparkd.lib.errors import Cause, ExitCode, SparkdError
 from sparkd.lib.main_loop import Stage, StopRequested, never
 from sparkd.lib.text import GIB, MIB, sanitize
@@ -44,6 +53,8 @@ HANG_SECONDS = 3.0
 MOST_LINES = 12
 NAME_LIMIT = 80
 DIFF_HINT = "sparkd diff; to go back to it: sparkd rollback"
+
+T = TypeVar("T")
 
 NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
 """By the unit: RestartPreventExitStatus."""
@@ -84,7 +95,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     agent.loop.report_stopping()
     failed_in = agent.state.failed_in or agent.reporter.report.phase
     agent.monitor.untrack_all()
-    # No cause yet: who reads the report waits for that.
+    # No cause yet: messages to people, and a head that is lost by this, wait for it.
     agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     looks = _Looks(agent, running, error)
@@ -95,8 +106,10 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     agent.events.error(
         "agent.run.failed", code=end.code, cause=str(end.cause), phase=end.phase, reason=end.reason, hint=end.hint
     )
-    agent.reporter.update(cause=str(end.cause), message=f"{end.reason} ({end.hint})" if end.hint else end.reason)
+    message = f"{end.reason} ({end.hint})" if end.hint else end.reason
+    agent.reporter.update(cause=str(end.cause), message=message, peers=agent.monitor.statuses())
     agent.reporter.publish()
+    leaves_at = max(reported_at + LAST_REPORT_SECONDS, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))
     agent.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
@@ -104,13 +117,10 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
         log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
-        agent.loop.wait_until(never, reported_at + LAST_REPORT_SECONDS - time.monotonic())
+        agent.loop.wait_until(never, leaves_at - time.monotonic())
     # The plan before is to be launched, whatever has ended the new one.
     returns = end.cause == Cause.SWITCH_FAILED
     return ExitCode.NOT_READY if returns and error.code in NOT_RESTARTED else error.code
-
-
-T = TypeVar("T")
 
 
 class _Looks:
@@ -119,29 +129,39 @@ class _Looks:
     def __init__(self, agent: Deps, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + HANG_SECONDS
-        self._docker = agent.loop.start(agent.host.docker) if judgement.may_be_docker(error) else None
+        self._docker = agent.loop.start(partial(_answered_at, agent.host)) if may_be_docker(error) else None
         self._holder = agent.loop.start(look) if (look := self._look_for_holder()) is not None else None
 
     def evidence(self) -> Evidence:
-        hangs = self._docker is not None and not self._is_over(self._docker)
-        holder = ""
+        hangs, holder = False, ""
+        if self._docker is not None:
+            hangs = not self._is_over(self._docker)
+            with suppress(OSError):  # it does not run, or no look was possible
+                hangs = hangs or self._docker.result() > self._ends_at
         if self._holder is not None and self._is_over(self._holder):
             with suppress(OSError, ValueError):
                 holder = self._holder.result()
-        taken = self._taken_by_others() if judgement.may_be_memory(self._error) else ""
+        taken = self._taken_by_others() if may_be_memory(self._error) else ""
+        if self._error.cause is Cause.PEER_FAILED:
+            self._agent.loop.wait_until(self._peers_named_causes, self._ends_at - time.monotonic())
         return Evidence(hangs, taken, holder)
+
+    def _peers_named_causes(self) -> bool:
+        """A failed node reports its cause once its rank is gone, and this node's report shows it."""
+        reports = (peer.report for peer in self._agent.monitor.statuses())
+        return all(report.cause for report in reports if report is not None and report.phase is Phase.FAILED)
 
     def _is_over(self, look: Future[T]) -> bool:
         return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
 
     def _look_for_holder(self) -> Callable[[], str] | None:
         agent, running = self._agent, self._running
-        if running is None or running.ready or not agent.context.is_head or not judgement.may_be_port(self._error):
+        if running is None or running.ready or not agent.context.is_head or not may_be_port(self._error):
             return None
         seen = running.api.holder if running.api is not None else ""
-        if seen and (seen in judgement.own_words(self._error) or judgement.names_port(self._error)):
+        if seen and (seen in own_words(self._error) or names_port(self._error)):
             return lambda: seen
-        if not judgement.names_port(self._error):
+        if not names_port(self._error):
             return None
         return partial(find_holder, agent.host, (agent.plan.api_port, agent.plan.master_port), running.rank.pid)
 
@@ -155,6 +175,12 @@ class _Looks:
             return ""
         memory = agent.settings.memory
         return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
+
+
+def _answered_at(host: Host) -> float:
+    """Monotonic. Raises OSError where docker does not run."""
+    host.docker()
+    return time.monotonic()
 
 
 def log_differences(agent: Deps) -> None:
@@ -204,7 +230,8 @@ def clear_rank(agent: Deps, running: Running | None) -> None:
         running.guard.close()
     with suppress(SparkdError, OSError):
         agent.actions.remove(running.rank)
-    for segment in running.segments:
+    # One that survived still uses them.
+    for segment in running.segments if running.rank.ended.is_set() else ():
         with suppress(OSError):
             agent.actions.apply(segment)
     running.rank.close(agent.loop)

@@ -229,7 +229,7 @@ def watch(agent: Deps, running: Running) -> None:
     running.log.start()
     with suppress(TimeoutError, BlockingIOError):
         running.dockerd_pid = agent.loop.beside(
-            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker", shielded=True
+            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
         )
     running.tenants = running.read_tenants(agent.host, agent.loop)
     release_page_cache(agent, running)

@@ -120,7 +120,8 @@ class KeyRing:
     def latest(self) -> tuple[bytes, ...]:
         """The keys as last read, without a wait: the file may lie on a share that hangs. For one thread.
 
-        A changed file counts from the first call on that comes FRESH_SECONDS later.
+        A call that comes FRESH_SECONDS after the last look begins another one, and a changed file counts once that is
+        over. While the share hangs, the keys stay as they are.
         """
         now = time.monotonic()
         if not self._reading and now - self._read_at >= FRESH_SECONDS:

@@ -188,9 +188,8 @@ class Running(Struct):
         Processes are scanned only while there are segments of unknown owner.
         """
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
-        look = partial(self._find_segments, host)
         with suppress(OSError):
-            self.segments.update(loop.beside(look, NOTE_SECONDS, "looking at the rank"))
+            self._keep_segments(loop.beside(partial(self._find_segments, host), NOTE_SECONDS, "looking at the rank"))
 
     def kill(self, host: Host, loop: MainLoop, grace_seconds: float) -> bool:
         """End its container: SIGTERM, grace, SIGKILL. Whether it is gone. Its shared memory is noted meanwhile.
@@ -200,21 +199,26 @@ class Running(Struct):
         began, look = time.monotonic(), loop.start(partial(self._find_segments, host))
         in_time = loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
+        def keep(look: Future[tuple[UnlinkSegment, ...]]) -> None:
+            with suppress(OSError):
+                self._keep_segments(look.result())
+
         def observe() -> None:
             nonlocal look
             if look.done():
-                self._keep_segments(look)
+                keep(look)
                 look = loop.start(partial(self._find_segments, host))
 
         grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
         gone = self.rank.end(loop, grace_seconds, observe, starting=not self.ready)
-        if in_time and loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True):
-            self._keep_segments(look)
+        if loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
+            keep(look)
         return gone
 
-    def _keep_segments(self, look: Future[tuple[UnlinkSegment, ...]]) -> None:
-        with suppress(OSError):
-            self.segments.update(look.result())
+    def _keep_segments(self, segments: tuple[UnlinkSegment, ...]) -> None:
+        """They are searched for no more: not before, since a look that is given up keeps nothing."""
+        self.segments.update(segments)
+        self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
     def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
         present = [one.identity for one in named_segments(host)]
@@ -224,9 +228,7 @@ class Running(Struct):
         scans = Counter({identity: self._scans[identity] for identity in present})
         scans.update(new)
         self._scans = scans  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
-        found = mapped_below(host, self.rank.pid)
-        scans.update({(one.device, one.inode): MAX_SCANS for one in found})
-        return found
+        return mapped_below(host, self.rank.pid)
 
     def read_tenants(self, host: Host, loop: MainLoop) -> Tenants | None:
         """The engine's own segments are left out: they outlive it."""
@@ -243,10 +245,9 @@ class Running(Struct):
             return Tenants(held, gpu_bytes, named)
         return None
 
-    def mark_ready(self, host: Host, loop: MainLoop) -> None:
+    def mark_ready(self) -> None:
         self.ready = True
         self.log.begin_serving()
-        self.note_segments(host, loop)
 
     @property
     def seconds(self) -> float:

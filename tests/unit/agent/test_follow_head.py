@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -255,6 +256,23 @@ def test_a_rank_that_ends_after_its_head_names_the_head_as_the_cause(worker: Age
         error = walk.join()
     assert isinstance(error, PeerLostError)
     assert error.reason == "rank 0 on spark1 (127.0.0.1) failed: out of memory"
+
+
+def test_the_last_report_has_the_cause_of_a_node_that_failed_first_once_that_has_named_it(
+    worker: AgentUnderTest, head: Node
+) -> None:
+    failed = report(0, phase=Phase.FAILED, message="memory ran out", epoch="e", plan_digest="d")
+    with following(worker, LOADING) as (rank, _, walk):
+        head.publish(failed)
+        error = walk.join()
+        assert isinstance(error, PeerLostError)
+        later = threading.Timer(0.5, head.publish, (replace(failed, cause="memory-guard"),))
+        later.start()
+        assert shutdown_on_error(worker.agent, rank, error) == 14
+        later.join()
+    (peer,) = worker.report.peers
+    assert peer.report is not None
+    assert (worker.report.cause, peer.report.cause) == ("peer-failed", "memory-guard")
 
 
 CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234"

@@ -132,7 +132,7 @@ def test_the_first_hour_of_the_readme_ends_with_a_completion(first_hour: Walk) -
     planned, written = (first_hour.done(f"sudo sparkd init --{word}") for word in ("plan", "yes"))
     for shown in (planned.stdout, written.stdout):
         assert "recipe    my-model: tiny and its image are here" in shown
-        assert "/etc/sparkd/sparkd.toml: engine.recipe = my-model" in shown
+        assert "/etc/sparkd/conf.d/10-init.toml: engine.recipe = my-model" in shown
         assert shown.splitlines()[-1] == "next      sudo systemctl enable --now sparkd-head"
     assert first_hour.done("sudo systemctl enable --now sparkd-head").returncode == 0
     answer = json.loads(first_hour.done("curl").stdout)

@@ -19,6 +19,8 @@ from sparkd.lib.lock import hold, open_lock
 from sparkd.plan.script import HOSTS_TARGET
 from sparkd.state.file import FOLDER, Content, StateFile
 
+HOSTS_LIMIT_BYTES = 64 << 20
+"""Of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
 KEPT = 3
 """Today's image, yesterday's for a way back, and one more. DeepSeek's compile cache is a few GB."""
 _REMEDIES = {errno.ENOSPC: "make room: df -h", errno.EROFS: "it is mounted read-only: findmnt --options ro"}
@@ -73,7 +75,7 @@ def write_hosts(files: Files, path: Path, names: Iterable[tuple[str, str]]) -> N
     own = b""
     try:
         with suppress(FileNotFoundError):
-            own = files.bytes(HOSTS_TARGET)
+            own = files.bytes(HOSTS_TARGET, HOSTS_LIMIT_BYTES)
     except OSError as error:
         raise LaunchError(f"{HOSTS_TARGET} can't be read: {error.strerror}", f"ls -lL {HOSTS_TARGET}") from None
     added = "".join(f"{address} {name}\n" for address, name in names)

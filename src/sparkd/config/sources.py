@@ -149,7 +149,7 @@ def _drop_ins(folder: Path, trusted: bool) -> list[Path]:
         found, link = folder.stat(), folder.lstat()
         if not trusted and (not {found.st_uid, link.st_uid} <= {0, os.geteuid()} or found.st_mode & 0o022):
             raise ConfigError(
-                f"{folder}: others may write in it, and what stands in it is read after the named file",
+                f"{folder}: others may write in it, and what stands in it is read with the named file",
                 f"chown root {folder} && chmod go-w {folder}, or name a file that stands elsewhere",
             )
         return [path for path in folder.iterdir() if path.name.endswith(".toml")]

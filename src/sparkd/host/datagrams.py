@@ -44,11 +44,12 @@ class Path(Struct, frozen=True):
 class Datagram:
     """Each has its own socket: an answer identifies nothing else. `arrived` is None while unknown."""
 
-    def __init__(self, place: tuple[str, int], send_at: tuple[float, ...], content: bytes = b"") -> None:
+    def __init__(self, place: tuple[str, int], send_at: tuple[float, ...], size_bytes: int) -> None:
+        """`size_bytes`: with its headers."""
         self.address = place[0]
         self.family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
         self.socket = socket.socket(self.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self.content = content
+        self._content = bytes(size_bytes - HEADERS[self.family])
         self.send_at = send_at
         self.arrived: bool | None = None
         with suppress(OSError):  # no route: sending fails too
@@ -59,22 +60,21 @@ class Datagram:
 
     def send(self) -> None:
         try:
-            self.socket.send(self.content)
+            self.socket.send(self._content)
         except OSError as error:  # of this send, or of one before
-            self.failed(error)
+            self._judge(error)
 
     def receive(self) -> None:
         try:
-            self.received(self.socket.recv(4096))
+            self.socket.recv(4096)
         except BlockingIOError:
             return
         except OSError as error:
-            self.failed(error)
+            self._judge(error)
+        else:
+            self.arrived = True  # the port is in use after all
 
-    def received(self, _answer: bytes) -> None:
-        self.arrived = True  # the port is in use after all
-
-    def failed(self, error: OSError) -> None:
+    def _judge(self, error: OSError) -> None:
         if error.errno in (errno.ECONNREFUSED, errno.EMSGSIZE):
             self.arrived = error.errno == errno.ECONNREFUSED
 
@@ -91,9 +91,8 @@ def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path
     with ExitStack() as stack:
         pairs = []
         for one in addresses:
-            large = stack.enter_context(closing(Datagram((one, port), LARGE_AT_SECONDS)))
-            small = stack.enter_context(closing(Datagram((one, port), SMALL_AT_SECONDS)))
-            large.content, small.content = bytes(mtu - HEADERS[large.family]), bytes(SMALL_BYTES)
+            large = stack.enter_context(closing(Datagram((one, port), LARGE_AT_SECONDS, mtu)))
+            small = stack.enter_context(closing(Datagram((one, port), SMALL_AT_SECONDS, SMALL_BYTES)))
             for datagram in (large, small):
                 datagram.socket.setsockopt(*_DISCOVER[datagram.family], PROBE)
             pairs.append((large, small))

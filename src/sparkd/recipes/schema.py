@@ -209,7 +209,7 @@ class Container(Section):
 
     @property
     def shm_size_bytes(self) -> int | None:
-        """To set; None where /dev/shm is the node's."""
+        """For docker, which takes it only where /dev/shm is not the node's; None where nothing is to be set."""
         return ADDED_SHM_BYTES if self.shm_bytes is None and self.ipc != "host" else self.shm_bytes
 
 

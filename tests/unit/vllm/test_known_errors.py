@@ -32,7 +32,7 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ("AttributeError: module 'cutlass.cute.nvgpu' has no attribute 'OperandMajorMode'", "FlashInfer"),
         ("RuntimeError: Worker failed with error 'DeepGEMM backend is not available or outdated.", "--recursive"),
         ("ModuleNotFoundError: No module named 'deep_gemm'", "DeepGEMM"),
-        ("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "memlock -1"),
+        ("Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory", "take container.ulimits.memlock out"),
         (
             "ValueError: Free memory on device cuda:0 (~30/119.67 GiB) [.] is less than desired GPU memory utilization",
             "cache",
@@ -57,7 +57,10 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ("ValueError: No available memory for the cache blocks. Try increasing ...", "no room"),
         ("ValueError: As of transformers v4.44, [...] so you must provide a chat template if", "--chat-template"),
         ("ImportError: libtorch_cuda.so: cannot open shared object file: No such file or directory", "without CUDA"),
-        ("RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required", "more shm"),
+        (
+            "RuntimeError: Insufficient space in /dev/shm for shared-memory allocation: 160 MiB required",
+            "take container.shm_bytes out",
+        ),
         (
             "torch.distributed.DistStoreError: Timed out after 41 seconds waiting for clients. 1/2 clients joined.",
             "not every rank",

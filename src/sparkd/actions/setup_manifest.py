@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import sha256
@@ -101,6 +102,15 @@ class Setup:
         text = self.read(path) if entry and entry.keys else None
         return tuple(key for key in entry.keys if key.stands_in(text)) if entry and text is not None else ()
 
+    def returning(self, path: str) -> tuple[str, ...]:
+        """Those of these keys, dotted, that `take_back_file` leaves there: with what the earlier version replaced."""
+        _, entry = self._split(path)
+        now = self.read(path)
+        sections = tomllib.loads(_restored(entry, now) or "") if entry and now is not None else {}
+        return tuple(
+            f"{key.section}.{key.key}" for key in self.keys_of(path) if key.key in sections.get(key.section, {})
+        )
+
     def take_back_file(self, path: str) -> None:
         """This file alone, which is then as if it had never been written."""
         others, entry = self._split(path)
@@ -127,11 +137,9 @@ class Setup:
         now, path = self.read(one.path), self._root / one.path.lstrip("/")
         if now is None or now == one.before:
             return f"{one.path} {'is gone' if now is None else 'is as it was before'}"
-        text = one.before
-        if edited := one.is_edited(now):
-            text = take_back(now, one.keys)
-            if text == now:
-                return f"left {one.path}: it was changed since"
+        edited, text = one.is_edited(now), _restored(one, now)
+        if edited and text == now:
+            return f"left {one.path}: it was changed since"
         if text is None or not text.strip():
             files.remove(path)
             if path.parent.name.endswith(".service.d"):
@@ -144,6 +152,11 @@ class Setup:
     def _save(self, entries: tuple[Written, ...]) -> None:
         with files.usage_error(f"{FILE.path} can't be written"):
             files.write(self._root / FILE.path.lstrip("/"), FILE.encode(Manifest(entries)), FILE.mode, durable=True)
+
+
+def _restored(written: Written, now: str) -> str | None:
+    """What becomes of the file; None: it is removed."""
+    return take_back(now, written.keys) if written.is_edited(now) else written.before
 
 
 def _digest(text: str | None) -> str:

@@ -24,6 +24,7 @@ from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
 from sparkd.cluster.membership import Peer, find_place, resolve_context
 from sparkd.config import Settings, load_settings
+from sparkd.config.layers import Key
 from sparkd.config.settings import MAX_NODES
 from sparkd.host import Host
 from sparkd.host.network import canonical
@@ -148,7 +149,10 @@ class Wizard:
 
         settings = self.files.load().settings
         found = self._survey(settings).inventory
-        self.files.refuse_overruled({("cluster", "nodes"): None, ("cluster", "follow_head"): True})
+        early: dict[Key, object] = {("cluster", "follow_head"): True}
+        if not self.files.is_persons(("cluster", "nodes")):  # these may be the head's, which the code brings
+            early["cluster", "nodes"] = None
+        self.files.refuse_overruled(early)
         key = settings.cluster.key_file
         over = " in place of the key that is there" * self.host.files.exists(key)
         show(

@@ -66,15 +66,22 @@ class NodeFiles:
                 yield one.path
 
     def refuse_overruled(self, values: Mapping[Key, object]) -> None:
-        """Raises ConfigError where another file, or a variable, sets another value."""
+        """Raises ConfigError where another file, or a variable, sets another value, or would after the write."""
         loaded = self.load()
-        own, persons = (str(self.root / path.lstrip("/")) for path in (self.init_file, self.file))
+        own = str(self.root / self.init_file.lstrip("/"))
         for (section, name), value in values.items():
             by = loaded.origins.get(f"{section}.{name}", own)
             if by == own or getattr(getattr(loaded.settings, section), name) == _frozen(value):
                 continue
-            if by != persons or (section, name) not in self._older():
+            if not self.is_persons((section, name)) or (section, name) not in self._older():
                 raise ConfigError(f"{by} sets {section}.{name} too, and comes after {own}", "take it out there")
+            if returning := self.setup.returning(self.file):
+                reason = f"{by} has {', '.join(returning)} in place of a value of yours, and comes after {own}"
+                raise ConfigError(reason, "take it out there")
+
+    def is_persons(self, key: Key) -> bool:
+        """Whether a person's own file sets it, and nothing that comes after."""
+        return self.load().origins.get(".".join(key)) == str(self.root / self.file.lstrip("/"))
 
     def write(self, values: Values, key: str, key_text: str = "") -> None:
         """The key first: settings of several nodes need it."""
@@ -124,8 +131,7 @@ class NodeFiles:
 
     def _moved(self, missing: Values) -> Values:
         """What moves from there into `init`'s own file, where it would win over a new value."""
-        origins, persons = self.load().origins, str(self.root / self.file.lstrip("/"))
-        return self._older() if any(origins.get(".".join(key)) == persons for key in missing) else {}
+        return self._older() if any(map(self.is_persons, missing)) else {}
 
 
 def render(values: Values) -> str:

@@ -17,7 +17,7 @@ from tests.tree import Tree
 from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.cli.init import Wizard
 from sparkd.cli.main import main
-from sparkd.cli.node_files import NodeFiles
+from sparkd.cli.node_files import NodeFiles, Values
 from sparkd.config.edit import SetKey
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
@@ -180,10 +180,14 @@ def test_a_file_of_that_name_that_a_person_wrote_is_not_replaced(spark: Tree, ru
 def older(tree: Tree, value: str | list[str], key: tuple[str, str], before: str = PERSONS) -> str:
     """A person's file with a key of an earlier version; the file's text."""
     text = f"{before}\n[{key[0]}]\n{key[1]} = {json.dumps(value)}\n"
-    tree.file(TOML, text)
-    written = Written(TOML, before, hashlib.sha256(text.encode()).hexdigest(), (SetKey(*key, value),))
-    tree.file(FILE.path, FILE.encode(Manifest((written,))))
+    record_older(tree, before, text, SetKey(*key, value))
     return text
+
+
+def record_older(tree: Tree, before: str, text: str, *keys: SetKey) -> None:
+    tree.file(TOML, text)
+    written = Written(TOML, before, hashlib.sha256(text.encode()).hexdigest(), keys)
+    tree.file(FILE.path, FILE.encode(Manifest((written,))))
 
 
 def test_what_an_earlier_version_wrote_into_a_persons_file_holds_until_it_has_to_change(spark: Tree, run: Run) -> None:
@@ -228,6 +232,73 @@ def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
     node_files.write({("cluster", "nodes"): nodes}, KEY)
     assert node_files.load().settings.cluster.nodes == tuple(nodes)
     assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
+
+
+REPLACED = '[engine]\nrecipe = "{}"\n[cluster]\nnodes = {}\n'
+PAIR = ["10.0.0.1", "10.0.0.2"]
+
+
+@pytest.mark.parametrize("edit", ["", "# since\n"])
+@pytest.mark.parametrize(
+    ("values", "replaced"),
+    [
+        pytest.param({("engine", "recipe"): "third"}, "engine.recipe", id="the value that changes"),
+        pytest.param({("cluster", "nodes"): [*PAIR, "10.0.0.3"]}, "engine.recipe", id="another one"),
+        pytest.param({("cluster", "nodes"): [*PAIR, "10.0.0.3"]}, "cluster.nodes", id="the nodes"),
+    ],
+)
+def test_a_value_that_an_earlier_version_replaced_is_not_brought_back_over_a_new_one(
+    spark: Tree, edit: str, values: Values, replaced: str
+) -> None:
+    recipe, nodes = ("mine", None) if replaced == "engine.recipe" else (None, PAIR[:1])
+    before = f'[engine]\nrecipe = "{recipe}"\n' if recipe else f"[cluster]\nnodes = {json.dumps(nodes)}\n"
+    keys = (SetKey("engine", "recipe", "other", recipe), SetKey("cluster", "nodes", PAIR, nodes))
+    record_older(spark, before, REPLACED.format("other", json.dumps(PAIR)), *keys)
+    spark.file(TOML, edit + (spark.root / TOML.lstrip("/")).read_text())
+    there, node_files = files(spark), NodeFiles(Host(spark.root), {})
+    acts: tuple[Callable[[], object], ...] = (
+        lambda: node_files.refuse_overruled({("cluster", "nodes"): None}),
+        lambda: list(node_files.changes(values, node_files.load().settings, "")),
+        lambda: node_files.write(values, KEY),
+    )
+    for act in acts:
+        with pytest.raises(ConfigError, match=f"{TOML} has {replaced} in place of a value of yours") as caught:
+            act()
+        assert caught.value.hint == "take it out there"
+    assert files(spark) == there
+
+
+def test_once_a_person_has_taken_a_replaced_value_out_the_new_one_holds(spark: Tree, run: Run) -> None:
+    for name in ("mine", "other", "third"):
+        small(spark, name)
+    before, text = ('[engine]\nrecipe = "mine"\n', '[engine]\nrecipe = "other"\n')
+    record_older(spark, before, text, SetKey("engine", "recipe", "other", "mine"))
+    with pytest.raises(ConfigError, match=r"engine\.recipe in place of a value of yours"):
+        run(recipe="third")
+    spark.file(TOML, "[engine]\n")
+    run(recipe="third")
+    assert NodeFiles(Host(spark.root), {}).load().settings.engine.recipe == "third"
+    assert (spark.root / TOML.lstrip("/")).read_text() == "[engine]\n"
+
+
+def test_a_join_is_not_refused_for_nodes_that_a_person_set_before_they_are_known(spark: Tree) -> None:
+    spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
+    args, node_files = Namespace(yes=True, plan=True), NodeFiles(Host(spark.root), {})
+    Wizard(args, node_files).join("")
+    equal: Values = {("cluster", "nodes"): ["10.0.0.9", "10.0.0.1"], ("cluster", "follow_head"): True}
+    node_files.write(equal, KEY)
+    assert settings(spark) == {"cluster": {"follow_head": True}}
+    before = files(spark)
+    with pytest.raises(ConfigError, match=r"sets cluster\.nodes too"):
+        node_files.write({("cluster", "nodes"): PAIR}, KEY)
+    assert files(spark) == before
+
+
+@pytest.mark.parametrize("text", ["[cluster]\nfollow_head = false\n", '[cluster]\nnodes = ["10.0.0.9"]\n'])
+def test_a_join_that_another_file_overrules_is_refused_before_the_code(spark: Tree, text: str) -> None:
+    spark.file("/etc/sparkd/conf.d/theirs.toml", text)
+    with pytest.raises(ConfigError, match=r"theirs\.toml sets cluster\."):
+        Wizard(Namespace(yes=True, plan=True), NodeFiles(Host(spark.root), {})).join("")
 
 
 def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:

@@ -87,6 +87,7 @@ def deinit(_args: argparse.Namespace) -> None:
         raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
     setup = Setup()
     with setup.alone():
+        NodeFiles(Host(), os.environ).adopt()
         lines = list(setup.take_back())
         if lines:
             UnitFiles().daemon_reload()

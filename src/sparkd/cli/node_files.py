@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,9 +22,11 @@ from sparkd.host import Host
 from sparkd.lib.errors import ConfigError
 
 HEAD = """\
-# Written by `sparkd init`, and removed by `sparkd deinit`. Your own settings belong into ../sparkd.toml, which wins
-# over this file: `sparkd config show --default` lists every key.
+# Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own
+# settings belong into ../sparkd.toml, which wins over this file: `sparkd config show --default` lists every key.
 """
+KEYS = (("engine", "recipe"), ("cluster", "nodes"), ("cluster", "follow_head"))
+"""All that `init` writes."""
 TO_WRITE = (units.State.MISSING, units.State.DIFFERS)
 Values = dict[Key, str | bool | list[str]]
 
@@ -106,7 +109,7 @@ class NodeFiles:
     def _missing(self, values: Values) -> Values:
         """Those that do not hold yet, or only as defaults, which another version may have otherwise.
 
-        Raises ConfigError where they can't be written, because the file is not as `init` writes it.
+        Raises ConfigError where they can't be written, because something else in the file would be lost.
         """
         loaded = self.load()
         missing: Values = {
@@ -115,15 +118,34 @@ class NodeFiles:
             if f"{section}.{name}" not in loaded.origins
             or getattr(getattr(loaded.settings, section), name) != _frozen(value)
         }
-        if missing and self.setup.read(self.init_file) not in (None, render(self._written())):
-            hint = f"move what it says into {self.file}, which wins over it, and remove it"
-            raise ConfigError(f"{self.init_file} is not as `sparkd init` writes it", hint)
+        if missing and not self._is_whole():
+            hint = f"move keys of your own into {self.file}, remove this file, and run `sparkd init` again"
+            raise ConfigError(f"{self.init_file} has keys or comments that `sparkd init` does not write", hint)
         return missing
+
+    def _is_whole(self) -> bool:
+        """Whether nothing is lost of `init`'s file when it is written from its values: no other comment, no other key.
+
+        `init` writes no value with a # in it.
+        """
+        lines = (self.setup.read(self.init_file) or "").splitlines()
+        return set(self._written()) <= set(KEYS) and not any(
+            "#" in line for line in lines if line not in HEAD.splitlines()
+        )
+
+    def adopt(self) -> None:
+        """Values that a person has changed in `init`'s file become its own, for `deinit` to remove; else it stays."""
+        with suppress(tomllib.TOMLDecodeError, RecursionError, ConfigError):
+            text = self.setup.read(self.init_file) or ""
+            known = any(written.path == self.init_file for written in self.setup.written())
+            if known and text.startswith(HEAD) and self._is_whole():
+                self.setup.record(self.init_file, text, own=True)
 
     def _written(self) -> Values:
         """What `init` has written."""
         sections = tomllib.loads(self.setup.read(self.init_file) or "")
-        return {(section, name): value for section, keys in sections.items() for name, value in keys.items()}
+        tables = {section: keys if isinstance(keys, dict) else {"": keys} for section, keys in sections.items()}
+        return {(section, name): value for section, keys in tables.items() for name, value in keys.items()}
 
     def _older(self) -> Values:
         """What an earlier version wrote into a person's own file."""

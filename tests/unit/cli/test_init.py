@@ -17,7 +17,7 @@ from tests.tree import Tree
 from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.cli.init import Wizard
 from sparkd.cli.main import main
-from sparkd.cli.node_files import NodeFiles, Values
+from sparkd.cli.node_files import HEAD, NodeFiles, Values
 from sparkd.config.edit import SetKey
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
@@ -171,10 +171,57 @@ def test_a_file_of_that_name_that_a_person_wrote_is_not_replaced(spark: Tree, ru
     spark.file(OWN, f"{(spark.root / OWN.lstrip('/')).read_text()}models_dir = '/srv/models' # mine\n")
     before = files(spark)
     assert "nothing: all of it is there" in run()
-    with pytest.raises(ConfigError, match=r"10-init.toml is not as `sparkd init` writes it") as caught:
+    with pytest.raises(ConfigError, match=r"10-init.toml has keys or comments that") as caught:
         run(recipe="other")
-    assert caught.value.hint == f"move what it says into {TOML}, which wins over it, and remove it"
+    assert caught.value.hint == f"move keys of your own into {TOML}, remove this file, and run `sparkd init` again"
     assert files(spark) == before
+    NodeFiles(Host(spark.root), {}).adopt()
+    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+
+
+@pytest.mark.parametrize("added", ["# mine\n", "[memory]\nheadroom_gib = 4\n", "recipe = [\n", "#\n"])
+def test_a_file_with_more_in_it_than_values_of_init_stays(spark: Tree, run: Run, added: str) -> None:
+    small(spark)
+    run()
+    spark.file(OWN, f"{(spark.root / OWN.lstrip('/')).read_text()}{added}")
+    NodeFiles(Host(spark.root), {}).adopt()
+    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+
+
+@pytest.mark.parametrize("text", ["", f"at = 1\n{HEAD}", f"{HEAD}at = 1\n", f"{HEAD}[engine]\nrecipe = 'x'\n"])
+def test_a_file_that_is_not_in_the_manifest_is_nothing_to_take_back(spark: Tree, text: str) -> None:
+    spark.file(OWN, text)
+    NodeFiles(Host(spark.root), {}).adopt()
+    assert list(Setup(spark.root).take_back()) == []
+    assert (spark.root / OWN.lstrip("/")).read_text() == text
+
+
+@pytest.mark.parametrize("text", ["[engine]\nrecipe = 'x'\n", f"{HEAD}at = 1\n"])
+def test_a_file_in_place_of_the_one_that_was_written_is_left(spark: Tree, text: str) -> None:
+    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"}, "")
+    spark.file(OWN, text)
+    NodeFiles(Host(spark.root), {}).adopt()
+    assert f"left {OWN}: it was changed since" in list(Setup(spark.root).take_back())
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        f'{HEAD}[cluster]\nnodes = ["10.0.0.1","10.0.0.2"]\n',
+        f'{HEAD}\n\n[engine]\n[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n',
+    ],
+)
+def test_a_value_that_a_person_wrote_in_another_form_is_no_reason_to_stop(spark: Tree, edited: str) -> None:
+    node_files = NodeFiles(Host(spark.root), {})
+    node_files.write({("cluster", "nodes"): PAIR[:1]}, "")
+    spark.file(OWN, edited)
+    NodeFiles(Host(spark.root), {}).adopt()
+    NodeFiles(Host(spark.root), {}).write({("engine", "recipe"): "mine"}, "")
+    assert settings(spark) == {"cluster": {"nodes": PAIR}, "engine": {"recipe": "mine"}}
+    spark.file(OWN, edited)
+    NodeFiles(Host(spark.root), {}).adopt()
+    assert f"removed {OWN}" in list(Setup(spark.root).take_back())
+    assert not (spark.root / OWN.lstrip("/")).exists()
 
 
 def older(tree: Tree, value: str | list[str], key: tuple[str, str], before: str = PERSONS) -> str:

@@ -45,7 +45,7 @@ def test_a_user_who_takes_all_that_he_can_get_keeps_no_other_from_an_answer() ->
     events = ProcessLog(lambda *_: None).events(Redactor())
     with network() as loop:
         start_status_server(
-            Observe(listen=f"127.0.0.1:{port}"), Files(), lambda: make_public(ALONE), lambda: 0.0, loop, events
+            Observe(listen=f"127.0.0.1:{port}"), Files(), lambda: make_public(ALONE), lambda: 0.0, loop.spawn, events
         )
         with Stranger(GREEDY, str(port)) as stranger:
             assert stranger.wait_for("429")

@@ -57,7 +57,7 @@ class Site:
     def served(self, port: int = 0) -> Iterator[int]:
         server = HttpServer("127.0.0.1", port, self._handle)
         with network() as loop:
-            server.start(loop)
+            loop.spawn(server.serve())
             yield server.port
 
 

@@ -107,7 +107,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         targets = {"gone": "127.0.0.1:1"}
         for name, published in served.items():
             server = HttpServer("127.0.0.1", 0, make_handler(published, lambda: 0.0, admits))
-            server.start(loop)
+            loop.spawn(server.serve())
             targets[name] = f"127.0.0.1:{server.port}"
         config = scrape_config()
         (job,) = config["scrape_configs"]

@@ -12,8 +12,8 @@ from tests.unit.cluster_nodes import AgentUnderTest
 from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.deps import Deps
 from sparkd.agent.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import SparkdError
-from sparkd.lib.main_loop import StopRequested
 
 
 class StepsThread:

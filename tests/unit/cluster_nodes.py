@@ -6,14 +6,16 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
 from pydantic import model_validator
 from tests.tree import Tree
-from tests.unit.nodes import KEY, network
+from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
 
 from sparkd.actions import Actions
 from sparkd.actions.processes import Rank
@@ -33,8 +35,9 @@ from sparkd.host import Host
 from sparkd.host.docker import pid_without_live_restore
 from sparkd.host.owner import NodeOwner
 from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.endings import Ending, Stage, StopRequested
 from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import Ending, MainLoop, Stage, StopRequested
+from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
@@ -142,10 +145,9 @@ def context(configured: Settings, host: Host) -> NodeContext:
 def joined(node: NodeContext, host: Host) -> Iterator[Cluster]:
     """One node of the cluster, until its agent ends."""
     with network() as loop:
-        cluster = join_cluster(
-            node.plan.node, node.settings, host, lambda: None, loop, EventLines(), owner_uid=os.getuid()
-        )
-        yield cluster
+        own, configured, log = node.plan.node, node.settings, EventLines()
+        cluster = join_cluster(own, configured, host, lambda: None, loop.spawn, log, owner_uid=os.getuid())
+        yield replace(cluster, sinks=tuple(partial(loop.call, sink) for sink in cluster.sinks))
 
 
 class MemoryActions(Actions):
@@ -200,16 +202,13 @@ def base_under_test(tree: Tree, rank: int, configured: Settings, incarnation: st
     """An agent that has not found its place."""
     host = machine(tree, rank)
     path = tree.root / f"journal{rank}"
-    with path.open("wb") as file, network() as loop:
-        notifier = RecordingNotifier()
-        main = MainLoop(notifier, {}, loop)
+    notifier = RecordingNotifier()
+    with path.open("wb") as file, MainLoop(notifier, {}) as main:
         actions = MemoryActions(host, main, incarnation or f"incarnation-{rank}")
         journal = Journal(file.fileno())
         log = RecordingLog(journal)
         try:
-            yield Base(
-                configured, host, actions, main, loop, notifier, journal, log, stamp_configuration(host.files.root)
-            )
+            yield Base(configured, host, actions, main, notifier, journal, log, stamp_configuration(host.files.root))
         finally:
             journal.close(1)
 
@@ -227,6 +226,15 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
             yield made
         finally:
             made.end()
+
+
+def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: float = PATIENCE_SECONDS) -> None:
+    """Until it is true, while these agents, which no thread runs, answer."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < seconds, "it never came true"
+        for one in agents:
+            one.agent.loop.wait_until(lambda: bool(true()), 0.01, shielded=True)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def serving(
     bounds = Limits(**{**plenty, **limits})  # type: ignore[arg-type]  # numbers
     server = HttpServer("127.0.0.1", 0, handle, bounds, admits, on_error, find_user)
     with network() as loop:
-        server.start(loop)
+        loop.spawn(server.serve())
         yield server
 
 

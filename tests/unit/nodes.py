@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from sparkd.cluster.client import PeerReader, Source
 from sparkd.cluster.service import PeerApi
-from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.event_loop import EventLoop, loop_thread
 from sparkd.lib.http_connection import Handler, Limits
 from sparkd.lib.http_server import HttpServer
 from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase, dump
+
+T = TypeVar("T")
 
 KEY, NEW_KEY, OTHER_KEY = b"k" * 32, b"n" * 32, b"o" * 32
 HOLD_SECONDS = 0.3
@@ -72,7 +78,7 @@ class Node:
 
     peer_api: PeerApi
     server: HttpServer
-    loop: EventLoop
+    loop: Network
 
     def publish(self, sent: NodeReport) -> None:
         self.publish_bytes(dump(sent).encode())
@@ -88,14 +94,27 @@ class Node:
 PLENTY = Limits(requests_per_second=1e6, burst=10**6)
 
 
+class Network:
+    """A loop in a thread of its own; the test's thread watches what runs in it, and calls these."""
+
+    def __init__(self, loop: EventLoop, close: Callable[[], None]) -> None:
+        self._loop = loop
+        self.close = close
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self.call(self._loop.spawn, work)
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, function: Callable[..., object], *args: object) -> None:
+        self._loop.call_soon_threadsafe(partial(function, *args))
+
+
 @contextmanager
-def network(broken: Callable[[BaseException], object] = lambda _: None) -> Iterator[EventLoop]:
-    loop = EventLoop(broken)
-    loop.start()
-    try:
-        yield loop
-    finally:
-        loop.close()
+def network(broken: Callable[[BaseException], object] = lambda _: None) -> Iterator[Network]:
+    with ExitStack() as running:
+        yield Network(running.enter_context(loop_thread(broken)), running.close)
 
 
 @contextmanager
@@ -113,7 +132,7 @@ def node(
     peer_api = PeerApi(claims or address, lambda: tuple(keys), hold_seconds)
     server = HttpServer(address, port, peer_api.handle, limits, admits)
     with network() as loop:
-        server.start(loop)
+        loop.spawn(server.serve())
         yield Node(peer_api, server, loop)
 
 
@@ -121,7 +140,7 @@ def node(
 def served(address: str, handle: Handler) -> Iterator[HttpServer]:
     server = HttpServer(address, 0, handle, PLENTY)
     with network() as loop:
-        server.start(loop)
+        loop.spawn(server.serve())
         yield server
 
 

@@ -31,6 +31,7 @@ from sparkd.config import load_with_origins
 from sparkd.host import Host
 from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
+from sparkd.lib.endings import Ending
 from sparkd.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
@@ -41,9 +42,8 @@ from sparkd.lib.errors import (
     NotReadyError,
     OutdatedPlanError,
 )
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import Ending, MainLoop
+from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
 from sparkd.plan.model import LaunchPlan, Node
@@ -56,7 +56,15 @@ SECRET_LIMIT_BYTES = 64 << 10
 AWAITED_POLL_SECONDS = 1.0
 
 
-def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, str], root: Path = Path("/")) -> Deps:
+def build_agent(
+    role: str,
+    loop: MainLoop,
+    notifier: Notifier,
+    journal: Journal,
+    log: ProcessLog,
+    env: Mapping[str, str],
+    root: Path = Path("/"),
+) -> Deps:
     """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
@@ -69,15 +77,7 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
     host = Host(root)
     log.bind(node=host.name())
     events = log.events(Redactor())
-    notifier = Notifier()
-
-    def on_hang(seconds: float) -> None:
-        events.error("agent.network.hung", seconds=round(seconds), hint="systemd restarts this agent")
-
-    network = EventLoop(broken=lambda error: loop.fail(error))
-    loop = MainLoop(notifier, env, network, on_hang)
     loop.listen()
-    network.start()
     place = None
     with suppress(AwaitedError):  # before the lock: a unit of the wrong role changes nothing
         place = resolve_context(config, role, host)
@@ -91,7 +91,7 @@ def build_agent(role: str, journal: Journal, log: ProcessLog, env: Mapping[str, 
         from sparkd.agent.notify import start_notifications
 
         notify = start_notifications(host, config.notify, events)
-    base = Base(config, host, actions, loop, network, notifier, journal, log, configured_at, switch_seen, notify)
+    base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
     last = agent.read_launches().last_exit
     # First of all: a crash before this would not be counted.
@@ -110,7 +110,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     secrets = read_secrets(node.plan)
     redact = Redactor(tuple(secrets.values()))
     events = base.log.events(redact)
-    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.network, events, owner_uid)
+    cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
     history = launch_history.read_history(host.files)
     first = replace(first, restarts=history.restarts(datetime.now(UTC)))
@@ -202,7 +202,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
     Raises OutdatedPlanError then; AwaitedError where this node has no place, no key or no port.
     """
     place = find_place(base.settings, base.host)
-    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.network, events, owner_uid)
+    cluster = join_cluster(place, base.settings, base.host, base.loop.wake, base.loop.spawn, events, owner_uid)
     first = unplaced_status(role, base.host, base.actions.owner.invocation, str(awaited))
     first = replace(first, rank=place.rank, address=place.address)
     reporter = Reporter(first, (*_sinks(base), *cluster.sinks), Redactor())
@@ -223,7 +223,7 @@ def _await_head(base: Base, role: str, awaited: HeadAwaitedError, events: Events
 
 def _serve_observers(base: Base, reporter: Reporter, events: Events) -> None:
     show = base.settings.observe, base.host.files, lambda: reporter.published, base.loop.keepalive_age
-    start_status_server(*show, base.network, events)
+    start_status_server(*show, base.loop.spawn, events)
 
 
 def _sinks(base: Base) -> tuple[Sink, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 
 from msgspec import Struct, field
@@ -20,9 +19,8 @@ from sparkd.engine.api_owner import ApiOwner
 from sparkd.engine.rank import Running
 from sparkd.host import Host, versions
 from sparkd.lib import start_thread
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement
@@ -55,7 +53,7 @@ class State(Struct):
     blocker: tuple[str, ...] = ()
     """The checks that block, or another reason, as last logged."""
     blocked_since: str = ""
-    hung_look: Future[tuple[object, float]] | None = None
+    hung_look: Outcome[tuple[object, float]] | None = None
     """A look at what blocks that has not come back."""
     backed_off: bool = False
     """This process has waited out the backoff of the plan's failures."""
@@ -86,7 +84,6 @@ class Base(Struct, frozen=True):
     host: Host
     actions: Actions
     loop: MainLoop
-    network: EventLoop
     notifier: Notifier
     journal: Journal
     log: ProcessLog

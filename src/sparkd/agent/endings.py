@@ -1,6 +1,6 @@
 """What may end a run, in the order that decides between two that are seen at once.
 
-A request to stop, and the error of a thread, come before all of these: `MainLoop` has them.
+A request to stop, and the error of a task, come before all of these: `lib.endings.Endings` has them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from functools import partial
 
 from sparkd.agent.deps import Deps
 from sparkd.agent.switching import watch_switch
+from sparkd.lib.endings import Ending, Stage
 from sparkd.lib.errors import RankEndedError
-from sparkd.lib.main_loop import Ending, Stage
 
 
 def endings(agent: Deps) -> tuple[Ending, ...]:

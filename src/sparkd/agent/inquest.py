@@ -10,8 +10,9 @@ from functools import partial
 from sparkd.agent.deps import Deps
 from sparkd.cluster.monitor import HINT, silence
 from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
+from sparkd.lib.endings import Stage
 from sparkd.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
-from sparkd.lib.main_loop import Stage, never
+from sparkd.lib.main_loop import never
 from sparkd.status.model import Phase
 
 LOST_GRACE_SECONDS = 0.5

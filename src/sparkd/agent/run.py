@@ -20,8 +20,8 @@ from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.smoke_test import try_out
 from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff, watch
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-from sparkd.lib.main_loop import StopRequested
 from sparkd.plan.agreement import Agreement
 from sparkd.preflight.gate import THREADS_HINT
 

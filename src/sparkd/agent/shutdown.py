@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar
@@ -30,8 +29,9 @@ from sparkd.engine.api_owner import find_holder
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import LOG_END_SECONDS, Running
 from sparkd.host import Host
+from sparkd.lib.endings import Stage, StopRequested
 from sparkd.lib.errors import Cause, ExitCode, SparkdError
-from sparkd.lib.main_loop import Stage, StopRequested, never
+from sparkd.lib.main_loop import Outcome, never
 from sparkd.lib.text import GIB, MIB, sanitize
 from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.state.launch_history import STOPPED, End
@@ -151,7 +151,7 @@ class _Looks:
         reports = (peer.report for peer in self._agent.monitor.statuses())
         return all(report.cause for report in reports if report is not None and report.phase is Phase.FAILED)
 
-    def _is_over(self, look: Future[T]) -> bool:
+    def _is_over(self, look: Outcome[T]) -> bool:
         return self._agent.loop.wait_until(look.done, self._ends_at - time.monotonic())
 
     def _look_for_holder(self) -> Callable[[], str] | None:

@@ -18,6 +18,7 @@ from sparkd.actions import Actions
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import (
     AwaitedError,
     Cause,
@@ -29,7 +30,6 @@ from sparkd.lib.errors import (
 )
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.log import Events
-from sparkd.lib.main_loop import StopRequested
 from sparkd.state import launch_history
 from sparkd.state.launch_history import End
 from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, Event, Stage, Switch, label, step

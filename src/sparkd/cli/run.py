@@ -40,20 +40,23 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 def run_agent(args: argparse.Namespace) -> int:
     from sparkd.agent.bootstrap import build_agent
     from sparkd.agent.run import run
+    from sparkd.lib.endings import StopRequested
     from sparkd.lib.log import ProcessLog
-    from sparkd.lib.main_loop import StopRequested
-    from sparkd.lib.systemd import Journal
+    from sparkd.lib.main_loop import MainLoop
+    from sparkd.lib.systemd import Journal, Notifier
 
     journal = Journal(sys.stdout.fileno())
     log = ProcessLog(journal.put)
+    notifier = Notifier()
     code: int = ExitCode.BUG
     try:
-        agent = build_agent(args.role, journal, log, os.environ)
-        threading.excepthook = partial(report_thread, agent.events)
-        try:
-            code = run(agent)
-        finally:
-            agent.actions.release()
+        with MainLoop(notifier, os.environ) as loop:
+            agent = build_agent(args.role, loop, notifier, journal, log, os.environ)
+            threading.excepthook = partial(report_thread, agent.events)
+            try:
+                code = run(agent)
+            finally:
+                agent.actions.release()
     except StopRequested:
         code = ExitCode.GOOD  # while the node's place was awaited
     except SparkdError as error:

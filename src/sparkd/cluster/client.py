@@ -1,4 +1,4 @@
-"""Polls the reports of the other nodes, as tasks of the network's event loop.
+"""Polls the reports of the other nodes, as tasks of the event loop.
 
 Long polling: each request names the last known report, and the server holds its answer back until it has a newer one.
 

@@ -26,7 +26,7 @@ from sparkd.config.settings import Allow
 from sparkd.host import Host, docker, docker_image, model_folder
 from sparkd.host.files import Files
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.event_loop import read_in_thread
+from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.plan.allowed import find_refusals
@@ -241,7 +241,7 @@ def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[st
 
 
 class InventoryCache(Struct):
-    """Reads it beside the network's loop, at most once at a time and every few seconds."""
+    """Reads it beside the loop, at most once at a time and every few seconds."""
 
     read: Callable[[], bytes]
     """Takes seconds, or hangs."""
@@ -249,10 +249,10 @@ class InventoryCache(Struct):
     _read_at: float = 0.0
 
     async def get(self) -> bytes:
-        """Empty where it takes too long."""
+        """Empty where it takes too long. Raises what the look has raised."""
         if self._reading is None or (self._reading.done() and time.monotonic() - self._read_at > FRESH_SECONDS):
             try:
-                self._reading = read_in_thread("inventory", self.read)
+                self._reading = run_in_thread("inventory", self.read)
             except BlockingIOError:  # no thread now: the next request tries again
                 self._reading = None
                 return b""

@@ -18,7 +18,7 @@ import queue
 import syslog
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import NamedTuple, Self
 from urllib.parse import parse_qs, urlsplit
 
@@ -33,7 +33,7 @@ from sparkd.config.settings import MAX_NODES
 from sparkd.host.network import canonical
 from sparkd.lib import log
 from sparkd.lib.errors import BlockedError
-from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.event_loop import loop_thread
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.text import Redactor, sanitize
@@ -118,7 +118,7 @@ class Invitation:
         self._until = time.monotonic() + valid_seconds
         self._news: queue.SimpleQueue[Guest | Refusal] = queue.SimpleQueue()
         self._events = events or log.events(syslog.syslog, Redactor())
-        self._loop = EventLoop()
+        self._serving = ExitStack()
         try:
             self._server = HttpServer(address, port, self._handle, LIMITS)
         except OSError as error:
@@ -131,12 +131,12 @@ class Invitation:
         return str(self._code)
 
     def __enter__(self) -> Self:
-        self._loop.start()
-        self._server.start(self._loop)
+        loop = self._serving.enter_context(loop_thread())
+        loop.call_soon_threadsafe(lambda: loop.spawn(self._server.serve()))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.close()
+        self._serving.close()
 
     def end_in(self, seconds: float) -> None:
         """At the latest."""

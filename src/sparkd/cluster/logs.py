@@ -25,7 +25,7 @@ from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
 from sparkd.lib.errors import ConfigError
-from sparkd.lib.event_loop import read_in_thread, run_in_thread
+from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import printable, sanitize
 from sparkd.state.file import StateFile
@@ -103,18 +103,18 @@ def parse(body: bytes) -> Page:
 
 
 class LogServer(Struct):
-    """Answers one request at a time, beside the network's loop."""
+    """Answers one request at a time, beside the loop."""
 
     read: Callable[[Query], bytes]
     _reading: asyncio.Future[bytes] | None = None
 
     async def get(self, query: str) -> bytes:
-        """Empty where it is no query, or another one is being answered."""
+        """Empty where it is no query, or another one is being answered. Raises what the look has raised."""
         wanted = parse_query(query)
         if wanted is None or (self._reading is not None and not self._reading.done()):
             return b""
         try:
-            self._reading = read_in_thread("log", lambda: self.read(wanted))
+            self._reading = run_in_thread("log", lambda: self.read(wanted))
         except BlockingIOError:  # no thread now
             return b""
         with suppress(TimeoutError):

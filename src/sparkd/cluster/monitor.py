@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from typing import Any
 
 from msgspec import Struct
 
 from sparkd.cluster.client import PeerReader
 from sparkd.lib.errors import Cause, PeerLostError
+from sparkd.lib.main_loop import Outcome
 from sparkd.status import phases
 from sparkd.status.model import Contact, PeerStatus
 
@@ -79,15 +79,15 @@ class PeerMonitor(Struct):
 
     readers: Mapping[int, PeerReader]
     """By rank, in order."""
-    submit: Callable[[Coroutine[Any, Any, bool]], Future[bool]]
-    """Runs a coroutine in the network's loop, then wakes the main loop."""
+    submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
+    """`MainLoop.start`: its end is news."""
     timeout_seconds: float
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
     trouble: str = ""
     """The current problem while the engine still has time; empty where there is none."""
     _expected: dict[int, ExpectedPeer] = {}
     _prove: Callable[[float], Coroutine[Any, Any, bool]] | None = None
-    _proof: Future[bool] | None = None
+    _proof: Outcome[bool] | None = None
     _proven: bool | None = None
     _proven_at: float = 0.0
 

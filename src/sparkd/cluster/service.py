@@ -11,10 +11,10 @@ import hashlib
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from email.utils import formatdate
-from functools import partial
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from msgspec import Struct, field
@@ -41,7 +41,6 @@ from sparkd.host.files import Files
 from sparkd.host.network import canonical
 from sparkd.host.sockets import find_peer
 from sparkd.lib.errors import AwaitedError
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
@@ -59,8 +58,12 @@ LISTEN_AGAIN_SECONDS = 10.0
 """For an address that the network brings later, and for a port that another program has."""
 
 
+Spawn = Callable[[Coroutine[Any, Any, None]], object]
+"""`MainLoop.spawn`: runs what has no end of its own."""
+
+
 class PeerApi(Struct):
-    """`handle` and `publish` run in the loop's thread; `publish_document` is for the main thread."""
+    """For the thread of its loop."""
 
     own_address: str
     keys: Callable[[], tuple[bytes, ...]]
@@ -134,7 +137,7 @@ def join_cluster(
     settings: Settings,
     host: Host,
     wake: Callable[[], None],
-    network: EventLoop,
+    spawn: Spawn,
     events: Events,
     owner_uid: int = 0,
 ) -> Cluster:
@@ -156,11 +159,11 @@ def join_cluster(
     read = InventoryCache(lambda: inventory.dump(inventory.read_inventory(settings, host)))
     log = LogServer(lambda query: logs.dump(logs.read_page(host.name(), query)))
     peer_api = PeerApi(own, keys, hold_seconds, inventory=read, logs=log)
-    _server(own, port, peer_api, peers, events).start(network)
+    spawn(_server(own, port, peer_api, peers, events).serve())
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}
     for reader in readers.values():
-        network.spawn(reader.run())
+        spawn(reader.run())
 
     before: NodeReport | None = None
 
@@ -169,7 +172,7 @@ def join_cluster(
         own = replace(published.report, peers=())
         wake = before is None or without_figures(own) != without_figures(before)
         before = own
-        network.call(partial(peer_api.publish, dump(own).encode(), wake=wake))
+        peer_api.publish(dump(own).encode(), wake=wake)
 
     return Cluster(readers, peer_api.publish_document, (to_peers,))
 
@@ -200,7 +203,7 @@ def start_status_server(
     files: Files,
     published: Callable[[], Published],
     keepalive_age: Callable[[], float],
-    network: EventLoop,
+    spawn: Spawn,
     events: Events,
 ) -> None:
     """For people and monitors. A failure is only logged, and the address tried again: no engine depends on it."""
@@ -231,7 +234,7 @@ def start_status_server(
             else:
                 await server.serve()
 
-    network.spawn(serve())
+    spawn(serve())
 
 
 def _find_user(connection: socket.socket) -> str:

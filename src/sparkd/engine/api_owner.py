@@ -34,7 +34,7 @@ DEEPEST = 16
 
 
 class ApiOwner:
-    """For one rank, in the network's loop: `admit` is the proof."""
+    """For one rank, `admit` is the proof."""
 
     def __init__(self, host: Host, rank: Rank, events: Events, address: str, port: int) -> None:
         self._host, self._rank, self._events = host, rank, events

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 
 from msgspec import Struct
 
 from sparkd.host.gpu import GpuClocks, read_clocks
 from sparkd.lib.log import Events
+from sparkd.lib.main_loop import Outcome
 
 THROTTLE_ID = "gpu-clocks"
 THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
@@ -69,13 +69,13 @@ def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleS
 class GpuThrottleMonitor(Struct):
     """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
 
-    start: Callable[[Callable[[], Clocks]], Future[Clocks]]
+    start: Callable[[Callable[[], Clocks]], Outcome[Clocks]]
     events: Events
     read: Callable[[], Clocks] = read_clocks
     clock: Callable[[], float] = time.monotonic
     _state: ThrottleState = ThrottleState()
     _seen: Clocks = ()
-    _reading: Future[Clocks] | None = None
+    _reading: Outcome[Clocks] | None = None
     _started_at: float = float("-inf")
     _is_hurried: bool = False
 

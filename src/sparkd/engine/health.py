@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,7 +20,7 @@ from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.status.model import HealthReport
 from sparkd.vllm.api import Completion, Counters, Endpoint
 
@@ -188,9 +187,9 @@ class HealthMonitor(Struct):
     """Whether the GPU is known to be at work."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
-    _probing: Future[tuple[int | None, Counters | None]] | None = None
+    _probing: Outcome[tuple[int | None, Counters | None]] | None = None
     _probe_sent_at: float = 0.0
-    _canary: Future[tuple[Completion, float]] | None = None
+    _canary: Outcome[tuple[Completion, float]] | None = None
     """The answer, and its seconds."""
     _probe_at: float = 0.0
 

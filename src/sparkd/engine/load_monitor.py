@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from contextlib import suppress
 
 from msgspec import Struct
@@ -19,6 +18,7 @@ from sparkd.host import Host
 from sparkd.host.activity import Activity, read_activity, read_waits
 from sparkd.host.gpu import read_clocks
 from sparkd.lib.errors import Cause, NotReadyError
+from sparkd.lib.main_loop import Outcome
 
 PACE_SECONDS = 10.0
 """Between two looks; a tenth of the limit where that is less."""
@@ -107,10 +107,10 @@ class LoadMonitor(Struct):
     gpus: bool
     limit_seconds: int
     """0: the load is not watched."""
-    start: Callable[[Callable[[], Look]], Future[Look]]
+    start: Callable[[Callable[[], Look]], Outcome[Look]]
     clock: Callable[[], float] = time.monotonic
     _load: LoadState | None = None
-    _looking: Future[Look] | None = None
+    _looking: Outcome[Look] | None = None
     _look_at: float = float("-inf")
 
     def check(self, what: str, progress: tuple[object, ...], others: tuple[float | None, ...]) -> LoadState | None:

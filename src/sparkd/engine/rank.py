@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import closing, suppress
 from functools import partial
 
@@ -28,7 +27,7 @@ from sparkd.lib import start_thread
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import Cause
 from sparkd.lib.log import Events
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
 
@@ -199,7 +198,7 @@ class Running(Struct):
         began, look = time.monotonic(), loop.start(partial(self._find_segments, host))
         in_time = loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
-        def keep(look: Future[tuple[UnlinkSegment, ...]]) -> None:
+        def keep(look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
             with suppress(OSError):
                 self._keep_segments(look.result())
 

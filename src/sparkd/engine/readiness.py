@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from enum import Enum
 
 from msgspec import Struct
@@ -12,7 +11,7 @@ from msgspec import Struct
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.lib.errors import NotReadyError
 from sparkd.lib.http_client import HttpError, WrongServerError
-from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.vllm.api import Endpoint, KeyRefusedError
 
 PROBE_SECONDS = 0.2
@@ -69,7 +68,7 @@ def await_ready(
     `launch_seconds`, or at once when the endpoint serves another model or refuses the key.
     """
     deadline = time.monotonic() + launch_seconds
-    probing: Future[ProbeResult] | None = None
+    probing: Outcome[ProbeResult] | None = None
     next_at = 0.0
     stage, said, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
     while True:

@@ -1,140 +1,132 @@
-"""One asyncio loop in a thread of its own, for all networking of an agent."""
+"""asyncio's loop without its thread pool: a call that may hang runs in a daemon thread, and holds no process's end.
+
+Every task is made here, so that none is lost and the error of each reaches somebody.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import threading
-import time
-from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
-from contextlib import suppress
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 from sparkd.lib import start_thread
 
 T = TypeVar("T")
 
-CLOSE_SECONDS = 5.0
-"""For cancelled tasks to end. The thread is a daemon: one that hangs keeps no process alive."""
+CLOSE_SECONDS = 1.0
+"""For cancelled tasks to end."""
+CLOSE_TURN_SECONDS = 0.01
 CLOSE_TURNS = 100
 """Of the loop at its end, at most: tasks without end may make tasks."""
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """Resolves names in a thread, as asyncio does, and addresses at once: a name server that hangs delays no peer."""
+class EventLoop(asyncio.SelectorEventLoop):
+    """For the thread that turns it. `call_soon_threadsafe` may be called from any."""
+
+    def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
+        """`broken` gets the error that ended a task of `spawn`."""
+        super().__init__()
+        self._broken = broken
+        self._spawned: set[asyncio.Task[None]] = set()
+        """asyncio itself keeps weak references to tasks only."""
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run `work`, which has no end of its own, until the loop is closed. That it ends is a bug, as its error is."""
+        task = self.create_task(work)
+        self._spawned.add(task)
+        task.add_done_callback(self._end)
+
+    def begin(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """The task of `work`, whose result or error the caller reads, or leaves."""
+        task = self.create_task(work)
+        task.add_done_callback(_retrieve)
+        return task
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        if task not in self._spawned:  # the loop is being closed
+            return
+        self._spawned.discard(task)
+        error = None if task.cancelled() else task.exception()
+        self._broken(error or RuntimeError(f"a task has ended: {task.get_coro()}"))
 
     async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """Of an address at once, of a name in a thread: a name server that hangs delays nobody else."""
         numeric = options.get("flags", 0) | socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         try:
             return socket.getaddrinfo(host, port, **{**options, "flags": numeric})
         except socket.gaierror:
             try:
                 return await super().getaddrinfo(host, port, **options)
-            except RuntimeError as error:  # no thread can be started now
+            except BlockingIOError as error:
                 raise socket.gaierror(socket.EAI_AGAIN, str(error)) from None
 
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]  # a future as well
+        """What asyncio itself leaves to threads, as names to resolve. Raises as `run_in_thread`."""
+        assert executor is None, "no pool"
+        return run_in_thread("executor", partial(func, *args), self)
 
-class EventLoop:
-    """Runs from `start` to `close`. Every method may be called from any thread but the loop's own.
-
-    `broken` gets, in the loop's thread, the error that ended a `spawn`ed task or the loop itself.
-    """
-
-    def __init__(self, broken: Callable[[BaseException], object] = lambda _: None) -> None:
-        self._loop = _Loop()
-        self._broken = broken
-        self._spawned: set[Future[None]] = set()
-        """asyncio itself keeps weak references to tasks only."""
-        self._pinged_at: float | None = None
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="network", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work` until it ends or the loop is closed. Its error goes to `broken`.
-
-        Once the loop has ended, `work` is closed without being run.
-        """
+    def turn(self, seconds: float) -> None:
+        """Run it until `stop`, or so long; at least one turn."""
+        timer = self.call_later(max(0.0, seconds), self.stop)
+        if seconds <= 0:
+            self.stop()  # it turns once nevertheless
         try:
-            future = self.submit(work)
-        except RuntimeError:
-            work.close()
-            if not self._loop.is_closed():
-                raise
-            return
-        self._spawned.add(future)
-        future.add_done_callback(self._end)
-
-    def call(self, function: Callable[..., object], *args: object) -> None:
-        """Call `function` in the loop's thread, soon. Does nothing once the loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(function, *args)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-
-    def unanswered_seconds(self) -> float:
-        """Seconds since an earlier call's ping, while the loop has not answered it.
-
-        0 where it has answered, and this call pings again; 0 where the loop has ended: `broken` got the reason.
-        """
-        pinged_at = self._pinged_at  # the loop's thread may clear it meanwhile
-        if self._loop.is_closed():
-            return 0.0
-        if pinged_at is not None:
-            return time.monotonic() - pinged_at
-        self._pinged_at = time.monotonic()
-        self.call(setattr, self, "_pinged_at", None)
-        return 0.0
-
-    def close(self) -> None:
-        self._closing = True
-        self.call(self._loop.stop)
-        self._thread.join(2 * CLOSE_SECONDS)
-
-    def _end(self, future: Future[None]) -> None:
-        self._spawned.discard(future)
-        if not future.cancelled():
-            error = future.exception()
-        else:
-            error = None if self._closing else RuntimeError("a network task was cancelled")
-        if error is not None:
-            self._broken(error)
-
-    def _run(self) -> None:
-        try:
-            self._loop.run_forever()
-            # A task that has not begun yet would leave its coroutine unawaited, and one that begins may make more.
-            left = asyncio.all_tasks(self._loop)
-            for _ in range(CLOSE_TURNS):
-                self._loop.run_until_complete(asyncio.sleep(0))
-                begun, left = left, asyncio.all_tasks(self._loop)
-                if left <= begun:
-                    break
-            for task in left:
-                task.cancel()
-            if left:
-                self._loop.run_until_complete(asyncio.wait(left, timeout=CLOSE_SECONDS))
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-        except BaseException as error:  # the agent must not run without its networking
-            self._broken(error)
+            self.run_forever()
         finally:
-            self._loop.close()
+            timer.cancel()
+
+    def finish(self) -> None:
+        """Cancel all tasks, let them end, and close the loop. It must not run."""
+        if self.is_closed():
+            return
+        self._spawned.clear()
+        # A task that has not begun yet would leave its coroutine unawaited, and one that begins may make more.
+        left = asyncio.all_tasks(self)
+        for _ in range(CLOSE_TURNS):
+            self.turn(0)
+            begun, left = left, asyncio.all_tasks(self)
+            if left <= begun:
+                break
+        for task in left:
+            task.cancel()
+        left.add(self.begin(self.shutdown_asyncgens()))
+        deadline = self.time() + CLOSE_SECONDS
+        while not all(task.done() for task in left) and self.time() < deadline:
+            self.turn(CLOSE_TURN_SECONDS)
+        self.close()
 
 
-def run_in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run it beside the running loop, in a daemon thread: it may hang, and holds no process's end as an executor does.
+@contextmanager
+def loop_thread(broken: Callable[[BaseException], object] = lambda _: None) -> Iterator[EventLoop]:
+    """A loop in a thread of its own: for a command whose main thread waits for people and programs."""
+    loop = EventLoop(broken)
 
-    Its error is the future's. Raises BlockingIOError where no thread can be started now.
+    def run() -> None:
+        loop.run_forever()
+        loop.finish()
+
+    thread = threading.Thread(target=run, name="event-loop", daemon=True)
+    thread.start()
+    try:
+        yield loop
+    finally:
+        with suppress(RuntimeError):  # it has ended by itself
+            loop.call_soon_threadsafe(loop.stop)
+        thread.join(2 * CLOSE_SECONDS)
+
+
+def run_in_thread(name: str, work: Callable[[], T], loop: asyncio.AbstractEventLoop | None = None) -> asyncio.Future[T]:
+    """Run it beside the loop (the running one), in a daemon thread: it may hang. Its error is the future's.
+
+    Raises BlockingIOError where no thread can be started now.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
+    beside = loop or asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = beside.create_future()
+    outcome.add_done_callback(_retrieve)
 
     def settle(result: T | None, error: BaseException | None) -> None:
         if outcome.cancelled():
@@ -154,27 +146,13 @@ def run_in_thread(name: str, work: Callable[[], T]) -> asyncio.Future[T]:
         except BaseException as raised:
             error = raised
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
+            beside.call_soon_threadsafe(settle, result, error)
 
     start_thread(threading.Thread(target=run, name=name, daemon=True))
     return outcome
 
 
-def read_in_thread(name: str, read: Callable[[], bytes]) -> asyncio.Future[bytes]:
-    """Run it beside the running loop, in a daemon thread: it may hang. Its error is an empty result.
-
-    Raises BlockingIOError where no thread can be started now.
-    """
-    loop = asyncio.get_running_loop()
-    reading: asyncio.Future[bytes] = loop.create_future()
-
-    def run() -> None:
-        body = b""
-        try:
-            body = read()
-        finally:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(reading.set_result, body)
-
-    start_thread(threading.Thread(target=run, name=name, daemon=True))
-    return reading
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """asyncio logs an error that nobody has read."""
+    if not future.cancelled():
+        future.exception()

@@ -7,7 +7,6 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_connection import Connection, Handler, Limits
 
 BACKLOG = 1024
@@ -20,7 +19,7 @@ SOURCES_KEPT = 1024
 
 
 class HttpServer:
-    """Listens from the start, answers from `start` to the loop's end.
+    """Listens from the start, answers while `serve` runs.
 
     `admits`: whether an IP may connect; any other gets 401 and takes no place. `find_user`: who of a source has this
     connection, where several users share an address. `on_error` gets a handler's bug, once while it stays the same, in
@@ -50,9 +49,6 @@ class HttpServer:
         """By source: the time of its next request at an even rate."""
         self._listener = _listen(address, port)
         self.port: int = self._listener.getsockname()[1]
-
-    def start(self, loop: EventLoop) -> None:
-        loop.spawn(self.serve())
 
     def report(self, trouble: str) -> None:
         if trouble != self._reported:

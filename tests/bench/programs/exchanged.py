@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 
 EXCHANGES = 20
@@ -31,13 +32,13 @@ class Cost:
 def measured(findings: int, runs: int, key_file: str) -> Cost:
     from tests.bench.programs.node import context, usual
     from tests.bench.programs.simulated import traffic
+    from tests.unit.nodes import network
 
     from sparkd.agent.bootstrap import initial_status
     from sparkd.cluster.auth import KeyRing
     from sparkd.cluster.client import PeerReader, Source
     from sparkd.cluster.service import PeerApi
     from sparkd.host import Host
-    from sparkd.lib.event_loop import EventLoop
     from sparkd.lib.http_server import HttpServer
     from sparkd.status.model import dump
 
@@ -46,14 +47,13 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     keys = KeyRing(Host().files, key_file).keys
     peer_api = PeerApi(ADDRESS, keys, HOLD_SECONDS)
     peer_api.publish(text.encode())
-    loop = EventLoop()
-    loop.start()
     server = HttpServer(ADDRESS, 0, peer_api.handle)
-    server.start(loop)
     read = threading.Semaphore(0)
-    network = EventLoop()
-    network.start()
-    network.spawn(PeerReader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release).run())
+    reader = PeerReader(Source(0, ADDRESS, server.port, ADDRESS, HOLD_SECONDS), keys, read.release)
+    running = ExitStack()
+    own = running.enter_context(network())
+    own.spawn(server.serve())
+    running.enter_context(network()).spawn(reader.run())
     count = 0
 
     def exchanges(number: int) -> None:
@@ -63,11 +63,11 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
             if not read.acquire(timeout=HOLD_SECONDS):
                 raise SystemExit("no report was read")
             count += 1
-            loop.call(peer_api.publish, text.replace("loading weights", f"loading weight{count:05}", 1).encode())
+            own.call(peer_api.publish, text.replace("loading weights", f"loading weight{count:05}", 1).encode())
 
     exchanges(EXCHANGES)  # warm
     # The loop that answers was started first.
-    loops = [thread.ident or 0 for thread in threading.enumerate() if thread.name == "network"]
+    loops = [thread.ident or 0 for thread in threading.enumerate() if thread.name == "event-loop"]
     clocks = [time.pthread_getcpuclockid(ident) for ident in loops]
     requests, answers = [], []
     before = traffic().bytes

@@ -28,9 +28,9 @@ from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import join_cluster
 from sparkd.config import Settings
 from sparkd.host import Host
-from sparkd.lib.event_loop import EventLoop
+from sparkd.lib.endings import Ending
 from sparkd.lib.log import events
-from sparkd.lib.main_loop import Ending, MainLoop
+from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.build import make_plan
@@ -99,9 +99,7 @@ class Node:
         self._place = place
         self._host, self._redact = Host(), Redactor()
         self._notifier = Notifier()
-        self._network = EventLoop()
-        self._network.start()
-        self._loop = MainLoop(self._notifier, {}, self._network)
+        self._loop = MainLoop(self._notifier, {})
         self._log = events(lambda _, text: print(text, file=sys.stderr, flush=True), self._redact)
         self._file = folder / f"report-{place.rank}.json"
         first = usual(initial_status(place, self._host, os.urandom(16).hex()))
@@ -166,7 +164,7 @@ class Node:
             self._place.settings,
             self._host,
             self._loop.wake,
-            self._network,
+            self._loop.spawn,
             self._log,
         )
         sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)

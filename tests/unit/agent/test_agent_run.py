@@ -38,7 +38,8 @@ from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.host.owner import NodeOwner
 from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
 from sparkd.lib.log import ProcessLog
-from sparkd.lib.systemd import Journal
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Journal, Notifier
 from sparkd.preflight.check import Finding, Level, Verdict
 from sparkd.preflight.registry import IDS
 from sparkd.preflight.runner import examine
@@ -155,12 +156,14 @@ def run_agent(world: World, role: str = "head") -> tuple[ExitCode, str]:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with tempfile.TemporaryFile() as file:
         journal = Journal(file.fileno())
+        notifier = Notifier()
         try:
-            agent = build_agent(role, journal, ProcessLog(journal.put), {}, world.tree.root)
-            try:
-                code = run(agent)
-            finally:
-                agent.actions.release()
+            with MainLoop(notifier, {}) as loop:
+                agent = build_agent(role, loop, notifier, journal, ProcessLog(journal.put), {}, world.tree.root)
+                try:
+                    code = run(agent)
+                finally:
+                    agent.actions.release()
         finally:
             journal.close(5)
             for number, handler in handlers.items():

@@ -20,7 +20,8 @@ from tests.unit.plans import configured
 from sparkd.agent.bootstrap import _await_agent, build_agent
 from sparkd.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.lib.log import ProcessLog
-from sparkd.lib.systemd import Journal
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Journal, Notifier
 
 ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
 RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"
@@ -64,8 +65,11 @@ class Late:
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         with tempfile.TemporaryFile() as file:
             journal = Journal(file.fileno())
+            notifier = Notifier()
             try:
-                build_agent("head", journal, ProcessLog(journal.put), {}, self.tree.root).actions.release()
+                with MainLoop(notifier, {}) as loop:
+                    log = ProcessLog(journal.put)
+                    build_agent("head", loop, notifier, journal, log, {}, self.tree.root).actions.release()
             finally:
                 journal.close(5)
                 for number, handler in handlers.items():

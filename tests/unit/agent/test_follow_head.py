@@ -23,6 +23,7 @@ from tests.unit.cluster_nodes import (
     agent_under_test,
     running,
     settings,
+    until_with,
 )
 from tests.unit.nodes import Node, node, report, until
 
@@ -32,8 +33,8 @@ from sparkd.agent.serving import FOLLOW_SECONDS, expected_load, follow_head
 from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import EngineEndedError, PeerLostError
-from sparkd.lib.main_loop import StopRequested
 from sparkd.state.launch_history import FILE, LaunchHistory, Load
 from sparkd.status.model import Phase, load_seconds_left
 from sparkd.vllm.args import JsonValue
@@ -320,7 +321,7 @@ def test_a_worker_that_is_stopped_ends_its_rank_at_once_when_its_head_is_out_of_
     with running(worker.agent, command=deaf) as (rank, process):
         time.sleep(0.3)  # for the trap to be set
         head.publish(report(0, phase=phase, draining=drains, epoch="e", plan_digest="d"))
-        until(lambda: _phase_of_head(worker) is phase)
+        until_with(lambda: _phase_of_head(worker) is phase, worker)
         began = time.monotonic()
         shutdown_on_request(worker.agent, rank, StopRequested())
         took = time.monotonic() - began

@@ -22,6 +22,7 @@ from tests.unit.cluster_nodes import (
     following,
     running,
     settings,
+    until_with,
 )
 from tests.unit.nodes import until
 
@@ -31,6 +32,7 @@ from sparkd.agent.head_config import share_config, use_kept
 from sparkd.agent.serving import follow_head
 from sparkd.agent.startup import wait_backoff
 from sparkd.config.settings import Engine
+from sparkd.lib.endings import Ending
 from sparkd.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
 from sparkd.recipes.reach import HEAD_FILES
 from sparkd.state import launch_history
@@ -58,6 +60,9 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
     """A worker without a document waits for one, in a thread; what it raised."""
     raised: list[SparkdError] = []
 
+    def over() -> None:
+        raise SparkdError("the test is over")
+
     def run() -> None:
         with pytest.raises(HeadAwaitedError) as awaited:
             context(base.settings, base.host)
@@ -71,7 +76,8 @@ def awaiting(base: Base) -> Iterator[list[SparkdError]]:
     try:
         yield raised
     finally:
-        base.loop.fail(SparkdError("the test is over"))
+        base.loop.end_by(Ending(over))
+        base.loop.wake()
         thread.join(10)
 
 
@@ -89,9 +95,9 @@ def take_over(tree: Tree, base: Base) -> None:
     tree.file(f"/node1{FILE.path}", written(base.actions)[FILE.name], 0o600)
 
 
-def first_document(tree: Tree, port: int) -> None:
+def first_document(tree: Tree, port: int, head: AgentUnderTest) -> None:
     with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
-        until(lambda: raised)
+        until_with(lambda: raised, head)
         assert type(raised[0]) is OutdatedPlanError
         take_over(tree, base)
 
@@ -100,7 +106,7 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
     tree.file("/node1/etc/sparkd/api-key", "k", 0o600)
     secrets = {"VLLM_API_KEY": str(tree.file("/node0/etc/sparkd/api-key", "k", 0o600))}
     with head_of(tree, port, env={"A": "b"}, secrets=secrets, args={"max-model-len": 77}) as head:
-        first_document(tree, port)
+        first_document(tree, port, head)
         with agent_under_test(tree, 1, following(NODES, port)) as worker:
             use_kept(worker.agent, {"engine.image": "a file", "engine.secrets.A": "a file", "cluster.nodes": "a file"})
             assert worker.agent.plan.digest == head.agent.plan.digest
@@ -119,8 +125,8 @@ def test_a_worker_with_nothing_but_its_nodes_runs_the_plan_of_its_head(tree: Tre
 def test_files_of_the_head_are_kept_for_root_and_old_ones_removed(tree: Tree, port: int) -> None:
     script = str(tree.file("/script.sh", 'exec "$@"', 0o600))
     tree.file(f"/node0{script}", 'exec "$@"', 0o600)  # as the head's agent sees it
-    with head_of(tree, port, script=script):
-        first_document(tree, port)
+    with head_of(tree, port, script=script) as head:
+        first_document(tree, port, head)
     folder = tree.folder(f"/node1{HEAD_FILES}")
     folder.chmod(0o755)
     old = tree.file(f"/node1{HEAD_FILES}/old", "x")
@@ -138,7 +144,7 @@ def test_a_head_that_wants_too_much_sees_why_its_worker_is_blocked(tree: Tree, p
         base_under_test(tree, 1, following(NODES, port, allow={"images": ["good/"]})) as base,
         awaiting(base) as raised,
     ):
-        until(lambda: (known := report_of_worker(head)) and known.phase is Phase.BLOCKED)
+        until_with(lambda: (known := report_of_worker(head)) and known.phase is Phase.BLOCKED, head)
         known = report_of_worker(head)
         assert known is not None and not raised
         assert "wants image evil/image:1: cluster.allow.images permits good/" in known.message
@@ -153,14 +159,15 @@ def test_a_worker_without_a_document_says_that_it_waits_for_its_head(tree: Tree,
 
 
 def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree, port: int) -> None:
-    with head_of(tree, port):
-        first_document(tree, port)
+    with head_of(tree, port) as head:
+        first_document(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         worker.set_plan("d")
         with (
             running_steps(worker, wait_while_blocked) as waits,
-            head_of(tree, port, "again", env={"NEW": "1"}),
+            head_of(tree, port, "again", env={"NEW": "1"}) as head,
         ):
+            until_with(lambda: waits.over, head)
             assert isinstance(waits.join(), OutdatedPlanError)
         assert worker.report.plan_digest == "", "its head compares no plan with one that is over"
         assert json.loads(written(worker.agent.actions)[FILE.name])["engine"]["env"] == {"NEW": "1"}
@@ -169,12 +176,13 @@ def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree,
 def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_head_at_once(
     tree: Tree, port: int
 ) -> None:
-    with head_of(tree, port):
-        first_document(tree, port)
+    with head_of(tree, port) as head:
+        first_document(tree, port, head)
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         failures = LaunchHistory({worker.agent.plan.counted_as: len(BACKOFF_SECONDS) - 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
-        with running_steps(worker, wait_backoff) as waits, head_of(tree, port, "again", env={"NEW": "1"}):
+        with running_steps(worker, wait_backoff) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as again:
+            until_with(lambda: waits.over, again)
             assert isinstance(waits.join(), OutdatedPlanError)
 
 
@@ -183,30 +191,30 @@ def test_what_the_head_chooses_again_is_tried_however_often_it_failed_here(tree:
         failures = LaunchHistory({head.agent.plan.counted_as: len(BACKOFF_SECONDS), "another": 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
         with base_under_test(tree, 1, following(NODES, port)) as base, awaiting(base) as raised:
-            until(lambda: raised)
+            until_with(lambda: raised, head)
             left = launch_history.FILE.decode(written(base.actions)[launch_history.FILE.name].encode())
     assert left.failures == {"another": 1}
 
 
 def test_a_rank_that_runs_is_not_ended_by_another_configuration(tree: Tree, port: int) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port)
+        first_document(tree, port, head)
         with (
             agent_under_test(tree, 1, following(NODES, port)) as worker,
             running(worker.agent) as (rank, _),
             running_steps(worker, lambda agent: follow_head(agent, rank)) as follows,
         ):
             head.agent.reporter.update(phase=Phase.SERVING, config_digest="another")
-            until(lambda: worker.report.phase is Phase.SERVING)
+            until_with(lambda: worker.report.phase is Phase.SERVING, head)
             assert not follows.over
 
 
 def test_a_head_that_is_down_does_not_keep_a_worker_from_its_last_configuration(tree: Tree, port: int) -> None:
     with head_of(tree, port) as head:
-        first_document(tree, port)
+        first_document(tree, port, head)
         digest = head.agent.plan.digest
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         share_config(worker.agent)
-        until(lambda: worker.agent.monitor.statuses()[0].contact is not Contact.UNHEARD)
+        until_with(lambda: worker.agent.monitor.statuses()[0].contact is not Contact.UNHEARD, worker)
         share_config(worker.agent)
         assert worker.agent.plan.digest == digest

@@ -28,8 +28,8 @@ from sparkd.agent.startup import guard_memory, wait_backoff
 from sparkd.config.settings import Memory
 from sparkd.engine.memory_guard.guard import MemoryGuard
 from sparkd.host import Host, meminfo
+from sparkd.lib.endings import Ending
 from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
-from sparkd.lib.main_loop import Ending
 from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
 from sparkd.status.model import Phase

@@ -15,7 +15,7 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.agent_steps import StepsThread, running_steps, wait_and_join, wait_while_blocked
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings
+from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, settings, until_with
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
@@ -23,6 +23,7 @@ from sparkd.agent import peer_wait
 from sparkd.agent.blocked import retry_while_blocked
 from sparkd.agent.deps import Deps
 from sparkd.agent.shutdown import shutdown_on_error
+from sparkd.lib.endings import Stage
 from sparkd.lib.errors import (
     BlockedError,
     EngineEndedError,
@@ -33,6 +34,7 @@ from sparkd.lib.errors import (
     SparkdError,
 )
 from sparkd.lib.log import ProcessLog
+from sparkd.lib.main_loop import never
 from sparkd.lib.text import Redactor
 from sparkd.state.switch import make_rollback
 from sparkd.status.model import Contact, NodeReport, Phase
@@ -110,8 +112,7 @@ def test_a_worker_tracks_the_incarnation_that_called(worker: AgentUnderTest, por
             assert walk.join() is None
         head.publish(report(0, epoch="e2", plan_digest="d", incarnation="another", last_cause="boom (exit 13)"))
         with pytest.raises(PeerLostError, match=r"rank 0 .* has restarted; it ended before with: boom \(exit 13\)"):
-            while True:
-                worker.agent.monitor.check()
+            until_with(lambda: worker.agent.monitor.check() and False, worker)
 
 
 def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
@@ -297,7 +298,7 @@ def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, w
 
 
 def serve(agent: Deps) -> None:
-    """A run without an engine, and without the wait after its last report."""
+    """A run without an engine, and with a short wait after its last report."""
     try:
         wait_and_join(agent)
         agent.set_phase(Phase.LAUNCHING)
@@ -307,6 +308,8 @@ def serve(agent: Deps) -> None:
             agent.loop.wait(5)
     except SparkdError as error:
         agent.set_phase(Phase.FAILED, str(error))
+        agent.loop.enter(Stage.END)
+        agent.loop.wait_until(never, 0.5)
         raise
 
 
@@ -342,6 +345,7 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
             assert found.code is ExitCode.PEER_LOST
             assert "rank 3 on spark4 (127.0.0.4) failed: the engine ended: RuntimeError: boom" in found.reason
             assert found.reason.startswith("rank 0 on spark1" if rank else "rank 3 on spark4")
+        shutdown.join(10)
 
 
 def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int) -> None:
@@ -352,7 +356,8 @@ def test_a_node_that_dies_without_a_report_ends_all_others(tree: Tree, port: int
             one.set_plan("d")
         walks = [stack.enter_context(running_steps(one, serve)) for one in agents]
         until(lambda: all(one.report.phase is Phase.SERVING for one in agents))
-        agents[2].agent.network.close()
+        walks[2].stop()
+        agents[2].agent.loop.close()
         assert until(lambda: all(one.report.phase is Phase.FAILED for one in agents[:2])) < 2
         for walk in walks[:2]:
             error = walk.join()

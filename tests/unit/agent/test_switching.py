@@ -32,6 +32,7 @@ from sparkd.agent.switching import (
 )
 from sparkd.cluster import membership
 from sparkd.config import Settings
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import (
     BlockedError,
     Cause,
@@ -43,7 +44,6 @@ from sparkd.lib.errors import (
     PeerLostError,
     SparkdError,
 )
-from sparkd.lib.main_loop import StopRequested
 from sparkd.state import launch_history
 from sparkd.state.file import Content, StateFile
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
@@ -240,11 +240,15 @@ def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: 
     watch_switch(agent)
 
 
+async def fails(error: Exception) -> None:
+    raise error
+
+
 def test_a_bug_while_an_engine_drains_leaves_no_rank(started: AgentUnderTest) -> None:
     agent = started.agent
     agent.set_phase(Phase.SERVING)
     with running(agent) as (rank, process):
-        agent.loop.fail(ZeroDivisionError("of a thread"))
+        agent.loop.spawn(fails(ZeroDivisionError("of a task")))
         with pytest.raises(ZeroDivisionError):
             shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
         assert process.wait(1) == -signal.SIGTERM
@@ -255,7 +259,7 @@ def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(started: A
     agent = started.agent
     agent.set_phase(Phase.SERVING)
     with running(agent) as (rank, process):
-        agent.loop.fail(OSError(errno.EIO, "of a thread"))
+        agent.loop.spawn(fails(OSError(errno.EIO, "of a task")))
         shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
         assert process.wait(1) == -signal.SIGTERM
     assert started.report.phase is Phase.STOPPED

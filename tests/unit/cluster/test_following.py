@@ -12,8 +12,16 @@ from typing import Any
 
 import pytest
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test, following, machine, settings
-from tests.unit.nodes import Node, node, report, until
+from tests.unit.cluster_nodes import (
+    AgentUnderTest,
+    addresses,
+    agent_under_test,
+    following,
+    machine,
+    settings,
+    until_with,
+)
+from tests.unit.nodes import Node, node, report
 from tests.unit.plans import shipped
 
 from sparkd.cluster import membership
@@ -63,7 +71,7 @@ class Pair:
             known = follower.head.status.living
             return known is not None and known.config_digest == digest
 
-        until(heard)
+        until_with(heard, self.worker)
         follower.check()
 
 
@@ -230,7 +238,7 @@ def test_a_node_without_the_key_changes_nothing(tree: Tree, port: int) -> None:
         head.publish(report(0, config_digest="x"))
         follower = worker.agent.follower
         assert follower is not None
-        until(lambda: follower.head.status.living, until_seconds)
+        until_with(lambda: follower.head.status.living, worker, seconds=until_seconds)
 
 
 def test_files_of_the_head_come_with_its_recipe(tree: Tree, port: int) -> None:

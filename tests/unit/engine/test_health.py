@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.unit.engine_server import Reply, engine, token
-from tests.unit.nodes import network, until
+from tests.unit.nodes import until
 
 from sparkd.config.settings import Supervise
 from sparkd.engine.health import (
@@ -22,6 +22,7 @@ from sparkd.engine.health import (
 )
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.host.sockets import Unanswered
+from sparkd.lib.endings import Ending
 from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
@@ -133,8 +134,8 @@ def test_a_monitor_probes_often_after_an_error_in_the_log_and_spares_a_canary_th
 
     progress = LoadProgress(failing_since=time.monotonic())
     ended: list[object] = []
-    with engine(reply) as port, network() as loop:
-        main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
+    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
+        endpoint = Endpoint("127.0.0.1", port, "tiny")
         monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(canary_seconds=1), 5.0, on_check)
         thread = threading.Thread(target=lambda: ended.append(monitor.run()))
         thread.start()
@@ -164,14 +165,22 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
 
     began = time.monotonic()
     came_at = began + 0.5  # after the monitor has begun
-    with engine(reply) as port, network() as loop:
-        main, endpoint = MainLoop(Notifier(), {}, loop), Endpoint("127.0.0.1", port, "tiny")
+    with engine(reply) as port, MainLoop(Notifier(), {}) as main:
+        endpoint = Endpoint("127.0.0.1", port, "tiny")
         progress = LoadProgress(failing_since=began)  # probes are frequent
 
         def unanswered() -> tuple[Unanswered, ...]:
             return (Unanswered(time.monotonic() - came_at),)
 
         monitor = HealthMonitor(main, endpoint, lambda: progress, Supervise(), 5.0, on_check, unanswered)
+
+        ended = threading.Event()
+
+        def raise_if_ended() -> None:
+            if ended.is_set():
+                raise LookupError("the rank ended")
+
+        main.end_by(Ending(raise_if_ended))
 
         def run() -> None:
             with pytest.raises(LookupError, match="the rank ended"):
@@ -182,7 +191,8 @@ def test_a_request_that_seems_to_hang_is_answered_by_a_canary_at_once() -> None:
         until(lambda: "POST /v1/completions" in requests)
         took = time.monotonic() - began
         until(lambda: monitor.figures.canaries == 1)
-        main.fail(LookupError("the rank ended"))
+        ended.set()
+        main.wake()
         thread.join()
     assert set(read) == {parse_counters(metrics)}
     assert monitor.figures.canaries_failed == 0

@@ -13,7 +13,7 @@ from tests.unit.cluster_nodes import agent_under_test, alone, running
 from sparkd.host import Host
 from sparkd.host.processes import Process
 from sparkd.host.shm import Segment, Uses
-from sparkd.lib.main_loop import Ending, Stage
+from sparkd.lib.endings import Ending, Stage
 
 
 class SlowHost(Host):

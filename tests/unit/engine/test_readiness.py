@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.unit.engine_server import Reply, engine, models, token
-from tests.unit.nodes import least, network
+from tests.unit.nodes import least
 
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
+from sparkd.lib.endings import Ending
 from sparkd.lib.errors import NotReadyError, RankEndedError
-from sparkd.lib.main_loop import Ending, MainLoop
+from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.vllm.api import Endpoint, parse_counters
 
@@ -76,9 +77,8 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
 
 def wait_for(port: int, seconds: float, *endings: Ending) -> None:
     progress = LoadProgress(step="loading weights")
-    with network() as loop:
+    with MainLoop(Notifier(), {}) as main:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
-        main = MainLoop(Notifier(), {}, loop)
         main.end_by(*endings)
         await_ready(main, endpoint, seconds, 5, lambda _: progress)
 

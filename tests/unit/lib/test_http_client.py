@@ -16,22 +16,21 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from tests.unit.nodes import least, network, resident_bytes, until
+from tests.unit.nodes import Network, least, network, resident_bytes, until
 from tests.unit.wire import answering, dripped, http, message
 
-from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_client import BODY_LIMIT_BYTES, KEEPALIVE_SECONDS, ConnectRefused, HttpClient, HttpError, Response
 
 SECONDS = 2.0
 
 
 @pytest.fixture(scope="module")
-def loop() -> Iterator[EventLoop]:
+def loop() -> Iterator[Network]:
     with network() as made:
         yield made
 
 
-def get(loop: EventLoop, port: int, seconds: float = SECONDS) -> Response:
+def get(loop: Network, port: int, seconds: float = SECONDS) -> Response:
     return loop.submit(HttpClient(f"http://127.0.0.1:{port}").request("/", seconds)).result()
 
 
@@ -93,7 +92,7 @@ MESSAGES = st.builds(
 @given(st.lists(MESSAGES, min_size=1, max_size=3).map(b"".join) | st.binary(max_size=100))
 @examples(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_is_answered_nothing_but_an_http_error_is_raised(
-    loop: EventLoop, anything: Anything, data: bytes
+    loop: Network, anything: Anything, data: bytes
 ) -> None:
     anything.data = data
     client = HttpClient(f"http://127.0.0.1:{anything.port}")
@@ -125,7 +124,7 @@ def recording(*parts: bytes) -> Iterator[tuple[int, list[bytes]]]:
         (b"Set-Cookie: a=\xff",),
     ],
 )
-def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: EventLoop, headers: tuple[bytes, ...]) -> None:
+def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: Network, headers: tuple[bytes, ...]) -> None:
     with recording(http(b"", *headers, status=302)) as (port, requests):
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"X": "y"})
         for _ in range(2):
@@ -135,7 +134,7 @@ def test_no_redirect_is_followed_and_no_cookie_is_kept(loop: EventLoop, headers:
     assert {b"Accept-Encoding: identity", b"X: y", b"Z: z"} < set(requests[0].splitlines())
 
 
-def test_a_body_is_posted_as_json(loop: EventLoop) -> None:
+def test_a_body_is_posted_as_json(loop: Network) -> None:
     with recording(http(b"ok")) as (port, requests):
         client = HttpClient(f"http://127.0.0.1:{port}")
         assert loop.submit(client.request("/v1", SECONDS, json={"a": 1})).result().body == b"ok"
@@ -144,13 +143,13 @@ def test_a_body_is_posted_as_json(loop: EventLoop) -> None:
     assert b"content-type: application/json" in requests[0].lower()
 
 
-def test_a_port_where_nobody_listens_refuses(loop: EventLoop, port: int) -> None:
+def test_a_port_where_nobody_listens_refuses(loop: Network, port: int) -> None:
     with pytest.raises(ConnectRefused, match=r"^\[Errno 111\] Connection refused$"):
         get(loop, port)
 
 
 @pytest.mark.parametrize("key", ["ends\t", "two\nlines", "\u20ac"])
-def test_what_no_header_can_carry_is_an_error(loop: EventLoop, key: str) -> None:
+def test_what_no_header_can_carry_is_an_error(loop: Network, key: str) -> None:
     with answering("127.0.0.1", lambda _: (http(b"x"),)) as port:
         client = HttpClient(f"http://127.0.0.1:{port}", headers={"Authorization": f"Bearer {key}"})
         with pytest.raises(HttpError):
@@ -158,7 +157,7 @@ def test_what_no_header_can_carry_is_an_error(loop: EventLoop, key: str) -> None
 
 
 @pytest.mark.parametrize("name", ["a..b", "a" * 64, "[", "\u20ac."])
-def test_a_name_that_no_machine_can_have_is_an_error(loop: EventLoop, name: str) -> None:
+def test_a_name_that_no_machine_can_have_is_an_error(loop: Network, name: str) -> None:
     with pytest.raises(HttpError):
         loop.submit(HttpClient(f"http://{name}:80").request("/", SECONDS)).result()
 
@@ -189,7 +188,7 @@ class Slow:
                 sock.sendall(http(b"x"))
 
 
-def test_a_connection_carries_further_requests_and_another_follows_where_the_server_closed_it(loop: EventLoop) -> None:
+def test_a_connection_carries_further_requests_and_another_follows_where_the_server_closed_it(loop: Network) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Slow(listener, answers=2)
         for connections in (1, 1, 2):
@@ -198,7 +197,7 @@ def test_a_connection_carries_further_requests_and_another_follows_where_the_ser
             time.sleep(0.05)
 
 
-def test_no_request_goes_over_a_connection_that_a_server_may_be_about_to_close(loop: EventLoop) -> None:
+def test_no_request_goes_over_a_connection_that_a_server_may_be_about_to_close(loop: Network) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = Slow(listener)
         for pause, connections in ((0.0, 1), (0.1, 1), (KEEPALIVE_SECONDS + 0.1, 2)):
@@ -210,7 +209,7 @@ def test_no_request_goes_over_a_connection_that_a_server_may_be_about_to_close(l
         assert server.connections == 3
 
 
-def test_requests_that_overlap_wait_for_none_of_each_other(loop: EventLoop) -> None:
+def test_requests_that_overlap_wait_for_none_of_each_other(loop: Network) -> None:
     async def all_at_once(client: HttpClient) -> None:
         await asyncio.gather(*(client.request("/", SECONDS) for _ in range(5)))
 
@@ -224,7 +223,7 @@ def test_requests_that_overlap_wait_for_none_of_each_other(loop: EventLoop) -> N
 
 @pytest.mark.parametrize("later", [False, True], ids=["at once", "later"])
 @pytest.mark.parametrize("cut", [None, 20], ids=["whole", "begun"])
-def test_what_comes_behind_an_answer_answers_nothing(loop: EventLoop, later: bool, cut: int | None) -> None:
+def test_what_comes_behind_an_answer_answers_nothing(loop: Network, later: bool, cut: int | None) -> None:
     """More than one response to a request must not be taken for the response to the next one."""
     first, more = http(b"first"), http(b"made up")[:cut]
     sent: list[bytes] = [first, more] if later else [first + more]
@@ -236,7 +235,7 @@ def test_what_comes_behind_an_answer_answers_nothing(loop: EventLoop, later: boo
         assert loop.submit(client.request("/b", SECONDS)).result().body == b"second"
 
 
-def test_a_server_that_closes_without_an_answer_gets_one_request(loop: EventLoop) -> None:
+def test_a_server_that_closes_without_an_answer_gets_one_request(loop: Network) -> None:
     with recording() as (port, requests), pytest.raises(HttpError, match="closed the connection before its"):
         get(loop, port)
     assert len(requests) == 1
@@ -273,7 +272,7 @@ ATTACKS: dict[str, Callable[[], Iterable[bytes]]] = {
 
 
 @pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
-def test_the_deadline_is_exact_under_attack(loop: EventLoop, attack: Callable[[], Iterable[bytes]]) -> None:
+def test_the_deadline_is_exact_under_attack(loop: Network, attack: Callable[[], Iterable[bytes]]) -> None:
     with answering("127.0.0.1", lambda _: attack()) as port:
 
         def took() -> float:
@@ -298,7 +297,7 @@ def test_the_deadline_is_exact_under_attack(loop: EventLoop, attack: Callable[[]
     ids=["body", "chunks", "headers", "header", "garbage", "chunk's size"],
 )
 def test_what_has_no_end_ends_before_the_deadline_and_takes_no_memory(
-    loop: EventLoop, attack: Callable[[], Iterable[bytes]], text: str
+    loop: Network, attack: Callable[[], Iterable[bytes]], text: str
 ) -> None:
     before = resident_bytes()
     with answering("127.0.0.1", lambda _: attack()) as port, pytest.raises(HttpError, match=text) as caught:
@@ -307,13 +306,13 @@ def test_what_has_no_end_ends_before_the_deadline_and_takes_no_memory(
     assert resident_bytes() - before < 4 * BODY_LIMIT_BYTES
 
 
-def test_nothing_is_unpacked(loop: EventLoop) -> None:
+def test_nothing_is_unpacked(loop: Network) -> None:
     packed = gzip.compress(b"\0" * (64 << 20), 9)
     with answering("127.0.0.1", lambda _: (http(packed, b"Content-Encoding: gzip"),)) as port:
         assert get(loop, port).body == packed
 
 
-def test_a_connection_has_a_deadline_of_its_own(loop: EventLoop) -> None:
+def test_a_connection_has_a_deadline_of_its_own(loop: Network) -> None:
     with socket.socket() as listener, contextlib.ExitStack() as queue:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -329,7 +328,7 @@ def test_a_connection_has_a_deadline_of_its_own(loop: EventLoop) -> None:
             assert 0.3 <= time.monotonic() - began < 4, "the other limit is 5 s"
 
 
-def test_requests_that_fail_leave_no_descriptor_and_no_task_behind(loop: EventLoop) -> None:
+def test_requests_that_fail_leave_no_descriptor_and_no_task_behind(loop: Network) -> None:
     async def tasks() -> int:
         return len(asyncio.all_tasks())
 

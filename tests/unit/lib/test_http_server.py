@@ -332,7 +332,7 @@ def test_ipv6_is_served_too() -> None:
 
     with network() as loop:
         server = HttpServer("::1", 0, handle)
-        server.start(loop)
+        loop.spawn(server.serve())
         with socket.create_connection(("::1", server.port), PATIENCE_SECONDS) as sock:
             sock.sendall(GET)
             assert answer(sock) == (200, BODY)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 
 import pytest
 from tests.unit.conftest import Said
-from tests.unit.nodes import network, until
 
-from sparkd.lib.event_loop import _Loop
-from sparkd.lib.main_loop import Ending, MainLoop, Stage, StopRequested, never
+from sparkd.lib.endings import Ending, Stage, StopRequested
+from sparkd.lib.main_loop import MainLoop, never
 from sparkd.lib.systemd import Notifier
 
 
 @pytest.fixture
-def main() -> MainLoop:
-    return MainLoop(Notifier(), {})
+def main() -> Iterator[MainLoop]:
+    with MainLoop(Notifier(), {}) as made:
+        yield made
 
 
 @pytest.fixture
@@ -122,12 +120,6 @@ def test_where_no_thread_can_be_started_a_call_fails_for_now(main: MainLoop, no_
     assert time.monotonic() - begun < 1
 
 
-def test_where_no_thread_can_be_started_a_name_is_not_resolved_for_now(no_thread: None) -> None:
-    loop = _Loop()
-    with closing(loop), pytest.raises(socket.gaierror):
-        loop.run_until_complete(loop.create_connection(asyncio.Protocol, "a.name.invalid", 1))
-
-
 def test_a_blocking_call_runs_while_the_watchdog_is_fed(said: Said) -> None:
     def slow() -> str:
         time.sleep(0.5)
@@ -183,30 +175,6 @@ def test_the_end_of_a_process_is_news_once_and_any_wait_sees_it(main: MainLoop) 
         os.close(pidfd)
     main.wait(0.01)
     assert ended.is_set()
-
-
-@pytest.mark.parametrize("in_network", [False, True])
-def test_a_wake_up_during_a_call_ends_the_next_wait_and_the_calls_own_end_does_not(in_network: bool) -> None:
-    with network() as loop:
-        main = MainLoop(Notifier(), {}, loop)
-
-        async def answer(work: Callable[[], object]) -> None:
-            work()
-
-        def call(work: Callable[[], object]) -> None:
-            if in_network:
-                main.beside(answer(work), 5, "a call")
-            else:
-                main.beside(work, 5, "a call")
-
-        call(lambda: None)
-        begun = time.monotonic()
-        main.wait(0.2)
-        assert time.monotonic() - begun >= 0.2
-        call(main.wake)
-        begun = time.monotonic()
-        main.wait(10)
-        assert time.monotonic() - begun < 5
 
 
 class Loss:
@@ -299,60 +267,60 @@ def test_the_age_of_the_last_keepalive_grows_while_the_main_loop_hangs() -> None
     assert main.keepalive_age() >= 0.3
 
 
-def test_the_first_error_of_a_thread_ends_the_wait_before_every_ending(main: MainLoop) -> None:
+@pytest.mark.parametrize("as_task", [False, True])
+def test_a_wake_up_during_a_call_ends_the_next_wait_and_the_calls_own_end_does_not(
+    main: MainLoop, as_task: bool
+) -> None:
+    async def answer(work: Callable[[], object]) -> None:
+        work()
+
+    def call(work: Callable[[], object]) -> None:
+        if as_task:
+            main.beside(answer(work), 5, "a call")
+        else:
+            main.beside(work, 5, "a call")
+
+    call(lambda: None)
+    begun = time.monotonic()
+    main.wait(0.2)
+    assert time.monotonic() - begun >= 0.2
+    call(main.wake)
+    begun = time.monotonic()
+    main.wait(10)
+    assert time.monotonic() - begun < 5
+
+
+def test_the_first_error_of_a_task_ends_every_wait_before_all_endings(main: MainLoop) -> None:
     checked: list[int] = []
     main.end_by(Ending(lambda: checked.append(1)))
     first = TypeError("first")
 
-    def die() -> None:
-        main.fail(first)
-        main.fail(ValueError("second"))
+    async def die(error: Exception) -> None:
+        await asyncio.sleep(0.05)
+        raise error
 
-    threading.Timer(0.05, die).start()
+    main.spawn(die(first))
+    main.spawn(die(ValueError("second")))
     began = time.monotonic()
     for _ in range(2):
         with pytest.raises(TypeError) as caught:
-            main.wait(10)
+            main.wait_until(never, 10)
         assert caught.value is first
     assert time.monotonic() - began < 5
-    assert checked == []
     main.enter(Stage.END)
     assert main.wait_until(never, 0.01) is False  # a shutdown still waits
 
 
-def test_a_network_loop_that_hangs_stops_the_watchdog_and_is_reported_once(said: Said) -> None:
-    hung: list[float] = []
-    with network() as loop:
-        main = MainLoop(Notifier(), {"WATCHDOG_USEC": "150000"}, loop, hung.append, hang_seconds=0.3)
-        main.wait(0.3)
-        assert said().count("WATCHDOG=1") >= 3
-        assert hung == []
-        loop.call(time.sleep, 1.5)  # nothing else runs in the loop meanwhile
-        main.wait(0.6)
-        said()
-        main.wait(0.6)
-        assert said() == []
-        assert len(hung) == 1
-        assert 0.3 < hung[0] < 0.6
-        main.wait(0.8)
-        assert {"WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"} <= set(said())
-        assert len(hung) == 1
+def test_a_task_that_must_not_end_and_does_is_a_bug(main: MainLoop) -> None:
+    async def watch() -> None:
+        await asyncio.sleep(0.01)
+
+    main.spawn(watch())
+    with pytest.raises(RuntimeError, match=r"a task has ended: .*watch"):
+        main.wait_until(never, 10)
 
 
-def test_the_error_of_a_network_task_ends_the_wait(main: MainLoop) -> None:
-    async def die() -> None:
-        await asyncio.sleep(0.05)
-        raise TypeError("a bug")
-
-    with network(main.fail) as loop:
-        loop.spawn(die())
-        began = time.monotonic()
-        with pytest.raises(TypeError, match="a bug"):
-            main.wait(10)
-        assert time.monotonic() - began < 5
-
-
-def test_network_work_wakes_the_loop_and_is_cancelled_at_its_timeout(said: Said) -> None:
+def test_a_task_wakes_the_loop_and_is_cancelled_alone_at_its_timeout(said: Said) -> None:
     cancelled: list[bool] = []
 
     async def work(seconds: float) -> str:
@@ -363,15 +331,148 @@ def test_network_work_wakes_the_loop_and_is_cancelled_at_its_timeout(said: Said)
             raise
         return "done"
 
-    with network() as loop:
-        main = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}, loop)
-        future = main.start(work(0.05))
+    with MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"}) as main:
+        other = main.start(work(0.4))
+        outcome = main.start(work(0.05))
         began = time.monotonic()
         main.wait(10)
-        assert future.result() == "done"
+        assert outcome.result() == "done"
+        with pytest.raises(TimeoutError, match=r"a nap did not end within 0\.2 s"):
+            main.beside(work(60), 0.2, "a nap")
+        assert main.wait_until(lambda: cancelled == [True], 5)
+        assert main.wait_until(other.done, 5) and other.result() == "done"
         assert main.beside(work(0.5), 5, "a nap") == "done"
         assert time.monotonic() - began < 5
         assert said().count("WATCHDOG=1") >= 3
-        with pytest.raises(TimeoutError, match=r"a nap did not end within 0\.2 s"):
-            main.beside(work(60), 0.2, "a nap")
-        until(lambda: cancelled == [True])
+        assert cancelled == [True]
+
+
+def test_an_ending_cancels_the_step_alone_and_ends_the_next_step_too(main: MainLoop) -> None:
+    """The watchers are the same for every step."""
+    loss = Loss(main, "rank 1")
+    main.end_by(Ending(loss.raise_if_lost))
+    steps: list[str] = []
+
+    async def step(seconds: float) -> None:
+        try:
+            await asyncio.sleep(seconds)
+            steps.append("done")
+        except asyncio.CancelledError:
+            steps.append("cancelled")
+            raise
+
+    main.beside(step(0), 5, "a step")
+    threading.Timer(0.05, loss.lose).start()
+    for _ in range(2):
+        with pytest.raises(LookupError, match="rank 1"):
+            main.beside(step(10), 20, "a step")
+    main.enter(Stage.END)
+    main.wait(0.05)
+    assert steps == ["done", "cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), StopIteration("boom"), SystemExit("boom")])
+def test_whatever_a_call_raises_reaches_its_caller_at_once(main: MainLoop, error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, SystemExit), match="boom"):
+        main.beside(fail, 10, "failing")
+    assert time.monotonic() - began < 2
+
+
+def test_a_stop_between_two_steps_ends_the_second_before_it_begins_its_wait(main: MainLoop, signals: None) -> None:
+    main.listen()
+    main.beside(list, 5, "a step")
+    os.kill(os.getpid(), signal.SIGTERM)
+    began = time.monotonic()
+    with pytest.raises(StopRequested, match="SIGTERM"):
+        main.wait(10)
+    assert time.monotonic() - began < 2
+
+
+def test_what_changes_the_machine_ends_before_a_stop_is_acted_on(main: MainLoop, signals: None) -> None:
+    main.listen()
+    changed: list[float] = []
+
+    def change() -> None:
+        time.sleep(0.4)
+        changed.append(time.monotonic())
+
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    main.beside(change, 5, "docker", shielded=True)
+    with pytest.raises(StopRequested):
+        main.wait(5)
+    stopped_at = time.monotonic()
+    time.sleep(0.5)
+    assert len(changed) == 1 and changed[0] <= stopped_at
+
+
+def test_a_cause_that_comes_and_goes_while_nothing_may_be_interrupted_is_kept(main: MainLoop) -> None:
+    refused = [False]
+
+    def raise_if_refused() -> None:
+        if refused[0]:
+            raise LookupError("refused")
+
+    def change() -> None:
+        for value in (True, False):
+            time.sleep(0.1)
+            refused[0] = value
+            main.wake()
+
+    main.end_by(Ending(raise_if_refused))
+    main.beside(change, 5, "docker", shielded=True)
+    with pytest.raises(LookupError, match="refused"):
+        main.wait(5)
+    main.wait(0.01)
+
+
+def test_a_cause_that_was_kept_counts_no_more_in_a_stage_beyond_its_own(main: MainLoop) -> None:
+    loss = Loss(main, "a plan")
+    main.end_by(Ending(loss.raise_if_lost))
+    loss.lose()
+    main.wait_until(never, 0.05, shielded=True)
+    main.enter(Stage.INQUEST)
+    assert main.wait(0.01) is False
+
+
+def test_a_pidfd_has_one_reader(main: MainLoop) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        pidfd = os.pidfd_open(process.pid)
+        main.watch_exit(pidfd, list)
+        with pytest.raises(AssertionError):
+            main.watch_exit(pidfd, list)
+        main.unwatch_exit(pidfd)
+        process.kill()
+    os.close(pidfd)
+
+
+def test_one_call_of_a_subject_is_under_way_at_a_time(main: MainLoop) -> None:
+    hangs, begun = threading.Event(), list[str]()
+
+    def call(name: str) -> str:
+        begun.append(name)
+        hangs.wait()
+        return name
+
+    with pytest.raises(TimeoutError):
+        main.beside(partial(call, "first"), 0.1, "docker")
+    look = main.start(partial(call, "look"), "docker")
+    assert look.done()
+    with pytest.raises(BlockingIOError, match="docker has not ended"):
+        look.result()
+    with pytest.raises(TimeoutError, match=r"docker did not end within 0\.1 s"):
+        main.beside(partial(call, "second"), 0.1, "docker")
+    other = main.start(partial(call, "other"), "nvml")
+    assert begun == ["first", "other"]
+    hangs.set()
+    assert main.beside(partial(call, "third"), 5, "docker") == "third"
+    assert main.wait_until(other.done, 5) and other.result() == "other"
+
+
+def test_a_closed_loop_is_woken_without_effect(main: MainLoop) -> None:
+    main.close()
+    main.wake()
+    main.close()

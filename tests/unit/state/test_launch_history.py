@@ -18,8 +18,8 @@ from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.host import Host
 from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.lib import errors
+from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import Cause, EngineEndedError, SparkdError
-from sparkd.lib.main_loop import StopRequested
 from sparkd.lib.text import Redactor
 from sparkd.state import launch_history
 from sparkd.state.file import LIMIT_BYTES

@@ -37,7 +37,7 @@ def request(
 def test_monitors_are_answered_over_http() -> None:
     server = HttpServer("127.0.0.1", 0, make_handler(lambda: make_public(ALONE), lambda: 0.0))
     with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)) as connection:
-        server.start(loop)
+        loop.spawn(server.serve())
         for path, kind in (
             ("/livez", "text/plain"),
             ("/metrics", "text/plain; version=0.0.4"),

@@ -195,7 +195,7 @@ def test_news_are_held_back_until_there_are_some() -> None:
     limits = Limits(requests_per_second=1e6)
     server = HttpServer("127.0.0.1", 0, handle, limits)
     with network() as loop, closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as client:
-        server.start(loop)
+        loop.spawn(server.serve())
 
         def news(known: str) -> tuple[dict[str, object], float]:
             began = time.monotonic()

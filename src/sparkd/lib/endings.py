@@ -1,0 +1,104 @@
+"""What may end a run, seen by the main loop in each of its waits; the first cause that is seen is kept."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class Stage(IntEnum):
+    """How far a run is, by what may still end its waits."""
+
+    RUN = 0
+    """Every ending."""
+    INQUEST = 1
+    """Of an engine that ended, and of one that drains: a stop, a bug, and the endings that count until here."""
+    END = 2
+    """Nothing: the rank is stopped, and the last report is read."""
+
+
+class Ending(NamedTuple):
+    """`raise_if` raises the error that ends the run, where there is one. It counts up to and in the stage `until`."""
+
+    raise_if: Callable[[], object]
+    until: Stage = Stage.RUN
+
+
+class StopRequested(BaseException):
+    """SIGTERM or SIGINT. It is not an Exception, so that no `except Exception` catches it."""
+
+
+class _Cause(NamedTuple):
+    error: BaseException
+    until: Stage
+
+
+class Endings:
+    """A stop and a task's bug first, then the listed ones in their order. For the main thread."""
+
+    def __init__(self) -> None:
+        self._stage = Stage.RUN
+        self._stop_signal = 0
+        self._failure: BaseException | None = None
+        self._listed: tuple[Ending, ...] = ()
+        self._cause: _Cause | None = None
+        """Seen while nothing could be interrupted, and raised by the next wait that may be: it may be over by then."""
+        self._looking = False
+
+    def list(self, *endings: Ending) -> None:
+        self._listed = endings
+
+    def enter(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def request_stop(self, number: int) -> None:
+        """The signal's number. Safe in a signal handler."""
+        self._stop_signal = number
+
+    def fail(self, error: BaseException) -> None:
+        """The first one counts."""
+        if self._failure is None:
+            self._failure = error
+
+    @property
+    def urgent(self) -> bool:
+        """Whether something ends the present stage that is known without a look."""
+        kept = self._cause is not None and self._cause.until >= self._stage
+        return self._stage is not Stage.END and bool(self._stop_signal or self._failure or kept)
+
+    def look(self) -> None:
+        """See whether there is a cause, and keep the first one. Raises nothing."""
+        if self._cause is not None and self._cause.until < self._stage:
+            self._cause = None
+        if self._cause is not None or self._looking or self._stage is Stage.END:
+            return
+        self._looking = True  # an ending may wait itself, as for a write
+        try:
+            for ending in self._listed:
+                if ending.until >= self._stage:
+                    self._try(ending)
+                    if self._cause is not None:
+                        return
+        finally:
+            self._looking = False
+
+    def _try(self, ending: Ending) -> None:
+        try:
+            ending.raise_if()
+        except (Exception, StopRequested) as error:
+            self._cause = _Cause(error, ending.until)
+
+    def raise_first(self) -> None:
+        """Raises what ends the present stage, once; a stop and a bug each time."""
+        if self._stage is Stage.END:
+            return
+        if self._stop_signal:
+            raise StopRequested(signal.Signals(self._stop_signal).name)
+        if self._failure is not None:
+            raise self._failure
+        self.look()
+        if self._cause is not None:
+            cause, self._cause = self._cause, None
+            raise cause.error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -103,6 +103,12 @@ class _Choice(Struct, frozen=True):
     missing: int = 0
     """Nodes that are still to join."""
 
+    def commands(self, *, complete: bool) -> Iterator[str]:
+        """To run before the start. `complete`: the other nodes lack nothing."""
+        yield from (lack.command or lack.reason for lack in self.fit.lacks)
+        if self.nodes and not complete:
+            yield "sparkd model sync && sparkd image sync   # to the other nodes, what they lack"
+
 
 @dataclass(frozen=True)
 class Wizard:
@@ -140,10 +146,7 @@ class Wizard:
             complete = self._compare(settings, survey, guests)
         elif not choice.missing:
             settings = settings.model_copy(update=updated(settings, values))
-        commands = [one.command or one.reason for one in choice.fit.lacks]
-        if choice.nodes and not complete:
-            commands.append("sparkd model sync && sparkd image sync   # to the other nodes, what they lack")
-        self._finish(settings, "head", commands, changed=bool(changes))
+        self._finish(settings, "head", choice.commands(complete=complete), changed=bool(changes))
 
     def join(self, code: str) -> None:
         from sparkd.cluster.join_request import accept, confirm
@@ -183,34 +186,34 @@ class Wizard:
 
     def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
         """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
-        configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
-        chosen = self.args.recipe or (settings.engine.recipe if configured else "")
         size = self.args.nodes or (len(known) if len(known) > 1 else 2 if self.args.invite else None)
-        most = MAX_NODES if size or chosen or not (survey.alone or self.args.yes) else 1
-        recipes = [self._recipe(chosen)] if chosen else list(self._recipes())
-        best, *others = find_fits(recipes, settings, size, most, self.host)
-        show([("recipe", reason(best)), *(("", line) for line in group(others))])
-        if not (best.possible and (chosen or best.reachable)):
-            hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
-            raise BlockedError(f"recipe {best.recipe} can't serve here" if chosen else "no recipe fits this node", hint)
+        best = self._find_fit(settings, survey, known, size)
         total = size or best.nodes
         if total < len(known):
             where = self.files.load().origins["cluster.nodes"]
             raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {where}")
         if total == 1:
             return _Choice(best)
-        nodes = known or ((survey.address,) if survey.address else ())
-        if not nodes:
-            if survey.fabric:
-                print(propose_addresses(survey.fabric))
-            hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
-            raise BlockedError("this node has no address on a fabric", hint)
+        nodes = known or (_own_address(survey),)
         missing, named = total - len(nodes), len(self.args.ssh)
         if 0 < missing < named:
             raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})
         return _Choice(best, nodes, missing or named or int(self.args.invite))
+
+    def _find_fit(self, settings: Settings, survey: Survey, known: tuple[str, ...], size: int | None) -> Fit:
+        """Of the recipe that a person has chosen, else of the best one; on `size` nodes, where that is known."""
+        configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
+        recipe = self.args.recipe or (settings.engine.recipe if configured else "")
+        most = MAX_NODES if size or recipe or not (survey.alone or self.args.yes) else 1
+        recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
+        best, *others = find_fits(recipes, settings, size, most, self.host)
+        show([("recipe", reason(best)), *(("", line) for line in group(others))])
+        if not (best.possible and (recipe or best.reachable)):
+            hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
+            raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
+        return best
 
     def _recipe(self, name: str) -> tuple[Recipe, bool]:
         loaded = load_recipe(name, recipe_folders(self.files.root))
@@ -277,7 +280,7 @@ class Wizard:
             return complete
         return False
 
-    def _finish(self, settings: Settings, role: str, commands: Sequence[str], *, changed: bool) -> None:
+    def _finish(self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool) -> None:
         shown = look_at(settings, self.host)
         summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
         found = blocking(shown.findings)
@@ -294,3 +297,13 @@ class Wizard:
 
     def _confirmed(self) -> bool:
         return self.args.yes or prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")
+
+
+def _own_address(survey: Survey) -> str:
+    """On the fabric. Raises BlockedError where this node has none, and prints how to give it one."""
+    if survey.address:
+        return survey.address
+    if survey.fabric:
+        print(propose_addresses(survey.fabric))
+    hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
+    raise BlockedError("this node has no address on a fabric", hint)

@@ -166,12 +166,8 @@ class LoadProgress(Struct, frozen=True):
 
 def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 1) -> LoadProgress:
     """The progress after one more line. `now`: monotonic seconds; `stream`: 1 for stdout, 2 for stderr."""
-    line = line[:SEARCHED]
-    prefix = found[0] if (found := _PREFIX.match(line)) else ""
-    stamp = _STAMP.match(line, len(prefix))
-    text = line[stamp.end() if stamp else len(prefix) :]
-    # At the level DEBUG vLLM logs the file's path.
-    place, source = (stamp["place"] or "" if stamp else "").rpartition("/")[2], f"{stream}{prefix}"
+    prefix, place, text = _split(line[:SEARCHED])
+    source = f"{stream}{prefix}"
     if not before.serving:
         if place and source not in before.sources and len(before.sources) < MOST_SOURCES:
             before = replace(before, sources=before.sources | {source})
@@ -183,8 +179,23 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
             return replace(before, fatal=here)
         if here == before.fatal or (_API_END if answers else _END).match(f"{place} {text}"):
             return _advance(before, here, text, now)
-    before, ends = _follow_trace(before, here, text)
-    if not (ends and _TRACE_END.match(text)) and not _ERROR.match(text):
+    return _note_symptom(before, here, text, now)
+
+
+def _split(line: str) -> tuple[str, str, str]:
+    """The prefix of its process, the file and line number where vLLM's logger names them, and the text."""
+    prefix = match[0] if (match := _PREFIX.match(line)) else ""
+    stamp = _STAMP.match(line, len(prefix))
+    if stamp is None:
+        return prefix, "", line[len(prefix) :]
+    # At the level DEBUG vLLM logs the file's path.
+    return prefix, (stamp["place"] or "").rpartition("/")[2], line[stamp.end() :]
+
+
+def _note_symptom(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
+    """By a line of a serving engine that may be a client's text."""
+    before, fails = _follow_trace(before, source, text)
+    if not fails and not _ERROR.match(text):
         return before
     if before.proven_cause(now) or _NO_CAUSE.search(text) or _SECOND_HAND.search(text):
         return before
@@ -194,27 +205,29 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
 
 
 def _follow_trace(before: LoadProgress, source: str, text: str) -> tuple[LoadProgress, bool]:
-    """Whether this line ends a traceback of its source."""
+    """Whether this line ends a traceback of its source, with the exception."""
     if text.startswith(_TRACE):
         return replace(before, tracing=source), False
     if source != before.tracing or text.startswith((" ", "^", "+", "|")):  # of tracebacks and groups of them
         return before, False
-    return replace(before, tracing=None), True
+    return replace(before, tracing=None), _TRACE_END.match(text) is not None
 
 
 def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadProgress:
     """By a line that is no client's text."""
-    before, ends = _follow_trace(before, source, text)
-    notable: object = (_ERROR if before.serving else _NOTABLE).match(text) or (ends and _TRACE_END.match(text))
+    before, fails = _follow_trace(before, source, text)
+    notable = fails or (_ERROR if before.serving else _NOTABLE).match(text)
     if notable and not before.serving:
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
     if before.cause and len(before.cause) < SEARCHED and _CONTINUES.search(before.cause) and text.strip():
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
-    if not notable or _NO_CAUSE.search(text):
-        return before
-    # The first error of a burst is the cause.
+    return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
+
+
+def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
+    """The first error of a burst is the cause."""
     after = before
     if not before.is_failing(now) or (before.serving and not before.cause):
         symptom = before.symptom if before.serving and before.is_failing(now) else ""

@@ -261,17 +261,24 @@ class Running(Struct):
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
-        # A client can forge words, and no exit code.
-        killed = (code == KILLED_CODE and not (said and not (self.ready or progress.serving))) or progress.killed(now)
+        killed = self._was_killed(progress, code, now)
         if said and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, said
         quoted = f" ({proven})" if proven else ""
-        kills = meminfo.oom_kills(host.files)
-        if kills is not None and self.oom_kills is not None and kills > self.oom_kills:
+        if self._oom_killed(host):
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
             return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
         return Cause.ENGINE_ENDED, said
+
+    def _was_killed(self, progress: LoadProgress, code: str, now: float) -> bool:
+        # A client can forge words, and no exit code.
+        explained = progress.root_cause(now) and not (self.ready or progress.serving)
+        return (code == KILLED_CODE and not explained) or progress.killed(now)
+
+    def _oom_killed(self, host: Host) -> bool:
+        kills = meminfo.oom_kills(host.files)
+        return kills is not None and self.oom_kills is not None and kills > self.oom_kills
 
     def read_exit_code(self, host: Host) -> str:
         """Says little: every engine death has 0."""

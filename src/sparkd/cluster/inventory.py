@@ -167,23 +167,14 @@ def find_missing(
     unknown = {one.partition(":")[0]: one for one in there.unread if not found.get(one.partition(":")[0])}
     for one in unknown.values():
         yield f"not all of it is readable: {one}", "see the journal there"
-    sync = f"sparkd model sync {quote(path)}"
     if path.startswith("/"):
         reason = f"whether it has {path} is not known: it lies outside of models_dir of the head"
         yield reason, "model.path of the recipe: a folder below engine.models_dir"
-    elif model is None:
-        if "models" not in unknown:
-            yield f"the model {path} is not in its {there.models_dir}", sync
-    elif model.fault:
-        yield f"the model {path} is not whole: {model.fault}", sync
-    elif own is not None and own.size_bytes != model.size_bytes:
-        yield f"the model {path} has {size(model.size_bytes)} there, {size(own.size_bytes)} here", sync
-    sync = f"sparkd image sync {quote(plan.image)}"
-    if not theirs:
-        if "images" not in unknown:
-            yield f"image {plan.image} is not there", sync
-    elif ours and ours != theirs and not settings.cluster.allow_image_difference:
-        yield f"image {plan.image} is another one there", sync
+    elif "models" not in unknown and (fault := _judge_model(own, model, there.models_dir)):
+        yield f"the model {path} {fault}", f"sparkd model sync {quote(path)}"
+    may_differ = settings.cluster.allow_image_difference
+    if "images" not in unknown and (fault := _judge_image(ours, theirs, may_differ=may_differ)):
+        yield f"image {plan.image} {fault}", f"sparkd image sync {quote(plan.image)}"
     if there.memory_bytes and need_bytes(there.memory_bytes) > there.memory_bytes:
         needed = size(need_bytes(there.memory_bytes))
         yield f"it has {size(there.memory_bytes)} of memory in all, {needed} needed", "use a smaller recipe"
@@ -193,6 +184,23 @@ def find_missing(
     spec = plan.container.model_copy(update={"volumes": (), "devices": ()})
     for refused in find_refusals(replace(plan, container=spec), judged, there.permitted):
         yield f"it permits no {refused}", "there, if that is meant: cluster.allow in sparkd.toml"
+
+
+def _judge_model(own: Model | None, model: Model | None, models_dir: str) -> str:
+    """What is wrong with the other node's, beside the head's own; empty where nothing is."""
+    if model is None:
+        return f"is not in its {models_dir}"
+    if model.fault:
+        return f"is not whole: {model.fault}"
+    if own is not None and own.size_bytes != model.size_bytes:
+        return f"has {size(model.size_bytes)} there, {size(own.size_bytes)} here"
+    return ""
+
+
+def _judge_image(ours: set[str], theirs: set[str], *, may_differ: bool) -> str:
+    if not theirs:
+        return "is not there"
+    return "is another one there" if ours and ours != theirs and not may_differ else ""
 
 
 def _identities(image: str, node: Inventory) -> set[str]:

@@ -79,13 +79,13 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             return block(f"{facts.folder} is a download cache, and no model itself", hint)
         weights = f"{facts.shards} shard{'s' * (facts.shards != 1)}, {size(facts.size_bytes)}"
         good = f"{weights}, all whole" if facts.size_bytes else f"{facts.shards} files of weights"
-        return verdict(self._problems(facts), good)
-
-    def _problems(self, facts: WeightsFacts) -> Iterator[Verdict]:
         fetch = f"sparkd model pull --to {quote(facts.folder)}, or sparkd model sync on a node that has it"
+        return verdict([*self._faults(facts, fetch), *self._doubts(facts, fetch)], good)
+
+    def _faults(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
+        """What no engine loads."""
         for flaw in facts.flaws:
-            more = f" (and {flaw.count - 1} more)" if flaw.count > 1 else ""
-            reason = f"{flaw.name} {flaw.wrong}{more}"
+            reason = f"{flaw.name} {flaw.wrong}{_more(flaw.count)}"
             if flaw.unreadable:
                 yield unknown(reason, f"look at: ls -lL {quote(facts.folder)}; dmesg; an NFS server's root_squash")
             else:
@@ -98,9 +98,10 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
             yield block(f"{facts.folder} has no config.json", fetch)
         if not facts.format and self.load_format in FORMATS:
             yield block(f"{facts.folder} has no weights", fetch)
+
+    def _doubts(self, facts: WeightsFacts, fetch: str) -> Iterator[Verdict]:
         if facts.partial:
-            more = f" (and {len(facts.partial) - 1} more)" if facts.partial[1:] else ""
-            reason = f"a download is under way or was broken off: {facts.partial[0]}{more}"
+            reason = f"a download is under way or was broken off: {facts.partial[0]}{_more(len(facts.partial))}"
             yield warn(reason, "let it end, or remove it")
         if self.needs_tokenizer and not facts.tokenizer and facts.format != ".gguf":
             yield warn(f"{facts.folder} has no tokenizer that is known by its name", fetch)
@@ -110,6 +111,11 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
         if facts.closed and facts.image_user not in (None, "", "0", "root"):
             reason = f"{facts.closed} is not for everybody to read, and the image runs as {facts.image_user}"
             yield warn(reason, f"chmod -R a+rX {quote(facts.folder)}")
+
+
+def _more(count: int) -> str:
+    """Behind the first one."""
+    return f" (and {count - 1} more)" if count > 1 else ""
 
 
 def _seen_as(path: str, binds: Sequence[Bind]) -> str:

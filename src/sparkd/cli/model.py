@@ -24,6 +24,7 @@ from sparkd.lib.text import sanitize, size
 
 if TYPE_CHECKING:
     from sparkd.actions.ssh import SshHost
+    from sparkd.recipes.schema import Model
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
@@ -138,9 +139,11 @@ def pull_model(args: argparse.Namespace) -> None:
     from sparkd.actions import hub
 
     host, configured = Host(), load_settings(os.environ)
-    name, folder, revision = _choose_repo(args.name, args.to, configured, host)
+    name, model = _choose_repo(args.name, configured, host)
+    folder = _model_folder(name, model, configured) if args.to is None else os.path.abspath(args.to)  # noqa: PTH100
+    revision = args.revision or (model.revision if name == model.repo else "") or None
     token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
-    repo = hub.find_repo(name, args.revision or revision or None, token, tuple(args.exclude))
+    repo = hub.find_repo(name, revision, token, tuple(args.exclude))
     print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes = repo.missing_bytes(Path(folder))
     (room,) = read_rooms(host, (folder,))
@@ -171,37 +174,39 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _choose_repo(word: str | None, to: str | None, settings: Settings, host: Host) -> tuple[str, str, str]:
-    """Name of the repository, the folder that it goes to, and the recipe's revision of it, if any."""
+def _choose_repo(word: str | None, settings: Settings, host: Host) -> tuple[str, Model]:
+    """Name of the repository, and the model of the recipe, which may be another one. Raises UsageError."""
     from sparkd.cluster.membership import resolve_context
     from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
     from sparkd.recipes.schema import REPO, Model
 
-    model, recipe = Model(), settings.engine.recipe
-    of_recipe = word is None or "/" not in word or word.endswith(SUFFIX)
-    if word and of_recipe:
-        recipe = os.path.abspath(word) if "/" in word else word  # noqa: PTH100 - links stay as they are
+    if word and "/" in word and not word.endswith(SUFFIX):
+        if not REPO.fullmatch(word):
+            raise UsageError(f"{word} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
+        with suppress(ConfigError):  # a named model needs no good recipe
+            return word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
+        return word, Model()
     if word is None and settings.cluster.follow_head:
         used = resolve_context(settings, None, host).recipe
         model, recipe = used.model, used.name
     else:
-        with suppress(*(() if of_recipe else (ConfigError,))):  # a named model needs no good recipe
-            model = load_recipe(recipe, recipe_folders()).recipe.model
-    name = model.repo if of_recipe else word or ""
-    if not name:
+        recipe = word or settings.engine.recipe
+        recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
+        model = load_recipe(recipe, recipe_folders()).recipe.model
+    if not model.repo:
         hint = "name it: sparkd model pull ORGANISATION/NAME"
         raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
-    if not REPO.fullmatch(name):
-        raise UsageError(f"{name} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
-    revision = model.revision if name == model.repo else ""
-    if to is not None:
-        return name, os.path.abspath(to), revision  # noqa: PTH100
+    return model.repo, model
+
+
+def _model_folder(name: str, model: Model, settings: Settings) -> str:
+    """The recipe's, where that is the same model. Raises UsageError where another one's is of that name."""
     last = name.rpartition("/")[2]
     fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
     path = model.path if fits else last
     if path == model.path and model.repo and name.lower() != model.repo.lower():
         raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
-    return name, path if path.startswith("/") else f"{settings.engine.models_dir}/{path}", revision
+    return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
 
 
 def _read_token(path: str | None, files: Files) -> str | None:

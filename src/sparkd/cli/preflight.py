@@ -61,35 +61,35 @@ def preflight(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
         raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.fix, ""))
-    host = Host(args.root or "/")
+    shown, code = _examine(args, Host(args.root or "/"))
+    if args.json:
+        sys.stdout.write(render.as_json(shown))
+    else:
+        console.show(render.parts(shown, every=args.all))
+    return code
+
+
+def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
+    """Raises ConfigError where there is no plan, and more than a look is wanted; as `_own`."""
+    acts = not (args.dry_run or args.root or args.fix is not None)
     config = Settings()
     try:
         config = load_settings(os.environ if host.live else {}, Path(host.files.root))
         check_ids(config.preflight)
         node = resolve_context(config, args.role, host)
     except ConfigError as error:
-        if not (args.dry_run or args.root or args.fix is not None):
+        if acts:
             raise
         look = partial(_look_without_plan, error, args.role, config, host)
-        return _show(look() if args.fix is None else end_named(args.fix, look, host), args, error.code)
+        return look() if args.fix is None else end_named(args.fix, look, host), error.code
     for one in node.switch.findings if node.switch is not None else ():
         print(f"sparkd: {one.reason}{f' ({one.hint})' * bool(one.hint)}", file=sys.stderr)
-    if args.fix is not None:
-        shown = end_named(args.fix, partial(_only_look, node, config, host), host)
-    else:
-        shown = _only_look(node, config, host) if args.dry_run or args.root else _act(node, config, host)
+    look = partial(_act if acts else _only_look, node, config, host)
+    shown = look() if args.fix is None else end_named(args.fix, look, host)
     blocked = blocking(shown.findings)
     if not blocked:
-        return _show(shown, args, ExitCode.GOOD)
-    return _show(shown, args, ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED)
-
-
-def _show(shown: Shown, args: argparse.Namespace, code: ExitCode) -> int:
-    if args.json:
-        sys.stdout.write(render.as_json(shown))
-    else:
-        console.show(render.parts(shown, every=args.all))
-    return code
+        return shown, ExitCode.GOOD
+    return shown, ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
 
 
 def _page(check_id: str) -> str:

@@ -125,27 +125,29 @@ def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continu
     return Continue(state, degraded, wants_canary)
 
 
-def _update(state: HealthState, seen: Observation) -> HealthState:
-    last, state = state, replace(state, probed_at=seen.at)
+def _update(last: HealthState, seen: Observation) -> HealthState:
+    work, busy = (last.work, False) if seen.counters is None else (seen.counters.work, seen.counters.busy)
+    moved, state = work != last.work, replace(last, probed_at=seen.at, work=work)
     if seen.health is not None:
         state = replace(state, answered_at=seen.at)
-    moved = seen.counters is not None and seen.counters.work != state.work
-    if moved and state.work is not None:
+    if moved and last.work is not None:
         state = replace(state, proven_at=seen.at, excused_at=max(last.probed_at, last.excused_at), canary_failed="")
     # Without statistics only a failed canary shows that the engine hangs.
-    works = (state.canary_pending and state.work is not None) or (seen.counters is not None and seen.counters.busy)
-    if seen.counters is not None:
-        state = replace(state, work=seen.counters.work)
+    works = (last.canary_pending and last.work is not None) or busy
     if seen.canary is not None:
-        state = replace(state, canary_pending=False)
-        if seen.canary.token:
-            moved, excused_at = True, max(state.canary_sent_at, state.excused_at)
-            state = replace(state, proven_at=seen.at, excused_at=excused_at, canary_failed="")
-        elif not moved and (
-            last.work is None or last.moved_at <= state.canary_sent_at
-        ):  # else others were served before it
-            state = replace(state, canary_failed=seen.canary.said)
+        state = _end_canary(state, seen.canary, seen.at, moved=moved)
+        moved = moved or seen.canary.token
     return replace(state, moved_at=seen.at) if moved or not (works or state.canary_failed) else state
+
+
+def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: bool) -> HealthState:
+    state = replace(state, canary_pending=False)
+    if answer.token:
+        excused_at = max(state.canary_sent_at, state.excused_at)
+        return replace(state, proven_at=at, excused_at=excused_at, canary_failed="")
+    if moved or (state.work is not None and state.moved_at > state.canary_sent_at):
+        return state  # others were served before it
+    return replace(state, canary_failed=answer.said)
 
 
 def _consider_canary(

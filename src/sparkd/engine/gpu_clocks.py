@@ -31,10 +31,11 @@ Clocks = tuple[GpuClocks, ...]
 
 def computes(seen: Clocks) -> bool:
     """Whether a GPU is at work. One that waits for another rank is as busy, at 15 to 27 W."""
-    return any(
-        GB10 in one.name and (one.utilization_percent or 0) >= BUSY_PERCENT and (one.power_watts or 0) > STUCK_WATTS
-        for one in seen
-    )
+    return any(_is_loaded(one) and (one.power_watts or 0) > STUCK_WATTS for one in seen)
+
+
+def _is_loaded(gpu: GpuClocks) -> bool:
+    return GB10 in gpu.name and (gpu.utilization_percent or 0) >= BUSY_PERCENT
 
 
 class ThrottleState(Struct, frozen=True):
@@ -49,10 +50,7 @@ def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleS
     loaded = [
         (one, one.sm_mhz <= STUCK_MHZ and one.power_watts <= STUCK_WATTS)
         for one in seen
-        if GB10 in one.name
-        and (one.utilization_percent or 0) >= BUSY_PERCENT
-        and one.sm_mhz is not None
-        and one.power_watts is not None
+        if _is_loaded(one) and one.sm_mhz is not None and one.power_watts is not None
     ]
     if not loaded:
         return ThrottleState(None, state.warning)

@@ -49,11 +49,15 @@ def _ports(files: Files, owned: dict[str, list[str]], outward: frozenset[str]) -
         link = network.read_link(files, name)
         if link is None or link.loopback or link.wireless or {"bridge", "master"} & set(inside):
             continue
-        kind = (files.text_if_any(f"{network.FOLDER}/{name}/type") or ETHERNET).strip()
         hcas, addresses = infiniband.hcas_of(files, name), tuple(owned.get(name, ()))
         fast = link.physical and (link.speed_mbps or 0) >= FAST_MBPS
-        if hcas or (kind in (ETHERNET, INFINIBAND) and (fast or (addresses and name not in outward))):
+        if hcas or ((fast or (addresses and name not in outward)) and not _is_tunnel(files, name)):
             yield FabricPort(link, hcas, addresses, _twins(files, name, hcas))
+
+
+def _is_tunnel(files: Files, name: str) -> bool:
+    kind = files.text_if_any(f"{network.FOLDER}/{name}/type") or ETHERNET
+    return kind.strip() not in (ETHERNET, INFINIBAND)
 
 
 def _twins(files: Files, name: str, hcas: tuple[str, ...]) -> tuple[str, ...]:

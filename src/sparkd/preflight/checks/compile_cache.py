@@ -109,8 +109,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         paths = (caches.path(image.id, one.name) for one in self.caches)
         found = {path: caches.folder(host.files, path) for path in paths}
         others = caches.others(host.files, image.id)
-        memory, gpu_bytes = (host.meminfo(), host.gpu().total_bytes) if self.need else (None, None)
-        return CacheFacts(
+        facts = CacheFacts(
             image="known",
             caches=tuple(found.values()),
             user=image.user.partition(":")[0],
@@ -118,16 +117,22 @@ class CompileCache(Check[CacheFacts], frozen=True):
             others=len(others),
             others_bytes=sum(one.bytes for one in others),
             others_whole=all(one.whole for one in others),
-            custom_ops=tuple(
-                found.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
-                for path in (self._custom_ops_paths(image.id) if self.need else ())
-            ),
             # A sparkd that kept fewer caches recorded fewer.
             compiled_before=same
             and all(good.get(key, text if key.startswith("caches.") else None) == text for key, text in self.compiled),
-            total_bytes=memory.total_bytes if memory else 0,
-            available_bytes=memory.available_bytes if memory else 0,
-            gpu_total_bytes=gpu_bytes,
+        )
+        if self.need is None:
+            return facts
+        memory = host.meminfo()
+        return replace(
+            facts,
+            custom_ops=tuple(
+                found.get(path) or (caches.folder(host.files, path) if path else NOT_KEPT)
+                for path in self._custom_ops_paths(image.id)
+            ),
+            total_bytes=memory.total_bytes,
+            available_bytes=memory.available_bytes,
+            gpu_total_bytes=host.gpu().total_bytes,
         )
 
     def _custom_ops_paths(self, image_id: str) -> Iterator[str]:

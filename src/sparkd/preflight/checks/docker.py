@@ -123,11 +123,15 @@ class EngineImage(Check[ImageFacts], frozen=True):
             return block(reason, self.build or "build it with what is missing, or choose another: engine.image")
         if self.program and not facts.checked:
             return warn(f"image {facts.ref}: what the recipe asserts of it is not checked yet", "the next start does")
-        labels = dict(image.labels)
-        built = f"built {image.created[:10]}" if image.created else ""
-        version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
-        parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision[:12])
-        return ok(f"{facts.ref}: {', '.join(filter(None, parts))}")
+        return ok(f"{facts.ref}: {_describe(image)}")
+
+
+def _describe(image: Image) -> str:
+    labels = dict(image.labels)
+    built = f"built {image.created[:10]}" if image.created else ""
+    version, revision = (labels.get(f"org.opencontainers.image.{key}", "") for key in ("version", "revision"))
+    parts = (image.id.removeprefix("sha256:")[:12], size(image.size_bytes), built, version, revision[:12])
+    return ", ".join(filter(None, parts))
 
 
 class Seen(Struct, frozen=True):

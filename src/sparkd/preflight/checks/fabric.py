@@ -66,17 +66,22 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
         elif named and carriers and named not in carriers:
             reason = f"fabric.interface is {named}, but {self.address} is on {' or '.join(carriers)}"
             yield warn(reason, "leave fabric.interface empty, or correct cluster.nodes")
-        kind = "" if link is None else "loopback" if link.loopback else "Wi-Fi" if link.wireless else ""
         if len(carriers) > 1:
             reason = f"{' and '.join(carriers)} are in the subnet of {self.address}"
             yield warn(reason, "give each interface a subnet of its own")
         elif not carriers and not named:
             reason = f"no interface that is up carries {self.address}"
             yield warn(reason, "look at: ip -brief link; or set fabric.interface")
-        elif link is not None and (kind or facts.rdma_on):
-            what = f"is {kind}" if kind else f"has no RDMA; {' and '.join(facts.rdma_on)} have it"
-            reason = f"{self.address} is on {link.name}, which {what}"
+        elif link is not None and (flaw := _find_flaw(link, facts.rdma_on)):
+            reason = f"{self.address} is on {link.name}, which {flaw}"
             yield warn(reason, "name the addresses of the cable between the nodes in cluster.nodes")
+
+
+def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
+    """Why it is hardly the cable between the nodes; empty where it may be."""
+    if link.loopback or link.wireless:
+        return "is loopback" if link.loopback else "is Wi-Fi"
+    return f"has no RDMA; {' and '.join(rdma_on)} have it" if rdma_on else ""
 
 
 def _rdma_elsewhere(host: Host, carrier: str) -> tuple[str, ...]:
@@ -135,11 +140,11 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
 
     def _problems(self, facts: FabricLinkFacts) -> Iterator[Verdict]:
         for link in facts.links:
-            if not link.up or link.carrier is False:
-                state = "has no carrier" if link.up else "is not set up"
-                up = f"ip link set {link.name} up"
-                hint = "is the cable in, and the node at its other end on?" if link.up else up
-                yield warn(f"{link.name} {state} ({link.operstate})", hint)
+            if not link.up:
+                yield warn(f"{link.name} is not set up ({link.operstate})", f"ip link set {link.name} up")
+            elif link.carrier is False:
+                hint = "is the cable in, and the node at its other end on?"
+                yield warn(f"{link.name} has no carrier ({link.operstate})", hint)
             elif self.uses_gpu and link.physical and link.speed_mbps and link.speed_mbps < EXPECTED_MBPS:
                 reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
                 yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")

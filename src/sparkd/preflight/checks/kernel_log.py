@@ -162,19 +162,19 @@ class KernelLog(Check[KernelLogFacts], frozen=True):
         resets = (one for one in facts.events if one.kind is Kind.RECOVERY and one.code == 0)
         recovered = {one.subject: one.last_seconds for one in resets}
         for event in facts.events:
-            over = event.last_seconds < max(loaded, recovered.get(event.subject, 0.0))
+            if event.last_seconds < max(loaded, recovered.get(event.subject, 0.0)):
+                continue
             when = _format_time(facts, event)
-            if event.kind is Kind.RECOVERY and event.code in RECOVERIES and not over:
+            if event.kind is Kind.RECOVERY and event.code in RECOVERIES:
                 reason = f"Xid 154: the GPU {event.subject} requires {RECOVERIES[event.code]}{when}"
                 yield block(reason, REBOOT, needs_person=True)
-            if event.kind is not Kind.XID or event.code not in XIDS:
-                continue
-            words, remedy = XIDS[event.code]
-            reason = f"Xid {event.code}: {words} ({event.subject}){when}"
-            if remedy and not over:
-                yield block(reason, remedy, needs_person=True)
-            elif _recent(facts, event) and not over:
-                yield warn(reason, "if it comes again: nvidia-smi -q -d ECC, and NVIDIA's support")
+            elif event.kind is Kind.XID and event.code in XIDS:
+                words, remedy = XIDS[event.code]
+                reason = f"Xid {event.code}: {words} ({event.subject}){when}"
+                if remedy:
+                    yield block(reason, remedy, needs_person=True)
+                elif _recent(facts, event):
+                    yield warn(reason, "if it comes again: nvidia-smi -q -d ECC, and NVIDIA's support")
 
 
 def _others(facts: KernelLogFacts) -> Iterator[Verdict]:

@@ -15,6 +15,7 @@ from sparkd.config.types import WRITABLE
 from sparkd.plan.model import LaunchPlan
 from sparkd.recipes.additions import VERBS
 from sparkd.recipes.reach import HEAD_FILES, given_paths
+from sparkd.recipes.schema import Container
 from sparkd.vllm.container_paths import is_below
 
 MOST_CACHES = 32
@@ -42,6 +43,11 @@ def find_refusals(
             yield f"{one}: cluster.allow.privileged is false"
     if len(plan.caches) > MOST_CACHES:
         yield f"{len(plan.caches)} caches: at most {MOST_CACHES} are made for a head"
+    yield from _refuse_paths(spec, settings, resolve)
+
+
+def _refuse_paths(spec: Container, settings: Settings, resolve: Callable[[str], str]) -> Iterator[str]:
+    allow = settings.cluster.allow
     models, mounts = settings.engine.models_dir, ", ".join(allow.mounts) or "none"
     read = [one for one in (models, HEAD_FILES, *allow.mounts) if not one.endswith(WRITABLE)]
     changed = [VERBS, *(one.removesuffix(WRITABLE) for one in allow.mounts if one.endswith(WRITABLE))]

@@ -78,22 +78,27 @@ class Position(Struct, frozen=True):
 def find_position(knobs: Sequence[Knob], measured: Iterable[Measured]) -> Position:
     found = {(one.knob, one.value): one for one in measured}
     best = found.get(("", 0))
-    if best is None or best.fault:
-        return Position(("", 0) if best is None else None, {}, None)
+    if best is None:
+        return Position(("", 0), {}, None)
+    if best.fault:
+        return Position(None, {}, None)
     values: dict[str, Value] = {}
     fastest = best
     for knob in knobs:
         for upward in (True, False):
-            for value in () if knob.name in values and not upward else rungs(knob, up=upward):
-                one = found.get((knob.name, value))
-                if one is None:
+            if knob.name in values:  # it went up
+                break
+            for value in rungs(knob, up=upward):
+                rung = found.get((knob.name, value))
+                if rung is None:
                     return Position((knob.name, value), {**values, knob.name: value}, best)
-                if one.fault or is_faster(fastest.rate, one.rate):
+                if rung.fault or is_faster(fastest.rate, rung.rate):
                     break
-                faster = is_faster(one.rate, fastest.rate)
-                if faster or (upward and knob.name in ROOM):
-                    best, values = one, {**values, knob.name: value}
-                fastest = one if faster else fastest
+                if is_faster(rung.rate, fastest.rate):
+                    fastest = rung
+                elif not upward or knob.name not in ROOM:
+                    continue
+                best, values = rung, {**values, knob.name: value}
     return Position(None, values, best)
 
 
@@ -125,15 +130,13 @@ def _beside(name: str, value: Value, *, up: bool) -> Value:
 
 def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
     """Of NAME=LOW..HIGH. Raises UsageError."""
-    found: dict[str, Knob] = {}
+    knobs: list[Knob] = []
     for text in texts:
-        shown, parts = sanitize(text, 60), _BOUNDS.fullmatch(text)
-        name = parts[1] if parts else text.partition("=")[0]
+        shown, (name, low, high) = sanitize(text, 60), _parse_bounds(text)
         if name not in BOUNDS:
             raise UsageError(f"--knob {shown}: no knob{did_you_mean(name[:60], BOUNDS)}", f"one of {', '.join(BOUNDS)}")
         least, most = BOUNDS[name]
-        low, high = (_number(name, part) for part in parts.groups()[1:]) if parts else (None, None)
-        if low is None or high is None or not least <= low <= high <= most or name in found:
+        if low is None or high is None or not least <= low <= high <= most or name in [knob.name for knob in knobs]:
             raise UsageError(f"--knob {shown}: needed is {name}=LOW..HIGH, once, from {least} to {most}")
         if name == TOKENS and not isinstance(recipe.args.get(DRAFTS_CONFIG), dict):
             raise UsageError(f"--knob {shown}: the recipe has no {DRAFTS_CONFIG}")
@@ -141,10 +144,18 @@ def read_knobs(texts: Iterable[str], recipe: Recipe) -> tuple[Knob, ...]:
         if own is None or not low <= own <= high:
             has = "leaves it to the engine" if own is None else f"has {own}"
             raise UsageError(f"--knob {shown}: the recipe {has}", "a recipe with a number within the bounds")
-        found[name] = Knob(name, low, high, own)
-    if not found:
+        knobs.append(Knob(name, low, high, own))
+    if not knobs:
         raise UsageError("no knob is given", "such as --knob max-num-seqs=4..16")
-    return tuple(found.values())
+    return tuple(knobs)
+
+
+def _parse_bounds(text: str) -> tuple[str, Value | None, Value | None]:
+    """The knob's name, and its bounds where they are two numbers."""
+    parts = _BOUNDS.fullmatch(text)
+    if parts is None:
+        return text.partition("=")[0], None, None
+    return parts[1], _number(parts[1], parts[2]), _number(parts[1], parts[3])
 
 
 def _number(name: str, text: str) -> Value | None:

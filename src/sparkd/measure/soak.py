@@ -64,6 +64,10 @@ class Drift(Struct, frozen=True):
     significant: bool
     left_bytes: int
 
+    @property
+    def shrinks(self) -> bool:
+        return self.significant and self.bytes_per_hour < 0
+
 
 class Verdict(Struct, frozen=True):
     outcome: str
@@ -142,21 +146,12 @@ class Soak:
 
 def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     """Pure. The last sample has the counts."""
-    last = samples[-1] if samples else None
-    if last is None:
+    if not samples:
         return Verdict(UNKNOWN, ("nothing was measured",))
+    last = samples[-1]
     names = sorted({name for one in samples for name in one.available_bytes})
     drifts = {node: find_drift(node, samples) for node in names}
-    lines = []
-    for node, drift in drifts.items():
-        if drift is None:
-            lines.append(f"{node}: too few samples for a drift of memory")
-        elif drift.significant and drift.bytes_per_hour < 0:
-            hours = drift.left_bytes / -drift.bytes_per_hour
-            lost = f"{node}: available memory shrinks by {size(round(-drift.bytes_per_hour))} an hour"
-            lines.append(f"{lost}; at this rate the last {size(drift.left_bytes)} are gone in {hours:.1f} h")
-        else:
-            lines.append(f"{node}: no drift of available memory beyond its noise ({size(drift.left_bytes)} left)")
+    lines = [f"{node}: {_describe(drift)}" for node, drift in drifts.items()]
     swapped = last.swap_used_bytes - samples[0].swap_used_bytes
     if swapped > NOISE_BYTES:
         lines.append(f"swap in use has grown by {size(swapped)}")
@@ -164,10 +159,20 @@ def judge(samples: Sequence[Sample], first_failure: str) -> Verdict:
     lines.append(f"{last.answered} requests answered, {rate:.1f} tokens/s, {last.failed} failed")
     if first_failure:
         lines.append(f"first failure {first_failure}")
-    shrinks = any(drift and drift.significant and drift.bytes_per_hour < 0 for drift in drifts.values())
+    shrinks = any(drift and drift.shrinks for drift in drifts.values())
     if last.failed or first_failure or shrinks or swapped > NOISE_BYTES:
         return Verdict(NOT_STEADY, tuple(lines))
     return Verdict(STEADY if last.answered and all(drifts.values()) else UNKNOWN, tuple(lines))
+
+
+def _describe(drift: Drift | None) -> str:
+    if drift is None:
+        return "too few samples for a drift of memory"
+    if not drift.shrinks:
+        return f"no drift of available memory beyond its noise ({size(drift.left_bytes)} left)"
+    hours = drift.left_bytes / -drift.bytes_per_hour
+    lost = f"available memory shrinks by {size(round(-drift.bytes_per_hour))} an hour"
+    return f"{lost}; at this rate the last {size(drift.left_bytes)} are gone in {hours:.1f} h"
 
 
 def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:

@@ -75,6 +75,14 @@ def bench(args: argparse.Namespace) -> int:
             found = run(served, wanted, blank)
         except (HttpError, StreamError) as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
+    report(args, found, served)
+    if found.interrupted:
+        return 130
+    return ExitCode.ENGINE_ENDED if found.fault else ExitCode.GOOD
+
+
+def report(args: argparse.Namespace, found: Result, served: Served) -> None:
+    """Print it beside what is expected and what is usual, and keep it where it is whole."""
     rows, row = read_rows(), make_row(found, served)
     whole = bool(found.levels) and not found.interrupted and not found.fault
     usual, slower = find_usual(found, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
@@ -88,9 +96,6 @@ def bench(args: argparse.Namespace) -> int:
         console.show((*bench_table.tables(found, expect, usual), *slower))
     if whole:
         keep(row)
-    if found.interrupted:
-        return 130
-    return ExitCode.ENGINE_ENDED if found.fault else ExitCode.GOOD
 
 
 def only_one() -> AbstractContextManager[None]:

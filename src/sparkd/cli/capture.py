@@ -207,7 +207,11 @@ class Collector:
         return _json(found)
 
     async def _read_nodes(self) -> None:
-        """The logs of all nodes, and what the agents of the others say. Who is silent is left out from then on."""
+        """The logs of all nodes, and what the agents of the others say."""
+        await self._read_reports(await self._read_logs())
+
+    async def _read_logs(self) -> set[str]:
+        """Addresses of the nodes that are silent, which are left out from then on."""
         silent = set[str]()
         now = datetime.now(UTC)
         windows = [(now - RECENT, None), *((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())]
@@ -225,6 +229,9 @@ class Collector:
                     silent |= {log.name} if log.name and not entries else set()
                     place = f"{log.name} (there: sudo sparkd capture)" if log.name else "this node"
                     self.missing.append(f"lines of {place}, {name}: {trouble}")
+        return silent
+
+    async def _read_reports(self, silent: set[str]) -> None:
         rank = membership.find_place(self.settings, self.host).rank
         if peers := membership.peers_of(self.settings, rank):
             keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys

@@ -83,16 +83,22 @@ def _print_open(result: convert.Result, written: Path | None) -> None:
         print(f"{result.name}: it needs {len(result.files)} files: --write FOLDER leaves them", file=sys.stderr)
 
 
+def _refuse_existing(place: Place, name: str) -> None:
+    file = f"{name}{SUFFIX}"
+    for path in (place.origin / file, place.folder / file):
+        if path.exists():
+            raise ConfigError(f"{path}: exists already", "--force writes over it")
+    if (recipes_dir() / file).exists():
+        raise ConfigError(f"{name} is a recipe of sparkd, which this one would hide", "--force writes it")
+
+
 def _write(place: Place, result: convert.Result, force: bool) -> None:
     """The recipe comes last: where it is, the rest is, too."""
     from sparkd.actions import files
 
     folder, file = place.origin, f"{result.name}{SUFFIX}"
-    for path in () if force else (folder / file, place.folder / file):
-        if path.exists():
-            raise ConfigError(f"{path}: exists already", "--force writes over it")
-    if not force and (recipes_dir() / file).exists():
-        raise ConfigError(f"{result.name} is a recipe of sparkd, which this one would hide", "--force writes it")
+    if not force:
+        _refuse_existing(place, result.name)
     try:
         for name, one in result.files.items():
             over, mode = force or "/" in name, 0o755 if one.executable else 0o644  # mods are named by their content

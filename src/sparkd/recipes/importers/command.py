@@ -47,7 +47,7 @@ class _Reader(Struct):
     def read(self) -> list[Command]:
         at = 0
         while token := _TOKEN.match(self.text, at):
-            kind, start, at = token.lastgroup or "", token.start(), token.end()
+            kind, start, at = str(token.lastgroup), token.start(), token.end()
             value = token[kind]
             if kind in ("end", "blank", "joins"):
                 self._end_word()

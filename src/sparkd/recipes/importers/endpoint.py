@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sparkd.config.settings import Engine
 from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
 from sparkd.recipes.importers.source import Source
 from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
+from sparkd.vllm.args import JsonValue
 from sparkd.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
@@ -162,12 +164,7 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
     """Models on the hub that speculative decoding names: downloaded, and read below sparkd's mount of the models."""
     args, model = dict(bundle.recipe.args), bundle.recipe.model
     for flag in (DRAFT, f"{DRAFT}.model"):
-        try:
-            config = json.loads(str(args.get(flag))) if flag == DRAFT else {"model": args.get(flag)}
-        except ValueError:
-            continue
-        if not isinstance(config, dict):
-            continue
+        config = _parse_draft(args.get(DRAFT)) if flag == DRAFT else {"model": args.get(flag)}
         draft, revision = str(config.get("model")), str(config.get("revision") or "")
         if cached := _OF_HUB_CACHE.fullmatch(draft):
             draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
@@ -182,6 +179,14 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         config["model"] = f"{MODELS}/{name}"
         args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
+
+
+def _parse_draft(value: JsonValue) -> dict[str, JsonValue]:
+    """Empty where it is no JSON object."""
+    with suppress(ValueError):
+        config = json.loads(str(value))
+        return config if isinstance(config, dict) else {}
+    return {}
 
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:

@@ -225,8 +225,7 @@ def _container(source: Source) -> Mapping[str, object]:
 def _convert_option(name: str, value: object) -> dict[str, object] | None:
     """None for an option or a value without a counterpart."""
     text, words = str(value), [str(one) for one in value] if isinstance(value, list) else [str(value)]
-    limits = [_ULIMIT.fullmatch(word) for word in words]
-    volumes = [_VOLUME.fullmatch(word) for word in words]
+    limits, volumes = [_limit(word) for word in words], [_volume(word) for word in words]
     match name:
         case "privileged":
             return {name: _is_true(value)}
@@ -243,12 +242,23 @@ def _convert_option(name: str, value: object) -> dict[str, object] | None:
         case "devices":
             return {name: [re.sub(r"\A([^:]+):\1\Z", r"\1", word) for word in words]}
         case "volumes" if all(volumes):
-            return {name: [f"{one[1]}:{one[2] or one[1]}:{one[3] or 'rw'}" for one in volumes if one]}
+            return {name: volumes}
         case "ulimit" if all(limits):
-            return {"ulimits": {one[1]: {"soft": int(one[2]), "hard": int(one[3] or one[2])} for one in limits if one}}
+            return {"ulimits": dict(filter(None, limits))}
         case "security_opt" if all(word in _NO_NEW_PRIVILEGES for word in words):
             return {"no_new_privileges": bool(words)}
     return None
+
+
+def _limit(word: str) -> tuple[str, dict[str, int]] | None:
+    match = _ULIMIT.fullmatch(word)
+    return (match[1], {"soft": int(match[2]), "hard": int(match[3] or match[2])}) if match else None
+
+
+def _volume(word: str) -> str:
+    """With its target and mode; empty for text that is no volume."""
+    match = _VOLUME.fullmatch(word)
+    return f"{match[1]}:{match[2] or match[1]}:{match[3] or 'rw'}" if match else ""
 
 
 def _parse_size(text: str) -> int:

@@ -129,22 +129,10 @@ def _notice(event: str, report: NodeReport, text: str, now: float, cause: str = 
 
 
 def _service(state: NotifyState, report: NodeReport, now: float, _: float) -> Step:
-    if report.phase in IN_SERVICE and not state.serving:
-        switched = state.recipe not in ("", report.recipe)
-        text = f"{report.recipe} serves: {report.message}"
-        if switched:
-            text = f"{state.recipe} was replaced; {text}"
-        if state.lost_at is not None:
-            text += f"; it was away for {format_duration(max(0.0, now - state.lost_at))}"
-        elif report.last_cause:  # not reported yet: a load that failed, or a switch
-            text += f"; before: {report.last_cause}"
-        event = SWITCHED if switched else SERVING
-        state = replace(state, serving=True, recipe=report.recipe, lost_at=None, down="")
-        return state, _notice(event, report, text, now, report.last_cause_code)
-    if report.phase in IN_SERVICE or not state.serving:
-        return state, None
+    if report.phase in IN_SERVICE:
+        return (state, None) if state.serving else _begin_service(state, report, now)
     failed = report.phase is Phase.FAILED
-    if failed and not report.cause:  # the agent still looks for it
+    if not state.serving or (failed and not report.cause):  # the agent still looks for it
         return state, None
     state = replace(state, serving=False)
     reason, cause = (report.message, report.cause) if failed else (report.last_cause, report.last_cause_code)
@@ -154,6 +142,18 @@ def _service(state: NotifyState, report: NodeReport, now: float, _: float) -> St
     if state.guarded == _ended(state, report):
         return state, None
     return state, _notice(LOST, report, f"{state.recipe} no longer serves: {reason}", now, cause)
+
+
+def _begin_service(state: NotifyState, report: NodeReport, now: float) -> Step:
+    event, text = SERVING, f"{report.recipe} serves: {report.message}"
+    if state.recipe not in ("", report.recipe):
+        event, text = SWITCHED, f"{state.recipe} was replaced; {text}"
+    if state.lost_at is not None:
+        text += f"; it was away for {format_duration(max(0.0, now - state.lost_at))}"
+    elif report.last_cause:  # not reported yet: a load that failed, or a switch
+        text += f"; before: {report.last_cause}"
+    state = replace(state, serving=True, recipe=report.recipe, lost_at=None, down="")
+    return state, _notice(event, report, text, now, report.last_cause_code)
 
 
 def _ended(state: NotifyState, report: NodeReport) -> str:

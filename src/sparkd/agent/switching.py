@@ -73,10 +73,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     reason = NO_REASON
     if after is not None and after.stage is Stage.TRYING:
         try:
-            if after.to is not None:
-                membership.chosen_context(after.to, config, host)
-            else:
-                membership.configured_context(config, host)
+            membership.chosen_context(after.to, config, host)
         except AwaitedError:
             pass
         except ConfigError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
@@ -104,7 +105,7 @@ class Climb:
         elif now is not None and now.stage is not Stage.IN_FORCE:
             raise BlockedError(f"this node is on the way to {label(now.chosen)}", "sparkd status")
         else:
-            self._back = ((now.to, *now.back) if now is not None and now.to is not None else ())[:MOST_BACK]
+            self._back = now.plans[:MOST_BACK] if now is not None else ()
 
     def __enter__(self) -> Self:
         return self
@@ -130,7 +131,8 @@ class Climb:
             self.keep(replace(self.tuning, tried=step, tries=tries + 1))
             print(f"step {len(self.tuning.measured) + 1}: {what}", flush=True)
             try:
-                fault = "the node, or this command, was gone twice meanwhile" if tries >= TRIES else self._use(at)
+                gone = "the node, or this command, was gone twice meanwhile"
+                fault = gone if tries >= TRIES else self._use(step[0], at.values)
                 one = Measured(*step, fault=fault[:FAULT_LENGTH]) if fault else self._measure(step)
             except BaseException:
                 self.keep(replace(self.tuning, tried=None, tries=0))
@@ -139,12 +141,12 @@ class Climb:
             print(f"{what}: {describe(one)}", flush=True)
         return at
 
-    def _use(self, at: Position) -> str:
+    def _use(self, knob: str, values: Mapping[str, Value]) -> str:
         """Why it did not come up; empty once it is in force.
 
         Raises BlockedError where the fault is not of the recipe.
         """
-        config, host, knob = self._config, self._host, at.step[0] if at.step else ""
+        config, host = self._config, self._host
         base, now = membership.chosen_context(self._base, config, host), membership.resolve_context(config, None, host)
         waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
         if not knob and now.plan.digest == base.plan.digest and not waits:
@@ -152,7 +154,7 @@ class Climb:
         span = config.readiness.timeout_seconds + AWAITED_SECONDS + DRAIN_SECONDS + MEASURE_SECONDS
         until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds")
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
-        to = Chosen(apply(self._base.recipe, self.tuning.name, at.values), engine, until=until)
+        to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
             node = membership.chosen_context(to, config, host)
         except ConfigError as error:
@@ -207,12 +209,7 @@ class Climb:
                 return Measured(*step, fault="it does not serve")
         else:
             raise BlockedError("no agent runs any more", f"systemctl start sparkd-head; {AGAIN}")
-        for _ in range(2):  # healthy models write an odd answer now and then
-            with open_endpoint(smoke.CONNECTIONS) as served:
-                rounds = asyncio.run(smoke.collect(served, shown=False))
-            if not (faults := [fault for one in rounds for fault in one.faults]):
-                break
-        else:
+        if faults := _smoke():
             return Measured(*step, fault=sanitize(f"smoke: {'; '.join(faults)}", FAULT_LENGTH))
         load = (self.tuning.at_once,)
         wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
@@ -238,6 +235,16 @@ class Climb:
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
+
+
+def _smoke() -> list[str]:
+    """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then."""
+    for _ in range(2):
+        with open_endpoint(smoke.CONNECTIONS) as served:
+            rounds = asyncio.run(smoke.collect(served, shown=False))
+        if not (faults := [fault for one in rounds for fault in one.faults]):
+            break
+    return faults
 
 
 def find_shortage(seen: Look | None, floor_bytes: int) -> str:

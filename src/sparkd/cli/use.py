@@ -131,14 +131,11 @@ def _choose(
     replaces = membership.fingerprint_config(config, host)
     now = found if found is not None and found.replaces == replaces else None
     to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
-    node = membership.configured_context(config, host) if to is None else membership.chosen_context(to, config, host)
+    node = membership.chosen_context(to, config, host)
     if now is None and to is None:
         return None
-    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and to is not None:
-        if now.to == to:
-            return None
-        if replace(now.to, until=to.until) == to:
-            return replace(now, to=to)
+    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and now.to.is_same_plan(to):
+        return None if now.to == to else replace(now, to=to)
     refuse_blocked(node, findings_of(node, host, config), config, host)
     back = _plans_before(now, config, host)[:MOST_BACK]
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
@@ -164,15 +161,12 @@ def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
 
 def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
     """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
-    before = now.back if now is not None else ()
-    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None:
-        before = now.to, *now.back
+    before = now.plans if now is not None else ()
     report, known = parse(read_report(host.files)), known_good.read_known_good(host.files)
     if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
         return before
     with suppress(ConfigError):
-        plan = membership.chosen_context(before[0], config, host).plan if before else None
-        plan = plan or membership.configured_context(config, host).plan
+        plan = membership.chosen_context(before[0] if before else None, config, host).plan
         if any(one.plan == plan.digest for one in known):
             return before
     found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")

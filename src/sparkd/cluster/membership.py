@@ -128,10 +128,12 @@ def follows_head(settings: Settings, place: Node) -> bool:
     return settings.cluster.follow_head and place.rank > 0
 
 
-def chosen_context(chosen: Chosen, settings: Settings, host: Host) -> NodeContext:
-    """This node with this plan in place of the configured one."""
+def chosen_context(chosen: Chosen | None, settings: Settings, host: Host) -> NodeContext:
+    """This node with this plan in place of the configured one; None: as configured."""
     from sparkd.plan.build import make_plan
 
+    if chosen is None:
+        return configured_context(settings, host)
     node, in_force = find_place(settings, host), chosen.apply_to(settings)
     try:
         plan = replace(make_plan(chosen.recipe, in_force, node), image_id=chosen.image_id)

@@ -60,6 +60,10 @@ class Chosen(Struct, frozen=True):
     def hint(self) -> str:
         return ROLLBACK_HINT if self.proven else USE_HINT
 
+    def is_same_plan(self, other: Chosen | None) -> bool:
+        """Whether at most their ends differ."""
+        return other is not None and replace(self, until=other.until) == other
+
     def apply_to(self, settings: Settings) -> Settings:
         kept = {name: getattr(settings.engine, name) for name in AS_CONFIGURED}
         return settings.model_copy(update={"engine": self.engine.model_copy(update=kept)})
@@ -105,6 +109,11 @@ class Switch(Struct, frozen=True):
     def before(self) -> Chosen | None:
         """The plan to go back to; None: what is configured."""
         return self.back[0] if self.back else None
+
+    @property
+    def plans(self) -> tuple[Chosen, ...]:
+        """What a switch from here may go back to: the plan in force, if it is a chosen one, and those before it."""
+        return (self.to, *self.back) if self.stage is Stage.IN_FORCE and self.to is not None else self.back
 
     @property
     def findings(self) -> tuple[FindingReport, ...]:

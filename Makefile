@@ -34,6 +34,7 @@ test: venv  ## all that CI runs (as root)
 	done
 
 integration: venv  ## this machine's kernel, real docker
+	packaging/tools.sh
 	$(PYTEST) tests/integration -m "not whole"
 
 packaging: venv  ## the .deb: content, reproducible build; the page in a browser, /metrics in Prometheus

@@ -30,7 +30,7 @@ SUBJECTS = {
     "switch": "switch|switching|use|rollback|known_good",
     "setup": "setup|setup_manifest|init",
     "capture": "capture|capture_[a-z]+",
-    "fabric": "fabric|fabric_ports|(rdma_)?traffic",
+    "fabric": "fabric|fabric_ports|(rdma_)?traffic|traffic_programs",
     "docker": "docker|dockerd|docker_[a-z]+",
     "gpu": "gpu|gpu_[a-z]+",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from tests.tree import Tree
+from tests.unit.traffic_programs import Programs
 from tests.unit.wire import reserved_port
 
 settings.register_profile("sparkd", deadline=None)  # a busy machine makes no example wrong
@@ -32,6 +34,13 @@ def port() -> Iterator[int]:
     """Where nobody listens but the test's own nodes."""
     with reserved_port() as number:
         yield number
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Programs]:
+    with tempfile.TemporaryDirectory(prefix="sparkd-programs-") as folder:
+        monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+        yield Programs(Path(folder))
 
 
 Said = Callable[[], list[str]]

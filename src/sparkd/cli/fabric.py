@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
+import shutil
 import time
+from base64 import urlsafe_b64decode
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,11 +17,11 @@ import msgspec
 
 from sparkd.cli import console
 from sparkd.cli.served import report_progress
-from sparkd.cluster import traffic
 from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.membership import Peer, find_place, peers_of
-from sparkd.cluster.rdma_traffic import RdmaError, is_installed
-from sparkd.cluster.traffic import FACTS, RESULT, Keys, Listening, Measurer, RefusedError
+from sparkd.cluster.traffic import PORTS, RESULT, Keys, Measurer, measure_ceiling, receive_result
+from sparkd.cluster.traffic_programs import IB_WRITE_BW, IPERF3, STREAMS, TrafficError
 from sparkd.config import load_settings
 from sparkd.host import Host, fabric_ports, network
 from sparkd.lib.errors import AwaitedError, BlockedError, ConfigError, ExitCode, UsageError
@@ -27,7 +30,6 @@ from sparkd.measure.fabric import SLOW, Facts, Pair, Port, Result, describe_port
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")
-THIS_NODE = "127.0.0.1"
 
 
 def add_fabric(parser: argparse.ArgumentParser) -> None:
@@ -46,11 +48,13 @@ def run_test(args: argparse.Namespace) -> int:
     place = find_place(settings, host)
     if not (peers := peers_of(settings, place.rank)):
         raise UsageError("cluster.nodes names no other node", "a fabric joins two nodes or more")
+    if shutil.which(IPERF3) is None:
+        raise BlockedError("iperf3 is not on this node: all nodes need it, to measure TCP", "sudo apt install iperf3")
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
     with own_node(host):
         try:
             ports = fabric_ports.read_ports(host.files)
-            facts = describe_ports(host.name(), place.address, ports, perftest=is_installed())
+            facts = describe_ports(host.name(), place.address, ports, perftest=shutil.which(IB_WRITE_BW) is not None)
         except (OSError, ValueError) as error:
             raise ConfigError(f"this node's ports can't be read: {error}", "ip -brief address") from None
         if place.rank:
@@ -78,17 +82,16 @@ def own_node(host: Host) -> Iterator[None]:
 
 def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:
     """What the head has measured with this node. Raises AwaitedError, BlockedError."""
-    listening = Listening()
+    report_progress(f"waits for {head}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
+    addresses, body = {one.address: one.hca for one in facts.ports}, msgspec.json.encode(facts)
     try:
-        with listening.on({one.address: one.hca for one in facts.ports}, port, keys, msgspec.json.encode(facts)):
-            report_progress(f"waits for {head}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
-            body = listening.wait_result(WAIT_SECONDS)
+        result = asyncio.run(receive_result(addresses, port, keys, body, WAIT_SECONDS))
     except OSError as error:
         raise AwaitedError(f"port {port} can't be had: {error.strerror}", f"ss -ltnp sport = :{port}") from None
-    if body is None:
+    if result is None:
         raise BlockedError(f"{head} did not come, or ended early", "on the head: sudo sparkd fabric test")
     try:
-        return msgspec.convert(parse_json(body), Result, strict=False)
+        return msgspec.convert(parse_json(urlsafe_b64decode(result)), Result, strict=False)
     except ValueError as error:
         raise BlockedError(
             f"what {head} sent is no result: {sanitize(str(error))}", "is sparkd the same on both?"
@@ -99,8 +102,10 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     """With one other node, which has the result then too. Raises BlockedError."""
     own, to = facts.ports[0].address, peer.address
     other = greet(Measurer(own, to, port, keys))
-    with Listening().on({THIS_NODE: ""}, 0, keys, b"") as loopback:
-        ceiling = Measurer(THIS_NODE, THIS_NODE, loopback, keys).measure_ceiling()
+    try:
+        ceiling = measure_ceiling()
+    except TrafficError as error:
+        raise BlockedError(f"iperf3 does not work on this node: {error}", "iperf3 --version") from None
     pairs = list[Pair]()
     for near, far in pair_ports(facts, other, to, partial(network.interfaces_of, host.files)):
         report_progress(f"measures {near.address} to {sanitize(far.address, 40)}")
@@ -108,7 +113,7 @@ def measure(facts: Facts, peer: Peer, port: int, keys: Keys, host: Host) -> Resu
     result = Result(facts, other, ceiling, tuple(pairs))
     try:
         Measurer(own, to, port, keys).request(RESULT, msgspec.json.encode(result))
-    except OSError as error:
+    except (UnsignedError, TrafficError) as error:
         report_progress(f"{to} did not take the result: {error}")
     return result
 
@@ -119,7 +124,7 @@ def measure_pair(near: Port, far: Port, port: int, keys: Keys) -> Pair:
     try:
         found = measurer.measure()
         rdma = measurer.measure_rdma(near.hca) if near.hca else None
-    except (OSError, RdmaError) as error:
+    except (OSError, UnsignedError, TrafficError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
         return Pair(near, far, found, sanitize(reason or str(error)))
     return Pair(near, far, found, rdma_gbps=rdma)
@@ -130,17 +135,19 @@ def greet(measurer: Measurer) -> Facts:
     end, shown = time.monotonic() + WAIT_SECONDS, False
     while True:
         try:
-            return msgspec.convert(parse_json(measurer.request(FACTS)), Facts, strict=False)
-        except RefusedError as error:
+            if answer := measurer.request(PORTS):
+                return msgspec.convert(parse_json(answer), Facts, strict=False)
+            reason = f"its agent has port {measurer.port}"
+        except UnsignedError as error:
             hint = "the same /etc/sparkd/cluster.key on all nodes? sudo sparkd init --invite brings it"
             raise BlockedError(f"{measurer.to}: {error}", hint) from None
         except ValueError as error:
             raise BlockedError(f"{measurer.to}: {sanitize(str(error))}", "is sparkd the same on both?") from None
-        except OSError as error:
-            reason = sanitize(error.strerror or str(error))
+        except TrafficError as error:
+            reason = sanitize(str(error))
         if time.monotonic() > end:
             hint = "there, with the agent stopped: sudo sparkd fabric test"
-            raise BlockedError(f"{measurer.to} does not take part: {reason.lower()}", hint)
+            raise BlockedError(f"{measurer.to} does not take part: {reason}", hint)
         if not shown:
             report_progress(f"waits for {measurer.to}, for {WAIT_SECONDS:.0f} s: sudo sparkd fabric test there, too")
             shown = True
@@ -160,7 +167,7 @@ def render(result: Result) -> Sequence[str | Table]:
         below.append((f"{name}:", sanitize(f"{verdict.reason}{hint}", 400)))
         if found and pair.trouble:
             below.append((f"{name}:", sanitize(f"RDMA was not measured: {pair.trouble}", 400)))
-    title = f"{result.own.node} and {result.other.node}, TCP, {traffic.STREAMS} streams: Gb/s, round trip in us"
+    title = f"{result.own.node} and {result.other.node}, TCP, {STREAMS} streams: Gb/s, round trip in us"
     below += [(f"{node}:", text) for node, text in describe_twins(result)]
     return (sanitize(title, 300), Table(rows, heading=True), Table(below))
 

@@ -36,7 +36,6 @@ FRESH_SECONDS = 1.0
 # Part of each signature: no request can be taken for an answer.
 _REQUEST = "sparkd request 2"
 _ANSWER = "sparkd answer 1"
-_CONNECTS, _LISTENS = "sparkd traffic connects 1", "sparkd traffic listens 1"
 _KEY = re.compile(r"[0-9a-fA-F]{64}")
 _NEW_KEY = "on one node: sparkd init --new-cluster-key; then copy the file to the others"
 
@@ -57,11 +56,6 @@ def sign_request(key: bytes, challenge: str, nonce: str, to: str, path: str) -> 
 def sign_answer(key: bytes, nonce: str, by: str, path: str, status: int, body: bytes) -> str:
     """Hex. `nonce` and `path` are those of the request, `by` is the serving node's fabric address."""
     return _mac(key, _ANSWER, nonce, by, path, str(status), body)
-
-
-def sign_traffic(key: bytes, challenge: str, nonce: str, to: str, kind: str, body: bytes, *, listens: bool) -> str:
-    """Hex. Of a connection to `to` that carries a test's traffic: first who connects, then, `listens`, who listens."""
-    return _mac(key, _LISTENS if listens else _CONNECTS, challenge, nonce, to, kind, body)
 
 
 def signatures_match(expected: str, found: str) -> bool:

@@ -18,8 +18,7 @@ USABLE_GBPS = 110.0
 LEAST_SHARE = 0.6
 """Of what the link should carry. With the MTU of 1500, iperf3 still reached 96 Gb/s."""
 CEILING_SHARE = 0.8
-"""Of what the method reaches without a cable, both ends in one process: from there on, it may be what is slow. Between
-two processes it reaches twice as much."""
+"""Of what iperf3 reaches without a cable, both ends on this node: from there on, it may be what is slow."""
 DEGRADED_GBPS = 25.0
 """A degraded ConnectX-7 carries 8 to 25 Gb/s, mostly 13, by TCP and RDMA alike, with a link of 200 (NVIDIA/
 dgx-spark-playbooks, pull request 108)."""
@@ -120,7 +119,7 @@ def pair_ports(
 def judge(pair: Pair, ceiling_gbps: float) -> Verdict:
     found, link = pair.measured, pair.link_gbps
     if found is None:
-        hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's port?"
+        hint = f"ping -I {pair.own.address} {pair.other.address}; does a firewall close sparkd's ports?"
         return Verdict(SLOW, pair.trouble or "nothing was measured", hint)
     reached, by = min(found.sent_gbps, found.received_gbps), ""
     if pair.rdma_gbps is not None:  # as NCCL does it, and with no limit of this test

@@ -10,7 +10,15 @@ from tests.bed.command import run
 from tests.bed.tree import Tree
 
 SUITE = "trixie"
-PACKAGES = [*nodebase.PLAIN, "linux-image-amd64", "qemu-guest-agent", "rdma-core", "ibverbs-utils", "perftest"]
+PACKAGES = [
+    *nodebase.PLAIN,
+    "linux-image-amd64",
+    "qemu-guest-agent",
+    "rdma-core",
+    "ibverbs-utils",
+    "iperf3",
+    "perftest",
+]
 COMMANDS = {"qemu-system-x86_64": "qemu-system-x86", "qemu-img": "qemu-utils"}
 SIZE = "6G"
 MODULES = ("virtio_pci", "virtio_blk", "ext4")

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pytest
 from tests.tree import Tree
 from tests.unit.terminal import shown
+from tests.unit.traffic_programs import Programs
 
 from sparkd.cli import fabric
-from sparkd.cluster import traffic
+from sparkd.cluster import traffic_programs
 from sparkd.cluster.membership import Peer
-from sparkd.cluster.traffic import RESULT, Listening, Measured, Measurer
+from sparkd.cluster.traffic import RESULT, Measured, Measurer, receive_result
+from sparkd.cluster.traffic_programs import IPERF3, TrafficError
 from sparkd.host import Host
 from sparkd.lib.errors import AwaitedError, BlockedError
 from sparkd.measure.fabric import Facts, Pair, Port, Result
@@ -27,11 +32,6 @@ HEAD, WORKER = "127.0.0.1", "127.0.0.2"
 
 def facts(node: str, address: str) -> Facts:
     return Facts(node, (Port("lo", address, 10_000, 9000),))
-
-
-@pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "SECONDS", 0.2)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def worker(port: int) -> Iterator[list[Result]]:
     thread.join()
 
 
-def test_both_nodes_have_the_result(worker: list[Result], tree: Tree, port: int) -> None:
+def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tree: Tree, port: int) -> None:
     host = Host(str(tree.root))
     result = fabric.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
     while not worker:
@@ -56,8 +56,7 @@ def test_both_nodes_have_the_result(worker: list[Result], tree: Tree, port: int)
     assert worker == [result]
     (pair,) = result.pairs
     assert pair.measured is not None
-    assert pair.measured.sent_gbps > 0.01
-    assert result.ceiling_gbps > 0.01
+    assert round(pair.measured.sent_gbps, 1) == round(result.ceiling_gbps, 1) == 19.3
     found = json.loads(fabric.as_json(result))
     assert (found["schema"], found["own"]["node"], len(found["verdicts"])) == (1, "spark1", 1)
 
@@ -73,38 +72,74 @@ def test_a_node_that_does_not_come_is_said(
         fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
+@contextmanager
+def listening(port: int, body: bytes, key: bytes = KEY) -> Iterator[None]:
+    """A worker that reports this of its ports."""
+
+    def run() -> None:
+        asyncio.run(receive_result({WORKER: ""}, port, lambda: (key,), body, 30))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        send(port, "figures", key)
+        thread.join(30)
+
+
+def send(port: int, result: str, key: bytes = KEY) -> None:
+    """As soon as the worker listens."""
+    while True:
+        try:
+            Measurer(HEAD, WORKER, port, lambda: (key,)).request(f"{RESULT}?{result}")
+            break
+        except TrafficError:
+            threading.Event().wait(0.02)
+
+
 def test_a_port_that_another_program_has_is_said(port: int) -> None:
-    with Listening().on({WORKER: ""}, port, lambda: (KEY,), b""), pytest.raises(AwaitedError, match="in use"):
+    with socket.create_server((WORKER, port)), pytest.raises(AwaitedError, match="in use"):
         fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
-@pytest.mark.parametrize("body", [b"", b"[]", b'{"own": 1}', b"[" * 100_000])
-def test_a_result_that_is_none_is_refused(port: int, body: bytes) -> None:
-    def send() -> None:
-        while True:
-            try:
-                Measurer(HEAD, WORKER, port, lambda: (KEY,)).request(RESULT, body)
-                break
-            except OSError:
-                threading.Event().wait(0.02)
-
-    threading.Thread(target=send, daemon=True).start()
+@pytest.mark.parametrize("result", ["W10=", "eyJvd24iOiAxfQ==", "W1tb" * 10_000, "x", "%ff"])
+def test_a_result_that_is_none_is_refused(port: int, result: str) -> None:
+    threading.Thread(target=send, args=(port, result), daemon=True).start()
     with pytest.raises(BlockedError, match="is no result"):
         fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
 @pytest.mark.parametrize("said", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
 def test_facts_that_are_none_are_refused(port: int, said: bytes) -> None:
-    with Listening().on({WORKER: ""}, port, lambda: (KEY,), said), pytest.raises(BlockedError, match="same on both"):
+    with listening(port, said), pytest.raises(BlockedError, match="same on both"):
         fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_another_key_is_said(port: int) -> None:
-    with (
-        Listening().on({WORKER: ""}, port, lambda: (b"o" * 32,), b"{}"),
-        pytest.raises(BlockedError, match="cluster key"),
-    ):
+    with listening(port, b"{}", b"o" * 32), pytest.raises(BlockedError, match=r"cluster\.key"):
         fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+
+
+def test_an_agent_that_runs_there_is_waited_for_and_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fabric, "WAIT_SECONDS", 1.0)
+    with listening(port, b""), pytest.raises(BlockedError, match=f"does not take part: its agent has port {port}"):
+        fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+
+
+def test_iperf3_that_does_not_work_here_ends_the_test(
+    programs: Programs, tree: Tree, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traffic_programs, "TRY_AGAIN_SECONDS", 0.01)
+    programs.write(IPERF3, "echo no")
+    body, host = msgspec.json.encode(facts("spark2", WORKER)), Host(str(tree.root))
+    with listening(port, body), pytest.raises(BlockedError, match=r"does not work on this node: .* ends in: no"):
+        fabric.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
+
+
+def test_a_pair_without_figures_has_the_reason(port: int) -> None:
+    near, far = facts("spark1", HEAD).ports[0], facts("spark2", WORKER).ports[0]
+    assert fabric.measure_pair(near, far, port, lambda: (KEY,)) == Pair(near, far, None, "Connection refused")
 
 
 def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -> None:

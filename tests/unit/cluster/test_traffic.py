@@ -1,196 +1,153 @@
-"""Traffic of a test: carried and counted, for who proves the key alone."""
+"""The HTTP of a test: for the node that signs with the key alone."""
 
 from __future__ import annotations
 
-import socket
+import asyncio
+import re
 import threading
 import time
-from collections.abc import Iterator
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 
 import pytest
+from tests.unit.traffic_programs import Programs
+from tests.unit.wire import relay
 
-from sparkd.cluster import traffic
-from sparkd.cluster.auth import new_nonce, sign_traffic
-from sparkd.cluster.traffic import ECHO, FACTS, FROM_HERE, RESULT, TO_HERE, Listening, Measurer, RefusedError
+from sparkd.cluster.auth import new_nonce, sign_request
+from sparkd.cluster.client import UnsignedError
+from sparkd.cluster.traffic import PORTS, RDMA, RESULT, TCP, Measurer, measure_ceiling, receive_result
+from sparkd.cluster.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
 
-HERE = "127.0.0.1"
+HERE, THERE = "127.0.0.1", "127.0.0.2"
 KEY, OTHER = b"k" * 32, b"o" * 32
+HCA = "rocep1s0f0"
 
 
-@pytest.fixture
-def listening(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Listening, int]]:
-    monkeypatch.setattr(traffic, "SECONDS", 0.2)
-    made = Listening()
-    with made.on({HERE: ""}, 0, lambda: (KEY,), b"facts") as port:
-        yield made, port
+def measurer(port: int, *keys: bytes, to: str = THERE) -> Measurer:
+    return Measurer(HERE, to, port, lambda: keys or (KEY,))
 
 
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "PROOF_SECONDS", 0.5)
+def when_it_listens(port: int, path: str, body: bytes = b"") -> bytes:
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return measurer(port).request(path, body)
+        except TrafficError:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
-def measurer(port: int, *keys: bytes) -> Measurer:
-    return Measurer(HERE, HERE, port, lambda: keys or (KEY,))
+@contextmanager
+def other(port: int, addresses: Mapping[str, str] = {THERE: ""}) -> Iterator[list[str | None]]:
+    """The other node listens for the time of the block; what it gets in the end."""
+    got = list[str | None]()
+
+    def run() -> None:
+        got.append(asyncio.run(receive_result(addresses, port, lambda: (KEY,), b"facts", 30)))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        when_it_listens(port, PORTS)
+        yield got
+    finally:
+        if not got:
+            when_it_listens(port, RESULT, b"figures")
+        thread.join(30)
 
 
-def connect(port: int) -> tuple[socket.socket, str]:
-    """By hand, with the challenge."""
-    connection = socket.create_connection((HERE, port), 2)
-    return connection, connection.recv(32).decode()
+def test_both_directions_and_the_round_trips_are_measured(port: int, programs: Programs) -> None:
+    with other(port):
+        measured = measurer(port).measure()
+    assert (round(measured.sent_gbps, 1), round(measured.received_gbps, 1)) == (19.3, 19.3)
+    assert 1 < measured.round_trip_us <= measured.round_trip_99_us < 1e6
+    assert round(measure_ceiling(), 1) == 19.3
 
 
-def request(
-    challenge: str, kind: str, *, key: bytes = KEY, to: str = HERE, body: bytes = b"", nonce: str = ""
-) -> bytes:
-    nonce = nonce or new_nonce()
-    signature = sign_traffic(key, challenge, nonce, to, kind, body, listens=False)
-    return (kind + nonce + signature).encode() + len(body).to_bytes(4, "big") + body
+def test_each_address_listens_and_what_it_started_ends_with_the_next_run_and_at_the_end(
+    port: int, programs: Programs
+) -> None:
+    second = "127.0.0.3"
+    with other(port, {THERE: "", second: HCA}):
+        measurer(port).request(TCP)
+        first = programs.pid(IPERF3)
+        measurer(port, to=second).request(RDMA)
+        rdma = programs.pid(IB_WRITE_BW)
+        measurer(port).request(TCP)
+        assert not programs.lives(first)
+        assert programs.lives(rdma, 0), "of another address"
+        last = programs.pid(IPERF3)
+    assert not any(programs.lives(pid) for pid in (rdma, last))
 
 
-def test_both_directions_and_the_round_trips_are_measured(listening: tuple[Listening, int]) -> None:
-    found = measurer(listening[1]).measure()
-    assert found.sent_gbps > 0.05
-    assert found.received_gbps > 0.05
-    assert 1 < found.round_trip_us <= found.round_trip_99_us < 1e6
-    assert measurer(listening[1]).measure_ceiling() > 0.05
+def test_without_a_device_there_rdma_is_not_measured(port: int, programs: Programs) -> None:
+    with other(port):
+        assert measurer(port).measure_rdma(HCA) is None
+    assert not (programs.folder / f"{IB_WRITE_BW}.pid").exists()
 
 
-def test_what_a_slow_reader_takes_is_counted_and_not_what_was_sent(listening: tuple[Listening, int]) -> None:
-    """The buffers between them hold megabytes."""
-    one, challenge = connect(listening[1])
-    with one:
-        one.sendall(request(challenge, TO_HERE))
-        traffic._read(one, 64 + 4, time.monotonic() + 1)
-        one.sendall(bytes(12345))
-        one.shutdown(socket.SHUT_WR)
-        assert int.from_bytes(traffic._read(one, 8, time.monotonic() + 2), "big") == 12345
+def test_facts_are_sent_and_a_large_result_is_taken(port: int) -> None:
+    with other(port) as got:
+        assert measurer(port).request(PORTS) == b"facts"
+        assert measurer(port).request("/report") == b"", "that is an agent's"
+        measurer(port).request(RESULT, b"figures" * 4000)
+    assert [urlsafe_b64decode(one or "") for one in got] == [b"figures" * 4000]
 
 
-def test_facts_are_sent_and_a_result_is_taken(listening: tuple[Listening, int]) -> None:
-    made, port = listening
-    assert measurer(port).request(FACTS) == b"facts"
-    assert measurer(port).request(RESULT, b"figures" * 1000) == b""
-    assert made.wait_result(2) == b"figures" * 1000
-    assert made.wait_result(0.1) is None
+@pytest.mark.parametrize("keys", [(OTHER, KEY), (KEY, OTHER)])
+def test_any_key_of_the_file_is_good(port: int, keys: tuple[bytes, ...]) -> None:
+    with other(port):
+        assert measurer(port, *keys).request(PORTS) == b"facts"
 
 
-def test_any_key_of_the_file_is_proven(listening: tuple[Listening, int]) -> None:
-    assert measurer(listening[1], OTHER, KEY).request(FACTS) == b"facts"
+def test_another_key_is_refused(port: int) -> None:
+    with other(port), pytest.raises(UnsignedError, match="refuses this node"):
+        measurer(port, OTHER).request(PORTS)
 
 
-def test_another_key_is_refused(listening: tuple[Listening, int]) -> None:
-    with pytest.raises(RefusedError, match="does not accept"):
-        measurer(listening[1], OTHER).request(FACTS)
+def request(path: str, challenge: str, *, key: bytes = KEY, to: str = THERE, signed_path: str = "") -> bytes:
+    nonce = new_nonce()
+    signature = sign_request(key, challenge, nonce, to, signed_path or path)
+    lines = (f"GET {path} HTTP/1.1", "Host: a", f"Sparkd-Nonce: {nonce}", f"Sparkd-Signature: {signature}", "", "")
+    return "\r\n".join(lines).encode()
+
+
+UNSIGNED = f"GET {TCP} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
 
 
 @pytest.mark.parametrize(
     "made",
     [
-        lambda challenge: request("0" * 32, FACTS),  # of another connection
-        lambda challenge: request(challenge, FACTS, key=OTHER),
-        lambda challenge: request(challenge, FACTS, to="10.0.0.9"),  # for another node
-        lambda challenge: RESULT.encode() + request(challenge, FACTS)[1:],  # another kind
-        lambda challenge: request(challenge, RESULT, body=b"good")[:-4] + b"evil",
-        lambda challenge: request(challenge, FACTS)[:-4] + (1 << 30).to_bytes(4, "big"),
-        lambda challenge: b"\xff" * 101,
-        lambda challenge: b"GET /report HTTP/1.1\r\n\r\n" + bytes(100),
+        lambda _: UNSIGNED,
+        lambda _: request(TCP, "0" * 32),  # of another connection
+        partial(request, TCP, key=OTHER),
+        partial(request, TCP, to="10.0.0.9"),  # for another node
+        partial(request, TCP, signed_path=PORTS),
+        partial(request, f"{RESULT}?ZXZpbA==", signed_path=f"{RESULT}?Z29vZA=="),
     ],
 )
-def test_nothing_is_said_to_who_proves_no_key(listening: tuple[Listening, int], made: object) -> None:
-    one, challenge = connect(listening[1])
-    with one:
-        one.sendall(made(challenge))  # type: ignore[operator]  # a function
-        with pytest.raises((ConnectionError, TimeoutError)):
-            traffic._read(one, 1, time.monotonic() + 2)
-    assert listening[0].wait_result(0.05) is None
-    assert measurer(listening[1]).request(FACTS) == b"facts"
-
-
-@pytest.mark.usefixtures("impatient")
-def test_who_says_nothing_is_left_after_a_moment(listening: tuple[Listening, int]) -> None:
-    one, _ = connect(listening[1])
-    with one:
-        one.settimeout(3)
-        assert one.recv(1) == b""
-
-
-@pytest.mark.usefixtures("impatient")
-def test_a_byte_now_and_then_makes_no_longer_proof(listening: tuple[Listening, int]) -> None:
-    one, _ = connect(listening[1])
-    began = time.monotonic()
-    with one, pytest.raises(ConnectionError):
-        while time.monotonic() < began + 5:
-            one.sendall(b"F")
-            time.sleep(0.05)
-    assert time.monotonic() - began < 3
-
-
-def test_more_connections_than_are_needed_are_closed_and_the_next_ones_are_taken(
-    listening: tuple[Listening, int],
+def test_an_unsigned_request_gets_401_and_starts_nothing(
+    port: int, programs: Programs, made: Callable[[str], bytes]
 ) -> None:
-    held = [socket.create_connection((HERE, listening[1]), 2) for _ in range(traffic.MOST_CONNECTIONS + 3)]
-    with pytest.raises((ConnectionError, OSError)):
-        for one in held:
-            if not one.recv(32):
-                raise ConnectionResetError
-    for one in held:
-        one.close()
-    end = time.monotonic() + 5
-    while True:
-        try:
-            assert measurer(listening[1]).request(FACTS) == b"facts"
-            break
-        except OSError:
-            assert time.monotonic() < end
-            time.sleep(0.05)
+    with other(port) as got:
+        with relay(THERE, port) as pass_on:
+            found = re.search(rb"(?i)\r\nwww-authenticate: ([0-9a-f]{32})\r\n", pass_on(UNSIGNED))
+            assert found is not None
+            answer = pass_on(made(found[1].decode()))
+        assert answer.startswith(b"HTTP/1.1 401 ")
+        assert answer.endswith(b"\r\n\r\n")
+        assert measurer(port).request(PORTS) == b"facts"
+        assert got == []
+    assert not (programs.folder / f"{IPERF3}.pid").exists()
 
 
-@pytest.mark.parametrize("kind", [FROM_HERE, ECHO])
-def test_who_goes_away_ends_its_connection_alone(listening: tuple[Listening, int], kind: str) -> None:
-    one, challenge = connect(listening[1])
-    one.sendall(request(challenge, kind))
-    traffic._read(one, 64 + 4, time.monotonic() + 1)
-    one.sendall(b"\0")
-    one.close()
-    assert measurer(listening[1]).request(FACTS) == b"facts"
+def test_nobody_there_is_an_error(port: int) -> None:
+    with pytest.raises(TrafficError, match=r"^connection refused$"):
+        measurer(port).request(PORTS)
 
 
-def pretend(replies: bytes) -> int:
-    """A program on a port that says this, whatever it is sent."""
-    taken = socket.create_server((HERE, 0))
-
-    def serve() -> None:
-        with taken:
-            connection, _ = taken.accept()
-            with connection:
-                connection.sendall(replies)
-                connection.settimeout(2)
-                while connection.recv(4096):
-                    pass
-
-    threading.Thread(target=serve, daemon=True).start()
-    return int(taken.getsockname()[1])
-
-
-def test_who_listens_proves_the_key_too() -> None:
-    port = pretend(b"0" * 32 + b"f" * 64 + (4).to_bytes(4, "big") + b"lies")
-    with pytest.raises(RefusedError, match="does not prove"):
-        measurer(port).request(FACTS)
-
-
-def test_a_reply_without_end_is_not_read() -> None:
-    port = pretend(b"0" * 32 + b"f" * 64 + (1 << 31).to_bytes(4, "big"))
-    with pytest.raises(RefusedError, match="too many"):
-        measurer(port).request(FACTS)
-
-
-def test_a_server_of_something_else_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "PROOF_SECONDS", 0.3)
-    with pytest.raises(TimeoutError):
-        measurer(pretend(b"")).request(FACTS)
-
-
-def test_a_port_that_is_taken_is_an_error(listening: tuple[Listening, int]) -> None:
-    with pytest.raises(OSError, match="in use"), Listening().on({HERE: ""}, listening[1], lambda: (KEY,), b""):
-        pass
+def test_a_port_that_is_taken_is_an_error(port: int) -> None:
+    with other(port), pytest.raises(OSError, match="in use"):
+        asyncio.run(receive_result({THERE: ""}, port, lambda: (KEY,), b"", 1))

@@ -1,0 +1,149 @@
+"""The programs that carry a test's traffic for some seconds: iperf3 for TCP, perftest's ib_write_bw for RDMA.
+
+Neither proves the cluster's key, so each listens for one signed request alone, for its first client (iperf3 on one
+fabric address), and for LISTEN_SECONDS at most: `timeout` kills it then, and the kernel as soon as its parent is gone.
+
+What a stranger on the fabric can do with iperf3 in these seconds: connect before the other node does, which makes the
+measurement fail; fill the cable, in both directions, with up to 128 streams and their memory; read the node's name and
+the versions of iperf3 and of the kernel. It reads and writes no file, since a client can't name one. A fault in its
+parser (it had some: CVE-2023-38403) gives what nobody has: the program runs as that user, without privileges and
+without this process's environment. One that answers in place of the other node can report any figure, so that its JSON
+is foreign.
+
+ib_write_bw has to lock memory, and runs as root. Its first client takes part in its exchange of keys and addresses, and
+can write into the buffer that it registers.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from sparkd.lib.text import sanitize
+
+IPERF3, IB_WRITE_BW = "iperf3", "ib_write_bw"
+TCP_PORT, RDMA_PORT = 29513, 18515
+"""iperf3's own port, 5201, may be that of a server that runs all the time. The other one is perftest's own."""
+STREAMS, SECONDS = 8, 3
+"""iperf3 with 8 reached what an interface of a ConnectX-7 carries (110 Gb/s, MTU 9000: NVIDIA's forum, 367853)."""
+RDMA_SECONDS, MARGIN_SECONDS, QUEUE_PAIRS = 4, 1, 8
+"""Eight queue pairs found the known fault (NVIDIA/dgx-spark-playbooks, pull request 108)."""
+START_SECONDS, TRIES, TRY_AGAIN_SECONDS = 10.0, 5, 0.5
+"""For both to meet. The one that listens is slower than the one that connects."""
+LISTEN_SECONDS = {IPERF3: 20.0, IB_WRITE_BW: TRIES * START_SECONDS}
+OUTPUT_LIMIT = 1 << 16
+"""iperf3 prints 10 KB."""
+_NOBODY = ("--reuid=65534", "--regid=65534", "--clear-groups", "--no-new-privs")
+_RDMA_RESULT = re.compile(
+    rb"^[ \t]*\d+[ \t]+\d+[ \t]+\d{1,9}\.\d+[ \t]+(\d{1,9}\.\d+)[ \t]+\d{1,9}\.\d+[ \t]*$", re.MULTILINE
+)
+"""Bytes, iterations, peak (0 in a test of some seconds), average, messages."""
+
+
+class TrafficError(Exception):
+    """Why there is no figure."""
+
+
+class _Sum(Struct):
+    bits_per_second: Annotated[float, Meta(ge=0, le=1e13)]
+
+
+class _End(Struct):
+    sum_received: _Sum | None = None
+    """Counted where it arrived: what is still in buffers is not part of it."""
+
+
+class _Report(Struct):
+    end: _End
+    error: str = ""
+
+
+def tcp_command(own: str, to: str = "", *, back: bool = False) -> list[str]:
+    """Of the side that connects, or without `to` of the one that listens. `back`: the latter sends."""
+    words = [IPERF3, "-B", own, "-p", str(TCP_PORT), "-i", "0"]
+    idle = ["--rcv-timeout", str(SECONDS * 1000)]
+    if not to:
+        return [*words, "--server", "--one-off", *idle]
+    words += ["--client", to, "-t", str(SECONDS), "-P", str(STREAMS), "--connect-timeout", str(SECONDS * 1000)]
+    return [*words, "--json", *(["--reverse", *idle] if back else [])]
+
+
+def rdma_command(device: str, to: str = "") -> list[str]:
+    """As above; rdma_cm finds the GID of the address."""
+    length = ["-D", str(RDMA_SECONDS), "-f", str(MARGIN_SECONDS)]
+    words = [IB_WRITE_BW, "-R", "-F", "-d", device, "-p", str(RDMA_PORT), "-q", str(QUEUE_PAIRS), *length]
+    return [*words, "--report_gbits", *([to] if to else [])]
+
+
+def parse_tcp(printed: bytes) -> float:
+    """Gb/s that arrived. Raises TrafficError."""
+    try:
+        report = msgspec.json.decode(printed[printed.find(b"{") : printed.rfind(b"}") + 1], type=_Report)
+    except (ValueError, RecursionError):
+        raise TrafficError(_without_figure(IPERF3, printed)) from None
+    if report.error or report.end.sum_received is None:
+        raise TrafficError(f"{IPERF3}: {sanitize(report.error) or 'it ended early'}")
+    return report.end.sum_received.bits_per_second / 1e9
+
+
+def parse_rdma(printed: bytes) -> float:
+    """Gb/s on average. Raises TrafficError."""
+    found = _RDMA_RESULT.findall(printed)
+    if len(found) != 1:
+        raise TrafficError(_without_figure(IB_WRITE_BW, printed))
+    return float(found[0])
+
+
+def _without_figure(program: str, printed: bytes) -> str:
+    last = printed[-500:].decode(errors="replace").strip("- \n").rpartition("\n")[2]
+    return f"{program} printed no figure, but ends in: {sanitize(last)}"
+
+
+def measure_tcp(own: str, to: str, *, back: bool = False) -> float:
+    """Gb/s to the other address, or `back` from there. Raises TrafficError."""
+    return _measure(tcp_command(own, to, back=back), SECONDS, parse_tcp)
+
+
+def measure_rdma(device: str, to: str) -> float:
+    """Gb/s that this node writes to the other. Raises TrafficError."""
+    return _measure(rdma_command(device, to), RDMA_SECONDS, parse_rdma)
+
+
+def _measure(words: list[str], seconds: float, parse: Callable[[bytes], float]) -> float:
+    failure = TrafficError()
+    for _ in range(TRIES):
+        time.sleep(TRY_AGAIN_SECONDS)
+        process = _start(words, seconds + START_SECONDS, subprocess.PIPE)
+        assert process.stdout is not None
+        try:
+            return parse(process.stdout.read(OUTPUT_LIMIT))
+        except TrafficError as error:
+            failure = error
+        finally:
+            end(process)
+    raise failure
+
+
+def listen(words: list[str]) -> subprocess.Popen[bytes]:
+    """To be given to `end`. Raises OSError."""
+    return _start(words, LISTEN_SECONDS[words[0]], subprocess.DEVNULL)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    with process:  # which waits, and closes its output
+        process.kill()
+
+
+def _start(words: list[str], seconds: float, output: int) -> subprocess.Popen[bytes]:
+    """Killed after `seconds`, also where this process hangs then, and with this process. Raises OSError."""
+    user = _NOBODY if words[0] == IPERF3 and os.geteuid() == 0 else ()
+    with_parent, limit = ("setpriv", "--pdeathsig=KILL"), ("timeout", "--signal=KILL", f"{seconds:g}")
+    command, env = (*with_parent, "--", *limit, *with_parent, *user, "--", *words), {"PATH": os.environ["PATH"]}
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=env)

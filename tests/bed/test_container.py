@@ -109,7 +109,8 @@ def test_labels_say_whose_it_is(serving: SparkdNode) -> None:
     labels = inspected(serving)["Config"]["Labels"]
     assert isinstance(labels, dict)
     invocation = serving.show("InvocationID")
-    assert labels["io.sparkd.invocation"] == labels["io.sparkd.epoch"] == invocation
+    assert labels["io.sparkd.invocation"] == invocation
+    assert labels["io.sparkd.rank-id"] == labels["io.sparkd.epoch"] != invocation
     assert (labels["io.sparkd.role"], labels["io.sparkd.rank"]) == ("head", "0")
     assert labels["io.sparkd.plan"] == json.loads(serving.node.run("sparkd", "plan", "--json").stdout)["digest"]
 

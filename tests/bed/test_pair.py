@@ -20,7 +20,7 @@ from tests.bed.messages import Receiver
 from tests.bed.node import Node
 from tests.bed.pair import LOAD_STALL_SECONDS, Cluster, new_key
 from tests.bed.processes import wait_for
-from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, complete
+from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, complete
 from tests.bed.trial import Result
 from tests.unit.lib.test_redaction import CARRIERS, SECRETS
 
@@ -258,12 +258,11 @@ def test_no_fabric_test_runs_beside_an_agent(serving: Cluster) -> None:
 
 
 def test_all_ranks_are_of_one_epoch(serving: Cluster) -> None:
-    label = '{{index .Config.Labels "io.sparkd.epoch"}}'
-    epochs = {
-        one.node.run("docker", "inspect", "--format", label, *one.containers()).stdout.strip()
-        for one in serving.members
-    }
-    assert epochs == {serving.head.show("InvocationID")}
+    def label(member: SparkdNode, name: str) -> str:
+        row = f'{{{{index .Config.Labels "io.sparkd.{name}"}}}}'
+        return member.node.run("docker", "inspect", "--format", row, *member.containers()).stdout.strip()
+
+    assert {label(one, "epoch") for one in serving.members} == {label(serving.head, "rank-id")}
 
 
 def test_status_shows_both_nodes_from_either_to_anybody(serving: Cluster) -> None:

@@ -107,6 +107,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         import json, os, time, types
         from pathlib import Path
         from tests.integration.stranger import Stranger
+        from tests.unit.rank_records import rank_record
         from sparkd.engine.rank import Running
         from sparkd.host import Host
         from sparkd.lib.main_loop import MainLoop
@@ -120,7 +121,7 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         with Stranger(grow) as stranger:
             stranger.wait_for("grown")
             rank = types.SimpleNamespace(pid=os.getpid())
-            running, loop = Running(rank, None, 0.0), MainLoop(Notifier(), {})
+            running, loop = Running(rank, None, 0.0, rank_record(), repr), MainLoop(Notifier(), {})
             began = time.monotonic()
             for _ in range(3):
                 running.note_segments(Host(), loop)

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from pydantic import model_validator
 from tests.tree import Tree
 from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
+from tests.unit.rank_records import rank_record
 
 from sparkd.actions import Actions
 from sparkd.actions.processes import Rank
@@ -41,6 +42,7 @@ from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement, dump_values
+from sparkd.state.rank_record import RankRecord
 from sparkd.status.model import NodeReport
 
 
@@ -163,8 +165,15 @@ class MemoryActions(Actions):
     def write_run(self, name: str, text: str) -> None:
         self.written[name] = text
 
-    def remove(self, rank: Rank) -> None:
+    def write_rank(self, record: RankRecord) -> None:
+        self.written["rank.json"] = record.stage.value
+
+    def forget_rank(self) -> None:
+        self.written.pop("rank.json", None)
+
+    def remove(self, rank: Rank) -> bool:
         self.written["removed"] = rank.name
+        return True
 
 
 @dataclass
@@ -253,7 +262,8 @@ def running(
         rank.watch(agent.loop)
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
-        agent.state.running = Running(rank, log, time.monotonic(), dockerd_pid=pid_without_live_restore(agent.host))
+        record = rank_record(rank_id=agent.rank_id, dockerd_pid=pid_without_live_restore(agent.host))
+        agent.state.running = Running(rank, log, time.monotonic(), record, agent.write_rank)
         try:
             yield agent.state.running, process
         finally:

@@ -40,6 +40,8 @@ from sparkd.preflight.fixes import (
 )
 from sparkd.recipes.reach import HEAD_FILES
 from sparkd.state.file import FOLDER, Content, StateFile
+from sparkd.state.rank_record import FILE as RANK_FILE
+from sparkd.state.rank_record import read_rank
 
 if TYPE_CHECKING:
     from sparkd.actions.dockerd import Containers
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from sparkd.plan.model import LaunchPlan
     from sparkd.state.history import Past, Row
     from sparkd.state.launch_history import End
+    from sparkd.state.rank_record import RankRecord
 
 T = TypeVar("T")
 
@@ -162,8 +165,7 @@ class Actions:
         containers = self.containers
         with suppress(OSError):  # of an earlier version, readable for all
             (self._run / "launch.sh").unlink()
-        script = Path(self._host.files.real(SCRIPT_FILE))
-        script.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        script = self._private_file(SCRIPT_FILE)
         files.write(script, plan.script, 0o644, durable=False)
         if plan.on_ray:
             files.write(script.with_name(RAY_TOKEN_FILE), ray_token, 0o600, durable=False)
@@ -183,6 +185,30 @@ class Actions:
         rank.watch(self._loop)
         return rank
 
+    def _private_file(self, path: str) -> Path:
+        """In a folder of root's below /run."""
+        file = Path(self._host.files.real(path))
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return file
+
+    def write_rank(self, record: RankRecord) -> None:
+        """Raises OSError."""
+        path = self._private_file(RANK_FILE.path)
+        files.write(path, RANK_FILE.encode(record), RANK_FILE.mode, durable=False)
+
+    def forget_rank(self) -> None:
+        """Its container is gone. Raises OSError."""
+        Path(self._host.files.real(RANK_FILE.path)).unlink(missing_ok=True)
+
+    def set_aside_rank(self) -> str:
+        """Rename a record that can't be read, and return why. Of who has the lock: no other process has a rank."""
+        reason = read_rank(self._host).error
+        if reason:
+            path = Path(self._host.files.real(RANK_FILE.path))
+            with suppress(OSError):  # then preflight blocks
+                path.replace(path.with_name(f"{path.name}.broken"))
+        return reason
+
     def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
         """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
         from sparkd.actions.dockerd import ASSERT_SECONDS, program_body
@@ -193,11 +219,12 @@ class Actions:
         work = partial(containers.run_program, body, name, ASSERT_SECONDS)
         return self._loop.beside(work, LAUNCH_SECONDS + ACT_SECONDS, "docker")
 
-    def remove(self, rank: Rank) -> None:
+    def remove(self, rank: Rank) -> bool:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
-        if docker.running(self._host):
-            containers = self.containers
-            self._act(partial(containers.remove, rank.container_id), REMOVE_SECONDS, "docker")
+        if not docker.running(self._host):
+            return False
+        self._act(partial(self.containers.remove, rank.container_id), REMOVE_SECONDS, "docker")
+        return True
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""

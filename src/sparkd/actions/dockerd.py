@@ -13,6 +13,8 @@ from sparkd.actions.files import make_cache_folder, sync_folder
 from sparkd.actions.processes import Rank
 from sparkd.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.host.docker_image import how_to_get
+from sparkd.host.files import Files
+from sparkd.host.processes import read_process
 from sparkd.lib.dockerd.client import SdkClient, docker_errors
 from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
 from sparkd.lib.errors import BlockedError, Cause, LaunchError
@@ -66,13 +68,13 @@ class Containers:
         try:
             with _launch_error(f"container {name} can't be started"):
                 self._call(lambda api: api.start(container_id))
-                init = self._open_pidfd(container_id)
-            if init is None:
+                rank = self._open(container_id, name, image_id)
+            if rank is None:
                 raise LaunchError(f"container {name} ended as soon as it was started{self._first_line(container_id)}")
         except LaunchError:
             self.remove(container_id)
             raise
-        return Rank(container_id, name, image_id, *init)
+        return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:
         """Exit code and log of a container, which is removed."""
@@ -98,22 +100,26 @@ class Containers:
                 raise LaunchError(reason, how_to_get(ref, plan.image_build), cause=Cause.IMAGE_MISSING) from None
             raise LaunchError(f"image {ref} can't be looked up: {error}", "look at: systemctl status docker") from None
 
-    def _open_pidfd(self, container_id: str) -> tuple[int, int] | None:
-        """pid and pidfd of the container's init; None where it has ended already."""
-        pid = self._read_pid(container_id)
+    def _open(self, container_id: str, name: str, image_id: str) -> Rank | None:
+        """With the pidfd of the container's init; None where it has ended already."""
+        pid, _ = self._read_state(container_id)
         if pid > 1:
             with suppress(ProcessLookupError), ExitStack() as opened:
                 pidfd = os.pidfd_open(pid)
                 opened.callback(os.close, pidfd)
+                process = read_process(Files(), pid)
                 # Read again with the pidfd open: if the pid is still the container's, so is the pidfd, for good.
-                if self._read_pid(container_id) == pid:
+                again, started_at = self._read_state(container_id)
+                if again == pid:
                     opened.pop_all()
-                    return pid, pidfd
+                    start_time = process.start_time if process is not None else 0
+                    return Rank(container_id, name, image_id, pid, pidfd, start_time, started_at)
         return None
 
-    def _read_pid(self, container_id: str) -> int:
-        """In the host's namespace; 0 where it has ended."""
-        return self._call(lambda api: int(api.inspect_container(container_id)["State"]["Pid"]))
+    def _read_state(self, container_id: str) -> tuple[int, str]:
+        """Its first process's pid in the host's namespace, 0 where it has ended; when it was started."""
+        state = self._call(lambda api: api.inspect_container(container_id)["State"])
+        return int(state["Pid"]), str(state.get("StartedAt", ""))
 
     def _first_line(self, container_id: str) -> str:
         """`: ` and the first line of a container's log; empty where it has none."""

@@ -47,6 +47,10 @@ class Rank(Struct):
     image_id: str
     pid: int
     pidfd: int
+    start_time: int = 0
+    """Of its init, in clock ticks since boot."""
+    started_at: str = ""
+    """By docker."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set by the main loop, once it is watched."""
 

@@ -48,6 +48,7 @@ from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.state import launch_history
+from sparkd.state.rank_record import read_boot_id
 from sparkd.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.status.publisher import Published, Reporter, Sink, status_line
 from sparkd.vllm.args import API_KEY
@@ -83,6 +84,8 @@ def build_agent(
         place = resolve_context(config, role, host)
     owner = NodeOwner(os.getpid(), f"sparkd run --role {role}", invocation_id(env) or uuid.uuid4().hex)
     actions = Actions.acquire(host, loop, owner)
+    if reason := actions.set_aside_rank():
+        events.warning("state.read.failed", reason=reason)
     begun, switch_seen = begin_switch(config, host, actions, events)
     if place is not None and place.switch != begun:
         place = None
@@ -113,7 +116,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
     cluster = join_cluster(node.plan.node, node.settings, host, loop.wake, base.loop.spawn, events, owner_uid)
     first = initial_status(node, host, actions.owner.invocation)
     history = launch_history.read_history(host.files)
-    first = replace(first, restarts=history.restarts(datetime.now(UTC)))
+    first = replace(first, rank_id=uuid.uuid4().hex, restarts=history.restarts(datetime.now(UTC)))
     if (last := history.last_cause) is not None:
         hint = "" if last.code == ExitCode.PEER_LOST else last.hint  # the other node has what is to be done
         first = replace(first, last_cause=str(last), last_cause_code=last.cause, last_hint=hint)
@@ -133,7 +136,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         reporter=reporter,
         monitor=monitor,
         cluster=cluster,
-        boot_id=host.files.text("/proc/sys/kernel/random/boot_id").strip(),
+        boot_id=read_boot_id(host.files),
+        rank_id=first.rank_id,
         api_key=secrets.get(API_KEY),
         follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )

@@ -26,10 +26,12 @@ from sparkd.lib.text import Redactor
 from sparkd.plan.agreement import Agreement
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import launch_history
-from sparkd.state.file import Content, StateFile
+from sparkd.state.file import FOLDER, Content, StateFile
 from sparkd.state.history import Launch, Past
 from sparkd.state.known_good import LOOKED_AT, Facts, node_values
 from sparkd.state.launch_history import LaunchHistory
+from sparkd.state.rank_record import FILE as RANK_FILE
+from sparkd.state.rank_record import RankRecord
 from sparkd.state.switch import Switch
 from sparkd.status.model import MemoryReport, Phase, utc_now
 from sparkd.status.phases import may_follow
@@ -105,6 +107,8 @@ class Deps(Base, frozen=True, kw_only=True):
     monitor: PeerMonitor
     cluster: Cluster
     boot_id: str
+    rank_id: str
+    """Of the one rank that it launches. A head's is also the epoch."""
     api_key: str | None
     follower: HeadFollower | None = None
     """Of a worker with `cluster.follow_head`."""
@@ -116,7 +120,7 @@ class Deps(Base, frozen=True, kw_only=True):
 
     @property
     def incarnation(self) -> str:
-        """Of this agent. A head's is also the epoch."""
+        """Of this agent's process."""
         return self.actions.owner.invocation
 
     def set_phase(self, phase: Phase, message: str = "", *, draining: bool = False) -> None:
@@ -203,16 +207,20 @@ class Deps(Base, frozen=True, kw_only=True):
         write = partial(self.actions.write_state, file.name, file.encode(value), file.mode)
         return self._try_to_write(file.name, write)
 
+    def write_rank(self, record: RankRecord) -> bool:
+        """The same for the rank's own record, in /run."""
+        return self._try_to_write(RANK_FILE.name, partial(self.actions.write_rank, record), RANK_FILE.folder)
+
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         """The same, where the file still holds `before`. `after` None: remove it."""
         return self._try_to_write(file.name, partial(self.actions.exchange_state, file, before, after))
 
-    def _try_to_write(self, name: str, write: Callable[[], bool | None]) -> bool:
+    def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
         try:
             done = write() is not False
         except OSError as error:
             if name not in self.state.unwritten:
-                self.events.error("state.write.failed", file=name, reason=str(error), hint="df -h /var/lib/sparkd")
+                self.events.error("state.write.failed", file=name, reason=str(error), hint=f"df -h {folder}")
             self.state.unwritten.add(name)
             return False
         self.state.unwritten.discard(name)

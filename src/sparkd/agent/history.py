@@ -44,7 +44,7 @@ def recall(agent: Deps, last: End | None) -> None:
 
 def begin_launch(agent: Deps) -> None:
     agent.state.launch = Launch(
-        id=agent.incarnation,
+        id=agent.rank_id,
         at=utc_now(),
         rank=agent.context.rank,
         plan=agent.state.agreement.digest,
@@ -83,7 +83,7 @@ def note_activity(agent: Deps, seen: ActivityReport | None) -> None:
 
 def keep_smoke(agent: Deps, faults: Sequence[str]) -> None:
     texts = tuple(sanitize(agent.redact(one)) for one in faults)
-    row = Smoke(uuid.uuid4().hex, utc_now(), agent.incarnation, agent.plan.recipe, len(texts), texts)
+    row = Smoke(uuid.uuid4().hex, utc_now(), agent.rank_id, agent.plan.recipe, len(texts), texts)
     agent.run_aside("history", partial(_keep, agent, lambda: row))
 
 

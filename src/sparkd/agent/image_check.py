@@ -33,7 +33,7 @@ def check_image(agent: Deps) -> bool:
         if image is None or image_asserts.read_result(agent.host.files, image.id, program) is not None:
             return False
         agent.set_phase(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
-        labels = container_labels(agent.plan, "", agent.incarnation)
+        labels = container_labels(agent.plan, agent.incarnation)
         code, log = agent.actions.check_asserts(agent.plan, image.id, program, labels)
     except (DockerError, LaunchError, TimeoutError, BlockingIOError) as error:
         raise _blocked(agent, "can't be checked", str(error), HINT) from None

@@ -66,7 +66,7 @@ def wait_for_peers(agent: Deps) -> bool:
                 agent.events.warning("cluster.version.mismatched", node=peer.name, found=warning)
     _report_worker_ready(agent)
     if agent.context.is_head:
-        agent.monitor.track(*(expect_peer(one, agent.incarnation) for one in peers))
+        agent.monitor.track(*(expect_peer(one, agent.rank_id) for one in peers))
     else:
         agent.monitor.track(*(expect_peer(one, one.report.epoch) for one in peers[:1] if one.report))
     return time.monotonic() - began > A_MOMENT_SECONDS
@@ -177,8 +177,8 @@ def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
         agent.events.warning(
             "fabric.tcp.chosen", without_rdma=by_tcp, reason=f"NCCL can't mix them, {COST}", hint=MEANT
         )
-    _report_epoch(agent, agent.incarnation, BY_TCP if by_tcp else reports[0].transport)
-    while starting := [one for one in agent.monitor.check() if not _is_running(one, agent.incarnation)]:
+    _report_epoch(agent, agent.rank_id, BY_TCP if by_tcp else reports[0].transport)
+    while starting := [one for one in agent.monitor.check() if not _is_running(one, agent.rank_id)]:
         awaited = "; ".join(_describe_peer(one) for one in starting)
         if time.monotonic() >= deadline:
             raise NotReadyError(

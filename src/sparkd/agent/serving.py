@@ -176,12 +176,12 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
             phase = Phase.DEGRADED if degraded else Phase.SERVING
             agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
             proving.tick()
-        alarmed = running.dockerd_pid and running.log.broken_off_at is not None
+        alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
-        if alarmed and docker.daemon_replaced(agent.host, running.dockerd_pid):
+        if alarmed and docker.daemon_replaced(agent.host, running.record.dockerd_pid):
             if not docker_config.keeps_containers(agent.host):
                 raise EngineDeadError("the engine is dead")
-            running.dockerd_pid = ""  # a reload has turned live-restore on since the launch
+            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
 

@@ -228,10 +228,14 @@ def clear_rank(agent: Deps, running: Running | None) -> None:
         return
     if running.guard is not None:
         running.guard.close()
+    removed = False
     with suppress(SparkdError, OSError):
-        agent.actions.remove(running.rank)
+        removed = agent.actions.remove(running.rank)
     # One that survived still uses them.
     for segment in running.segments if running.rank.ended.is_set() else ():
         with suppress(OSError):
             agent.actions.apply(segment)
+    with suppress(OSError):
+        if removed and running.rank.ended.is_set():  # else the next one replaces it
+            agent.actions.forget_rank()
     running.rank.close(agent.loop)

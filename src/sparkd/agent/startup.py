@@ -33,6 +33,7 @@ from sparkd.preflight.gate import THREADS_HINT, Gate, GateIO
 from sparkd.preflight.hooks import list_hooks
 from sparkd.preflight.registry import build_checks
 from sparkd.state.launch_history import BACKOFF_SECONDS
+from sparkd.state.rank_record import RankRecord
 from sparkd.status.model import FindingReport, Phase
 
 DOCKER_POLL_SECONDS = 0.5
@@ -209,17 +210,32 @@ def launch(agent: Deps) -> Running:
     raise_if_unwritten(agent)
     begin_launch(agent)
     lower_readahead(agent)
-    epoch = agent.reporter.report.epoch
+    epoch, transport = agent.reporter.report.epoch, agent.reporter.report.transport
     ray_token = ""
     if agent.plan.on_ray:
         ray_token = script.ray_token(auth.read_keys(agent.host.files, agent.settings.cluster.key_file)[0], epoch)
-    plan = plan_by_tcp(agent.context) if agent.reporter.report.transport == BY_TCP else agent.plan
-    rank = agent.actions.launch(plan, container_labels(agent.plan, epoch, agent.incarnation), ray_token)
+    plan = plan_by_tcp(agent.context) if transport == BY_TCP else agent.plan
+    record = RankRecord(agent.rank_id, agent.incarnation, agent.boot_id, agent.plan.digest, epoch, transport)
+    agent.actions.write_rank(record)
+    labels = container_labels(agent.plan, agent.incarnation, agent.rank_id, epoch)
+    try:
+        rank = agent.actions.launch(plan, labels, ray_token)
+    except LaunchError:
+        with suppress(OSError):
+            agent.actions.forget_rank()
+        raise
     open_log = partial(docker.follow_log, agent.host, rank.container_id)
     forwarder = LogForwarder(agent.redact, agent.plan.api_host)
     log = LogReader(open_log, forwarder, agent.journal.put, agent.events, agent.loop.wake)
-    running = Running(rank, log, time.monotonic(), oom_kills=meminfo.oom_kills(agent.host.files))
+    running = Running(rank, log, time.monotonic(), record, agent.write_rank)
     agent.state.running = running
+    running.note(
+        container_id=rank.container_id,
+        started_at=rank.started_at,
+        pid=rank.pid,
+        start_time=rank.start_time,
+        oom_kills=meminfo.oom_kills(agent.host.files),
+    )
     return running
 
 
@@ -228,10 +244,10 @@ def watch(agent: Deps, running: Running) -> None:
     rank, running.guard = running.rank, guard_memory(agent, running.rank)
     running.log.start()
     with suppress(TimeoutError, BlockingIOError):
-        running.dockerd_pid = agent.loop.beside(
-            partial(docker.pid_without_live_restore, agent.host), DOCKER_SECONDS, "docker"
-        )
+        look = partial(docker.pid_without_live_restore, agent.host)
+        running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker"))
     running.tenants = running.read_tenants(agent.host, agent.loop)
+    running.note(held_bytes=None if running.tenants is None else running.tenants.held_bytes)
     release_page_cache(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)

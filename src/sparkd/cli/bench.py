@@ -204,4 +204,4 @@ def run(served: Served, wanted: Wanted, result: Result) -> Result:
 
 def make_row(found: Result, served: Served) -> Bench:
     figures = msgspec.Raw(msgspec.json.encode(found))
-    return Bench(uuid.uuid4().hex, found.made, served.report.incarnation, found.recipe, figures)
+    return Bench(uuid.uuid4().hex, found.made, served.report.launch_id, found.recipe, figures)

@@ -52,7 +52,7 @@ def smoke(args: argparse.Namespace) -> int:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
         cache = describe_cache(served)
         faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
-        recipe, launch = served.node.plan.recipe, served.report.incarnation
+        recipe, launch = served.node.plan.recipe, served.report.launch_id
         keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:MOST_FAULTS]))
     bad, seconds = sum(len(one.faults) for one in rounds), time.monotonic() - began
     if args.json:

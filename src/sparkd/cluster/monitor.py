@@ -3,9 +3,9 @@
 A rank of tensor parallelism is useless without the others, and vLLM reports no loss: a headless worker never notices
 that its head died, and a head's /health stays 200 without its worker.
 
-An event (an ended rank, a new incarnation, a refused connection) ends this rank at once. Silence is tolerated for a
-while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks work.
-A worker, or a head that still loads, has no such proof.
+An event (an ended rank, another one in its place, a refused connection) ends this rank at once. Silence is tolerated
+for a while, because links are noisy. A serving head first requests a token from the engine: tokens prove that all ranks
+work. A worker, or a head that still loads, has no such proof.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ HINT = "sparkd starts again and awaits it"
 
 
 class ExpectedPeer(Struct, frozen=True):
-    """One incarnation of another agent that this rank depends on. `epoch`: the one it has joined or may join."""
+    """Another rank that this one depends on. `epoch`: the one it has joined or may join."""
 
     rank: int
-    incarnation: str
+    launch_id: str
     epoch: str
 
 
 def expect_peer(peer: PeerStatus, epoch: str) -> ExpectedPeer:
     assert peer.report is not None
-    return ExpectedPeer(peer.rank, peer.report.incarnation, epoch)
+    return ExpectedPeer(peer.rank, peer.report.launch_id, epoch)
 
 
 def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
@@ -48,7 +48,7 @@ def find_loss(expected: ExpectedPeer, peer: PeerStatus) -> PeerLostError | None:
     report = peer.report
     if report is None:  # only a peer that has reported can be expected
         return PeerLostError(f"{rank} was never heard", HINT)
-    if report.incarnation != expected.incarnation:
+    if report.launch_id != expected.launch_id:
         before = f"; it ended before with: {report.last_cause}" if report.last_cause else ""
         failed = report.last_cause and report.last_cause_code != Cause.AGENT_KILLED
         return PeerLostError(f"{rank} has restarted{before}", HINT, cause=Cause.PEER_FAILED if failed else None)

@@ -30,6 +30,7 @@ from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
+from sparkd.state.rank_record import RankRecord, RankStage
 
 RETRY_SECONDS = 1.0
 """Before the log is followed again."""
@@ -153,16 +154,15 @@ class Running(Struct):
     rank: Rank
     log: LogReader
     started_at: float
+    record: RankRecord
+    keep: Callable[[RankRecord], object]
+    """Writes the record."""
     guard: MemoryGuard | None = None
     """None where memory is not watched."""
-    oom_kills: int | None = None
-    """The kernel's count of OOM kills at the start; None where it has none."""
     tenants: Tenants | None = None
     """Who else held memory at the start; None where that is unknown."""
     page_cache: PageCacheRelease | None = None
     """None where nothing is released."""
-    dockerd_pid: str = ""
-    """At the start; empty where containers outlive their dockerd."""
     ready: bool = False
     api: ApiOwner | None = None
     """Of the head's rank, once its endpoint was probed."""
@@ -175,6 +175,11 @@ class Running(Struct):
     def guard_state(self) -> str:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
+
+    def note(self, **changes: object) -> None:
+        """Change fields of the record."""
+        self.record = replace(self.record, **changes)
+        self.keep(self.record)
 
     @property
     def released_bytes(self) -> int:
@@ -196,6 +201,7 @@ class Running(Struct):
         A look at a process that hangs in its driver hangs too: the first one alone delays the end, for a moment.
         """
         began, look = time.monotonic(), loop.start(partial(self._find_segments, host))
+        self.note(stage=RankStage.ENDING)
         in_time = loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
         def keep(look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
@@ -216,7 +222,9 @@ class Running(Struct):
 
     def _keep_segments(self, segments: tuple[UnlinkSegment, ...]) -> None:
         """They are searched for no more: not before, since a look that is given up keeps nothing."""
-        self.segments.update(segments)
+        if not self.segments.issuperset(segments):
+            self.segments.update(segments)
+            self.note(segments={one.path: (one.device, one.inode) for one in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
     def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
@@ -247,6 +255,7 @@ class Running(Struct):
     def mark_ready(self) -> None:
         self.ready = True
         self.log.begin_serving()
+        self.note(stage=RankStage.READY)
 
     @property
     def seconds(self) -> float:
@@ -257,7 +266,8 @@ class Running(Struct):
         now = time.monotonic()
         progress = self.log.progress
         said, proven = progress.root_cause(now), progress.proven_cause(now)
-        if self.dockerd_pid and (not docker.running(host) or docker.daemon_replaced(host, self.dockerd_pid)):
+        dockerd_pid = self.record.dockerd_pid
+        if dockerd_pid and (not docker.running(host) or docker.daemon_replaced(host, dockerd_pid)):
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
@@ -277,8 +287,8 @@ class Running(Struct):
         return (code == KILLED_CODE and not explained) or progress.killed(now)
 
     def _oom_killed(self, host: Host) -> bool:
-        kills = meminfo.oom_kills(host.files)
-        return kills is not None and self.oom_kills is not None and kills > self.oom_kills
+        kills, before = meminfo.oom_kills(host.files), self.record.oom_kills
+        return kills is not None and before is not None and kills > before
 
     def read_exit_code(self, host: Host) -> str:
         """Says little: every engine death has 0."""
@@ -297,13 +307,14 @@ def names_other_rank(reason: str) -> bool:
     return _OTHER_RANK.search(reason) is not None
 
 
-def container_labels(plan: LaunchPlan, epoch: str, invocation: str) -> dict[str, str]:
-    """They mark a container as sparkd's, and name its launch."""
+def container_labels(plan: LaunchPlan, invocation: str, rank_id: str = "", epoch: str = "") -> dict[str, str]:
+    """They mark a container as sparkd's, and name its rank: one for another purpose has none."""
     values = {
         "role": plan.role,
         "rank": str(plan.node.rank),
         "epoch": epoch,
         "invocation": invocation,
         "plan": plan.digest,
+        **({"rank-id": rank_id} if rank_id else {}),
     }
     return {LABEL + key: value for key, value in values.items()}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from sparkd.host import Host
 
 LABEL = "io.sparkd."
-"""Labels of every container that sparkd creates: role, rank, epoch, invocation, plan."""
+"""Labels of every container that sparkd creates: role, rank, epoch, invocation, plan; of a rank's, also rank-id."""
 
 _NAME = re.compile(r"sparkd-(?:rank\d+|bench)", re.ASCII)
 PID_FILE = "/run/docker.pid"
@@ -54,7 +54,13 @@ class ContainerFacts(Struct, frozen=True):
 
     @property
     def invocation(self) -> str:
+        """Of the process that made it."""
         return self.label(f"{LABEL}invocation")
+
+    @property
+    def rank_id(self) -> str:
+        """Empty for one that is no rank's, and for an earlier version's."""
+        return self.label(f"{LABEL}rank-id")
 
     def label(self, key: str) -> str:
         return dict(self.labels).get(key, "")

@@ -32,10 +32,11 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     name: str
     kind: type[Content]
     mode: int = PRIVATE
+    folder: str = FOLDER
 
     @property
     def path(self) -> str:
-        return f"{FOLDER}/{self.name}"
+        return f"{self.folder}/{self.name}"
 
     def load(self, files: Files, report: Report) -> Content | None:
         """None where there is no file, and where its content is wrong, which is reported. Follows no symlink.

@@ -33,7 +33,7 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     """One start of this node's rank. Texts are redacted."""
 
     id: str
-    """Of the agent's process."""
+    """Of the rank."""
     at: str
     """UTC, ISO 8601, as all stamps."""
     rank: int

@@ -218,6 +218,8 @@ class NodeReport(Struct, frozen=True):
     """Of the agent: by it a reader without root knows whether that agent still runs."""
     start_time: int = 0
     """Of the agent, in clock ticks since boot: a pid may be reused."""
+    rank_id: str = ""
+    """Of the rank that it launches; empty until it is placed."""
     launches: int | None = None
     """On this node, by all agents before this one; None where the history is not readable."""
     ends: Mapping[str, int] = field(default_factory=dict)
@@ -226,6 +228,11 @@ class NodeReport(Struct, frozen=True):
     """In each phase that this agent has left."""
     peers: tuple[PeerStatus, ...] = ()
     """The other nodes, in rank order."""
+
+    @property
+    def launch_id(self) -> str:
+        """The rank's id; of an agent of an earlier version, which has none, its incarnation."""
+        return self.rank_id or self.incarnation
 
 
 def utc_now() -> str:

@@ -211,7 +211,7 @@ def test_live_restore_that_a_reload_turned_on_keeps_a_healthy_rank(
         until(lambda: rank.log.broken_off_at is not None)
         machine.file("/etc/docker/daemon.json", file)
         machine.dockerd(701, argv)
-        until(lambda: not rank.dockerd_pid)
+        until(lambda: not rank.record.dockerd_pid)
         assert not walk.over
         process.kill()
         error = walk.join()

@@ -47,7 +47,7 @@ def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: A
     begin_launch(agent)
     (row,) = rows(begun)
     assert isinstance(row, Launch)
-    assert (row.id, row.plan, row.end) == (agent.incarnation, "agreed", None)
+    assert (row.id, row.plan, row.end) == (agent.rank_id, "agreed", None)
     for rate in (12.5, 0.0, 37.5):
         note_activity(agent, ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
     note_activity(agent, ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
@@ -77,7 +77,7 @@ def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
     keep_smoke(begun.agent, ("api_key=abcdefgh\x1b[31m said",))
     (row,) = rows(begun)
     assert isinstance(row, Smoke)
-    assert (row.launch, row.bad) == (begun.agent.incarnation, 1)
+    assert (row.launch, row.bad) == (begun.agent.rank_id, 1)
     assert "abcdefgh" not in row.faults[0]
     assert row.faults[0].isprintable()
 

@@ -114,7 +114,7 @@ def test_an_oom_kill_by_the_kernel_is_named_where_the_engine_names_no_other_caus
 ) -> None:
     files(worker).file("/proc/vmstat", f"nr_free_pages 1\noom_kill {now}\n")
     with running(worker.agent, *said) as (rank, process):
-        rank.oom_kills = before
+        rank.note(oom_kills=before)
         if said:
             until(lambda: rank.log.progress.cause != "")
         process.kill()

@@ -131,13 +131,13 @@ def test_a_head_calls_when_all_workers_wait_and_continues_when_their_ranks_run(
             await_message(head, f"waiting for spark3 (127.0.0.3), which is {sent.phase.value}")
             assert head.report.epoch == ""
         other.publish(report(2, plan_digest="d"))
-        until(lambda: head.report.epoch == "incarnation-0")
-        one.publish(report(1, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d"))
-        other.publish(report(2, phase=Phase.LAUNCHING, epoch="incarnation-0", plan_digest="d"))
+        until(lambda: head.report.epoch == head.agent.rank_id)
+        one.publish(report(1, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
+        other.publish(report(2, phase=Phase.LAUNCHING, epoch=head.agent.rank_id, plan_digest="d"))
         await_message(head, "waiting for the rank of spark3 (127.0.0.3), which is launching")
         time.sleep(0.3)
         assert not walk.over
-        other.publish(report(2, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d"))
+        other.publish(report(2, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d"))
         assert until(lambda: walk.over) < 1
         assert walk.error is None
 
@@ -293,7 +293,7 @@ def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, w
         assert head.report.phase is Phase.AWAITING_PEERS
         for rank, one in enumerate(workers, 1):
             changes = {"incarnation": "restarted"} if rank == 2 else {}
-            one.publish(report(rank, phase=Phase.LOADING, epoch="incarnation-0", plan_digest="d", **changes))
+            one.publish(report(rank, phase=Phase.LOADING, epoch=head.agent.rank_id, plan_digest="d", **changes))
         assert walk.join() is None
 
 
@@ -327,7 +327,7 @@ def test_four_nodes_start_in_any_order_and_end_together_with_one_cause(
             walks[rank] = stack.enter_context(running_steps(one, serve))
             time.sleep(0.05)
         until(lambda: all(one.report.phase is Phase.SERVING for one in agents.values()))
-        assert {one.report.epoch for one in agents.values()} == {"incarnation-0"}
+        assert {one.report.epoch for one in agents.values()} == {agents[0].agent.rank_id}
 
         began = time.monotonic()
         walks[3].stop()

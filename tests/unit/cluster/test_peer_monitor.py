@@ -264,6 +264,12 @@ RUNNING = report(phase=Phase.SERVING, epoch="e1")
         (Contact.ANSWERS, {"incarnation": "another"}, "rank 1 on spark2 (10.0.0.2) has restarted", Cause.PEER_LOST),
         (
             Contact.ANSWERS,
+            {"rank_id": "another"},
+            "rank 1 on spark2 (10.0.0.2) has restarted",
+            Cause.PEER_LOST,
+        ),
+        (
+            Contact.ANSWERS,
             {"incarnation": "another", "last_cause": "RuntimeError: boom (exit 13)"},
             "rank 1 on spark2 (10.0.0.2) has restarted; it ended before with: RuntimeError: boom (exit 13)",
             Cause.PEER_FAILED,
@@ -347,5 +353,13 @@ def test_silence_is_never_a_loss_by_itself(contact: Contact) -> None:
         monitor.check()
 
 
-def test_the_reported_incarnation_is_expected() -> None:
+def test_the_reported_rank_is_expected_and_the_incarnation_of_an_earlier_version() -> None:
+    assert expect_peer(status(said=report(3, incarnation="i", rank_id="r")), "e") == ExpectedPeer(3, "r", "e")
     assert expect_peer(status(said=report(3, incarnation="i")), "e") == ExpectedPeer(3, "i", "e")
+
+
+def test_the_rank_counts_whatever_process_has_it() -> None:
+    expected = ExpectedPeer(1, "r", "e1")
+    assert find_loss(expected, status(said=replace(RUNNING, rank_id="r", incarnation="another"))) is None
+    placeless = status(said=replace(RUNNING, rank=-1, epoch="", phase=Phase.AWAITING_PEERS, incarnation="another"))
+    assert find_loss(expected, replace(placeless, rank=1)) is not None

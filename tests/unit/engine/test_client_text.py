@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tree import Tree
+from tests.unit.rank_records import rank_record
 
 from sparkd.actions.processes import Rank
 from sparkd.engine.load_progress import LoadProgress, advance_progress
@@ -174,7 +175,7 @@ def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> N
     reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], Recorded(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        found = Running(rank, reader, 0.0, ready=True).find_cause(Host(tree.root), "0")
+        found = Running(rank, reader, 0.0, rank_record(), repr, ready=True).find_cause(Host(tree.root), "0")
         process.kill()
     assert found == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
 
@@ -185,7 +186,7 @@ def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(tree: Tree, end
     reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], Recorded(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        cause, text = Running(rank, reader, 0.0, ready=True).find_cause(Host(tree.root), code)
+        cause, text = Running(rank, reader, 0.0, rank_record(), repr, ready=True).find_cause(Host(tree.root), code)
         process.kill()
     assert cause == "killed-from-outside"
     assert not any(words[:20] in text for words in WORDS if words not in end)

@@ -1,0 +1,87 @@
+"""rank.json: this node's rank and the process that has it, for as long as there is its container.
+
+A container's labels can't change. They name its rank, and the process that made it; the record names the process that
+has the rank now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+from msgspec import Struct, field
+
+from sparkd.host import Host
+from sparkd.host.files import Files
+from sparkd.host.processes import read_process
+from sparkd.host.shm import Identity
+from sparkd.state.file import StateFile
+
+
+class RankStage(Enum):
+    STARTING = "starting"
+    READY = "ready"
+    """It has completed a prompt."""
+    ENDING = "ending"
+    """Its process ends it: since before the first signal."""
+
+
+class RankRecord(Struct, frozen=True):
+    """Written before the container is created, and completed once it has started: until then, that part is empty."""
+
+    rank_id: str
+    invocation: str
+    """Of the process that has it."""
+    boot_id: str
+    plan: str
+    """Digest of the launch plan."""
+    epoch: str
+    transport: str
+    """As in the report."""
+    stage: RankStage = RankStage.STARTING
+    container_id: str = ""
+    started_at: str = ""
+    """By docker."""
+    pid: int = 0
+    """Of the container's first process, in the host's namespace."""
+    start_time: int = 0
+    """Of that process, in clock ticks since boot."""
+    oom_kills: int | None = None
+    """The kernel's count of OOM kills at the start; None where it has none."""
+    held_bytes: int | None = None
+    """What others held of the memory at the start; None where that is unknown."""
+    dockerd_pid: str = ""
+    """At the start; empty where containers outlive their dockerd."""
+    segments: Mapping[str, Identity] = field(default_factory=dict)
+    """Shared memory that its processes had open or mapped, by path."""
+
+
+FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
+
+
+class KnownRank(Struct, frozen=True):
+    """What a look at the record has found. One of another boot is none."""
+
+    record: RankRecord | None = None
+    alive: bool = False
+    """Whether its process lives."""
+    error: str = ""
+    """Why it can't be read."""
+
+
+def read_rank(host: Host) -> KnownRank:
+    """Read it after the containers and the owner that it is compared with."""
+    errors: list[str] = []
+    try:
+        record = FILE.load(host.files, errors.append)
+        if record is None or record.boot_id != read_boot_id(host.files):
+            return KnownRank(error="".join(errors))
+        process = read_process(host.files, record.pid)
+    except OSError as error:
+        return KnownRank(error=f"{FILE.path} can't be read: {error.strerror or error}")
+    alive = process is not None and not process.dead and process.start_time == record.start_time
+    return KnownRank(record, alive)
+
+
+def read_boot_id(files: Files) -> str:
+    return files.text("/proc/sys/kernel/random/boot_id").strip()

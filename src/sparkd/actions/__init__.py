@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sparkd.actions import files, page_cache
 from sparkd.actions.files import Pruned
 from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.actions.processes import Rank, end_orphan, end_process, unlink_segment
+from sparkd.actions.processes import Rank, end_orphan, end_process, forget_rank, unlink_segment
 from sparkd.host import disks, docker, docker_config
 from sparkd.host.files import Files
 from sparkd.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
@@ -41,7 +41,7 @@ from sparkd.preflight.fixes import (
 from sparkd.recipes.reach import HEAD_FILES
 from sparkd.state.file import FOLDER, Content, StateFile
 from sparkd.state.rank_record import FILE as RANK_FILE
-from sparkd.state.rank_record import read_rank
+from sparkd.state.rank_record import Whose, read_rank, whose
 
 if TYPE_CHECKING:
     from sparkd.actions.dockerd import Containers
@@ -145,13 +145,13 @@ class Actions:
                 assert_never(fix)
 
     def _remove_stale(self, fix: RemoveContainer) -> Applied:
-        facts = self._act(self._host.docker, ACT_SECONDS, "docker")
+        facts, known = self._act(lambda: (self._host.docker(), read_rank(self._host)), ACT_SECONDS, "docker")
         if not facts.known:
             return Applied("failed", facts.error or "docker is not running")
         found = facts.container(fix.container_id)
         if found is None:
             return Applied("stale", "gone already")
-        if not found.ours or found.invocation == self.owner.invocation:
+        if not found.ours or whose(found, self.owner, known) is not Whose.ORPHAN:
             return Applied("stale", "it is not an orphan of sparkd")
         try:
             containers = self.containers
@@ -198,7 +198,7 @@ class Actions:
 
     def forget_rank(self) -> None:
         """Its container is gone. Raises OSError."""
-        Path(self._host.files.real(RANK_FILE.path)).unlink(missing_ok=True)
+        forget_rank(self._host.files)
 
     def set_aside_rank(self) -> str:
         """Rename a record that can't be read, and return why. Of who has the lock: no other process has a rank."""

@@ -9,6 +9,8 @@ import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
@@ -18,6 +20,7 @@ from sparkd.host.files import Files
 from sparkd.host.processes import read_process
 from sparkd.preflight.checks.shared_memory import NAMES
 from sparkd.preflight.fixes import Applied, EndProcess, UnlinkSegment
+from sparkd.state.rank_record import FILE, read_rank
 
 if TYPE_CHECKING:
     from sparkd.actions.dockerd import Containers
@@ -159,10 +162,20 @@ def unlink_segment(fix: UnlinkSegment, host: Host) -> Applied:
 
 
 def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> None:
-    """Stop and remove a container whose agent is gone, and unlink its engine's segments. Raises LaunchError."""
+    """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
     left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
     if orphan.running:
         containers.stop(orphan.id, CONTAINER_GRACE_SECONDS)
     containers.remove(orphan.id)
+    record = read_rank(host).of(orphan)
+    if record is not None and record.container_id in ("", orphan.id):
+        left = (*left, *(UnlinkSegment(path, *identity) for path, identity in record.segments.items()))
+        with suppress(OSError):  # the next one replaces it
+            forget_rank(host.files)
     for segment in left:
         unlink_segment(segment, host)
+
+
+def forget_rank(files: Files) -> None:
+    """Remove its record. Raises OSError."""
+    Path(files.real(FILE.path)).unlink(missing_ok=True)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sparkd.host.docker import ContainerFacts
     from sparkd.host.owner import NodeOwner
     from sparkd.lib.log import Events, ProcessLog
+    from sparkd.state.rank_record import KnownRank
 
 FLUSH_SECONDS = 5.0
 STOP_FLUSH_SECONDS = 0.3
@@ -87,6 +88,7 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
 def sweep(args: argparse.Namespace) -> int:
     from sparkd.host import Host, docker
     from sparkd.lib.systemd import invocation_id
+    from sparkd.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
     host = Host()
     if not docker.running(host):
@@ -102,26 +104,33 @@ def sweep(args: argparse.Namespace) -> int:
     except OSError as error:
         reason = f"nothing swept, whose the containers are is unknown: {error.strerror}"
         raise LaunchError(reason, "the next preflight removes what is left over") from None
-    orphans = find_orphans(facts.containers, owner, invocation_id(os.environ), args.role)
-    return _end(host, orphans) if orphans else ExitCode.GOOD
+    known = read_rank(host)
+    orphans = find_orphans(facts.containers, owner, known, invocation_id(os.environ), args.role)
+    code = _end(host, orphans) if orphans else ExitCode.GOOD
+    unknown = [one for one in facts.containers if one.ours and whose(one, owner, known) is Whose.UNKNOWN]
+    if unknown and known.error:
+        raise LaunchError(f"{unknown[0].name} is left alone: {known.error}", RECORD_HINT)
+    return code
 
 
 def find_orphans(
-    containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, invocation: str, role: str | None
+    containers: tuple[ContainerFacts, ...],
+    owner: NodeOwner | None,
+    known: KnownRank,
+    invocation: str,
+    role: str | None,
 ) -> tuple[ContainerFacts, ...]:
-    """Containers of sparkd's whose owner is gone: those of `invocation`; where it is empty, of all but the owner."""
+    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner."""
     from sparkd.host.docker import LABEL
+    from sparkd.state.rank_record import Whose, whose
 
-    if owner is not None and not owner.invocation:
-        # The lock's holder is unknown: each container might be theirs.
-        return ()
     return tuple(
         one
         for one in containers
         if one.ours
         and (role is None or one.label(f"{LABEL}role") == role)
-        and (owner is None or one.invocation != owner.invocation)
-        and (not invocation or one.invocation == invocation)
+        and whose(one, owner, known) is Whose.ORPHAN
+        and (not invocation or known.holder(one) == invocation)
     )
 
 

@@ -1,4 +1,4 @@
-"""State that is kept between processes, in files below /var/lib/sparkd: types, reading, rules.
+"""State that is kept between processes, in files below /var/lib/sparkd and /run: types, reading, rules.
 
 Read file.py first. Writing is in actions; the agent decides when.
 """

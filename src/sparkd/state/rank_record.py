@@ -1,7 +1,7 @@
-"""rank.json: this node's rank and the process that has it, for as long as there is its container.
+"""rank.json: this node's rank and the process that has it, for as long as there is its container; and whose one is.
 
 A container's labels can't change. They name its rank, and the process that made it; the record names the process that
-has the rank now.
+has the rank now. A container whose record is lost goes by its labels, as one of a version without records does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ from enum import Enum
 from msgspec import Struct, field
 
 from sparkd.host import Host
+from sparkd.host.docker import ContainerFacts
 from sparkd.host.files import Files
+from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
 from sparkd.host.shm import Identity
 from sparkd.state.file import StateFile
@@ -58,6 +60,8 @@ class RankRecord(Struct, frozen=True):
 
 FILE = StateFile("rank.json", RankRecord, folder="/run/sparkd/private")
 
+RECORD_HINT = "the next start of the agent sets that file aside"
+
 
 class KnownRank(Struct, frozen=True):
     """What a look at the record has found. One of another boot is none."""
@@ -67,6 +71,23 @@ class KnownRank(Struct, frozen=True):
     """Whether its process lives."""
     error: str = ""
     """Why it can't be read."""
+
+    def of(self, container: ContainerFacts) -> RankRecord | None:
+        """The record, where the container's label names its rank."""
+        named = self.record is not None and container.rank_id and container.rank_id == self.record.rank_id
+        return self.record if named else None
+
+    def proves(self, container: ContainerFacts) -> bool:
+        """Whether it is the recorded container, with the recorded process: a label may have been copied."""
+        record = self.of(container)
+        if record is None or record.container_id not in ("", container.id):
+            return False
+        return not container.running or not record.pid or (container.pid == record.pid and self.alive)
+
+    def holder(self, container: ContainerFacts) -> str:
+        """The invocation of the process that has the container."""
+        record = self.of(container)
+        return container.invocation if record is None else record.invocation
 
 
 def read_rank(host: Host) -> KnownRank:
@@ -85,3 +106,23 @@ def read_rank(host: Host) -> KnownRank:
 
 def read_boot_id(files: Files) -> str:
     return files.text("/proc/sys/kernel/random/boot_id").strip()
+
+
+class Whose(Enum):
+    """The owner's: the process that owns the node has it, or has made it. An orphan: no living process has it."""
+
+    OWNERS = "owners"
+    ORPHAN = "orphan"
+    UNKNOWN = "unknown"
+
+
+def whose(container: ContainerFacts, owner: NodeOwner | None, known: KnownRank) -> Whose:
+    """Of a container of sparkd's. Only an orphan may be ended by others than its own agent."""
+    if owner is None:
+        return Whose.ORPHAN
+    if not owner.invocation:
+        return Whose.UNKNOWN  # who holds the lock is not known
+    if known.holder(container) == owner.invocation:
+        contradicted = container.rank_id and known.record is not None and not known.proves(container)
+        return Whose.UNKNOWN if contradicted else Whose.OWNERS
+    return Whose.UNKNOWN if container.rank_id and known.error else Whose.ORPHAN

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.unit.rank_records import rank_record
 
 from sparkd.cli.run import find_orphans
 from sparkd.host.docker import ContainerFacts
 from sparkd.host.owner import NodeOwner
+from sparkd.state.rank_record import KnownRank
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
 
@@ -44,5 +46,24 @@ def test_only_containers_of_sparkds_whose_owner_is_gone_are_orphans(
 ) -> None:
     """An owner without an invocation is unknown: any container might be its own."""
     holder = None if owner is None else NodeOwner(7, "sparkd run", owner)
-    found = find_orphans(ALL, holder, invocation, role)
+    found = find_orphans(ALL, holder, KnownRank(), invocation, role)
     assert [one.name.removeprefix("sparkd-rank") for one in found] == orphans
+
+
+@pytest.mark.parametrize(
+    ("holder", "owner", "invocation", "swept"),
+    [
+        pytest.param(OTHERS, OTHERS, "", False, id="the owner has taken it over"),
+        pytest.param(OTHERS, OTHERS, MINE, False, id="after the end of the agent that made it, too"),
+        pytest.param(OTHERS, None, MINE, False, id="another agent has just ended"),
+        pytest.param(OTHERS, None, OTHERS, True, id="the agent that has just ended had it"),
+        pytest.param(MINE, OTHERS, "", True, id="its agent is gone"),
+    ],
+)
+def test_a_rank_is_swept_after_the_agent_that_has_it_by_the_record(
+    holder: str, owner: str | None, invocation: str, swept: bool
+) -> None:
+    made = ContainerFacts("c", "sparkd-rank0", (*ours("", MINE).labels, ("io.sparkd.rank-id", "rank")), True, 7, "", "")
+    record = rank_record(rank_id="rank", invocation=holder, container_id="c", pid=7)
+    owns = None if owner is None else NodeOwner(7, "sparkd run", owner)
+    assert find_orphans((made,), owns, KnownRank(record, alive=True), invocation, None) == (made,) * swept

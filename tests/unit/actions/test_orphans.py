@@ -1,0 +1,68 @@
+"""What is ended and removed with an orphaned container, and what is left alone at the last look."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import MemoryActions
+from tests.unit.rank_records import rank_record
+
+from sparkd.actions.dockerd import Containers
+from sparkd.actions.processes import end_orphan
+from sparkd.host import Host
+from sparkd.host.docker import ContainerFacts, DockerFacts
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
+from sparkd.preflight.fixes import RemoveContainer
+from sparkd.state.rank_record import FILE
+
+ID, OTHER_ID = "a" * 64, "b" * 64
+LABELS = {"io.sparkd.role": "head", "io.sparkd.invocation": "before", "io.sparkd.rank-id": "rank"}
+ENDED = ContainerFacts(ID, "sparkd-rank0", tuple(LABELS.items()), False, 0, "sha256:i", "no")
+
+
+class RecordingContainers(Containers):
+    def __init__(self) -> None:
+        super().__init__("/nonexistent")
+        self.removed: list[str] = []
+
+    def remove(self, container_id: str) -> None:
+        self.removed.append(container_id)
+
+
+def record(tree: Tree, **changes: object) -> None:
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(FILE.path, FILE.encode(replace(rank_record(invocation="before"), **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "left"),
+    [
+        ({"container_id": ID}, False),
+        ({}, False),
+        ({"container_id": OTHER_ID}, True),
+        ({"rank_id": "another", "container_id": ID}, True),
+    ],
+)
+def test_an_orphans_record_goes_with_it(tree: Tree, changes: dict[str, object], left: bool) -> None:
+    """A copied label takes nothing of another container along."""
+    containers = RecordingContainers()
+    record(tree, **changes)
+    end_orphan(Host(tree.root), containers, ENDED)
+    assert containers.removed == [ID]
+    assert (tree.root / FILE.path.lstrip("/")).exists() is left
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"invocation": "now"}, id="the owner has it"),
+        pytest.param({"invocation": "now", "container_id": OTHER_ID}, id="a copied label"),
+    ],
+)
+def test_what_is_no_orphan_any_more_is_left_alone(tree: Tree, changes: dict[str, object]) -> None:
+    record(tree, **changes)
+    host = Host(tree.root, docker=lambda: DockerFacts(True, (ENDED,)))
+    applied = MemoryActions(host, MainLoop(Notifier(), {}), "now").apply(RemoveContainer(ID, "sparkd-rank0"))
+    assert (applied.state, applied.note) == ("stale", "it is not an orphan of sparkd")

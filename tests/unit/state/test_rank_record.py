@@ -1,0 +1,118 @@
+"""The record of a rank as untrusted input, and whose a container is by it: only an orphan is ever ended."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.rank_records import rank_record
+
+from sparkd.host import Host
+from sparkd.host.docker import ContainerFacts
+from sparkd.host.owner import NodeOwner
+from sparkd.state.rank_record import FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
+
+ID, OTHER_ID = "a" * 64, "b" * 64
+STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})
+AGENT, NEXT = NodeOwner(50, "sparkd run --role head", "agent"), NodeOwner(51, "sparkd run --role head", "next")
+NOBODY, NAMELESS = None, NodeOwner(0, "", "")
+NONE, BROKEN = KnownRank(), KnownRank(error="rank.json can't be read: it is no object of schema 1")
+KNOWN = KnownRank(STARTED, alive=True)
+
+
+def container(invocation: str = "agent", rank_id: str = "rank", full_id: str = ID, pid: int = 60) -> ContainerFacts:
+    labels = {"io.sparkd.role": "head", "io.sparkd.invocation": invocation, "io.sparkd.rank-id": rank_id}
+    pairs = tuple((key, value) for key, value in labels.items() if value)
+    return ContainerFacts(full_id, "sparkd-rank0", pairs, pid > 0, pid, "sha256:1", "no")
+
+
+def known(alive: bool = True, **changes: object) -> KnownRank:
+    return KnownRank(replace(STARTED, **changes), alive)
+
+
+@pytest.mark.parametrize(
+    ("made", "owner", "record", "expected"),
+    [
+        pytest.param(container(), AGENT, KNOWN, Whose.OWNERS, id="recorded"),
+        pytest.param(container(), AGENT, known(container_id="", pid=0), Whose.OWNERS, id="not started by the record"),
+        pytest.param(container(pid=0), AGENT, known(alive=False), Whose.OWNERS, id="ended, and not removed yet"),
+        pytest.param(container("before"), AGENT, KNOWN, Whose.OWNERS, id="taken over"),
+        pytest.param(container(), NEXT, KNOWN, Whose.ORPHAN, id="the agent that has it is gone"),
+        pytest.param(container(), NOBODY, KNOWN, Whose.ORPHAN, id="nobody owns the node"),
+        pytest.param(container(), NAMELESS, KNOWN, Whose.UNKNOWN, id="the owner is not known"),
+        # Labels can be copied.
+        pytest.param(container(full_id=OTHER_ID), AGENT, KNOWN, Whose.UNKNOWN, id="both labels copied"),
+        pytest.param(container("x", full_id=OTHER_ID), AGENT, KNOWN, Whose.UNKNOWN, id="the rank's label copied"),
+        pytest.param(container(rank_id="x", full_id=OTHER_ID), AGENT, KNOWN, Whose.UNKNOWN, id="a rank unheard of"),
+        pytest.param(container("x", "y", OTHER_ID), AGENT, KNOWN, Whose.ORPHAN, id="of another agent and rank"),
+        pytest.param(container(pid=70), AGENT, KNOWN, Whose.UNKNOWN, id="started again by hand"),
+        pytest.param(container(), AGENT, known(alive=False), Whose.UNKNOWN, id="its pid is another process"),
+        # Without a record, as it was before there were any.
+        pytest.param(container(), AGENT, NONE, Whose.OWNERS, id="no record"),
+        pytest.param(container("before"), AGENT, NONE, Whose.ORPHAN, id="no record, of another agent"),
+        pytest.param(container(), AGENT, BROKEN, Whose.OWNERS, id="a broken record"),
+        pytest.param(container("before"), AGENT, BROKEN, Whose.UNKNOWN, id="a broken record, made by another agent"),
+        pytest.param(container("before"), NOBODY, BROKEN, Whose.ORPHAN, id="a broken record that nobody needs"),
+        # Of an earlier version, and one that is no rank's.
+        pytest.param(container(rank_id=""), AGENT, KNOWN, Whose.OWNERS, id="an earlier version's"),
+        pytest.param(container("before", ""), AGENT, KNOWN, Whose.ORPHAN, id="an earlier version's orphan"),
+        pytest.param(container("before", ""), AGENT, BROKEN, Whose.ORPHAN, id="beside a broken record"),
+        pytest.param(container("before", ""), NAMELESS, NONE, Whose.UNKNOWN, id="an earlier version's, no owner known"),
+        pytest.param(container("before", ""), AGENT, known(rank_id=""), Whose.ORPHAN, id="a record without a rank"),
+    ],
+)
+def test_whose_a_container_is(
+    made: ContainerFacts, owner: NodeOwner | None, record: KnownRank, expected: Whose
+) -> None:
+    assert whose(made, owner, record) is expected
+
+
+def recorded(tree: Tree, text: str) -> KnownRank:
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(FILE.path, text)
+    return read_rank(Host(tree.root))
+
+
+def test_a_record_is_read_as_it_was_written_with_whether_its_process_lives(tree: Tree) -> None:
+    assert recorded(tree, FILE.encode(STARTED)) == known(alive=False)
+    tree.process(60, "tini", start_time=100)
+    assert read_rank(Host(tree.root)) == KNOWN
+    tree.process(60, "tini", start_time=101)
+    assert not read_rank(Host(tree.root)).alive, "another process with its pid"
+    tree.process(60, "tini", start_time=100, state="Z")
+    assert not read_rank(Host(tree.root)).alive
+
+
+def test_no_record_and_one_of_another_boot_are_none(tree: Tree) -> None:
+    assert read_rank(Host(tree.root)) == NONE
+    assert recorded(tree, FILE.encode(replace(STARTED, boot_id="before"))) == NONE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", FILE.encode(STARTED)[:-9], FILE.encode(STARTED).replace('"schema": 1', '"schema": 2'), '{"schema": 1}', "[]",
+     FILE.encode(STARTED).replace('"starting"', '"adopted"')],
+    ids=["cut to nothing", "half", "of another version", "without its fields", "no object", "an unknown stage"],
+)  # fmt: skip
+def test_a_record_that_can_not_be_read_is_an_error_and_no_record(tree: Tree, text: str) -> None:
+    found = recorded(tree, text)
+    assert found.record is None
+    assert found.error.startswith("/run/sparkd/private/rank.json can't be read: ")
+
+
+def test_a_record_without_a_boot_to_compare_with_is_an_error(tree: Tree) -> None:
+    tree.file(FILE.path, FILE.encode(STARTED))
+    assert read_rank(Host(tree.root)).error
+
+
+def test_a_symlink_is_no_record(tree: Tree) -> None:
+    tree.file("/tmp/forged", FILE.encode(STARTED))
+    tree.link(FILE.path, "/tmp/forged")
+    assert read_rank(Host(tree.root)).error
+
+
+def test_fields_of_a_later_version_are_ignored(tree: Tree) -> None:
+    text = FILE.encode(replace(STARTED, stage=RankStage.READY)).replace("{", '{"lease": [1],', 1)
+    record = recorded(tree, text).record
+    assert isinstance(record, RankRecord)
+    assert (record.rank_id, record.stage) == ("rank", RankStage.READY)

@@ -41,6 +41,8 @@ from sparkd.recipes.importers.source import CommandError, Unusable, Values, form
 from sparkd.recipes.loader import load_recipe
 from sparkd.state.known_good import FILE as KNOWN_GOOD
 from sparkd.state.launch_history import read_history
+from sparkd.state.rank_record import FILE as RANK_FILE
+from sparkd.state.rank_record import RankRecord, read_rank
 from sparkd.state.shared_config import FILE as HEAD_CONFIG
 from sparkd.state.shared_config import dump as dump_shared
 from sparkd.state.shared_config import make_shared
@@ -265,6 +267,13 @@ def states(machine: Machine) -> Iterator[tuple[str, Parser]]:
         Parser(
             machine.at(SWITCH.path, step_switch),
             (SWITCH.encode(Switch("f", Stage.TRYING, chosen, (chosen,), 1, 60, "2026")).encode(),),
+        ),
+    )
+    started = RankRecord("r", "i", "b", "p", "e", "rdma", container_id="c", pid=60, segments={"/dev/shm/psm_0": (1, 2)})
+    yield (
+        "rank-record",
+        Parser(
+            machine.at(RANK_FILE.path, lambda: read_rank(Host(machine.root))), (RANK_FILE.encode(started).encode(),)
         ),
     )
     place = Inventory("n", 1, True, Allow(), ("i:",), "/srv/models", (Model("m", 1),), (Image("i:1", "x"),))

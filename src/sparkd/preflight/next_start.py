@@ -17,10 +17,11 @@ from sparkd.host.processes import Process, ProcessTable
 from sparkd.host.shm import ANY, Segment
 from sparkd.host.sockets import Listener
 from sparkd.preflight.engine_processes import gpu_memory_by_pid
+from sparkd.state.rank_record import KnownRank, Whose, read_rank, whose
 
 
 class NextStart(CachedHost):
-    """Own is a container only where its labels carry the invocation of the living process that owns the node.
+    """Own is a container only where it is the rank of the living process that owns the node.
 
     Its processes, their memory, ports and segments count as released. Where that can't be read, nothing does.
     """
@@ -33,14 +34,15 @@ class NextStart(CachedHost):
         self._freed_bytes = self._gpu_bytes = 0
         with suppress(OSError, ValueError):
             self.agent = host.owner()
-        if self.agent is not None and self.agent.invocation:
+        if self.agent is not None:
             with suppress(OSError, ValueError):
-                self._release(super().docker().containers, super().processes(), self.agent.invocation)
+                self._release(super().docker().containers, super().processes(), read_rank(host))
 
-    def _release(self, containers: Iterable[ContainerFacts], table: ProcessTable, invocation: str) -> None:
+    def _release(self, containers: Iterable[ContainerFacts], table: ProcessTable, known: KnownRank) -> None:
         own, released = [], dict[int, Process]()
         for one in containers:
-            first = table.get(one.pid) if one.ours and one.running and one.invocation == invocation else None
+            owners = one.ours and one.running and whose(one, self.agent, known) is Whose.OWNERS
+            first = table.get(one.pid) if owners else None
             details = self.details(first) if first else None
             if first and details and details.group.container_id == one.id:
                 own.append(one)

@@ -11,12 +11,14 @@ from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.nodes import report
 from tests.unit.preflight.test_preflight_command import healthy
+from tests.unit.rank_records import rank_record
 
 from sparkd.host import Host
 from sparkd.host.gpu import GpuFacts, GpuProcess
 from sparkd.host.meminfo import FreeMemory
 from sparkd.lib.text import GIB
 from sparkd.preflight.next_start import NextStart
+from sparkd.state.rank_record import FILE
 from sparkd.status.model import Phase, dump
 
 ID, OTHER = "a" * 64, "b" * 64
@@ -112,6 +114,43 @@ def test_what_is_not_proven_to_be_the_own_rank_still_blocks(serving: Tree, made:
     done = sparkd("preflight", "--dry-run", "--root", str(serving.root))
     assert done.returncode == 10
     assert "stray-workers" in done.stdout
+
+
+def record(serving: Tree, **changes: object) -> None:
+    serving.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    started = rank_record(pid=60, start_time=100, container_id=ID)
+    serving.file(FILE.path, FILE.encode(replace(started, **changes)))
+
+
+def labelled(serving: Tree, invocation: str) -> None:
+    made = container(ID, 60, invocation)
+    made["Config"] = {"Labels": {**made["Config"]["Labels"], "io.sparkd.rank-id": "rank"}}  # type: ignore[index]
+    containers(serving, made)
+
+
+@pytest.mark.parametrize(
+    ("made_by", "changes", "released"),
+    [
+        pytest.param("own", {"invocation": "own"}, True, id="of the agent that made it"),
+        pytest.param("before", {"invocation": "own"}, True, id="taken over"),
+        pytest.param("own", {"invocation": "own", "container_id": OTHER}, False, id="another container is recorded"),
+        pytest.param("own", {"invocation": "own", "start_time": 99}, False, id="another process is recorded"),
+        pytest.param("own", {"invocation": "own", "boot_id": "before"}, True, id="the record is of another boot"),
+        pytest.param("before", {"invocation": "before"}, False, id="its agent is gone"),
+    ],
+)
+def test_the_own_rank_is_what_the_record_names(
+    serving: Tree, made_by: str, changes: dict[str, object], released: bool
+) -> None:
+    labelled(serving, made_by)
+    record(serving, **changes)
+    assert [one.id for one in NextStart(Host(serving.root)).ranks] == [ID] * released
+
+
+def test_who_may_not_read_the_record_goes_by_the_labels(serving: Tree) -> None:
+    labelled(serving, "own")
+    serving.file(FILE.path, "")
+    assert len(NextStart(Host(serving.root)).ranks) == 1
 
 
 def test_a_rank_whose_agent_is_gone_still_blocks(serving: Tree) -> None:

@@ -26,6 +26,7 @@ from sparkd.preflight.engine_processes import (
     pids_of,
 )
 from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
 MOST_ZOMBIES, MOST_USERS = 16, 3
 """Named: a user can have thousands."""
@@ -39,6 +40,7 @@ class Container(Struct, frozen=True):
     ours: bool
     invocation: str
     running: bool
+    whose: Whose
 
 
 class StrayFacts(Struct, frozen=True):
@@ -48,6 +50,8 @@ class StrayFacts(Struct, frozen=True):
     docker_error: str
     """Why a running dockerd could not be read; empty where it could, or where none runs."""
     owner: NodeOwner | None
+    rank_error: str
+    """Why the record of the rank could not be read."""
     ports: tuple[PortUse, ...]
     harmless: tuple[str, ...]
     """Zombies, and processes that have no more of an engine than its name."""
@@ -69,9 +73,9 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         pids = pids_of(engines)
         extra = gpu_memory_by_pid(host, [process for process in table if process.pid in pids]) if pids else {}
         found = tuple(engine.with_memory(extra) for engine in engines)
-        docker = host.docker()
+        docker, owner, known = host.docker(), host.owner(), read_rank(host)
         seen = tuple(
-            Container(one.id, one.name, one.ours, one.invocation, one.running)
+            Container(one.id, one.name, one.ours, one.invocation, one.running, whose(one, owner, known))
             for one in docker.containers
             if one.ours or any(engine.container_id == one.id for engine in found)
         )
@@ -80,7 +84,8 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
             containers=seen,
             docker_known=docker.known,
             docker_error=docker.error,
-            owner=host.owner(),
+            owner=owner,
+            rank_error=known.error,
             ports=lasting_ports(host, table, pids),
             harmless=(*islice(_zombies(table), MOST_ZOMBIES), *_names(host, unproven)),
             scanned=len(table.processes),
@@ -106,7 +111,12 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
         owner = facts.owner
         if owner is not None and not owner.invocation:
             return unknown(f"{what}: whether its agent is {UNNAMED}, is unknown", FIND_HOLDER)
-        if owner is not None and owner.invocation == container.invocation:
+        if container.whose is Whose.UNKNOWN and facts.rank_error:
+            return unknown(f"{what}: whose it is, is unknown: {facts.rank_error}", RECORD_HINT)
+        if container.whose is Whose.UNKNOWN:
+            hint = f"if nobody needs it: docker rm --force {quote(container.name)}"
+            return unknown(f"{what} has the label of this node's rank, and is not what was started as that", hint)
+        if owner is not None and container.whose is Whose.OWNERS:
             reason = f"{what} is the rank of the agent that owns this node: pid {owner.pid} ({owner.command})"
             return block(reason, owner.hint)
         state = f"still runs and holds {size(held)}" if container.running else "is left over"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.rank_records import rank_record
 from tests.unit.verdicts import expect
 
 from sparkd.host import Host
@@ -12,6 +14,7 @@ from sparkd.host.gpu import GpuFacts, GpuProcess
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer
+from sparkd.state.rank_record import FILE, RankRecord
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"
@@ -302,6 +305,41 @@ def test_the_owners_own_rank_is_named_and_never_touched(tree: Tree) -> None:
     verdict = judged(tree, container("alive"))
     assert (verdict.level, verdict.clears, verdict.fixes) == (Level.BLOCK, False, ())
     assert verdict.reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+
+
+def recorded(tree: Tree, record: RankRecord, rank_id: str = "rank") -> DockerFacts:
+    """A running container of the agent `dead` with this record of the rank."""
+    tree.file("/proc/sys/kernel/random/boot_id", "boot\n")
+    tree.file(FILE.path, FILE.encode(record))
+    (made,) = container().containers
+    labels = (*made.labels, ("io.sparkd.rank-id", rank_id))
+    return DockerFacts(True, (replace(made, labels=labels),))
+
+
+def test_a_rank_belongs_to_the_agent_that_has_it_by_the_record(tree: Tree) -> None:
+    tree.process(40, "python3")
+    tree.process(10, "tini", start_time=100, cgroup=CGROUP, namespace_pid=1)
+    tree.owner(40, "alive")
+    started = rank_record(container_id=ID, pid=10, start_time=100)
+    reason = judged(tree, recorded(tree, replace(started, invocation="alive"))).reason
+    assert reason.endswith("owns this node: pid 40 (sparkd run --role head)")
+    orphan = judged(tree, recorded(tree, replace(started, invocation="dead")))
+    assert [fix.kind for fix in orphan.fixes] == ["remove-container"]
+
+
+def test_what_contradicts_the_record_is_named_and_never_touched(tree: Tree) -> None:
+    tree.process(40, "python3")
+    tree.owner(40, "alive")
+    docker = recorded(tree, rank_record(invocation="alive", container_id="f" * 64))
+    expect(judged(tree, docker), Level.UNKNOWN, "is not what was started as that", fixes=())
+
+
+def test_a_broken_record_makes_nothing_a_stray(tree: Tree) -> None:
+    tree.process(40, "python3")
+    tree.owner(40, "alive")
+    docker = recorded(tree, rank_record())
+    tree.file(FILE.path, "")
+    expect(judged(tree, docker), Level.UNKNOWN, "whose it is, is unknown: /run/sparkd/private/rank.json", fixes=())
 
 
 def test_an_unknown_owner_makes_nothing_a_stray(tree: Tree) -> None:

@@ -17,7 +17,7 @@ from sparkd.plan.model import LaunchPlan, Node
 if TYPE_CHECKING:
     from sparkd.config import Settings
     from sparkd.host import Host
-    from sparkd.preflight.registry import CheckInputs
+    from sparkd.preflight.inputs import CheckInputs
     from sparkd.recipes.loader import Loaded
     from sparkd.recipes.schema import Recipe
     from sparkd.state.shared_config import Kept
@@ -69,7 +69,7 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 
 def check_inputs(node: NodeContext) -> CheckInputs:
     from sparkd.config import units
-    from sparkd.preflight.registry import CheckInputs
+    from sparkd.preflight.inputs import CheckInputs
 
     drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
     return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)

@@ -13,8 +13,8 @@ from sparkd.lib.text import GIB, sanitize, size
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.trial import try_recipe
 from sparkd.preflight.checks.docker import EngineImage
-from sparkd.preflight.checks.memory import MemoryNeed
 from sparkd.preflight.checks.weights import ModelWeights
+from sparkd.preflight.inputs import MemoryNeed
 from sparkd.recipes.schema import Recipe
 
 

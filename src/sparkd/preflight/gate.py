@@ -14,9 +14,10 @@ from sparkd.lib.errors import BlockedError, NeedsPersonError, SparkdError
 from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop
 from sparkd.preflight.check import AnyCheck, Finding, Level
-from sparkd.preflight.checks.memory import MemorySample, sample_memory
+from sparkd.preflight.checks.memory import sample_memory
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.fixes import Applied, Fix, FixState, Identity, identity
+from sparkd.preflight.inputs import MemorySample
 from sparkd.preflight.registry import IDS
 from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
 

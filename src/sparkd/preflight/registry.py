@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.config import Settings
-from sparkd.config.units import DropIn
 from sparkd.lib.text import GIB
-from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import AnyCheck
 from sparkd.preflight.checks.compile_cache import CompileCache
 from sparkd.preflight.checks.disk import DiskRoom
@@ -24,7 +21,7 @@ from sparkd.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.preflight.checks.kernel_log import KernelLog
 from sparkd.preflight.checks.last_boot import LastBoot
 from sparkd.preflight.checks.limits import Memlock, MemoryLimit, MemoryLimitFacts
-from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, SwapOff, UnifiedMemory
+from sparkd.preflight.checks.memory import PageCache, SwapOff, UnifiedMemory
 from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
 from sparkd.preflight.checks.paths import ScriptPaths, paths_of_plan
 from sparkd.preflight.checks.peers import PeerClocks
@@ -34,41 +31,7 @@ from sparkd.preflight.checks.rdma import Rdma, why_no_rdma
 from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights
-
-
-class PlanNeededError(Exception):
-    """A check is built from the plan, and there is none."""
-
-
-class CheckInputs(Struct, frozen=True):
-    made_plan: LaunchPlan | None
-    """None where the configuration is wrong."""
-    settings: Settings
-    role: str = ""
-    peers: tuple[str, ...] = ()
-    drop_in: DropIn | None = None
-    earlier: MemorySample | None = None
-
-    @property
-    def plan(self) -> LaunchPlan:
-        if self.made_plan is None:
-            raise PlanNeededError
-        return self.made_plan
-
-    @property
-    def uses_gpu(self) -> bool:
-        """Without a plan: as on a node that is to serve."""
-        return self.made_plan is None or self.made_plan.container.gpus == "all"
-
-    @property
-    def host_ipc(self) -> bool:
-        return self.plan.container.ipc == "host"
-
-    @property
-    def need(self) -> MemoryNeed:
-        headroom_bytes = round(self.settings.memory.headroom_gib * GIB)
-        return MemoryNeed(self.plan.memory_bytes, self.plan.gpu_memory_utilization, headroom_bytes)
-
+from sparkd.preflight.inputs import CheckInputs, MemorySample, PlanNeededError
 
 CHECKS: dict[type[AnyCheck], Callable[[CheckInputs], AnyCheck]] = {
     ScriptPaths: lambda node: ScriptPaths(f"sparkd-{node.role}.service", paths_of_plan(node.plan), node.drop_in),

@@ -20,12 +20,13 @@ from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import GIB
 from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
-from sparkd.preflight.checks.memory import MemoryNeed, MemorySample, PageCache, UnifiedMemory
+from sparkd.preflight.checks.memory import PageCache, UnifiedMemory
 from sparkd.preflight.checks.rdma import Rdma
 from sparkd.preflight.checks.shared_memory import SharedMemory
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
 from sparkd.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
+from sparkd.preflight.inputs import MemoryNeed, MemorySample
 
 POLICY = Preflight(wait_seconds=100)
 NEED = MemoryNeed(memory_bytes=90 * GIB, gpu_memory_utilization=None, headroom_bytes=0)

@@ -15,7 +15,7 @@ from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import GIB, sanitize, size
 from sparkd.plan.model import Cache, LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.checks.memory import MemoryNeed
+from sparkd.preflight.inputs import MemoryNeed
 from sparkd.recipes.schema import Volume
 from sparkd.state import launch_history
 from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below

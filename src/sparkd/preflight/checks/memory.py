@@ -3,58 +3,19 @@
 from __future__ import annotations
 
 from functools import partial
-from math import ceil
 
 from msgspec import Struct
 
 from sparkd.host import Host, meminfo
 from sparkd.host.gpu import AWAITED, NO_GPU, GpuFacts
 from sparkd.host.meminfo import Swap
-from sparkd.lib.text import GIB, MIB, size
+from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.preflight.fixes import DropPageCache
+from sparkd.preflight.inputs import MemoryNeed, MemorySample
 
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
-
-
-class MemoryNeed(Struct, frozen=True):
-    """The rank's memory according to the recipe, and the headroom beside it."""
-
-    memory_bytes: int | None
-    gpu_memory_utilization: float | None
-    headroom_bytes: int
-
-    def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
-        """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
-
-        vLLM takes its share of the memory that the GPU uses.
-        """
-        if self.memory_bytes is not None:
-            return self.memory_bytes
-        if gpu_bytes is not None:
-            return 0
-        share = DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
-        return ceil(total_bytes * share)
-
-    def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
-        return self.engine_bytes(total_bytes, gpu_bytes) + self.headroom_bytes
-
-
-UNCHANGED_BYTES = 256 * MIB
-"""Smaller changes are noise."""
 DRIVER_DAEMONS = ("nvidia-persiste",)
 """nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""
-
-
-class MemorySample(Struct, frozen=True):
-    """Available memory at a time, to detect a later change."""
-
-    uptime_seconds: float
-    available_bytes: int
-
-    def still_has(self, available_bytes: int) -> bool:
-        return abs(available_bytes - self.available_bytes) < UNCHANGED_BYTES
 
 
 def sample_memory(host: Host) -> MemorySample:

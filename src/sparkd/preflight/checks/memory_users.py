@@ -12,7 +12,8 @@ from sparkd.host.gpu import NO_GPU, GpuFacts
 from sparkd.host.meminfo import Consumer
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, ok, warn
-from sparkd.preflight.checks.memory import GpuUser, MemoryNeed, find_gpu_users
+from sparkd.preflight.checks.memory import GpuUser, find_gpu_users
+from sparkd.preflight.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
 SHOWN = 5

@@ -15,7 +15,7 @@ from sparkd.host.caches import Folder
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
-from sparkd.preflight.checks.memory import MemoryNeed
+from sparkd.preflight.inputs import MemoryNeed
 from sparkd.recipes.schema import Volume
 from sparkd.state.launch_history import FILE, LaunchHistory
 

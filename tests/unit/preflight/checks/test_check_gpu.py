@@ -12,7 +12,8 @@ from sparkd.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_f
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks import kernel as known_bad
 from sparkd.preflight.checks.gpu import Gpu, GpuCheckFacts
-from sparkd.preflight.checks.memory import MemoryNeed, UnifiedMemory
+from sparkd.preflight.checks.memory import UnifiedMemory
+from sparkd.preflight.inputs import MemoryNeed
 from sparkd.preflight.runner import examine
 
 GOOD = GpuCheckFacts(True, ("NVIDIA GB10",), "580.142", "580.142", module_open=True)

@@ -15,8 +15,6 @@ from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.memory import (
     MemoryFacts,
-    MemoryNeed,
-    MemorySample,
     PageCache,
     PageCacheFacts,
     SwapFacts,
@@ -24,6 +22,7 @@ from sparkd.preflight.checks.memory import (
     UnifiedMemory,
     sample_memory,
 )
+from sparkd.preflight.inputs import MemoryNeed, MemorySample
 
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 GB10 = ("NVIDIA GB10",)

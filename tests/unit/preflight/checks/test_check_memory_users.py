@@ -12,8 +12,9 @@ from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
 from sparkd.host.gpu import GpuFacts, GpuProcess
 from sparkd.lib.text import GIB
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.memory import GpuUser, MemoryNeed
+from sparkd.preflight.checks.memory import GpuUser
 from sparkd.preflight.checks.memory_users import Held, HeldFacts, OtherTenants, TenantFacts, UnaccountedMemory
+from sparkd.preflight.inputs import MemoryNeed
 
 MIB_IN_KIB = 1 << 10
 GIB_IN_KIB = 1 << 20

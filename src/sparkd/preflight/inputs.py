@@ -1,0 +1,84 @@
+"""What checks are built from: the node's plan and settings, and what the plan needs of the memory."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from msgspec import Struct
+
+from sparkd.config import Settings
+from sparkd.config.units import DropIn
+from sparkd.lib.text import GIB, MIB
+from sparkd.plan.model import LaunchPlan
+
+DEFAULT_UTILIZATION = 0.92
+"""vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
+UNCHANGED_BYTES = 256 * MIB
+"""Smaller changes are noise."""
+
+
+class MemoryNeed(Struct, frozen=True):
+    """The rank's memory according to the recipe, and the headroom beside it."""
+
+    memory_bytes: int | None
+    gpu_memory_utilization: float | None
+    headroom_bytes: int
+
+    def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
+
+        vLLM takes its share of the memory that the GPU uses.
+        """
+        if self.memory_bytes is not None:
+            return self.memory_bytes
+        if gpu_bytes is not None:
+            return 0
+        share = DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        return ceil(total_bytes * share)
+
+    def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
+        return self.engine_bytes(total_bytes, gpu_bytes) + self.headroom_bytes
+
+
+class MemorySample(Struct, frozen=True):
+    """Available memory at a time, to detect a later change."""
+
+    uptime_seconds: float
+    available_bytes: int
+
+    def still_has(self, available_bytes: int) -> bool:
+        return abs(available_bytes - self.available_bytes) < UNCHANGED_BYTES
+
+
+class PlanNeededError(Exception):
+    """A check is built from the plan, and there is none."""
+
+
+class CheckInputs(Struct, frozen=True):
+    made_plan: LaunchPlan | None
+    """None where the configuration is wrong."""
+    settings: Settings
+    role: str = ""
+    peers: tuple[str, ...] = ()
+    drop_in: DropIn | None = None
+    earlier: MemorySample | None = None
+
+    @property
+    def plan(self) -> LaunchPlan:
+        if self.made_plan is None:
+            raise PlanNeededError
+        return self.made_plan
+
+    @property
+    def uses_gpu(self) -> bool:
+        """Without a plan: as on a node that is to serve."""
+        return self.made_plan is None or self.made_plan.container.gpus == "all"
+
+    @property
+    def host_ipc(self) -> bool:
+        return self.plan.container.ipc == "host"
+
+    @property
+    def need(self) -> MemoryNeed:
+        headroom_bytes = round(self.settings.memory.headroom_gib * GIB)
+        return MemoryNeed(self.plan.memory_bytes, self.plan.gpu_memory_utilization, headroom_bytes)

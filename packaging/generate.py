@@ -1,4 +1,7 @@
-"""Writes the files that are made from the source: `make generate`. In a manual only the marked parts are."""
+"""Writes the files that are made from the source: `make generate`. In a manual only the marked parts are.
+
+In the README the number of checks is.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import manuals
 from sparkd.config import reference
+from sparkd.preflight.registry import IDS
 
 CHECKOUT = Path(__file__).parents[1]
 PART = re.compile(
@@ -28,6 +32,10 @@ def fill(path: str) -> str:
     return PART.sub(lambda part: f"{part[1]}{part[2]}\n{PARTS[part[1]]().strip()}\n\n", text)
 
 
+def readme() -> str:
+    return re.sub(r"\d+(?= checks find)", str(len(IDS)), (CHECKOUT / "README.md").read_text())
+
+
 MARKED = (
     "docs/sparkd.8.md",
     "docs/sparkd.toml.5.md",
@@ -35,6 +43,7 @@ MARKED = (
     "docs/troubleshooting.md",
 )
 FILES: dict[str, Callable[[], str]] = {
+    "README.md": readme,
     "config/sparkd.toml": reference.default_file,
     **{path: partial(fill, path) for path in MARKED},
 }

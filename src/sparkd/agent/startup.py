@@ -31,6 +31,7 @@ from sparkd.preflight.check import Finding
 from sparkd.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.preflight.gate import THREADS_HINT, Gate, GateIO
 from sparkd.preflight.hooks import list_hooks
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.preflight.registry import build_checks
 from sparkd.state.launch_history import BACKOFF_SECONDS
 from sparkd.state.rank_record import RankRecord
@@ -158,7 +159,7 @@ def read_agreement(agent: Deps) -> Agreement:
 
 def read_transport(agent: Deps) -> str:
     """What NCCL can use here. Devices that can't be read are left to NCCL."""
-    check = Rdma.from_plan(agent.plan, pinned=bool(agent.settings.fabric.hcas))
+    check = Rdma.from_inputs(CheckInputs(agent.plan, agent.settings))
     try:
         return check.transport(check.probe(agent.host))
     except (OSError, ValueError):

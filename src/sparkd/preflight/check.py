@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import Enum
 from functools import partial
-from typing import ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, Self, TypeVar
 
 from msgspec import Struct
 
 from sparkd.host import Host
 from sparkd.preflight.fixes import EndProcess, Fix
+from sparkd.preflight.inputs import CheckInputs
 
 F = TypeVar("F")
 SHOWN = 4
@@ -93,6 +94,14 @@ class AnyCheck(Struct, frozen=True):
     """Those beside OK. A check whose probe fails is UNKNOWN, or warns where none of these blocks."""
     fixes: ClassVar[tuple[str, ...]] = ()
     """Kinds of `Fix` that it may propose."""
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> Self:
+        """Build it from the inputs that its fields are named after; a check with other fields has its own.
+
+        Raises PlanNeededError where one is of the plan, and there is none.
+        """
+        return cls(**{name: getattr(inputs, name) for name in cls.__struct_fields__})
 
     def run(self, host: Host) -> tuple[object, Verdict]:
         """Probe, then judge."""

@@ -9,12 +9,11 @@ from msgspec import Struct
 from sparkd.config import Settings
 from sparkd.host import CachedHost, Host
 from sparkd.host.gpu import NO_GPU
-from sparkd.lib.text import GIB, sanitize, size
-from sparkd.plan.model import LaunchPlan
+from sparkd.lib.text import sanitize, size
 from sparkd.plan.trial import try_recipe
 from sparkd.preflight.checks.docker import EngineImage
 from sparkd.preflight.checks.weights import ModelWeights
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.schema import Recipe
 
 
@@ -72,33 +71,32 @@ def _examine(
     plan, model = trial.plan, recipe.model.path.rpartition("/")[2]
     if plan is None:
         return Fit(recipe.name, 0, model, own, (Lack(sanitize(trial.errors[0]), lasting=True),))
-    needed = plan.node.cluster_size
+    inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
     if needed > most_nodes:
         return Fit(recipe.name, needed, model, own, (Lack(f"needs {needed} nodes", lasting=True),))
-    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, plan, settings, read_supply(plan, host))))
+    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, inputs, read_supply(inputs, host))))
 
 
-def read_supply(plan: LaunchPlan, host: Host) -> Supply:
+def read_supply(inputs: CheckInputs, host: Host) -> Supply:
     """Raises OSError, ValueError where the memory is unreadable."""
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     try:
-        weights, verdict = ModelWeights.from_plan(plan).run(host)
+        weights, verdict = ModelWeights.from_inputs(inputs).run(host)
         model = ("" if weights.there else "is not there") or (verdict.reason if verdict.level.blocks else "")
     except OSError as error:
         model = f"can't be read: {error.strerror}"
-    image, judged = EngineImage.from_plan(plan).run(host)
+    image, judged = EngineImage.from_inputs(inputs).run(host)
     wrong, docker = judged.reason if judged.level.blocks else "", ""
     if image.docker != "known":
         wrong, docker = f"docker: {image.docker}", "sudo systemctl start docker"
     return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, docker)
 
 
-def judge_supply(recipe: Recipe, plan: LaunchPlan, settings: Settings, supply: Supply) -> Iterator[Lack]:
-    if plan.container.gpus == "all" and not supply.gpu:
+def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
+    plan = inputs.plan
+    if inputs.uses_gpu and not supply.gpu:
         yield Lack("needs a GPU", lasting=True)
-    headroom = round(settings.memory.headroom_gib * GIB)
-    need = MemoryNeed(plan.memory_bytes, plan.gpu_memory_utilization, headroom)
-    if (bytes_ := need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
+    if (bytes_ := inputs.need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
         yield Lack(f"needs {size(bytes_)} of memory", lasting=True)
     if supply.model:
         pull = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""

@@ -8,12 +8,14 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 
+from sparkd.config import Settings
 from sparkd.host.infiniband import Hca, Port
 from sparkd.lib.errors import AwaitedError
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
 from sparkd.preflight.checks.paths import paths_of_plan
 from sparkd.preflight.checks.rdma import Rdma, RdmaFacts
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.loader import compare_recipes, explain, load_recipe
 from sparkd.recipes.schema import Container, Limit, Recipe
 
@@ -87,7 +89,8 @@ def test_only_what_recipe_or_settings_name_insists_on_the_devices_of_the_fabric(
         (plan(lan, **wanted), "tcp"),
         (plan(lan, configured(engine=wanted)), "tcp"),
     ):
-        check = Rdma.from_plan(replace(made, container=Container(devices=("/dev/infiniband",))), pinned=False)
+        with_devices = replace(made, container=Container(devices=("/dev/infiniband",)))
+        check = Rdma.from_inputs(CheckInputs(with_devices, Settings()))
         facts = RdmaFacts((port,), (), on_fabric=not check.interface)
         assert check.transport(facts) == transport
     assert "or NCCL_IB_HCA: null" in check.judge(facts).hint

@@ -9,6 +9,7 @@ from tests.unit.plans import plan, recipe
 from sparkd.config import Settings
 from sparkd.lib.text import GIB
 from sparkd.preflight.fit import Fit, Lack, Supply, judge_supply, rank
+from sparkd.preflight.inputs import CheckInputs
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model="is not there")
@@ -59,7 +60,7 @@ def memory(gib: str) -> Lack:
     ],
 )  # fmt: skip
 def test_lacks(supply: Supply, keys: dict[str, object], lacks: list[Lack]) -> None:
-    assert list(judge_supply(recipe(**keys), plan(**keys), Settings(), supply)) == lacks
+    assert list(judge_supply(recipe(**keys), CheckInputs(plan(**keys), Settings()), supply)) == lacks
 
 
 def test_the_first_one_is_what_serves_now_on_most_nodes_and_what_no_command_brings_comes_last() -> None:

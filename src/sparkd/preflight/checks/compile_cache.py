@@ -13,9 +13,9 @@ from sparkd.host import Host, caches, docker, docker_image
 from sparkd.host.caches import Folder
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import GIB, sanitize, size
-from sparkd.plan.model import Cache, LaunchPlan
+from sparkd.plan.model import Cache
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.preflight.inputs import CheckInputs, MemoryNeed
 from sparkd.recipes.schema import Volume
 from sparkd.state import launch_history
 from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
@@ -76,15 +76,16 @@ class CompileCache(Check[CacheFacts], frozen=True):
     id = "compile-cache"
     levels = (Level.WARN, Level.BLOCK)
 
-    @staticmethod
-    def from_plan(plan: LaunchPlan, need: MemoryNeed) -> CompileCache:
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> CompileCache:
+        plan = inputs.plan
         flags, env = first_values(plan.argv), dict(plan.env)
         custom = compiles_custom_ops(Launch(flags, env, gpu=plan.container.gpus == "all"))
-        return CompileCache(
+        return cls(
             plan.image_to_run,
             plan.caches,
             compiles="enforce-eager" not in flags,
-            need=need if custom else None,
+            need=inputs.need if custom else None,
             compiled=tuple(one for one in plan.shared if one[0].startswith(DECIDES)),
             env=env,
             volumes=plan.container.volumes,

@@ -10,6 +10,7 @@ from sparkd.host import Host, disks, docker_config
 from sparkd.host.disks import Room
 from sparkd.lib.text import GIB, MIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""
@@ -47,6 +48,10 @@ class DiskRoom(Check[DiskFacts], frozen=True):
     caches: bool = True
     id = "disk"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> DiskRoom:
+        return cls(inputs.made_plan is None or bool(inputs.plan.caches))
 
     def probe(self, host: Host) -> DiskFacts:
         data_root = docker_config.read_data_root(host)

@@ -13,9 +13,9 @@ from sparkd.host.docker import LABEL
 from sparkd.host.docker_image import Image
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import sanitize, size
-from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import render_asserts
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.state.image_asserts import Result, read_result
 
 UNIT = "docker.service"
@@ -90,7 +90,8 @@ class EngineImage(Check[ImageFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_plan(cls, plan: LaunchPlan) -> EngineImage:
+    def from_inputs(cls, inputs: CheckInputs) -> EngineImage:
+        plan = inputs.plan
         wanted = tuple(str(one) for one in plan.asserts)
         return cls(plan.image_to_run, wanted, render_asserts(plan.asserts), plan.image_build)
 
@@ -153,6 +154,10 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
     name: str
     id = "stale-container"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> StaleContainer:
+        return cls(f"sparkd-rank{inputs.plan.node.rank}")
 
     def probe(self, host: Host) -> ContainersFacts:
         found = host.docker()

@@ -10,6 +10,7 @@ from sparkd.host import Host, datagrams, infiniband, network
 from sparkd.host.datagrams import Path
 from sparkd.host.network import Link
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 
 
 class FabricAddressFacts(Struct, frozen=True):
@@ -31,6 +32,11 @@ class FabricAddress(Check[FabricAddressFacts], frozen=True):
     """From the settings; empty where sparkd finds it."""
     id = "fabric-address"
     levels = (Level.WARN, Level.BLOCK)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> FabricAddress:
+        node = inputs.plan.node
+        return cls(node.address, node.cluster_size, inputs.settings.fabric.interface)
 
     def probe(self, host: Host) -> FabricAddressFacts:
         if self.nodes == 1:
@@ -114,6 +120,11 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     """Else the machine may be no DGX Spark, and no speed is expected."""
     id = "fabric-link"
     levels = (Level.WARN,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> FabricLink:
+        port, mtu = inputs.settings.cluster.report_port, inputs.settings.fabric.mtu
+        return cls(inputs.plan.node.interface, inputs.peers, port, mtu, inputs.uses_gpu)
 
     def probe(self, host: Host) -> FabricLinkFacts:
         if not self.peers or not self.interface:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from sparkd.host import Host
 from sparkd.host.meminfo import FreeMemory
-from sparkd.lib.text import size
+from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, ok, warn
 from sparkd.preflight.fixes import CompactMemory
+from sparkd.preflight.inputs import CheckInputs
 
 HINT = """compact it: echo 1 > /proc/sys/vm/compact_memory; where that gains little, reboot this node. Do not raise
 vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
@@ -20,6 +21,10 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
     id = "memory-fragmented"
     levels = (Level.WARN,)
     fixes = ("compact-memory",)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> FragmentedMemory:
+        return cls(round(inputs.settings.memory.contiguous_gib * GIB), inputs.uses_gpu)
 
     def probe(self, host: Host) -> FreeMemory:
         return host.free_memory()

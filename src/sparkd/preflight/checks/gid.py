@@ -10,7 +10,8 @@ from sparkd.host import Host, infiniband
 from sparkd.host.infiniband import ACTIVE, Gid
 from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict
-from sparkd.preflight.checks.rdma import NAMES, Selection, select_ports
+from sparkd.preflight.checks.rdma import NAMES, Selection, select_ports, why_no_rdma
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.additions import parse_number
 
 INDEX = "NCCL_IB_GID_INDEX"
@@ -37,6 +38,10 @@ class GidIndex(Check[GidFacts], frozen=True):
     not_needed: str = ""
     id = "gid"
     levels = (Level.BLOCK,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> GidIndex:
+        return cls(dict(inputs.plan.env), inputs.plan.node.address, why_no_rdma(inputs.plan))
 
     def probe(self, host: Host) -> GidFacts:
         index = parse_number(self.env.get(INDEX, ""))

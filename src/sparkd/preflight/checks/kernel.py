@@ -9,6 +9,7 @@ from msgspec import Struct
 from sparkd.host import Host, kernel
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 
 
 class KnownBad(Struct, frozen=True):
@@ -115,6 +116,10 @@ class KernelSettings(Check[SettingsFacts], frozen=True):
     wanted: tuple[tuple[str, str], ...] = ()
     id = "kernel-settings"
     levels = (Level.WARN, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> KernelSettings:
+        return cls(inputs.plan.sysctls)
 
     def probe(self, host: Host) -> SettingsFacts:
         def number(name: str, otherwise: int) -> int:

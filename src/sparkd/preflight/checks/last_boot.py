@@ -9,6 +9,7 @@ from msgspec import Struct
 from sparkd.host import Host
 from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.state import launch_history
 from sparkd.state.launch_history import LOADING, LaunchHistory
 
@@ -54,6 +55,10 @@ class LastBoot(Check[LastBootFacts], frozen=True):
     unit: str = ""
     id = "last-boot"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> LastBoot:
+        return cls(inputs.plan.counted_as, f"sparkd-{inputs.role}")
 
     def probe(self, host: Host) -> LastBootFacts:
         known = launch_history.load_history(host.files)

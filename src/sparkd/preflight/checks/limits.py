@@ -9,6 +9,7 @@ from sparkd.lib.text import GIB, MIB, size
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.preflight.checks.rdma import reaches_verbs, why_no_rdma
+from sparkd.preflight.inputs import CheckInputs
 
 ENOUGH_BYTES = 16 * GIB
 
@@ -63,6 +64,11 @@ class MemoryLimit(Check[MemoryLimitFacts], frozen=True):
     limits: MemoryLimitFacts
     id = "memory-limit"
     levels = (Level.WARN,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> MemoryLimit:
+        limit, floor = inputs.plan.container.memory_limit_bytes, inputs.settings.memory.floor_mib << 20
+        return cls(inputs.uses_gpu, MemoryLimitFacts(limit, floor, inputs.need.headroom_bytes))
 
     def probe(self, host: Host) -> MemoryLimitFacts:  # noqa: ARG002  # nothing of the machine matters
         return self.limits

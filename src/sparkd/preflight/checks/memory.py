@@ -12,7 +12,7 @@ from sparkd.host.meminfo import Swap
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
 from sparkd.preflight.fixes import DropPageCache
-from sparkd.preflight.inputs import MemoryNeed, MemorySample
+from sparkd.preflight.inputs import CheckInputs, MemoryNeed, MemorySample
 
 DRIVER_DAEMONS = ("nvidia-persiste",)
 """nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""
@@ -44,6 +44,10 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     """The first sample of the memory in its present state; None in the first examination."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
+        return cls(inputs.need, inputs.settings.memory.settle_seconds, inputs.uses_gpu, inputs.earlier)
 
     def probe(self, host: Host) -> MemoryFacts:
         info = host.meminfo()

@@ -18,6 +18,7 @@ from sparkd.host.units import Unit
 from sparkd.plan.model import LaunchPlan
 from sparkd.plan.script import SCRIPT_FILE
 from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.additions import VERBS
 from sparkd.vllm.container_paths import FILE_FLAGS, is_below
 from sparkd.vllm.flag import first_values
@@ -179,6 +180,10 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
     drop_in: DropIn | None = None
     id = "script-paths"
     levels = (Level.WARN, Level.BLOCK)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> ScriptPaths:
+        return cls(f"sparkd-{inputs.role}.service", paths_of_plan(inputs.plan), inputs.drop_in)
 
     def probe(self, host: Host) -> ScriptFacts:
         files, unit = host.files, host.unit(self.unit)

@@ -6,6 +6,7 @@ from msgspec import Struct
 
 from sparkd.host import Host
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.status.model import Contact
 from sparkd.status.report_file import read_living_report
 
@@ -27,6 +28,10 @@ class PeerClocks(Check[PeerClockFacts], frozen=True):
     nodes: int
     id = "peer-clock"
     levels = (Level.WARN,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> PeerClocks:
+        return cls(inputs.plan.node.cluster_size)
 
     def probe(self, host: Host) -> PeerClockFacts:
         report = read_living_report(host.files) if self.nodes > 1 else None

@@ -14,6 +14,7 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
 from sparkd.preflight.fixes import EndProcess, stop_by_hand
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.vllm.args import API_KEY
 from sparkd.vllm.flag import first_values
 
@@ -70,6 +71,10 @@ class Ports(Check[PortsFacts], frozen=True):
     wanted: tuple[Wanted, ...]
     id = "ports"
     levels = (Level.WARN, Level.BLOCK)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> Ports:
+        return cls(wanted_ports(inputs.plan, inputs.settings))
 
     def probe(self, host: Host) -> PortsFacts:
         listeners = host.listeners(tuple({one.port for one in self.wanted}))

@@ -12,6 +12,7 @@ from sparkd.host.infiniband import ACTIVE, Hca, Port
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.additions import VERBS, why_tcp
 from sparkd.recipes.schema import Container
 
@@ -96,8 +97,8 @@ class Rdma(Check[RdmaFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK)
 
     @classmethod
-    def from_plan(cls, plan: LaunchPlan, *, pinned: bool) -> Rdma:
-        """`pinned`: the settings name the devices."""
+    def from_inputs(cls, inputs: CheckInputs) -> Rdma:
+        plan, pinned = inputs.plan, bool(inputs.settings.fabric.hcas)
         node, verbs = plan.node, reaches_verbs(plan.container)
         interface = node.interface if plan.insists_on_hcas and not pinned else ""
         return cls(dict(plan.env), node.hcas, verbs, why_no_rdma(plan), interface)

@@ -13,6 +13,7 @@ from sparkd.host.units import find_drop_ins, parse_assignments
 from sparkd.lib.text import GIB, MIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
 from sparkd.preflight.fixes import UnlinkSegment
+from sparkd.preflight.inputs import CheckInputs
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
 """Names that vLLM and NCCL leave. Every Python program may use psm_ and sem.mp-: so never by name alone."""
@@ -46,6 +47,10 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     id = "shared-memory"
     levels = (Level.WARN,)
     fixes = ("unlink-segment",)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # any plan's are of the same owner
+        return cls()
 
     def probe(self, host: Host) -> ShmFacts:
         named = host.segments(NAMES)
@@ -106,6 +111,11 @@ class ShmSize(Check[ShmSizeFacts], frozen=True):
     id = "shm-size"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> ShmSize:
+        own_bytes = None if inputs.host_ipc else inputs.plan.container.shm_size_bytes
+        return cls(own_bytes, inputs.plan.node.rank == 0, inputs.plan.node.cluster_size)
+
     def probe(self, host: Host) -> ShmSizeFacts:
         if self.own_bytes is not None:
             return ShmSizeFacts(self.own_bytes, self.own_bytes, "the container's own /dev/shm")
@@ -153,6 +163,10 @@ class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
     host_ipc: bool
     id = "remove-ipc"
     levels = (Level.WARN,)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> RemoveIpc:
+        return cls(inputs.plan.image_to_run, inputs.host_ipc)
 
     def probe(self, host: Host) -> RemoveIpcFacts:
         if not self.host_ipc or not removes_ipc(host.files):

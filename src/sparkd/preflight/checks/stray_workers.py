@@ -26,6 +26,7 @@ from sparkd.preflight.engine_processes import (
     pids_of,
 )
 from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
 MOST_ZOMBIES, MOST_USERS = 16, 3
@@ -66,6 +67,10 @@ class StrayWorkers(Check[StrayFacts], frozen=True):
     id = "stray-workers"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
     fixes = ("end-process", "remove-container")
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> StrayWorkers:
+        return cls(rendezvous=inputs.settings.cluster.master_port)
 
     def probe(self, host: Host) -> StrayFacts:
         table = host.processes()

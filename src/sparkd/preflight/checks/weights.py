@@ -11,8 +11,8 @@ from sparkd.host import Host, docker_image, model_folder
 from sparkd.host.files import Bind, find_outside
 from sparkd.host.model_folder import ModelFolder
 from sparkd.lib.text import size
-from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.preflight.inputs import CheckInputs
 
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of `--load-format` that read the folder's safetensors files, as they are looked at here."""
@@ -41,7 +41,8 @@ class ModelWeights(Check[WeightsFacts], frozen=True):
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
-    def from_plan(cls, plan: LaunchPlan) -> ModelWeights:
+    def from_inputs(cls, inputs: CheckInputs) -> ModelWeights:
+        plan = inputs.plan
         values = dict(plan.shared)
         binds = tuple(Bind(one.source, one.target) for one in plan.container.volumes)
         return cls(

@@ -10,12 +10,13 @@ from tests.tree import Tree
 from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
+from sparkd.config import Settings
 from sparkd.host import Host, caches, docker_image
 from sparkd.host.caches import Folder
 from sparkd.plan.model import Cache
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.preflight.inputs import CheckInputs, MemoryNeed
 from sparkd.recipes.schema import Volume
 from sparkd.state.launch_history import FILE, LaunchHistory
 
@@ -121,7 +122,7 @@ def test_the_hint_names_the_share_that_leaves_room_and_the_shortage_may_be_freed
 def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> None:
     machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
     made = replace(plan(HEAD, **COMPILES), image=REF)
-    check = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+    check = CompileCache.from_inputs(CheckInputs(made, Settings()))
     machine.file(f"{caches.path(ID, 'vllm')}/x", "1")
     expect(check.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
     machine.file(f"{caches.path(ID, 'tilelang')}/x", "1")
@@ -134,17 +135,17 @@ def test_a_shipped_plan_is_judged_by_what_is_in_its_folders(machine: Tree) -> No
     ):
         machine.file(f"{caches.path(ID, 'home')}/.cache/vllm/x", "1")
         made = replace(plan(HEAD, **COMPILES, **kept), image=REF)
-        own = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+        own = CompileCache.from_inputs(CheckInputs(made, Settings()))
         expect(own.run(Host(machine.root))[1], Level.WARN, "(tilelang empty)")
         machine.file(f"{path}/x", "1")
         assert "empty" not in own.run(Host(machine.root))[1].reason
     eager = plan(HEAD, args={**COMPILES["args"], "enforce-eager": True})
-    assert CompileCache.from_plan(eager, MemoryNeed(None, 0.9, 0)).need is None
+    assert CompileCache.from_inputs(CheckInputs(eager, Settings())).need is None
 
 
 def test_a_good_start_of_the_same_plan_shows_what_the_model_compiles(machine: Tree) -> None:
     made = replace(plan(HEAD, **COMPILES), image=REF)
-    check = CompileCache.from_plan(made, MemoryNeed(None, 0.9, 0))
+    check = CompileCache.from_inputs(CheckInputs(made, Settings()))
     machine.meminfo(MemTotal=121, MemFree=117, MemAvailable=117)
     values = {**dict(made.shared), "image.identity": identity(machine)}
     older = {key: text for key, text in values.items() if not key.startswith("caches.") or key == "caches.vllm"}

@@ -24,6 +24,7 @@ from sparkd.host.model_folder import Flaw
 from sparkd.plan.build import make_plan
 from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks.weights import ModelWeights, WeightsFacts
+from sparkd.preflight.inputs import CheckInputs
 from sparkd.recipes.loader import load_recipe, recipe_folders
 
 FOLDER = "/srv/models/m"
@@ -314,7 +315,8 @@ def test_the_plan_says_where_the_model_is_and_how_it_is_loaded() -> None:
     def of_plan(**args: str) -> ModelWeights:
         settings = Settings.model_validate({"engine": {"recipe": "tiny-cpu", "args": args}})
         recipe = load_recipe("tiny-cpu", recipe_folders(Path("/"))).recipe
-        return ModelWeights.from_plan(make_plan(recipe, settings, node_of_rank(settings, 0)))
+        plan = make_plan(recipe, settings, node_of_rank(settings, 0))
+        return ModelWeights.from_inputs(CheckInputs(plan, settings))
 
     check = of_plan(**{"load-format": "dummy"})
     assert (check.folder, check.seen_as, check.load_format) == ("/srv/models/tiny", "/models/tiny", "dummy")

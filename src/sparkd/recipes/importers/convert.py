@@ -17,7 +17,7 @@ from sparkd.lib.text import format_key, printable, read_file, validator_message
 from sparkd.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.recipes.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
 from sparkd.recipes.importers.endpoint import Place, complete
-from sparkd.recipes.importers.formats import read_foreign
+from sparkd.recipes.importers.eugr import read_foreign
 from sparkd.recipes.importers.mods import File, walk
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder

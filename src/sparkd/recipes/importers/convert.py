@@ -17,13 +17,16 @@ from sparkd.lib.text import format_key, printable, read_file, validator_message
 from sparkd.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
 from sparkd.recipes.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
 from sparkd.recipes.importers.endpoint import Place, complete
-from sparkd.recipes.importers.eugr import read_foreign
+from sparkd.recipes.importers.eugr import read_eugr
 from sparkd.recipes.importers.mods import File, walk
 from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
+from sparkd.recipes.importers.sparkrun import read_sparkrun
 from sparkd.recipes.schema import REPO, Recipe, has_placeholder
 from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
 from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
 
+IMPORTERS = (read_eugr, read_sparkrun)
+"""One for each tool; the first that knows a recipe reads it, and the last one takes any."""
 COMMAND = ("command",)
 FABRIC = ("devices", ["/dev/infiniband"])
 """Of no use to one node alone, which may not have it."""
@@ -138,7 +141,7 @@ def _convert(source: Source, name: str, overrides: Overrides) -> Recipe:
     if not any(source.has(key) for key in ("recipe_version", "model", "command")):
         raise Unusable((), "is no recipe: it names neither a model nor a command")
     try:
-        foreign = read_foreign(source, overrides)
+        foreign = next(filter(None, (read(source, overrides) for read in IMPORTERS)))
         command = _find_serve(source, foreign.command)
     except CommandError as error:
         raise Unusable(COMMAND, f"command: {error}") from None

@@ -1,6 +1,6 @@
-"""Reads recipes of eugr's spark-vllm-docker by the rules of its run-recipe.py, and all others by those of sparkrun 0.4.
+"""Reads recipes of eugr's spark-vllm-docker by the rules of its run-recipe.py.
 
-Which tool's a file is shows in its content: both write `recipe_version: "1"`, and sparkrun runs any version.
+That a file is one shows in its content: sparkrun writes `recipe_version: "1"` too, and runs any version.
 """
 
 from __future__ import annotations
@@ -19,19 +19,13 @@ from sparkd.recipes.importers.source import (
     format_template,
     whole_number,
 )
-from sparkd.recipes.importers.sparkrun import KEYS_OF_SPARKRUN, read_sparkrun
+from sparkd.recipes.importers.sparkrun import KEYS_OF_SPARKRUN
 
-EUGR = "eugr v1"
 _NEEDED = ("name", "container", "command")
 _WHOLE = ("port", "tensor_parallel", "max_model_len")
 """Its options that are whole numbers."""
 _BACKEND = re.compile(r"--distributed-executor-backend(?:=|\s+)\S+")
 _NOTHING = re.compile(r"[\s\\]*")
-
-
-def read_foreign(source: Source, overrides: Overrides) -> Foreign:
-    """Raises Unusable, or CommandError for the command."""
-    return (read_eugr if _is_eugrs(source, overrides) else read_sparkrun)(source, overrides)
 
 
 def _is_eugrs(source: Source, overrides: Overrides) -> bool:
@@ -47,13 +41,15 @@ def _is_eugrs(source: Source, overrides: Overrides) -> bool:
     return True
 
 
-def read_eugr(source: Source, overrides: Overrides) -> Foreign:
-    """Raises Unusable, or CommandError for the command."""
+def read_eugr(source: Source, overrides: Overrides) -> Foreign | None:
+    """None for another tool's. Raises Unusable, or CommandError for the command."""
+    if not _is_eugrs(source, overrides):
+        return None
     values = Values({**_defaults(source), **_read_options(overrides)})
     command = format_template(source.needed_text("command"), values)
     values.check_overrides(overrides)
     return Foreign(
-        format=EUGR,
+        format="eugr v1",
         description=source.text("description") or source.text("name"),
         image=source.needed_text("container").strip(),
         command=_drop_empty_lines(command),

@@ -97,7 +97,7 @@ class Source(Struct):
 
 
 class Foreign(Struct, frozen=True):
-    """A recipe of either format, with its templates filled in."""
+    """A recipe of another tool, with its templates filled in."""
 
     format: str
     """Name and version of the format, for people."""

@@ -13,7 +13,6 @@ from sparkd.lib.text import validator_message
 from sparkd.recipes.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
 from sparkd.recipes.schema import Container
 
-SPARKRUN = "sparkrun"
 EXECUTOR = "executor_config"
 _ALL_VLLM = ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
 _IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest"
@@ -98,7 +97,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     _check_replicas(values)
     values.check_overrides(overrides)
     return Foreign(
-        format=SPARKRUN,
+        format="sparkrun",
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
         image=source.text("container").strip() or _IMAGE,
         command=command,

@@ -23,9 +23,10 @@ from tests.unit.nodes import network
 from sparkd.host.files import Files
 from sparkd.lib.http_server import HttpServer
 from sparkd.status.access import TokenFile
+from sparkd.status.figures import HealthReport
 from sparkd.status.http_api import make_handler
 from sparkd.status.metrics import render_metrics
-from sparkd.status.model import Contact, FindingReport, HealthReport, MemoryReport, NodeReport, Phase
+from sparkd.status.model import Contact, FindingReport, MemoryReport, NodeReport, Phase
 from sparkd.status.publisher import Published
 
 CHECKOUT = Path(__file__).parents[2]

@@ -8,13 +8,10 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from sparkd.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.status.model import (
-    ActivityReport,
     Contact,
-    EngineReport,
     FindingReport,
-    GpuReport,
-    HealthReport,
     MemoryReport,
     NodeReport,
     PeerStatus,

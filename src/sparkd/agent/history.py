@@ -20,7 +20,8 @@ from sparkd.lib.errors import Cause
 from sparkd.lib.text import sanitize
 from sparkd.state.history import ENDS, LAUNCHES, Launch, Row, Smoke, describe_slower_load
 from sparkd.state.launch_history import KILLED, End
-from sparkd.status.model import ActivityReport, FindingReport, utc_now
+from sparkd.status.figures import ActivityReport
+from sparkd.status.model import FindingReport, utc_now
 
 WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"

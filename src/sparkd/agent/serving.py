@@ -29,7 +29,8 @@ from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.state import known_good
 from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
-from sparkd.status.model import FindingReport, GpuReport, Phase, utc_now
+from sparkd.status.figures import GpuReport
+from sparkd.status.model import FindingReport, Phase, utc_now
 from sparkd.status.phases import answers_requests
 from sparkd.vllm.api import Counters, Endpoint
 

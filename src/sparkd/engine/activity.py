@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from sparkd.status.model import ActivityReport
+from sparkd.status.figures import ActivityReport
 from sparkd.vllm.api import Counters
 
 RATE_SECONDS = 4.0

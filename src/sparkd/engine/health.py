@@ -21,7 +21,7 @@ from sparkd.host.sockets import Unanswered
 from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.main_loop import MainLoop, Outcome
-from sparkd.status.model import HealthReport
+from sparkd.status.figures import HealthReport
 from sparkd.vllm.api import Completion, Counters, Endpoint
 
 DEAD_STATUS = 503

@@ -15,7 +15,8 @@ from prometheus_client.registry import Collector
 
 from sparkd.lib.errors import Cause
 from sparkd.status.bounds import ITEMS_LIMIT
-from sparkd.status.model import GUARD_STATES, Contact, HealthReport, NodeReport, Phase, seconds_since
+from sparkd.status.figures import HealthReport
+from sparkd.status.model import GUARD_STATES, Contact, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparkd.status.model import ActivityReport, Contact, MemoryReport, NodeReport, Phase
+from sparkd.status.figures import ActivityReport
+from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase
 from sparkd.status.page import Element, element
 from sparkd.status.view import (
     CONTACTS,

@@ -8,14 +8,11 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from msgspec.structs import replace
 
+from sparkd.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
 from sparkd.status.model import (
     IN_SERVICE,
     LIMIT_BYTES,
-    ActivityReport,
-    EngineReport,
     FindingReport,
-    GpuReport,
-    HealthReport,
     MemoryReport,
     NodeReport,
     PeerStatus,

@@ -11,12 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.lib.text import GIB, sanitize
+from sparkd.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.status.model import (
-    ActivityReport,
     Contact,
-    EngineReport,
     FindingReport,
-    GpuReport,
     MemoryReport,
     NodeReport,
     PeerStatus,

@@ -35,12 +35,11 @@ from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import Redactor
 from sparkd.plan.build import make_plan
 from sparkd.recipes.loader import load_recipe
+from sparkd.status.figures import ActivityReport, GpuReport
 from sparkd.status.model import (
     IN_SERVICE,
-    ActivityReport,
     Contact,
     FindingReport,
-    GpuReport,
     MemoryReport,
     NodeReport,
     PeerStatus,

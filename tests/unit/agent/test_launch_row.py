@@ -20,7 +20,7 @@ from sparkd.host.files import Files
 from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
 from sparkd.state.known_good import Facts
 from sparkd.state.launch_history import End
-from sparkd.status.model import ActivityReport
+from sparkd.status.figures import ActivityReport
 
 END = End("the engine ended", 13, cause="engine-ended")
 

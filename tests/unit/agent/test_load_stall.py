@@ -17,7 +17,8 @@ from tests.unit.nodes import Node, node, report, until
 from sparkd.agent.serving import follow_head, make_ready
 from sparkd.agent.shutdown import shutdown_on_error
 from sparkd.lib.errors import Cause, NotReadyError
-from sparkd.status.model import EngineReport, Phase
+from sparkd.status.figures import EngineReport
+from sparkd.status.model import Phase
 
 LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 STALL_SECONDS = 1

@@ -9,7 +9,8 @@ from tests.unit.node_reports import GIB, HEAD, PEER, WORKER
 
 from sparkd.cli.soak import look
 from sparkd.host import Host
-from sparkd.status.model import Contact, GpuReport, NodeReport, dump
+from sparkd.status.figures import GpuReport
+from sparkd.status.model import Contact, NodeReport, dump
 
 COOL, HOT = GpuReport("GB10", 2400, 40, 61), GpuReport("GB10", 611, 14, 78)
 

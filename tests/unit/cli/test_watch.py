@@ -21,7 +21,8 @@ from tests.tree import Tree
 from tests.unit.commands import INTERRUPTIBLE
 from tests.unit.node_reports import HEAD
 
-from sparkd.status.model import ActivityReport, Phase, dump
+from sparkd.status.figures import ActivityReport
+from sparkd.status.model import Phase, dump
 
 PROGRAM = """
 import sys

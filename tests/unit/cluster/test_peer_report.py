@@ -12,11 +12,11 @@ from tests.unit.nodes import report
 
 from sparkd.cluster.client import parse_peer_report
 from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
+from sparkd.status.figures import EngineReport
 from sparkd.status.model import (
     LIMIT_BYTES,
     PEER_LIMIT_BYTES,
     Contact,
-    EngineReport,
     FindingReport,
     MemoryReport,
     NodeReport,

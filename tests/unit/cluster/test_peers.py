@@ -35,7 +35,8 @@ from tests.unit.wire import answering, relay
 from sparkd.cluster.client import PeerReader, Source, UnsignedError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.http_connection import Request, Response
-from sparkd.status.model import Contact, GpuReport, MemoryReport, NodeReport, Phase, dump
+from sparkd.status.figures import GpuReport
+from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase, dump
 
 ANSWER_SECONDS = 0.6
 PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS

@@ -19,9 +19,10 @@ from tests.unit.nodes import network
 
 from sparkd.lib.http_connection import Request
 from sparkd.lib.http_server import HttpServer
+from sparkd.status.figures import EngineReport
 from sparkd.status.http_api import make_handler
 from sparkd.status.metrics import LABEL_LIMIT, render_metrics
-from sparkd.status.model import Contact, EngineReport, NodeReport, Phase, parse
+from sparkd.status.model import Contact, NodeReport, Phase, parse
 from sparkd.status.publisher import make_public
 
 

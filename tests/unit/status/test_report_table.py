@@ -10,9 +10,9 @@ from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.lib.text import plain
+from sparkd.status.figures import EngineReport
 from sparkd.status.model import (
     Contact,
-    EngineReport,
     FindingReport,
     MemoryReport,
     NodeReport,

@@ -5,16 +5,8 @@ from __future__ import annotations
 import pytest
 from tests.unit.nodes import report, status
 
-from sparkd.status.model import (
-    ActivityReport,
-    Contact,
-    FindingReport,
-    GpuReport,
-    HealthReport,
-    MemoryReport,
-    Phase,
-    parse,
-)
+from sparkd.status.figures import ActivityReport, GpuReport, HealthReport
+from sparkd.status.model import Contact, FindingReport, MemoryReport, Phase, parse
 from sparkd.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
 
 PEER = status(said=report(1, phase=Phase.LOADING))

@@ -8,7 +8,8 @@ from sparkd.cli.status import UNREADABLE, exit_code, render_report
 from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import plain
-from sparkd.status.model import EngineReport, FindingReport, MemoryReport, NodeReport, Phase, dump, parse
+from sparkd.status.figures import EngineReport
+from sparkd.status.model import FindingReport, MemoryReport, NodeReport, Phase, dump, parse
 from sparkd.status.report_file import agent_running
 
 REPORT = NodeReport(

@@ -10,18 +10,8 @@ from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
 from sparkd.lib.text import cell_width, plain
-from sparkd.status.model import (
-    ActivityReport,
-    Contact,
-    EngineReport,
-    FindingReport,
-    GpuReport,
-    MemoryReport,
-    NodeReport,
-    PeerStatus,
-    Phase,
-    RestartReport,
-)
+from sparkd.status.figures import ActivityReport, EngineReport, GpuReport
+from sparkd.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
 from sparkd.status.table import render
 from sparkd.status.view import View, activity_figures, bar, gpu_text, memory_share, overview, sparkline
 

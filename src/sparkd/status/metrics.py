@@ -10,13 +10,14 @@ from datetime import datetime
 from functools import cache
 
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
 from sparkd.lib.errors import Cause
 from sparkd.status.bounds import ITEMS_LIMIT
-from sparkd.status.figures import HealthReport
-from sparkd.status.model import GUARD_STATES, Contact, NodeReport, Phase, seconds_since
+from sparkd.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
+from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")
@@ -32,23 +33,26 @@ def render_metrics(report: NodeReport, now: datetime) -> tuple[str, str]:
     """A page in text format 0.0.4, without unknown values, and its content type."""
 
     class Families(Collector):
-        def collect(self) -> Iterator[Metric]:
+        def collect(self) -> Iterator[Family]:
             return (family for family in families(report, now) if family.samples)
 
     return generate_latest(Families()).decode(), CONTENT_TYPE_PLAIN_0_0_4
 
 
-def families(report: NodeReport, now: datetime) -> Iterator[Metric]:
+def families(report: NodeReport, now: datetime) -> Iterator[Family]:
     """All metrics, also those that the report has no sample of."""
     names = {"version": report.version, "node": report.node, "role": report.role, "rank": str(report.rank)}
     info = {**names, "address": report.address, "plan_digest": report.plan_digest}
     yield _gauge("info", "What runs on this node; always 1.", [(info, 1)])
     yield _value("start_time_seconds", "Start of the agent, since 1970.", _started_at(report.start_time))
     yield from _phases(report, now)
-    yield from _memory(report)
-    yield from _engine(report)
-    yield from _health(report)
-    yield from _gpu(report)
+    yield from _declared(MemoryReport, report.memory)
+    yield from _declared(EngineReport, report.engine)
+    yield from _declared(ActivityReport, report.activity)
+    documentation = "Whether the answers of this launch made sense in its smoke test."
+    yield _value("smoke_passed", documentation, report.smoke_passed)
+    yield from _declared(HealthReport, report.health)
+    yield from _declared(GpuReport, report.gpu)
     found = Counter((one.id, one.level if one.level in LEVELS else OTHER) for one in report.findings[:ITEMS_LIMIT])
     findings = (({"id": id_, "level": level}, count) for (id_, level), count in found.items())
     yield _gauge("findings", "Findings of preflight and of the watch since then, by id and level.", findings)
@@ -59,7 +63,7 @@ def families(report: NodeReport, now: datetime) -> Iterator[Metric]:
     yield from _peers(report)
 
 
-def _phases(report: NodeReport, now: datetime) -> Iterator[Metric]:
+def _phases(report: NodeReport, now: datetime) -> Iterator[Family]:
     yield _gauge("phase", "1 for the phase that the node is in.", _states("phase", PHASES, report.phase.value))
     passed = seconds_since(report.since, now)
     yield _value("phase_seconds", "Time in this phase.", passed)
@@ -71,63 +75,17 @@ def _phases(report: NodeReport, now: datetime) -> Iterator[Metric]:
     yield _gauge("failed", "1 for the cause of the end that the agent is about to come to.", ended)
 
 
-def _memory(report: NodeReport) -> Iterator[Metric]:
-    memory = report.memory
-    documentation = "Memory that could be had without swapping."
-    yield _value("memory_total_bytes", "Memory of the node.", memory.total_bytes if memory else None)
-    yield _value("memory_available_bytes", documentation, memory.available_bytes if memory else None)
-    documentation = "Available memory below which the engine is killed."
-    yield _value("memory_floor_bytes", documentation, memory.floor_bytes if memory else None)
-    guard = _states("state", GUARD_STATES, memory.guard) if memory and memory.guard in GUARD_STATES else ()
-    yield _gauge("memory_guard", "1 for the state of the memory guard, while there is an engine.", guard)
-    documentation = "Page cache of the model's files that this agent gave back."
-    yield _counter("page_cache_released_bytes", documentation, [({}, max(0, memory.released_bytes))] if memory else [])
-
-
-def _engine(report: NodeReport) -> Iterator[Metric]:
-    engine, activity = report.engine, report.activity
-    yield _value("engine_progress_ratio", "Progress of the step of the load, 0 to 1.", engine.progress)
-    documentation = "From the container's start to the first completion, by earlier loads or the recipe."
-    yield _value("engine_expected_load_seconds", documentation, engine.expected_seconds)
-    yield _value("kv_cache_tokens", "Size of the KV cache.", engine.kv_cache_tokens)
-    for name, documentation, field in (
-        ("requests_running", "Requests that the engine works on.", "running"),
-        ("requests_waiting", "Requests in the engine's queue.", "waiting"),
-        ("input_tokens_per_second", "Prompt tokens a second.", "input_tokens_per_second"),
-        ("output_tokens_per_second", "Generated tokens a second.", "output_tokens_per_second"),
-        ("kv_cache_used_ratio", "Share of the KV cache in use, 0 to 1.", "kv_cache_use"),
-        ("prefix_cache_hit_ratio", "Share of prompt tokens from the prefix cache, in ten minutes.", "prefix_hit_rate"),
-        ("draft_acceptance_ratio", "Share of speculated tokens accepted, in ten minutes.", "draft_acceptance"),
-    ):
-        yield _value(name, documentation, None if activity is None else getattr(activity, field))
-
-
-def _health(report: NodeReport) -> Iterator[Metric]:
-    smoke_passed, health = report.smoke_passed, report.health or HealthReport()
-    yield _value("smoke_passed", "Whether the answers of this launch made sense in its smoke test.", smoke_passed)
-    yield _value("probe_seconds", "Of the last look at the engine's health and counters.", health.probe_seconds)
-    yield _value(
-        "canary_seconds", "Of the last request of one token, sent while no request moves.", health.canary_seconds
-    )
-    yield _value(
-        "canary_timestamp_seconds", "When the last canary was answered or given up, since 1970.", health.canary_at
-    )
-    for name, documentation, count in (
-        ("canaries", "Requests of one token by this agent to the engine that serves.", health.canaries),
-        ("canary_failures", "Those that had no token.", health.canaries_failed),
-    ):
-        yield _counter(name, documentation, [({}, max(0, count))] if report.health else [])
-
-
-def _gpu(report: NodeReport) -> Iterator[Metric]:
-    gpu = report.gpu
-    clock_mhz, busy_percent = (gpu.clock_mhz, gpu.busy_percent) if gpu else (None, None)
-    clock_hertz = None if clock_mhz is None else clock_mhz * 1e6
-    yield _value("gpu_clock_hertz", "Clock of the first GPU's processors.", clock_hertz)
-    yield _value("gpu_power_watts", "Power that the first GPU takes.", gpu.power_watts if gpu else None)
-    yield _value("gpu_temperature_celsius", "Temperature of the first GPU.", gpu.temperature_celsius if gpu else None)
-    busy = None if busy_percent is None else busy_percent / 100
-    yield _value("gpu_busy_ratio", "Share of time that the first GPU works, 0 to 1.", busy)
+def _declared(part: type[Figures], figures: Figures | None) -> Iterator[Family]:
+    """The metrics of a part of the report, without samples where there is none."""
+    for metric in part.metrics:
+        value = None if figures is None else getattr(figures, metric.field)
+        if metric.states:
+            states = _states("state", metric.states, value) if value in metric.states else ()
+            yield _gauge(metric.name, metric.documentation, states)
+        elif metric.counter:
+            yield _counter(metric.name, metric.documentation, [({}, None if value is None else max(0, value))])
+        else:
+            yield _value(metric.name, metric.documentation, None if value is None else value * metric.scale)
 
 
 def _ends(report: NodeReport, now: datetime) -> Samples:
@@ -147,7 +105,7 @@ def _all_ends(report: NodeReport) -> Samples:
     return (({"cause": cause}, count) for cause, count in counts.items())
 
 
-def _peers(report: NodeReport) -> Iterator[Metric]:
+def _peers(report: NodeReport) -> Iterator[Family]:
     peers = [(one, {"address": one.address, "rank": str(one.rank)}) for one in report.peers]
     heard = [(one.report, labels) for one, labels in peers if one.report]
     up = ((labels, one.contact is Contact.ANSWERS) for one, labels in peers)
@@ -180,20 +138,20 @@ def _started_at(ticks: int) -> float | None:
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot, 1)
 
 
-def _value(name: str, documentation: str, value: float | None) -> Metric:
+def _value(name: str, documentation: str, value: float | None) -> Family:
     return _gauge(name, documentation, [({}, value)])
 
 
-def _gauge(name: str, documentation: str, samples: Samples) -> Metric:
+def _gauge(name: str, documentation: str, samples: Samples) -> Family:
     return _fill(GaugeMetricFamily(f"sparkd_{name}", documentation), "", samples)
 
 
-def _counter(name: str, documentation: str, samples: Samples) -> Metric:
+def _counter(name: str, documentation: str, samples: Samples) -> Family:
     """The format adds `_total` to its name."""
     return _fill(CounterMetricFamily(f"sparkd_{name}", documentation), "_total", samples)
 
 
-def _fill(family: Metric, suffix: str, samples: Samples) -> Metric:
+def _fill(family: Family, suffix: str, samples: Samples) -> Family:
     for labels, value in samples:
         if value is not None:
             family.add_sample(family.name + suffix, {key: _clean(text) for key, text in labels.items()}, float(value))

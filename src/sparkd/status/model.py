@@ -13,7 +13,7 @@ from msgspec.structs import asdict, replace
 
 from sparkd.lib.text import parse_json
 from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
-from sparkd.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
+from sparkd.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
 
 LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
@@ -53,7 +53,7 @@ class FindingReport(Struct, frozen=True):
     hint: str
 
 
-class MemoryReport(Struct, frozen=True):
+class MemoryReport(Figures, frozen=True):
     total_bytes: int
     available_bytes: int
     used_percent: tuple[int, ...] = ()
@@ -63,7 +63,23 @@ class MemoryReport(Struct, frozen=True):
     guard: str = ""
     """One of GUARD_STATES; empty while there is no engine."""
     released_bytes: int = 0
-    """Of page cache of the model's files, given back by this agent."""
+    metrics = (
+        Metric("total_bytes", "memory_total_bytes", "Memory of the node."),
+        Metric("available_bytes", "memory_available_bytes", "Memory that could be had without swapping."),
+        Metric("floor_bytes", "memory_floor_bytes", "Available memory below which the engine is killed."),
+        Metric(
+            "guard",
+            "memory_guard",
+            "1 for the state of the memory guard, while there is an engine.",
+            states=GUARD_STATES,
+        ),
+        Metric(
+            "released_bytes",
+            "page_cache_released_bytes",
+            "Page cache of the model's files that this agent gave back.",
+            counter=True,
+        ),
+    )
 
 
 class RestartReport(Struct, frozen=True):

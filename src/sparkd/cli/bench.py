@@ -3,42 +3,40 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
-import signal
 import time
 import uuid
-from contextlib import AbstractContextManager
-from pathlib import Path
-from types import FrameType
 
 import msgspec
 from msgspec.structs import replace
 
-from sparkd import __version__
-from sparkd.actions import files
 from sparkd.cli import bench_table, console
-from sparkd.cli.endpoint import context_tokens
-from sparkd.cli.history import keep, read_rows
-from sparkd.cli.served import Served, open_endpoint, report_progress
 from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
 from sparkd.cli.use import parse_time
 from sparkd.host import Host
 from sparkd.lib.errors import EngineEndedError, ExitCode, UsageError
 from sparkd.lib.http_client import HttpError
-from sparkd.measure.bench import Result, Wanted, measure
-from sparkd.measure.figures import DECODE, Depth, Level
+from sparkd.measure.bench import Result, Wanted
 from sparkd.measure.past import describe_slower, find_runs, find_usual
-from sparkd.recipes.schema import Recipe
 from sparkd.state.history import Bench
-from sparkd.status.model import utc_now
+from sparkd.tools.endpoint import context_tokens
+from sparkd.tools.measuring import (
+    MOST_AT_ONCE,
+    catch_ends,
+    expected_levels,
+    keep,
+    only_one,
+    read_rows,
+    run,
+    start_result,
+)
+from sparkd.tools.served import Served, open_endpoint
 from sparkd.vllm.streaming import StreamError
 
 CONCURRENCY, DEPTHS = (1, 2, 4, 8), (2048, 8192, 32768)
-MOST_AT_ONCE, MOST_TOKENS, MOST_RUNS = 256, 1 << 20, 100
+MOST_TOKENS, MOST_RUNS = 1 << 20, 100
 SPARE_TOKENS = 32
 """Of the context: a prompt's length is met to within a few tokens."""
-ENDS = (signal.SIGTERM, signal.SIGHUP)
 _LIST = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 
 
@@ -98,25 +96,6 @@ def report(args: argparse.Namespace, found: Result, served: Served) -> None:
         keep(row)
 
 
-def only_one() -> AbstractContextManager[None]:
-    """Two would measure each other's load."""
-    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench` or `tune-recipe`")
-
-
-def catch_ends() -> None:
-    """Also end of a session or by a service manager as by Ctrl-C: with the results."""
-
-    def interrupt(_: int, frame: FrameType | None) -> None:
-        for one in ENDS:  # a session's end sends both
-            signal.signal(one, signal.SIG_IGN)
-        handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs; none where a shell's `&` ignores it
-        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
-
-    for one in ENDS:
-        if signal.getsignal(one) is signal.SIG_DFL:  # not under nohup
-            signal.signal(one, interrupt)
-
-
 def read_numbers(args: argparse.Namespace) -> Wanted:
     """As given; empty lists where the defaults are to be chosen. Raises UsageError."""
 
@@ -156,50 +135,6 @@ def choose(given: Wanted, served: Served) -> Wanted:
         )
     depths = given.depths or tuple(one for one in DEPTHS if context is None or one <= most)
     return replace(given, concurrency=given.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
-
-
-def expected_levels(recipe: Recipe) -> list[int]:
-    """Numbers of requests at once of which the recipe has figures, the least one first."""
-    known = recipe.expect.get(DECODE)
-    figures = [int(one) for one in known if re.fullmatch("[0-9]{1,3}", one)] if isinstance(known, dict) else []
-    return sorted(one for one in figures if 1 <= one <= MOST_AT_ONCE)
-
-
-def start_result(served: Served, wanted: Wanted) -> Result:
-    return Result(
-        made=utc_now(),
-        node=served.report.node,
-        recipe=served.node.plan.recipe,
-        model=served.node.plan.served_name,
-        plan=served.report.plan_digest,
-        version=__version__,
-        prompt_tokens=wanted.prompt_tokens,
-        answer_tokens=wanted.answer_tokens,
-    )
-
-
-def run(served: Served, wanted: Wanted, result: Result) -> Result:
-    """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
-    found: list[Level | Depth] = []
-    interrupted, fault = False, ""
-
-    async def collect() -> None:
-        async for one in measure(served.endpoint, wanted):
-            found.append(one)
-            report_progress(bench_table.progress(one))
-
-    try:
-        asyncio.run(collect())
-    except KeyboardInterrupt:
-        interrupted = True
-    except (HttpError, StreamError, ValueError) as error:
-        if not found:
-            raise
-        fault = str(error)
-    levels = tuple(one for one in found if isinstance(one, Level))
-    lost = next((one.fault for one in levels if one.failed == one.requests), "")
-    depths = tuple(one for one in found if isinstance(one, Depth))
-    return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
 
 
 def make_row(found: Result, served: Served) -> Bench:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from sparkd.lib.text import Parts, Table, sanitize
 from sparkd.measure.bench import Result
-from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread, expected, find_level, ratio
+from sparkd.measure.figures import DECODE, FIRST, Depth, Spread, expected, find_level, ratio, seconds
 from sparkd.measure.past import Usual
 from sparkd.state.known_good import format_utc
 
@@ -98,26 +98,12 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def progress(one: Level | Depth) -> str:
-    if isinstance(one, Depth):
-        return f"prompt of {one.prompt_tokens:,} tokens: {seconds(one.first_token_seconds)} to the first token"
-    rate = one.output_tokens_per_second
-    return f"{one.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(one.fault)}"
-
-
 def _rate(value: float) -> str:
     return f"{value:.1f}" if value < 999.95 else f"{value:,.0f}"
 
 
 def _seconds(spread: Spread | None) -> str:
     return seconds(spread.median) if spread else NONE
-
-
-def seconds(value: float) -> str:
-    """`1.6 ms`, `16 ms`, `1.24 s`."""
-    if value >= 0.9995:
-        return f"{value:.2f} s"
-    return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"
 
 
 def _ratio(value: float | None) -> str:

@@ -18,11 +18,9 @@ import msgspec
 
 from sparkd import __version__
 from sparkd.actions import history as store
-from sparkd.cli import history, known_good
 from sparkd.cli.capture_archive import MOST_BYTES, Archive
 from sparkd.cli.capture_summary import summarize
 from sparkd.cli.capture_tree import read_machine
-from sparkd.cli.config import plan_as_json
 from sparkd.cli.preflight import look_at
 from sparkd.cluster import inventory, membership
 from sparkd.cluster.auth import KeyRing
@@ -37,10 +35,13 @@ from sparkd.lib.errors import BlockedError, SparkdError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import HIDDEN, Redaction
 from sparkd.lib.text import sanitize
+from sparkd.measure.past import as_json
+from sparkd.plan.trial import plan_as_json
 from sparkd.preflight import render
 from sparkd.state import launch_history
 from sparkd.status import model
 from sparkd.status.report_file import read_report
+from sparkd.tools import known_good
 
 T = TypeVar("T")
 
@@ -183,7 +184,7 @@ class Collector:
 
     def _history(self) -> str:
         files = self.host.files
-        return f"{history.as_json(store.read(files), store.read_totals(files), LAUNCHES)}\n"
+        return f"{as_json(store.read(files), store.read_totals(files), LAUNCHES)}\n"
 
     def _containers(self) -> str:
         """sparkd's own: without what is in their environment, and of their command only its beginning."""

@@ -15,19 +15,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.actions import files
-from sparkd.cli import bench, smoke
-from sparkd.cli.known_good import write_switch
-from sparkd.cli.served import open_endpoint
-from sparkd.cli.soak import look
-from sparkd.cli.use import (
-    await_end,
-    explain_findings,
-    findings_of,
-    follow,
-    follow_agent,
-    read_choice,
-    refuse_blocked,
-)
+from sparkd.cli import smoke
+from sparkd.cli.use import follow
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
@@ -41,6 +30,17 @@ from sparkd.state import switch
 from sparkd.state.file import StateFile
 from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.status.model import IN_SERVICE, utc_now
+from sparkd.tools.measuring import look, run, start_result
+from sparkd.tools.served import open_endpoint
+from sparkd.tools.switching import (
+    await_end,
+    explain_findings,
+    findings_of,
+    follow_agent,
+    read_choice,
+    refuse_blocked,
+    write_switch,
+)
 from sparkd.vllm.streaming import StreamError
 
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
@@ -214,7 +214,7 @@ class Climb:
         load = (self.tuning.at_once,)
         wanted = Wanted(load, (), PROMPT_TOKENS, ANSWER_TOKENS, RUNS, staggered=False, seed=time.time_ns())
         with open_endpoint(self.tuning.at_once) as served:
-            found = bench.run(served, wanted, bench.start_result(served, wanted))
+            found = run(served, wanted, start_result(served, wanted))
         if found.interrupted:
             raise KeyboardInterrupt
         level = found.levels[0] if found.levels else None

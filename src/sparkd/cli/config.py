@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from sparkd.cluster import auth, following, membership
@@ -18,9 +16,9 @@ from sparkd.lib.errors import ConfigError, UsageError
 from sparkd.lib.text import size
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan
+from sparkd.plan.trial import plan_as_json
 from sparkd.recipes.additions import HCAS, INTERFACE
 from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.recipes.schema import Container, Lines
 from sparkd.state.shared_config import overridden_keys
 from sparkd.status.model import FindingReport
 
@@ -116,20 +114,6 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     # What only that node knows stays as its placeholder.
     found = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
     return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
-
-
-def plan_as_json(plan: LaunchPlan) -> str:
-    values = to_builtins(plan, enc_hook=_dump_model)
-    return json.dumps({**values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
-
-
-def _dump_model(value: Container | Lines) -> dict[str, object]:
-    fields = value.model_dump()
-    if isinstance(value, Container):
-        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
-        fields["shm_bytes"] = value.shm_size_bytes
-        fields["mounts"] = fields.pop("volumes")
-    return fields
 
 
 def _described(plan: LaunchPlan, chosen: Sequence[FindingReport]) -> str:

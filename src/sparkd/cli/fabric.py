@@ -16,7 +16,6 @@ from functools import partial
 import msgspec
 
 from sparkd.cli import console
-from sparkd.cli.served import report_progress
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.membership import Peer, find_place, peers_of
@@ -27,6 +26,7 @@ from sparkd.host import Host, fabric_ports, network
 from sparkd.lib.errors import AwaitedError, BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import Table, parse_json, sanitize
 from sparkd.measure.fabric import SLOW, Facts, Pair, Port, Result, describe_ports, describe_twins, judge, pair_ports
+from sparkd.tools.measuring import report_progress
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-import msgspec
-
 from sparkd.actions import history as store
 from sparkd.cli import console
-from sparkd.cli.served import report_progress
 from sparkd.host import Host
 from sparkd.lib.errors import UsageError
 from sparkd.lib.text import Table, sanitize
-from sparkd.measure.past import describe_slower, find_runs
-from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
+from sparkd.measure.past import as_json, find_slower
+from sparkd.state.history import PATH, Launch, Row, Smoke
 
 HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
 RECIPE_WIDTH, END_WIDTH = 16, 19
@@ -47,23 +44,6 @@ def show_history(args: argparse.Namespace) -> None:
         print("no launch on this node yet")
 
 
-def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
-    """One object: the last launches with their facts, what was measured of them, and totals."""
-    launches = [one for one in rows if isinstance(one, Launch)][-last:]
-    shown = {one.id for one in launches}
-    others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
-    found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
-    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
-
-
-def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Of the last launch and the last bench."""
-    launches = [one for one in rows if isinstance(one, Launch)]
-    same = [one for one in launches if (one.recipe, one.rank) == (launches[-1].recipe, launches[-1].rank)]
-    loads = describe_slower_load(same)
-    return (*((f"{sanitize(same[-1].recipe)}: {loads}",) if loads else ()), *describe_slower(find_runs(rows)))
-
-
 def table_rows(launches: Sequence[Launch], rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Newest first, within 80 columns."""
     smokes = {one.launch: one for one in rows if isinstance(one, Smoke)}
@@ -82,21 +62,3 @@ def table_rows(launches: Sequence[Launch], rows: Sequence[Row]) -> list[tuple[st
             )
         )
     return found
-
-
-def read_rows() -> tuple[Row, ...]:
-    """For a measurement, which continues without them."""
-    try:
-        return store.read(Host().files)
-    except OSError as error:
-        report_progress(f"the history can't be read: {error}")
-        return ()
-
-
-def keep(row: Row) -> None:
-    """Or say why not: a measurement is not lost by it."""
-    try:
-        if store.write(Host().files, row):
-            report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
-    except OSError as error:
-        report_progress(f"the result is not kept: {error}")

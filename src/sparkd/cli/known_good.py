@@ -6,29 +6,22 @@ A rollback is one file of state, which the next start reads: it ends nothing, an
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
-from sparkd.host import Host, docker, docker_image, versions
-from sparkd.host.weights import Weights
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
+from sparkd.host import Host
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, UsageError
 from sparkd.lib.text import Table, sanitize
-from sparkd.plan.agreement import format_table, make_agreement
-from sparkd.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.plan.model import LaunchPlan
-from sparkd.state import known_good
-from sparkd.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
-from sparkd.state.switch import FILE, Switch, make_rollback
+from sparkd.state.known_good import Entry, format_utc
+from sparkd.state.switch import FILE, make_rollback
+from sparkd.tools.known_good import DIGITS, _differing, as_json, as_text, gather_facts, read_known_good
+from sparkd.tools.switching import image_id, write_switch
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
-DIGITS = 12
-"""Of a digest, where a person reads it."""
 LIST = "sparkd rollback --list"
 
 
@@ -62,64 +55,11 @@ def diff(args: argparse.Namespace) -> None:
     print(as_text(known[0], now))
 
 
-def read_known_good(host: Host) -> tuple[Entry, ...]:
-    return known_good.read_known_good(host.files, lambda reason: print(f"sparkd: {reason}", file=sys.stderr))
-
-
 def _none_yet(config: Settings) -> str:
     return (
         "no start is known good on this node yet: one that has served for "
         f"{config.supervise.proven_seconds} s (supervise.proven_seconds) becomes that"
     )
-
-
-def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
-    """What the plan would start with now. May wait for docker and for the model's disk."""
-    weights, identity, script = Weights(()), "", ""
-    unseen: dict[str, str] = {}
-
-    @contextmanager
-    def attempt(name: str) -> Iterator[None]:
-        try:
-            yield
-        except SparkdError as error:
-            unseen[name] = str(error)
-
-    with attempt("weights"):
-        weights = read_weights(host, plan)
-    with attempt("image.identity"):
-        if not docker.running(host):
-            raise SparkdError("docker is away")
-        identity = read_image_identity(host, plan)
-    with attempt("script"):
-        script = hash_user_script(host, plan)
-    values = make_agreement(plan, identity, weights, script).values
-    boot = versions.read_boot(host, (name for name, _ in plan.sysctls))
-    return Facts({**values, **node_values(plan)}, versions.read_versions(host), boot, unseen)
-
-
-def as_text(last: Entry, now: Facts) -> str:
-    plan = f"recipe {sanitize(last.name)}, plan {last.plan[:DIGITS]}, {format_utc(last.until)}"
-    rows, then = _differing(last, now), sanitize(f"the last known good start ({plan})")
-    unseen = [f"not compared: {name}: {sanitize(why, 300)}" for name, why in now.unseen.items()]
-    head = f"since {then}:" if rows else f"nothing that sparkd knows of differs from {then}"
-    return "\n".join([head, *rows, *unseen])
-
-
-def _differing(last: Entry, now: Facts) -> tuple[str, ...]:
-    return format_table(group_files(find_differences(last.facts, now)), "then", "now")
-
-
-def as_json(last: Entry | None, now: Facts | None) -> str:
-    found = find_differences(last.facts, now) if last is not None and now is not None else ()
-    keys = ("since", "until", "plan", "agreement", "recipe", "image_id")
-    document = {
-        "schema": 1,
-        "known_good": last and {key: last.name if key == "recipe" else getattr(last, key) for key in keys},
-        "differences": [{"name": one.name, "then": one.own or None, "now": one.theirs or None} for one in found],
-        "not_compared": dict(now.unseen) if now else {},
-    }
-    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def rollback(args: argparse.Namespace) -> None:
@@ -176,15 +116,6 @@ def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, i
     return (others or named)[0]
 
 
-def image_id(host: Host, ref: str) -> str | None:
-    """Of an image on this node: empty where there is none; None where docker does not answer."""
-    with suppress(DockerError):
-        if docker.running(host):
-            found = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
-            return found.id if found else ""
-    return None
-
-
 def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
     plan = _configured(config, host)
     present = image_id(host, plan.image) if plan else None
@@ -209,15 +140,6 @@ def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
     if len(config.cluster.nodes) > 1:
         yield f"next: on each other node that follows no head: sudo sparkd rollback {entry.plan[:DIGITS]}"
     yield f"next: systemctl restart {_unit(config, host)}"
-
-
-def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
-    """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
-    from sparkd.actions import files
-
-    with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
-        if not files.exchange(host.files, FILE, before, after):
-            raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
 
 
 def _end(config: Settings, host: Host) -> Iterator[str]:

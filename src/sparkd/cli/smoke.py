@@ -10,9 +10,6 @@ import uuid
 
 from msgspec.structs import asdict
 
-from sparkd.cli.endpoint import context_tokens
-from sparkd.cli.history import keep
-from sparkd.cli.served import Served, open_endpoint
 from sparkd.host import Host
 from sparkd.lib.errors import EngineEndedError, ExitCode
 from sparkd.lib.http_client import HttpError
@@ -21,6 +18,9 @@ from sparkd.measure.smoke import Round, Wanted, run_all
 from sparkd.recipes.schema import KV_CACHE_TOKENS
 from sparkd.state.history import Smoke
 from sparkd.status.model import utc_now
+from sparkd.tools.endpoint import context_tokens
+from sparkd.tools.measuring import keep
+from sparkd.tools.served import Served, open_endpoint
 from sparkd.vllm.flag import first_values
 
 SCHEMA = 1

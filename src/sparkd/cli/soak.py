@@ -8,15 +8,14 @@ import select
 
 from msgspec import to_builtins
 
-from sparkd.cli.served import Served, report_progress
 from sparkd.host import Host
-from sparkd.host.meminfo import read_swaps
 from sparkd.lib.errors import EngineEndedError, ExitCode
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
-from sparkd.measure.soak import STEADY, Look, Sample, Soak, judge
-from sparkd.status.report_file import read_living_report
+from sparkd.measure.soak import STEADY, Sample, Soak, judge
+from sparkd.tools.measuring import look, report_progress
+from sparkd.tools.served import Served
 from sparkd.vllm.streaming import StreamError
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
@@ -54,24 +53,3 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
     if interrupted:
         return 130
     return ExitCode.GOOD if verdict.outcome == STEADY else ExitCode.ENGINE_ENDED
-
-
-def look(host: Host) -> Look | None:
-    """This node now, and the others as they last reported; None where this node can't be read."""
-    try:
-        own, swaps = host.meminfo(), read_swaps(host.files)
-    except (OSError, ValueError):
-        return None
-    report = read_living_report(host.files)
-    peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
-    gpus = [one.gpu for one in (report, *(living for _, living in peers)) if one and one.gpu]
-    return Look(
-        available_bytes={
-            report.node if report else host.name(): own.available_bytes,
-            **{name: one.memory.available_bytes if one and one.memory else None for name, one in peers},
-        },
-        cached_bytes=own.cached_bytes,
-        swap_used_bytes=sum(one.used_bytes for one in swaps),
-        gpu_celsius=max((one.temperature_celsius for one in gpus if one.temperature_celsius is not None), default=None),
-        gpu_mhz=min((one.clock_mhz for one in gpus if one.clock_mhz is not None), default=None),
-    )

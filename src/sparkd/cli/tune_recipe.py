@@ -14,11 +14,8 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.actions import files
-from sparkd.cli import bench
 from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
-from sparkd.cli.history import read_rows
 from sparkd.cli.survey import prompt
-from sparkd.cli.use import load_chosen, refuse_worker
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
@@ -31,6 +28,8 @@ from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_f
 from sparkd.state import launch_history
 from sparkd.state.switch import Chosen, fingerprint_engine
 from sparkd.status.model import format_duration, utc_now
+from sparkd.tools.measuring import MOST_AT_ONCE, catch_ends, expected_levels, only_one, read_rows
+from sparkd.tools.switching import load_chosen, refuse_worker
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
 """As far as nothing better is known."""
@@ -56,8 +55,8 @@ def tune_recipe(args: argparse.Namespace) -> int:
     refuse_name(args.recipe, name, host)
     knobs = ladder.read_knobs(args.knob, base.recipe)
     refuse_without_effect(knobs, base, config, host)
-    with bench.only_one():
-        bench.catch_ends()
+    with only_one():
+        catch_ends()
         begun = Tuning(name, fingerprint_engine(base.engine, base.recipe), knobs, choose_load(knobs, base))
         kept = FILE.read(host.files)
         if kept is not None and replace(kept, measured=(), tried=None, tries=0) == begun:
@@ -105,7 +104,7 @@ def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings,
 def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
     """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
     most = next((int(one.high) for one in knobs if one.name == ladder.SEQUENCES), 0)
-    return min(most or max(bench.expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), bench.MOST_AT_ONCE)
+    return min(most or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
 
 
 def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iterator[str]:

@@ -9,44 +9,41 @@ import argparse
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from sparkd.cli import console
-from sparkd.cli.known_good import image_id, write_switch
 from sparkd.cluster import membership
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
-from sparkd.cluster.membership import NodeContext, check_inputs
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
-from sparkd.host.ownership import refuse_writable
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import BlockedError, Cause, ConfigError, ExitCode, NotReadyError, UsageError
+from sparkd.lib.errors import Cause, ConfigError, ExitCode, NotReadyError, UsageError
 from sparkd.lib.text import Table, sanitize
-from sparkd.preflight.check import Finding
 from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.registry import build_checks
-from sparkd.preflight.runner import chosen as without_skipped
-from sparkd.preflight.runner import downgraded, examine, uncleared
-from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
-from sparkd.state import known_good, launch_history
-from sparkd.state.launch_history import End
-from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.status.model import NodeReport, Phase, parse, utc_now
+from sparkd.recipes.loader import find_recipes, recipe_folders
+from sparkd.state import known_good
+from sparkd.state.switch import MOST_BACK, Chosen, Stage, Switch, label, make_rollback
+from sparkd.status.model import Phase, parse, utc_now
 from sparkd.status.publisher import status_line
 from sparkd.status.report_file import read_living_report, read_report
+from sparkd.tools.switching import (
+    await_end,
+    find_outcome,
+    findings_of,
+    follow_agent,
+    image_id,
+    load_chosen,
+    read_choice,
+    refuse_blocked,
+    refuse_worker,
+    write_switch,
+)
 
 UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 LONGEST_DRAIN_SECONDS, LONGEST_USE_SECONDS = 3600, 90 * 86400
 SHORTEST_USE_SECONDS = 60
-POLL_SECONDS = 0.5
-GONE_SECONDS = 30.0
-"""Without an agent, until it is said to stay away: systemd starts the next one within seconds."""
 _NUMBER = re.compile(r"[0-9]+")
 """Counts alone are no news."""
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
@@ -96,13 +93,6 @@ def use(args: argparse.Namespace) -> int:
     return ExitCode.GOOD
 
 
-def refuse_worker(config: Settings, host: Host) -> None:
-    """Raises UsageError."""
-    place = membership.find_place(config, host)
-    if place.rank:
-        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
-
-
 def parse_time(flag: str, text: str, least: int, most: int) -> int:
     """Seconds. Raises UsageError."""
     match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
@@ -110,15 +100,6 @@ def parse_time(flag: str, text: str, least: int, most: int) -> int:
     if not least <= seconds <= most:
         raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
     return seconds
-
-
-def read_choice(host: Host) -> Switch | None:
-    """None where there is none. Raises ConfigError where the file can't be read: what is in force is unknown."""
-
-    def refuse(reason: str) -> None:
-        raise ConfigError(reason, "sparkd rollback --end, then: systemctl restart sparkd-head")
-
-    return FILE.read(host.files, refuse)
 
 
 def _choose(
@@ -141,24 +122,6 @@ def _choose(
     return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
 
 
-def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
-    """Raises BlockedError for these, and where other nodes lack something."""
-    missing = [*explain_findings(findings), *find_missing_elsewhere(node, request_inventories(config, host))]
-    if missing:
-        raise BlockedError("\n".join(["nothing is changed:", *missing]))
-
-
-def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
-    """Raises ConfigError, AwaitedError for a file that others may change."""
-    engine = config.engine.model_copy(update={"recipe": name})
-    loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
-    for file in loaded.files:
-        if file.parent != recipes_dir():
-            refuse_writable(host.files, str(file), "recipe")
-    until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds") if span else ""
-    return Chosen(loaded.recipe, engine, until=until)
-
-
 def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
     """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
     before = now.plans if now is not None else ()
@@ -171,21 +134,6 @@ def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Cho
             return before
     found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
     return (found.to,) if found is not None and found.to is not None else before
-
-
-def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
-    """What keeps this node from the plan, and no allowed fix clears. `ids`: of the checks; empty: all."""
-    checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
-    wanted = [one for one in checks if not ids or one.id in ids]
-    found = downgraded(
-        examine(wanted, host if isinstance(host, NextStart) else NextStart(host)), config.preflight.downgrade
-    )
-    return uncleared(found, config.preflight.allow_fixes)
-
-
-def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
-    for one in found:
-        yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
 
 
 def listed(config: Settings, host: Host) -> Table:
@@ -226,32 +174,6 @@ def follow(switch: Switch, host: Host) -> str:
                 shown = step
                 print(line, flush=True)
     raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
-
-
-def follow_agent(host: Host) -> Iterator[NodeReport | None]:
-    """The report of the agent that runs, every half second; it ends once there has been none for `GONE_SECONDS`."""
-    alive_at = time.monotonic()
-    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= GONE_SECONDS:
-        alive_at = time.monotonic() if report is not None else alive_at
-        yield report
-        time.sleep(POLL_SECONDS)
-
-
-def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
-    """The agent's last end that counts, which it writes once its rank has ended; None after `GONE_SECONDS`."""
-    deadline = time.monotonic() + GONE_SECONDS
-    while (end := launch_history.read_history(host.files).last_exit) is None or not counts(end):
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(POLL_SECONDS)
-    return end
-
-
-def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
-    """Whether the new plan is in force; None while that is open. Pure."""
-    if found is None or found.stage is Stage.IN_FORCE:
-        return (found.to if found is not None else None) == switch.to
-    return None if found.chosen_at == switch.chosen_at and found.stage is not Stage.RETURNING else False
 
 
 def _why_back(switch: Switch, host: Host) -> str:

@@ -9,6 +9,7 @@ from statistics import median, quantiles
 
 from msgspec import Struct
 
+from sparkd.lib.text import sanitize
 from sparkd.measure.load import Reply
 from sparkd.vllm.api import Drafts
 from sparkd.vllm.streaming import Streamed
@@ -134,3 +135,17 @@ def find_level(levels: Iterable[Level], like: Level) -> Level | None:
 
 def ratio(found: Spread | None, base: float | None) -> float | None:
     return found.median / base if found and base else None
+
+
+def progress(one: Level | Depth) -> str:
+    if isinstance(one, Depth):
+        return f"prompt of {one.prompt_tokens:,} tokens: {seconds(one.first_token_seconds)} to the first token"
+    rate = one.output_tokens_per_second
+    return f"{one.concurrency} requests at once: {f'{rate.median:.1f} tokens/s' if rate else sanitize(one.fault)}"
+
+
+def seconds(value: float) -> str:
+    """`1.6 ms`, `16 ms`, `1.24 s`."""
+    if value >= 0.9995:
+        return f"{value:.2f} s"
+    return f"{value * 1000:.0f} ms" if value >= 0.00995 else f"{value * 1000:.1f} ms"

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from sparkd.lib.text import sanitize
 from sparkd.measure.bench import Result
 from sparkd.measure.figures import Level, find_level, spread
-from sparkd.state.history import Bench, Launch, Row, describe_change, find_decline
+from sparkd.state.history import Bench, Launch, Row, describe_change, describe_slower_load, find_decline
 from sparkd.state.history import find_usual as median_before
 from sparkd.state.known_good import format_utc
 
@@ -84,3 +84,20 @@ def _alike(one: Result, other: Result) -> bool:
 def _rate(result: Result, like: Level) -> float | None:
     level = find_level(result.levels, like)
     return level.output_tokens_per_second.median if level and level.output_tokens_per_second else None
+
+
+def as_json(rows: Sequence[Row], totals: object, last: int) -> str:
+    """One object: the last launches with their facts, what was measured of them, and totals."""
+    launches = [one for one in rows if isinstance(one, Launch)][-last:]
+    shown = {one.id for one in launches}
+    others = [one for one in rows if not isinstance(one, Launch) and one.launch in shown]
+    found = {"schema": 1, "launches": launches, "measured": others, "totals": totals, "slower": find_slower(rows)}
+    return msgspec.json.format(msgspec.json.encode(found), indent=1).decode()
+
+
+def find_slower(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Of the last launch and the last bench."""
+    launches = [one for one in rows if isinstance(one, Launch)]
+    same = [one for one in launches if (one.recipe, one.rank) == (launches[-1].recipe, launches[-1].rank)]
+    loads = describe_slower_load(same)
+    return (*((f"{sanitize(same[-1].recipe)}: {loads}",) if loads else ()), *describe_slower(find_runs(rows)))

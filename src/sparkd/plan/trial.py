@@ -1,15 +1,20 @@
-"""Plans a recipe without a node: what any node would meet, from the recipe alone and the settings' defaults."""
+"""Plans a recipe without a node: what any node would meet, from the recipe alone and the settings' defaults.
+
+And renders a plan as JSON.
+"""
 
 from __future__ import annotations
 
-from msgspec import Struct
+import json
+
+from msgspec import Struct, to_builtins
 
 from sparkd.config import Settings
 from sparkd.config.settings import MAX_NODES
 from sparkd.lib.errors import ConfigError
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.schema import Recipe
+from sparkd.recipes.schema import Container, Lines, Recipe
 
 ADDRESS = "10.0.0.{}"
 """Of the nodes of a trial. They have an interface and an RDMA device, so that each placeholder has a value."""
@@ -39,3 +44,17 @@ def try_recipe(recipe: Recipe, settings: Settings | None = None, size: int | Non
         fit = " or ".join(map(str, plans))
         warnings.append(f"nodes.min is {recipe.nodes.min}, and the recipe fits {fit} node(s) only")
     return Trial(next(iter(plans.values()), None), () if plans else (refused,), tuple(warnings))
+
+
+def plan_as_json(plan: LaunchPlan) -> str:
+    values = to_builtins(plan, enc_hook=_dump_model)
+    return json.dumps({**values, "env": dict(plan.env)}, indent=2, ensure_ascii=False)
+
+
+def _dump_model(value: Container | Lines) -> dict[str, object]:
+    fields = value.model_dump()
+    if isinstance(value, Container):
+        fields["ulimits"] = [{"name": name, **limit.model_dump()} for name, limit in value.limits.items()]
+        fields["shm_bytes"] = value.shm_size_bytes
+        fields["mounts"] = fields.pop("volumes")
+    return fields

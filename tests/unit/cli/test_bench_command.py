@@ -87,8 +87,8 @@ ENDED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 from sparkd.actions.processes import Rank
-from sparkd.cli.bench import catch_ends
-from sparkd.cli.served import Served
+from sparkd.tools.measuring import catch_ends
+from sparkd.tools.served import Served
 from sparkd.cli.soak import soak
 from sparkd.measure.bench import Wanted
 from sparkd.vllm.api import Endpoint

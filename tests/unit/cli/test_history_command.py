@@ -5,8 +5,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 from tests.unit.commands import sparkd
 
-from sparkd.cli.history import find_slower, table_rows
+from sparkd.cli.history import table_rows
 from sparkd.lib.text import Table
+from sparkd.measure.past import find_slower
 from sparkd.state.history import Launch, Row, Smoke
 from sparkd.state.known_good import Facts
 from sparkd.state.launch_history import End

@@ -12,7 +12,6 @@ from tests.unit.plans import configured
 
 from sparkd.cli import climb, tune_recipe
 from sparkd.cli.climb import FILE, Climb, Tuning
-from sparkd.cli.use import load_chosen
 from sparkd.cluster import membership
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, UsageError
@@ -22,6 +21,7 @@ from sparkd.measure.soak import Look
 from sparkd.state import launch_history, switch
 from sparkd.state.launch_history import LaunchHistory, Load
 from sparkd.state.switch import Chosen, Stage, Switch
+from sparkd.tools.switching import load_chosen
 
 GIB = 1 << 30
 CONFIG = configured(engine={"recipe": "mine"})

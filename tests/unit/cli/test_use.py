@@ -21,6 +21,7 @@ from sparkd.lib.errors import Cause, ConfigError, UsageError
 from sparkd.state import known_good, launch_history
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.status.model import Phase, dump
+from sparkd.tools.switching import find_outcome, follow_agent, load_chosen, read_choice
 
 LATER = "2999-01-01T00:00:00+00:00"
 CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
@@ -77,7 +78,7 @@ END = switch(Stage.DRAINING, None, chosen("old"))
     ],
 )
 def test_the_outcome_is_read_from_the_file(wanted: Switch, found: Switch | None, outcome: bool | None) -> None:
-    assert use.find_outcome(wanted, found) is outcome
+    assert find_outcome(wanted, found) is outcome
 
 
 def recipe_file(tree: Tree, name: str, mode: int = 0o644, **more: object) -> None:
@@ -87,7 +88,7 @@ def recipe_file(tree: Tree, name: str, mode: int = 0o644, **more: object) -> Non
 
 def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
     recipe_file(tree, "other", args={"max-model-len": 64})
-    made = use.load_chosen("other", 3600, CONFIG, Host(tree.root))
+    made = load_chosen("other", 3600, CONFIG, Host(tree.root))
     plan = membership.chosen_context(made, CONFIG, Host(tree.root)).plan
     assert " ".join(plan.argv).endswith("--max-model-len 64 --seed 7")
     assert made.engine.recipe == "other"
@@ -135,7 +136,7 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     recipe_file(tree, "mine")
     recipe_file(tree, "other")
     host = Host(tree.root)
-    in_force = put(tree, switch(Stage.IN_FORCE, use.load_chosen("other", 0, CONFIG, host)))
+    in_force = put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
     assert use._choose("other", 0, 60, in_force, CONFIG, host) is None
     longer = use._choose("other", 3600, 60, in_force, CONFIG, host)
     assert longer is not None
@@ -152,7 +153,7 @@ def test_what_is_configured_needs_no_file(tree: Tree) -> None:
 def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None:
     tree.file(FILE.path, "{")
     with pytest.raises(ConfigError, match=r"switch\.json can't be read") as refused:
-        use.read_choice(Host(tree.root))
+        read_choice(Host(tree.root))
     assert "sparkd rollback --end" in refused.value.hint
     with pytest.raises(ConfigError):
         use.follow(END, Host(tree.root))
@@ -203,7 +204,7 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
 
 
 def test_a_caller_that_follows_an_agent_sees_that_there_is_none(tree: Tree) -> None:
-    reports = use.follow_agent(Host(tree.root))
+    reports = follow_agent(Host(tree.root))
     assert next(reports) is None
     living(tree, Phase.SERVING, "")
     report = next(reports)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from sparkd.actions.processes import Rank
@@ -80,9 +80,3 @@ def find_container(host: Host, report: NodeReport) -> ContainerFacts:
     if found is None or not found.ours or found.pid <= 1:
         raise BlockedError("docker has no running container of the engine", "sparkd status")
     return found
-
-
-def report_progress(line: str) -> None:
-    """A terminal that has gone ends no measurement."""
-    with suppress(OSError):
-        print(f"sparkd: {line}", file=sys.stderr, flush=True)

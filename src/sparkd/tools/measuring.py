@@ -1,0 +1,140 @@
+"""What the commands that measure share: one at a time, their rows in the history, the machine meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import sys
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+from types import FrameType
+
+from msgspec.structs import replace
+
+from sparkd import __version__
+from sparkd.actions import files
+from sparkd.actions import history as store
+from sparkd.host import Host
+from sparkd.host.meminfo import read_swaps
+from sparkd.lib.http_client import HttpError
+from sparkd.measure.bench import Result, Wanted, measure
+from sparkd.measure.figures import DECODE, Depth, Level, progress
+from sparkd.measure.soak import Look
+from sparkd.recipes.schema import Recipe
+from sparkd.state.history import PATH, Row
+from sparkd.status.model import utc_now
+from sparkd.status.report_file import read_living_report
+from sparkd.tools.served import Served
+from sparkd.vllm.streaming import StreamError
+
+MOST_AT_ONCE = 256
+ENDS = (signal.SIGTERM, signal.SIGHUP)
+
+
+def report_progress(line: str) -> None:
+    """A terminal that has gone ends no measurement."""
+    with suppress(OSError):
+        print(f"sparkd: {line}", file=sys.stderr, flush=True)
+
+
+def read_rows() -> tuple[Row, ...]:
+    """For a measurement, which continues without them."""
+    try:
+        return store.read(Host().files)
+    except OSError as error:
+        report_progress(f"the history can't be read: {error}")
+        return ()
+
+
+def keep(row: Row) -> None:
+    """Or say why not: a measurement is not lost by it."""
+    try:
+        if store.write(Host().files, row):
+            report_progress(f"the history was broken, and is {PATH}{store.ASIDE} now")
+    except OSError as error:
+        report_progress(f"the result is not kept: {error}")
+
+
+def only_one() -> AbstractContextManager[None]:
+    """Two would measure each other's load."""
+    return files.locked(Path("/"), "run/sparkd/bench.lock", "`sparkd bench` or `tune-recipe`")
+
+
+def catch_ends() -> None:
+    """Also end of a session or by a service manager as by Ctrl-C: with the results."""
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        for one in ENDS:  # a session's end sends both
+            signal.signal(one, signal.SIG_IGN)
+        handler = signal.getsignal(signal.SIGINT)  # asyncio's, while a loop runs; none where a shell's `&` ignores it
+        (handler if callable(handler) else signal.default_int_handler)(signal.SIGINT, frame)
+
+    for one in ENDS:
+        if signal.getsignal(one) is signal.SIG_DFL:  # not under nohup
+            signal.signal(one, interrupt)
+
+
+def expected_levels(recipe: Recipe) -> list[int]:
+    """Numbers of requests at once of which the recipe has figures, the least one first."""
+    known = recipe.expect.get(DECODE)
+    figures = [int(one) for one in known if re.fullmatch("[0-9]{1,3}", one)] if isinstance(known, dict) else []
+    return sorted(one for one in figures if 1 <= one <= MOST_AT_ONCE)
+
+
+def start_result(served: Served, wanted: Wanted) -> Result:
+    return Result(
+        made=utc_now(),
+        node=served.report.node,
+        recipe=served.node.plan.recipe,
+        model=served.node.plan.served_name,
+        plan=served.report.plan_digest,
+        version=__version__,
+        prompt_tokens=wanted.prompt_tokens,
+        answer_tokens=wanted.answer_tokens,
+    )
+
+
+def run(served: Served, wanted: Wanted, result: Result) -> Result:
+    """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
+    found: list[Level | Depth] = []
+    interrupted, fault = False, ""
+
+    async def collect() -> None:
+        async for one in measure(served.endpoint, wanted):
+            found.append(one)
+            report_progress(progress(one))
+
+    try:
+        asyncio.run(collect())
+    except KeyboardInterrupt:
+        interrupted = True
+    except (HttpError, StreamError, ValueError) as error:
+        if not found:
+            raise
+        fault = str(error)
+    levels = tuple(one for one in found if isinstance(one, Level))
+    lost = next((one.fault for one in levels if one.failed == one.requests), "")
+    depths = tuple(one for one in found if isinstance(one, Depth))
+    return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
+
+
+def look(host: Host) -> Look | None:
+    """This node now, and the others as they last reported; None where this node can't be read."""
+    try:
+        own, swaps = host.meminfo(), read_swaps(host.files)
+    except (OSError, ValueError):
+        return None
+    report = read_living_report(host.files)
+    peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
+    gpus = [one.gpu for one in (report, *(living for _, living in peers)) if one and one.gpu]
+    return Look(
+        available_bytes={
+            report.node if report else host.name(): own.available_bytes,
+            **{name: one.memory.available_bytes if one and one.memory else None for name, one in peers},
+        },
+        cached_bytes=own.cached_bytes,
+        swap_used_bytes=sum(one.used_bytes for one in swaps),
+        gpu_celsius=max((one.temperature_celsius for one in gpus if one.temperature_celsius is not None), default=None),
+        gpu_mhz=min((one.clock_mhz for one in gpus if one.clock_mhz is not None), default=None),
+    )

@@ -1,0 +1,127 @@
+"""The choice of this node's plan from the command line: what keeps it from one, and how its agent goes there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sparkd.cluster import membership
+from sparkd.cluster.inventory import find_missing_elsewhere, request_inventories
+from sparkd.cluster.membership import NodeContext, check_inputs
+from sparkd.config import Settings
+from sparkd.host import Host, docker, docker_image
+from sparkd.host.ownership import refuse_writable
+from sparkd.lib import recipes_dir
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.preflight.check import Finding
+from sparkd.preflight.next_start import NextStart
+from sparkd.preflight.registry import build_checks
+from sparkd.preflight.runner import chosen as without_skipped
+from sparkd.preflight.runner import downgraded, examine, uncleared
+from sparkd.recipes.loader import load_recipe, recipe_folders
+from sparkd.state import launch_history
+from sparkd.state.launch_history import End
+from sparkd.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.status.model import NodeReport
+from sparkd.status.report_file import read_living_report
+
+POLL_SECONDS = 0.5
+GONE_SECONDS = 30.0
+"""Without an agent, until it is said to stay away: systemd starts the next one within seconds."""
+
+
+def image_id(host: Host, ref: str) -> str | None:
+    """Of an image on this node: empty where there is none; None where docker does not answer."""
+    with suppress(DockerError):
+        if docker.running(host):
+            found = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
+            return found.id if found else ""
+    return None
+
+
+def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
+    """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
+    from sparkd.actions import files
+
+    with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
+        if not files.exchange(host.files, FILE, before, after):
+            raise UsageError(f"{FILE.path} has changed meanwhile: nothing is changed", "run it again")
+
+
+def refuse_worker(config: Settings, host: Host) -> None:
+    """Raises UsageError."""
+    place = membership.find_place(config, host)
+    if place.rank:
+        raise UsageError(f"this node is rank {place.rank}: the head chooses for all", f"on {place.head_address}")
+
+
+def read_choice(host: Host) -> Switch | None:
+    """None where there is none. Raises ConfigError where the file can't be read: what is in force is unknown."""
+
+    def refuse(reason: str) -> None:
+        raise ConfigError(reason, "sparkd rollback --end, then: systemctl restart sparkd-head")
+
+    return FILE.read(host.files, refuse)
+
+
+def refuse_blocked(node: NodeContext, findings: Iterable[Finding], config: Settings, host: Host) -> None:
+    """Raises BlockedError for these, and where other nodes lack something."""
+    missing = [*explain_findings(findings), *find_missing_elsewhere(node, request_inventories(config, host))]
+    if missing:
+        raise BlockedError("\n".join(["nothing is changed:", *missing]))
+
+
+def load_chosen(name: str, span: int, config: Settings, host: Host) -> Chosen:
+    """Raises ConfigError, AwaitedError for a file that others may change."""
+    engine = config.engine.model_copy(update={"recipe": name})
+    loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
+    for file in loaded.files:
+        if file.parent != recipes_dir():
+            refuse_writable(host.files, str(file), "recipe")
+    until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds") if span else ""
+    return Chosen(loaded.recipe, engine, until=until)
+
+
+def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str, ...] = ()) -> tuple[Finding, ...]:
+    """What keeps this node from the plan, and no allowed fix clears. `ids`: of the checks; empty: all."""
+    checks = without_skipped(build_checks(check_inputs(node)), config.preflight.skip)
+    wanted = [one for one in checks if not ids or one.id in ids]
+    found = downgraded(
+        examine(wanted, host if isinstance(host, NextStart) else NextStart(host)), config.preflight.downgrade
+    )
+    return uncleared(found, config.preflight.allow_fixes)
+
+
+def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
+    for one in found:
+        yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
+
+
+def follow_agent(host: Host) -> Iterator[NodeReport | None]:
+    """The report of the agent that runs, every half second; it ends once there has been none for `GONE_SECONDS`."""
+    alive_at = time.monotonic()
+    while (report := read_living_report(host.files)) is not None or time.monotonic() - alive_at <= GONE_SECONDS:
+        alive_at = time.monotonic() if report is not None else alive_at
+        yield report
+        time.sleep(POLL_SECONDS)
+
+
+def await_end(host: Host, counts: Callable[[End], bool]) -> End | None:
+    """The agent's last end that counts, which it writes once its rank has ended; None after `GONE_SECONDS`."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while (end := launch_history.read_history(host.files).last_exit) is None or not counts(end):
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(POLL_SECONDS)
+    return end
+
+
+def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
+    """Whether the new plan is in force; None while that is open. Pure."""
+    if found is None or found.stage is Stage.IN_FORCE:
+        return (found.to if found is not None else None) == switch.to
+    return None if found.chosen_at == switch.chosen_at and found.stage is not Stage.RETURNING else False

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 
 from sparkd.cli import bench_table, console
 from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
-from sparkd.cli.use import parse_time
 from sparkd.host import Host
 from sparkd.lib.errors import EngineEndedError, ExitCode, UsageError
 from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import parse_time
 from sparkd.measure.bench import Result, Wanted
 from sparkd.measure.past import describe_slower, find_runs, find_usual
 from sparkd.state.history import Bench

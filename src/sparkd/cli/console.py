@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
+from sparkd.lib.errors import UsageError
 from sparkd.lib.text import GAP, Parts, Table, plain, printable, sanitize
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ LEAST_WIDTH = 16
 """Of a flexible column, however narrow the terminal is: it then breaks the line itself."""
 BAR_WIDTH, FIGURES_WIDTH = 14, 40
 """Of progress: its bar, and its figures with the space between."""
+LINE_LIMIT = 400
 
 
 def on_terminal() -> bool:
@@ -158,3 +160,11 @@ class Progress:
         """So many bytes more; a number below zero takes some back."""
         if self._bar:
             self._bar.update(self._task, advance=size_bytes)
+
+
+def prompt(prompt: str) -> str:
+    """A line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
+    print(prompt, end="", flush=True)
+    if line := sys.stdin.readline(LINE_LIMIT):
+        return line
+    raise UsageError("no answer came", "nothing was written")

@@ -17,9 +17,10 @@ from sparkd.actions.setup_manifest import Setup
 from sparkd.actions.system_config import UnitFiles
 from sparkd.cli import cluster_key
 from sparkd.cli.cluster_key import NEW_KEY
+from sparkd.cli.console import prompt
 from sparkd.cli.node_files import NodeFiles, Values, updated
 from sparkd.cli.preflight import look_at
-from sparkd.cli.survey import Survey, describe, group, prompt, propose_addresses, reason, show, take_survey
+from sparkd.cli.survey import Survey, describe, group, propose_addresses, reason, show, take_survey
 from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
 from sparkd.cluster.membership import Peer, find_place, resolve_context

@@ -12,14 +12,13 @@ from contextlib import suppress
 from datetime import datetime, time, timedelta
 
 from sparkd.cli import console
-from sparkd.cli.use import parse_time
 from sparkd.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
 from sparkd.config import load_settings
 from sparkd.host import Host
 from sparkd.host.journal import Query
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.log import PRIORITIES
-from sparkd.lib.text import Table, sanitize
+from sparkd.lib.text import Table, parse_time, sanitize
 
 POLL_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400

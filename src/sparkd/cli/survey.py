@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from ipaddress import ip_address
 
 from msgspec import Struct
 
 from sparkd.actions.lldp import read_names
+from sparkd.cli.console import LINE_LIMIT
 from sparkd.cluster.inventory import Inventory, read_inventory
 from sparkd.config import Settings
 from sparkd.host import CachedHost, Host
 from sparkd.host.fabric_ports import FabricPort, read_ports
 from sparkd.host.gpu import NO_GPU
 from sparkd.host.neighbours import Neighbour, find_neighbours
-from sparkd.lib.errors import UsageError
 from sparkd.lib.text import GAP, sanitize, size
 from sparkd.preflight.check import Verdict
 from sparkd.preflight.checks.docker import Docker
 from sparkd.preflight.fit import Fit
 
 MOST_SHOWN, MOST_REASONS = 4, 3
-WIDTH, LINE_LIMIT = 8, 400
+WIDTH = 8
 NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
 
 
@@ -145,11 +144,3 @@ def group(fits: Sequence[Fit]) -> Iterator[str]:
 def show(rows: Iterable[tuple[str, str]]) -> None:
     for name, text in rows:
         print(f"{name:{WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}", flush=True)
-
-
-def prompt(prompt: str) -> str:
-    """A line of stdin: a code that stands there is in no list of processes. Raises UsageError at its end."""
-    print(prompt, end="", flush=True)
-    if line := sys.stdin.readline(LINE_LIMIT):
-        return line
-    raise UsageError("no answer came", "nothing was written")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from sparkd.actions import files
 from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
-from sparkd.cli.survey import prompt
+from sparkd.cli.console import prompt
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host

@@ -20,7 +20,7 @@ from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, reques
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.lib.errors import Cause, ConfigError, ExitCode, NotReadyError, UsageError
-from sparkd.lib.text import Table, sanitize
+from sparkd.lib.text import Table, parse_time, sanitize
 from sparkd.preflight.next_start import NextStart
 from sparkd.recipes.loader import find_recipes, recipe_folders
 from sparkd.state import known_good
@@ -41,7 +41,6 @@ from sparkd.tools.switching import (
     write_switch,
 )
 
-UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 LONGEST_DRAIN_SECONDS, LONGEST_USE_SECONDS = 3600, 90 * 86400
 SHORTEST_USE_SECONDS = 60
 _NUMBER = re.compile(r"[0-9]+")
@@ -91,15 +90,6 @@ def use(args: argparse.Namespace) -> int:
         return ExitCode.NOT_READY
     print(f"{label(switch.to)} is in force")
     return ExitCode.GOOD
-
-
-def parse_time(flag: str, text: str, least: int, most: int) -> int:
-    """Seconds. Raises UsageError."""
-    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
-    seconds = int(match[1]) * UNITS[match[2]] if match else -1
-    if not least <= seconds <= most:
-        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
-    return seconds
 
 
 def _choose(

@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
 
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import ConfigError, UsageError
+
+UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -185,3 +187,12 @@ Parts: TypeAlias = Sequence[str | Table]
 
 def plain(parts: Parts) -> str:
     return "\n".join(str(part) for part in parts if isinstance(part, str) or part.rows)
+
+
+def parse_time(flag: str, text: str, least: int, most: int) -> int:
+    """Seconds. Raises UsageError."""
+    match = re.fullmatch(r"([0-9]{1,7})(s|min|m|h|d)", text, re.ASCII)
+    seconds = int(match[1]) * UNITS[match[2]] if match else -1
+    if not least <= seconds <= most:
+        raise UsageError(f"{flag} {sanitize(text, 40)}: needed is {least}s to {most // 3600}h, such as 90s, 30min, 2h")
+    return seconds

@@ -18,6 +18,7 @@ from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.errors import Cause, ConfigError, UsageError
+from sparkd.lib.text import parse_time
 from sparkd.state import known_good, launch_history
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.status.model import Phase, dump
@@ -34,10 +35,10 @@ CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
 )
 def test_times(text: str, seconds: int | None) -> None:
     if seconds is not None:
-        assert use.parse_time("--for", text, 60, 7 * 86400) == seconds
+        assert parse_time("--for", text, 60, 7 * 86400) == seconds
         return
     with pytest.raises(UsageError, match=r"--for .*needed is 60s to 168h, such as 90s"):
-        use.parse_time("--for", text, 60, 7 * 86400)
+        parse_time("--for", text, 60, 7 * 86400)
 
 
 @pytest.mark.parametrize(

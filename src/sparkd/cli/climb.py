@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Self
 
@@ -89,10 +89,10 @@ FILE = StateFile("tune-recipe.json", Tuning)
 class Climb:
     """A context manager: in the end the plan before is in force again, or on its way."""
 
-    def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host) -> None:
+    def __init__(self, tuning: Tuning, base: Chosen, config: Settings, host: Host, show: Callable[[str], None]) -> None:
         """Raises BlockedError where the node is about to change its plan."""
         self.tuning = tuning
-        self._base, self._config, self._host = base, config, host
+        self._base, self._config, self._host, self._show = base, config, host, show
         self._replaces = membership.fingerprint_config(config, host)
         self._switch: Switch | None = None
         """The last step's."""
@@ -117,7 +117,7 @@ class Climb:
                 # Without effect where the agent has just written a step of its own.
                 files.exchange(self._host.files, switch.FILE, found, replace(found, stage=Stage.RETURNING))
         now = label(found.chosen if found else None)
-        print(f"this node runs, or is on the way to: {now}; sparkd status", flush=True)
+        self._show(f"this node runs, or is on the way to: {now}; sparkd status")
 
     def _has_step(self, found: Switch) -> bool:
         """Of this ladder: no other recipe has the name, and nothing else of this name an end."""
@@ -129,7 +129,7 @@ class Climb:
             step, tries = at.step, self.tuning.tries if self.tuning.tried == at.step else 0
             what = name_step(*step)
             self.keep(replace(self.tuning, tried=step, tries=tries + 1))
-            print(f"step {len(self.tuning.measured) + 1}: {what}", flush=True)
+            self._show(f"step {len(self.tuning.measured) + 1}: {what}")
             try:
                 gone = "the node, or this command, was gone twice meanwhile"
                 fault = gone if tries >= TRIES else self._use(step[0], at.values)
@@ -138,7 +138,7 @@ class Climb:
                 self.keep(replace(self.tuning, tried=None, tries=0))
                 raise
             self.keep(replace(self.tuning, measured=(*self.tuning.measured, one), tried=None, tries=0))
-            print(f"{what}: {describe(one)}", flush=True)
+            self._show(f"{what}: {describe(one)}")
         return at
 
     def _use(self, knob: str, values: Mapping[str, Value]) -> str:
@@ -171,7 +171,7 @@ class Climb:
         found, self._in_force = self._refuse_other(), False
         self._switch = step = Switch(self._replaces, Stage.DRAINING, to, self._back, 0, DRAIN_SECONDS, utc_now())
         write_switch(found, step, host)
-        if fault := follow(step, host):
+        if fault := follow(step, host, self._show):
             if NO_REASON in fault:
                 raise BlockedError(f"a node was gone meanwhile: {fault}", AGAIN)
             self._refuse_other()
@@ -241,7 +241,7 @@ def _smoke() -> list[str]:
     """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then."""
     for _ in range(2):
         with open_endpoint(smoke.CONNECTIONS) as served:
-            rounds = asyncio.run(smoke.collect(served, shown=False))
+            rounds = asyncio.run(smoke.collect(served))
         if not (faults := [fault for one in rounds for fault in one.faults]):
             break
     return faults

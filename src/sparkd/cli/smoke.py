@@ -7,6 +7,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections.abc import Callable
 
 from msgspec.structs import asdict
 
@@ -47,7 +48,7 @@ def smoke(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         try:
-            rounds = asyncio.run(collect(served, shown=not args.json))
+            rounds = asyncio.run(collect(served) if args.json else collect(served, show))
         except HttpError as error:
             raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
         cache = describe_cache(served)
@@ -64,16 +65,19 @@ def smoke(args: argparse.Namespace) -> int:
     return ExitCode.NOT_READY if bad else ExitCode.GOOD
 
 
-async def collect(served: Served, *, shown: bool) -> list[Round]:
-    """Raises HttpError."""
+async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
+    """The rounds of the smoke test, each shown once it is over. Raises HttpError."""
     flags, plan = first_values(served.node.plan.argv), served.node.plan
     tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
     rounds = []
     async for one in run_all(served.endpoint, Wanted(context_tokens(plan, Host()), tools, reasoning), REQUEST_SECONDS):
         rounds.append(one)
-        if shown:
-            print("\n".join(lines(one)), flush=True)
+        show(one)
     return rounds
+
+
+def show(one: Round) -> None:
+    print("\n".join(lines(one)), flush=True)
 
 
 def lines(one: Round) -> list[str]:

@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def tune_recipe(args: argparse.Namespace) -> int:
             begun = kept
         elif kept is not None and kept.measured:
             print(f"dropped: {len(kept.measured)} steps measured for {kept.name} with other arguments or settings")
-        climb = Climb(begun, base, config, host)
+        climb = Climb(begun, base, config, host, partial(print, flush=True))
         print("\n".join(announce(begun, base, config, host)), flush=True)
         confirm(args, [*ladder.warnings(knobs, base.recipe)])
         try:

@@ -9,7 +9,9 @@ import argparse
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -85,7 +87,7 @@ def use(args: argparse.Namespace) -> int:
         print(f"{label(switch.to)} holds from the next start on: systemctl start sparkd-head")
         return ExitCode.GOOD
     print(f"on the way to {label(switch.to)}; it continues without this command: sparkd status", flush=True)
-    if why := follow(switch, host):
+    if why := follow(switch, host, partial(print, flush=True)):
         print(f"sparkd: {why}", file=sys.stderr)
         return ExitCode.NOT_READY
     print(f"{label(switch.to)} is in force")
@@ -149,8 +151,8 @@ def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str
     return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
 
 
-def follow(switch: Switch, host: Host) -> str:
-    """Print what the agent does, until the new plan is in force, or the one before is again: then why.
+def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
+    """Show what the agent does, until the new plan is in force, or the one before is again: then why.
 
     Raises NotReadyError where no agent runs any more.
     """
@@ -162,7 +164,7 @@ def follow(switch: Switch, host: Host) -> str:
             line = sanitize(status_line(report))
             if (step := _NUMBER.sub("", line)) != shown:
                 shown = step
-                print(line, flush=True)
+                show(line)
     raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
 
 

@@ -134,13 +134,13 @@ def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:
     """It is in force, and neither serves now nor is proven."""
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     put(tree, Stage.IN_FORCE, step("fresh"), step("older"))
-    assert Climb(TUNING, BASE, CONFIG, Host(tree.root))._back == (step("fresh"), step("older"))
+    assert Climb(TUNING, BASE, CONFIG, Host(tree.root), print)._back == (step("fresh"), step("older"))
 
 
 @pytest.mark.parametrize("in_force", [True, False])
 def test_a_step_that_somebody_has_ended_is_noticed(tree: Tree, in_force: bool) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
-    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root))
+    climbing = Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
     climbing._switch, climbing._in_force = put(tree, Stage.IN_FORCE, step("mine-tuned", LATER)), in_force
     assert climbing._refuse_other() == climbing._switch
     (tree.root / switch.FILE.path[1:]).unlink()
@@ -166,7 +166,7 @@ LATER = "2999-01-01T00:00:00+00:00"
 def test_a_step_of_a_killed_command_is_left_too_in_the_end(tree: Tree, stage: Stage) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     put(tree, stage, step("mine-tuned", LATER), step("before"))
-    with Climb(TUNING, BASE, CONFIG, Host(tree.root)):
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
         pass
     found = in_file(tree)
     assert found is not None
@@ -178,12 +178,12 @@ def test_what_a_person_chose_is_not_left(tree: Tree, to: Chosen) -> None:
     """A plan of the ladder's own name without an end is a person's, too."""
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     before = put(tree, Stage.IN_FORCE, to)
-    with Climb(TUNING, BASE, CONFIG, Host(tree.root)):
+    with Climb(TUNING, BASE, CONFIG, Host(tree.root), print):
         pass
     assert in_file(tree) == before
     put(tree, Stage.TRYING, to)
     with pytest.raises(BlockedError, match="on the way to recipe"):
-        Climb(TUNING, BASE, CONFIG, Host(tree.root))
+        Climb(TUNING, BASE, CONFIG, Host(tree.root), print)
 
 
 @pytest.mark.parametrize(

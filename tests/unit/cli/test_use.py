@@ -157,7 +157,7 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
         read_choice(Host(tree.root))
     assert "sparkd rollback --end" in refused.value.hint
     with pytest.raises(ConfigError):
-        use.follow(END, Host(tree.root))
+        use.follow(END, Host(tree.root), print)
 
 
 def living(tree: Tree, phase: Phase, message: str) -> None:
@@ -177,7 +177,7 @@ def test_it_prints_each_step_once_until_the_new_plan_is_in_force(
     ]
     for timer in later:
         timer.start()
-    assert use.follow(begun, Host(tree.root)) == ""
+    assert use.follow(begun, Host(tree.root), print) == ""
     for timer in later:
         timer.join()
     assert capsys.readouterr().out == "loading: shard 1 of 9\nserving: on port 8000\n"
@@ -199,7 +199,7 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
     ]
     for timer in later:
         timer.start()
-    assert use.follow(begun, Host(tree.root)) == "switch-failed at 2026-01-03 (exit 12)"
+    assert use.follow(begun, Host(tree.root), print) == "switch-failed at 2026-01-03 (exit 12)"
     for timer in later:
         timer.join()
 

@@ -7,26 +7,20 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import Callable
 
 from msgspec.structs import asdict
 
-from sparkd.host import Host
 from sparkd.lib.errors import EngineEndedError, ExitCode
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize
-from sparkd.measure.smoke import Round, Wanted, run_all
+from sparkd.measure.smoke import Round
 from sparkd.recipes.schema import KV_CACHE_TOKENS
 from sparkd.state.history import Smoke
 from sparkd.status.model import utc_now
-from sparkd.tools.endpoint import context_tokens
 from sparkd.tools.measuring import keep
-from sparkd.tools.served import Served, open_endpoint
-from sparkd.vllm.flag import first_values
+from sparkd.tools.served import CONNECTIONS, Served, collect, open_endpoint
 
 SCHEMA = 1
-REQUEST_SECONDS = 60.0
-CONNECTIONS = 8
 COLUMNS = 80
 MOST_FAULTS = 20
 """In the history."""
@@ -63,17 +57,6 @@ def smoke(args: argparse.Namespace) -> int:
         print(f"KV cache            {cache}")
         print(f"bad outputs: {bad}   ({seconds:.0f} s)")
     return ExitCode.NOT_READY if bad else ExitCode.GOOD
-
-
-async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
-    """The rounds of the smoke test, each shown once it is over. Raises HttpError."""
-    flags, plan = first_values(served.node.plan.argv), served.node.plan
-    tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
-    rounds = []
-    async for one in run_all(served.endpoint, Wanted(context_tokens(plan, Host()), tools, reasoning), REQUEST_SECONDS):
-        rounds.append(one)
-        show(one)
-    return rounds
 
 
 def show(one: Round) -> None:

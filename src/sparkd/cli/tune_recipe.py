@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.actions import files
-from sparkd.cli.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
 from sparkd.cli.console import prompt
 from sparkd.cluster import membership
 from sparkd.config import Settings, load_settings
@@ -29,6 +28,7 @@ from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_f
 from sparkd.state import launch_history
 from sparkd.state.switch import Chosen, fingerprint_engine
 from sparkd.status.model import format_duration, utc_now
+from sparkd.tools.climb import DEFAULT_CONCURRENCY, FILE, RUNS, Climb, Tuning
 from sparkd.tools.measuring import MOST_AT_ONCE, catch_ends, expected_levels, only_one, read_rows
 from sparkd.tools.switching import load_chosen, refuse_worker
 

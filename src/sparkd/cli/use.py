@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,20 +19,17 @@ from sparkd.cluster import membership
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host
-from sparkd.lib.errors import Cause, ConfigError, ExitCode, NotReadyError, UsageError
+from sparkd.lib.errors import ConfigError, ExitCode, UsageError
 from sparkd.lib.text import Table, parse_time, sanitize
 from sparkd.preflight.next_start import NextStart
 from sparkd.recipes.loader import find_recipes, recipe_folders
 from sparkd.state import known_good
 from sparkd.state.switch import MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.status.model import Phase, parse, utc_now
-from sparkd.status.publisher import status_line
 from sparkd.status.report_file import read_living_report, read_report
 from sparkd.tools.switching import (
-    await_end,
-    find_outcome,
     findings_of,
-    follow_agent,
+    follow,
     image_id,
     load_chosen,
     read_choice,
@@ -45,8 +40,6 @@ from sparkd.tools.switching import (
 
 LONGEST_DRAIN_SECONDS, LONGEST_USE_SECONDS = 3600, 90 * 86400
 SHORTEST_USE_SECONDS = 60
-_NUMBER = re.compile(r"[0-9]+")
-"""Counts alone are no news."""
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
 
@@ -149,25 +142,3 @@ def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str
         return error.reason.splitlines()[0].partition("; chosen for")[0]
     found = findings_of(node, host, config, BY_RECIPE)
     return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
-
-
-def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
-    """Show what the agent does, until the new plan is in force, or the one before is again: then why.
-
-    Raises NotReadyError where no agent runs any more.
-    """
-    shown = ""
-    for report in follow_agent(host):
-        if (outcome := find_outcome(switch, read_choice(host))) is not None:
-            return "" if outcome else _why_back(switch, host)
-        if report is not None:
-            line = sanitize(status_line(report))
-            if (step := _NUMBER.sub("", line)) != shown:
-                shown = step
-                show(line)
-    raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
-
-
-def _why_back(switch: Switch, host: Host) -> str:
-    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at)
-    return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -19,10 +19,16 @@ from sparkd.host.docker import LABEL, ContainerFacts
 from sparkd.lib import log
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.text import Redactor
+from sparkd.measure.smoke import Round, Wanted, run_all
 from sparkd.status.model import IN_SERVICE, NodeReport
 from sparkd.status.report_file import read_living_report
+from sparkd.tools.endpoint import context_tokens
 from sparkd.vllm.api import Endpoint
 from sparkd.vllm.args import API_KEY
+from sparkd.vllm.flag import first_values
+
+REQUEST_SECONDS = 60.0
+CONNECTIONS = 8
 
 
 class Served(NamedTuple):
@@ -80,3 +86,14 @@ def find_container(host: Host, report: NodeReport) -> ContainerFacts:
     if found is None or not found.ours or found.pid <= 1:
         raise BlockedError("docker has no running container of the engine", "sparkd status")
     return found
+
+
+async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
+    """The rounds of the smoke test, each shown once it is over. Raises HttpError."""
+    flags, plan = first_values(served.node.plan.argv), served.node.plan
+    tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
+    rounds = []
+    async for one in run_all(served.endpoint, Wanted(context_tokens(plan, Host()), tools, reasoning), REQUEST_SECONDS):
+        rounds.append(one)
+        show(one)
+    return rounds

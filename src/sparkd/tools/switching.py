@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +17,8 @@ from sparkd.host import Host, docker, docker_image
 from sparkd.host.ownership import refuse_writable
 from sparkd.lib import recipes_dir
 from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
+from sparkd.lib.text import sanitize
 from sparkd.preflight.check import Finding
 from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import build_checks
@@ -25,9 +27,13 @@ from sparkd.preflight.runner import downgraded, examine, uncleared
 from sparkd.recipes.loader import load_recipe, recipe_folders
 from sparkd.state import launch_history
 from sparkd.state.launch_history import End
-from sparkd.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.state.switch import FILE, Chosen, Stage, Switch, label
 from sparkd.status.model import NodeReport
+from sparkd.status.publisher import status_line
 from sparkd.status.report_file import read_living_report
+
+_NUMBER = re.compile(r"[0-9]+")
+"""Counts alone are no news."""
 
 POLL_SECONDS = 0.5
 GONE_SECONDS = 30.0
@@ -125,3 +131,25 @@ def find_outcome(switch: Switch, found: Switch | None) -> bool | None:
     if found is None or found.stage is Stage.IN_FORCE:
         return (found.to if found is not None else None) == switch.to
     return None if found.chosen_at == switch.chosen_at and found.stage is not Stage.RETURNING else False
+
+
+def follow(switch: Switch, host: Host, show: Callable[[str], None]) -> str:
+    """Show what the agent does, until the new plan is in force, or the one before is again: then why.
+
+    Raises NotReadyError where no agent runs any more.
+    """
+    shown = ""
+    for report in follow_agent(host):
+        if (outcome := find_outcome(switch, read_choice(host))) is not None:
+            return "" if outcome else _why_back(switch, host)
+        if report is not None:
+            line = sanitize(status_line(report))
+            if (step := _NUMBER.sub("", line)) != shown:
+                shown = step
+                show(line)
+    raise NotReadyError("no agent runs any more", "systemctl status sparkd-head")
+
+
+def _why_back(switch: Switch, host: Host) -> str:
+    end = await_end(host, lambda last: last.cause == Cause.SWITCH_FAILED and last.at > switch.chosen_at)
+    return sanitize(str(end), 1000) if end is not None else f"{label(switch.to)} is not in force: sparkd status"

@@ -10,8 +10,7 @@ from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.plans import configured
 
-from sparkd.cli import climb, tune_recipe
-from sparkd.cli.climb import FILE, Climb, Tuning
+from sparkd.cli import tune_recipe
 from sparkd.cluster import membership
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, UsageError
@@ -21,6 +20,8 @@ from sparkd.measure.soak import Look
 from sparkd.state import launch_history, switch
 from sparkd.state.launch_history import LaunchHistory, Load
 from sparkd.state.switch import Chosen, Stage, Switch
+from sparkd.tools import climb
+from sparkd.tools.climb import FILE, Climb, Tuning
 from sparkd.tools.switching import load_chosen
 
 GIB = 1 << 30

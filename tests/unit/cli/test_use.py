@@ -22,7 +22,7 @@ from sparkd.lib.text import parse_time
 from sparkd.state import known_good, launch_history
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.status.model import Phase, dump
-from sparkd.tools.switching import find_outcome, follow_agent, load_chosen, read_choice
+from sparkd.tools.switching import find_outcome, follow, follow_agent, load_chosen, read_choice
 
 LATER = "2999-01-01T00:00:00+00:00"
 CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
@@ -157,7 +157,7 @@ def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None
         read_choice(Host(tree.root))
     assert "sparkd rollback --end" in refused.value.hint
     with pytest.raises(ConfigError):
-        use.follow(END, Host(tree.root), print)
+        follow(END, Host(tree.root), print)
 
 
 def living(tree: Tree, phase: Phase, message: str) -> None:
@@ -177,7 +177,7 @@ def test_it_prints_each_step_once_until_the_new_plan_is_in_force(
     ]
     for timer in later:
         timer.start()
-    assert use.follow(begun, Host(tree.root), print) == ""
+    assert follow(begun, Host(tree.root), print) == ""
     for timer in later:
         timer.join()
     assert capsys.readouterr().out == "loading: shard 1 of 9\nserving: on port 8000\n"
@@ -199,7 +199,7 @@ def test_why_it_went_back_is_awaited_and_of_this_switch(tree: Tree) -> None:
     ]
     for timer in later:
         timer.start()
-    assert use.follow(begun, Host(tree.root), print) == "switch-failed at 2026-01-03 (exit 12)"
+    assert follow(begun, Host(tree.root), print) == "switch-failed at 2026-01-03 (exit 12)"
     for timer in later:
         timer.join()
 

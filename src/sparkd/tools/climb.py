@@ -15,8 +15,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.actions import files
-from sparkd.cli import smoke
-from sparkd.cli.use import follow
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
@@ -31,11 +29,12 @@ from sparkd.state.file import StateFile
 from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
 from sparkd.status.model import IN_SERVICE, utc_now
 from sparkd.tools.measuring import look, run, start_result
-from sparkd.tools.served import open_endpoint
+from sparkd.tools.served import CONNECTIONS, collect, open_endpoint
 from sparkd.tools.switching import (
     await_end,
     explain_findings,
     findings_of,
+    follow,
     follow_agent,
     read_choice,
     refuse_blocked,
@@ -240,8 +239,8 @@ class Climb:
 def _smoke() -> list[str]:
     """Faults of its answers, where two tries in a row have some: healthy models write an odd one now and then."""
     for _ in range(2):
-        with open_endpoint(smoke.CONNECTIONS) as served:
-            rounds = asyncio.run(smoke.collect(served))
+        with open_endpoint(CONNECTIONS) as served:
+            rounds = asyncio.run(collect(served))
         if not (faults := [fault for one in rounds for fault in one.faults]):
             break
     return faults

@@ -21,7 +21,6 @@ from sparkd.actions import history as store
 from sparkd.cli.capture_archive import MOST_BYTES, Archive
 from sparkd.cli.capture_summary import summarize
 from sparkd.cli.capture_tree import read_machine
-from sparkd.cli.preflight import look_at
 from sparkd.cluster import inventory, membership
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
@@ -42,6 +41,7 @@ from sparkd.state import launch_history
 from sparkd.status import model
 from sparkd.status.report_file import read_report
 from sparkd.tools import known_good
+from sparkd.tools.dry_run import look_at
 
 T = TypeVar("T")
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sparkd.cli.preflight import look_at
 from sparkd.config import Settings
 from sparkd.host import Host, versions
 from sparkd.preflight.render import Shown
 from sparkd.status import model
 from sparkd.status.report_file import read_report
+from sparkd.tools.dry_run import look_at
 
 
 def summarize(settings: Settings, host: Host) -> str:

@@ -19,7 +19,6 @@ from sparkd.cli import cluster_key
 from sparkd.cli.cluster_key import NEW_KEY
 from sparkd.cli.console import prompt
 from sparkd.cli.node_files import NodeFiles, Values, updated
-from sparkd.cli.preflight import look_at
 from sparkd.cli.survey import Survey, describe, group, propose_addresses, reason, show, take_survey
 from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
@@ -37,6 +36,7 @@ from sparkd.preflight.render import CONFIGURATION, parts
 from sparkd.preflight.runner import blocking
 from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.recipes.schema import Recipe
+from sparkd.tools.dry_run import look_at
 
 if TYPE_CHECKING:
     from sparkd.cluster.join import Guest

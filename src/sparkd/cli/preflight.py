@@ -23,15 +23,15 @@ from sparkd.lib import read_data
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
 from sparkd.lib.text import did_you_mean
 from sparkd.preflight import render
-from sparkd.preflight.check import Finding, Level, Verdict
+from sparkd.preflight.check import Finding
 from sparkd.preflight.fixes import FixState, stop_by_hand
 from sparkd.preflight.hooks import list_hooks
-from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.registry import IDS, build_checks, build_unplanned
-from sparkd.preflight.render import Owner, Shown
-from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine
-from sparkd.status.model import Phase, parse
-from sparkd.status.report_file import read_report
+from sparkd.preflight.registry import IDS, build_checks
+from sparkd.preflight.render import Shown
+from sparkd.preflight.runner import blocking, check_ids
+from sparkd.status.model import Phase
+from sparkd.tools.dry_run import look_without_plan as _look_without_plan
+from sparkd.tools.dry_run import only_look as _only_look
 
 if TYPE_CHECKING:
     from sparkd.actions import Actions
@@ -98,61 +98,6 @@ def _page(check_id: str) -> str:
     _, _, section = read_data("sparkd-checks.7.md").decode().partition(f"\n## {check_id}\n")
     page = section.partition("\n```text\n")[2].partition("\n```\n")[0]
     return f"{check_id}\n\n{page}"
-
-
-def look_at(config: Settings, host: Host) -> Shown:
-    """A dry run with settings that may not be on disk yet."""
-    try:
-        return _only_look(resolve_context(config, None, host), config, host)
-    except ConfigError as error:
-        return _look_without_plan(error, None, config, host)
-
-
-def _only_look(node: NodeContext, config: Settings, host: Host) -> Shown:
-    """Neither `Actions` nor anything that could start a program is imported here."""
-    wanted = config.preflight
-    checks = chosen(build_checks(check_inputs(node)), wanted.skip)
-    host = NextStart(host)
-    return _shown(downgraded(examine(checks, host), wanted.downgrade), node.role, config, host)
-
-
-def _look_without_plan(error: ConfigError, role: str | None, config: Settings, host: Host) -> Shown:
-    """What the checks find that need no plan, where the configuration makes none."""
-    wrong = Verdict(Level.BLOCK, "; ".join(error.reason.splitlines()), error.hint)
-    skipped = Verdict(Level.SKIPPED, "needs a plan, which the configuration does not give")
-    unplanned, wanted = build_unplanned(config), config.preflight
-    checks = chosen([one for one in unplanned.values() if one is not None], wanted.skip)
-    left = [name for name, one in unplanned.items() if one is None and name not in wanted.skip]
-    host = NextStart(host)
-    findings = (
-        Finding(render.CONFIGURATION, wrong, {}, 0.0),
-        *downgraded(examine(checks, host), wanted.downgrade),
-        *(Finding(name, skipped, {}, 0.0) for name in left),
-    )
-    return _shown(findings, role or "no role yet", config, host)
-
-
-def _shown(findings: tuple[Finding, ...], role: str, config: Settings, host: NextStart) -> Shown:
-    programs = list_hooks(host.files)
-    findings += tuple(hook.refusal for hook in programs if hook.problem)
-    return Shown(
-        node=host.name(),
-        role=role,
-        changes_nothing=True,
-        findings=findings,
-        fixes=render.intended(findings, config.preflight.allow_fixes),
-        hooks=tuple(hook.path for hook in programs if not hook.problem),
-        owner=_owner(host),
-    )
-
-
-def _owner(host: NextStart) -> Owner | None:
-    if (agent := host.agent) is None or not agent.pid:
-        return None
-    report = parse(read_report(host.files))
-    own = report if report and report.incarnation == agent.invocation else None
-    names = tuple(one.name for one in host.ranks)
-    return Owner(agent.pid, agent.command, own.phase.value if own else "", own.since if own else "", names)
 
 
 def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:

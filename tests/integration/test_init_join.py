@@ -19,7 +19,7 @@ NODES = """
     import sys
     from argparse import Namespace
     from sparkd.cli.init import Wizard
-    from sparkd.cli.node_files import NodeFiles
+    from sparkd.tools.node_files import NodeFiles
     from sparkd.host import Host
     args = Namespace(yes=True, plan=False, recipe=None, nodes=int(sys.argv[2]), invite="invite" in sys.argv, join=None,
                      ssh=())

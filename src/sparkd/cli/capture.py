@@ -18,9 +18,6 @@ import msgspec
 
 from sparkd import __version__
 from sparkd.actions import history as store
-from sparkd.cli.capture_archive import MOST_BYTES, Archive
-from sparkd.cli.capture_summary import summarize
-from sparkd.cli.capture_tree import read_machine
 from sparkd.cluster import inventory, membership
 from sparkd.cluster.auth import KeyRing
 from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
@@ -41,6 +38,9 @@ from sparkd.state import launch_history
 from sparkd.status import model
 from sparkd.status.report_file import read_report
 from sparkd.tools import known_good
+from sparkd.tools.capture_archive import MOST_BYTES, Archive
+from sparkd.tools.capture_summary import summarize
+from sparkd.tools.capture_tree import read_machine
 from sparkd.tools.dry_run import look_at
 
 T = TypeVar("T")

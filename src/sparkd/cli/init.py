@@ -15,10 +15,7 @@ from msgspec.structs import replace
 
 from sparkd.actions.setup_manifest import Setup
 from sparkd.actions.system_config import UnitFiles
-from sparkd.cli import cluster_key
-from sparkd.cli.cluster_key import NEW_KEY
 from sparkd.cli.console import prompt
-from sparkd.cli.node_files import NodeFiles, Values, updated
 from sparkd.cli.survey import Survey, describe, group, propose_addresses, reason, show, take_survey
 from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
@@ -36,7 +33,10 @@ from sparkd.preflight.render import CONFIGURATION, parts
 from sparkd.preflight.runner import blocking
 from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.recipes.schema import Recipe
+from sparkd.tools import cluster_key
+from sparkd.tools.cluster_key import NEW_KEY
 from sparkd.tools.dry_run import look_at
+from sparkd.tools.node_files import NodeFiles, Values, updated
 
 if TYPE_CHECKING:
     from sparkd.cluster.join import Guest

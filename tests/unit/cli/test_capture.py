@@ -18,8 +18,6 @@ from tests.tree import Tree
 
 from sparkd.cli import capture
 from sparkd.cli.capture import Collector
-from sparkd.cli.capture_archive import Archive
-from sparkd.cli.capture_tree import cut_words, keep_content
 from sparkd.cluster.logs import NodeLog, Page
 from sparkd.config import load_settings
 from sparkd.host import Host
@@ -27,6 +25,8 @@ from sparkd.host.journal import Line, Lines, Query
 from sparkd.host.recorder import SETTINGS, RecordingFiles, read_tree
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import Redaction
+from sparkd.tools.capture_archive import Archive
+from sparkd.tools.capture_tree import cut_words, keep_content
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 PLANT = "Tr0ub4dor-and-3"

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from sparkd.actions.setup_manifest import Setup
 from sparkd.actions.system_config import UnitFiles
-from sparkd.cli import cluster_key
 from sparkd.config import Loaded, Settings, load_with_origins, units
 from sparkd.config.layers import Key
 from sparkd.config.reference import format_line
@@ -20,6 +19,7 @@ from sparkd.config.settings import Section
 from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.host import Host
 from sparkd.lib.errors import ConfigError
+from sparkd.tools import cluster_key
 
 HEAD = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own

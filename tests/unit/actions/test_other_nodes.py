@@ -12,8 +12,8 @@ from tests.tree import Tree
 
 from sparkd.actions.dockerd import lock_scratch
 from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
-from sparkd.cli import main, sync
-from sparkd.cli.sync import SCRATCH
+from sparkd.cli import image, main, sync
+from sparkd.cli.image import SCRATCH
 from sparkd.config import Settings
 from sparkd.config.settings import Cluster
 from sparkd.host import Host
@@ -175,9 +175,9 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     if there_gib:
         with (programs.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
-    looked = sync._Image("name:tag", "0" * 64, 30 << 30)
+    looked = image._Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
-        sync._check_room(looked, peer, there)
+        image._check_room(looked, peer, there)
 
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:

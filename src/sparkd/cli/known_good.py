@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from sparkd.cluster import membership
@@ -15,14 +15,19 @@ from sparkd.config import Settings, load_settings
 from sparkd.host import Host
 from sparkd.lib.errors import AddressAwaitedError, ConfigError, UsageError
 from sparkd.lib.text import Table, sanitize
-from sparkd.plan.model import LaunchPlan
 from sparkd.state.known_good import Entry, format_utc
-from sparkd.state.switch import FILE, make_rollback
-from sparkd.tools.known_good import DIGITS, _differing, as_json, as_text, gather_facts, read_known_good
-from sparkd.tools.switching import image_id, write_switch
+from sparkd.tools.known_good import (
+    DIGITS,
+    as_json,
+    as_text,
+    configured_plan,
+    end_rollback,
+    gather_facts,
+    read_known_good,
+    roll_back,
+)
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
-LIST = "sparkd rollback --list"
 
 
 def add_diff(parser: argparse.ArgumentParser) -> None:
@@ -75,7 +80,7 @@ def rollback(args: argparse.Namespace) -> None:
         if membership.follows_head(config, place := membership.find_place(config, host)):
             reason = f"this node runs what its head, {place.head_address}, decides (cluster.follow_head)"
             raise UsageError(reason, "sudo sparkd rollback there")
-    for line in _end(config, host) if args.end else _roll_back(args.plan, config, host):
+    for line in end_rollback(config, host) if args.end else roll_back(args.plan, config, host):
         print(line, flush=True)  # a look at a model's dead disk, further on, hides no line of what was done
 
 
@@ -83,7 +88,7 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
     """One line a plan."""
     if not known:
         return _none_yet(config)
-    plan, back = _configured(config, host), None
+    plan, back = configured_plan(config, host), None
     with suppress(ConfigError):
         switch = membership.resolve_context(config, None, host).switch
         back = switch.chosen if switch is not None else None
@@ -96,71 +101,3 @@ def listed(known: Sequence[Entry], config: Settings, host: Host) -> str:
             marks.append("rolled back to")  # also once it has proven itself again, at another time
         rows.append((*(sanitize(cell, 80) for cell in cells), ", ".join(marks)))
     return str(Table(rows))
-
-
-def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, image_id: str) -> Entry:
-    """The newest entry other than `configured` whose digest begins with `wanted`. Raises UsageError.
-
-    `configured`: None where the configuration makes no plan; `image_id`: of its image, empty where not known.
-    """
-    if not known:
-        raise UsageError("no start is known good on this node yet, so there is nothing to go back to")
-    named = [one for one in known if one.plan.startswith(wanted)]
-    if not named:
-        raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
-    digest = configured.digest if configured else None
-    others = [one for one in named if one.plan != digest or image_id not in ("", one.image_id)]
-    if not others and not wanted:
-        hint = "`sparkd diff` shows what else differs"
-        raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
-    return (others or named)[0]
-
-
-def _roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
-    plan = _configured(config, host)
-    present = image_id(host, plan.image) if plan else None
-    entry = choose(read_known_good(host), wanted, plan, present or "")
-    found = image_id(host, entry.image_id)
-    replaces = membership.fingerprint_config(config, host)
-    back = make_rollback(entry, replaces, entry.image_id if found else "")
-    if back is None or back.to is None:
-        raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
-    node = None
-    with suppress(AddressAwaitedError):  # this node's place is not known yet
-        node = membership.chosen_context(back.to, config, host)
-    write_switch(FILE.read(host.files), back, host)
-    yield f"{back.to.label} is in force from the next start on, until the configuration changes"
-    if found is None:
-        yield "docker can't look up the recorded image: the one that has its name will run"
-    elif not found:
-        yield f"the recorded image, {entry.image_id}, is not on this node any more: the one that has its name will run"
-    if node and (rows := _differing(entry, gather_facts(host, node.plan))):
-        yield "what still differs, and no rollback restores:"
-        yield from rows
-    if len(config.cluster.nodes) > 1:
-        yield f"next: on each other node that follows no head: sudo sparkd rollback {entry.plan[:DIGITS]}"
-    yield f"next: systemctl restart {_unit(config, host)}"
-
-
-def _end(config: Settings, host: Host) -> Iterator[str]:
-    faults = list[str]()
-    found = FILE.read(host.files, faults.append)
-    if found is None and not faults:
-        yield "no other plan is in force: what is configured holds"
-        return
-    write_switch(found, None, host)
-    yield "what is configured holds from the next start on"
-    yield f"next: systemctl restart {_unit(config, host)}"
-
-
-def _configured(config: Settings, host: Host) -> LaunchPlan | None:
-    """None where what is configured makes no plan."""
-    with suppress(ConfigError):
-        return membership.configured_context(config, host).plan
-    return None
-
-
-def _unit(config: Settings, host: Host) -> str:
-    with suppress(ConfigError):
-        return "sparkd-worker" if membership.find_place(config, host).rank else "sparkd-head"
-    return "sparkd-head, or sparkd-worker where this node is one"

@@ -1,24 +1,29 @@
-"""What differs from the last known good start, for `sparkd diff`, `rollback` and `capture`."""
+"""What differs from the last known good start, for `sparkd diff` and `capture`, and the way back to one."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 
+from sparkd.cluster import membership
+from sparkd.config import Settings
 from sparkd.host import Host, docker, versions
 from sparkd.host.weights import Weights
-from sparkd.lib.errors import SparkdError
+from sparkd.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
 from sparkd.lib.text import sanitize
 from sparkd.plan.agreement import format_table, make_agreement
 from sparkd.plan.fingerprint import hash_user_script, read_image_identity, read_weights
 from sparkd.plan.model import LaunchPlan
 from sparkd.state import known_good
 from sparkd.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
+from sparkd.state.switch import FILE, make_rollback
+from sparkd.tools.switching import image_id, write_switch
 
 DIGITS = 12
 """Of a digest, where a person reads it."""
+LIST = "sparkd rollback --list"
 
 
 def read_known_good(host: Host) -> tuple[Entry, ...]:
@@ -72,3 +77,71 @@ def as_json(last: Entry | None, now: Facts | None) -> str:
         "not_compared": dict(now.unseen) if now else {},
     }
     return json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def choose(known: Sequence[Entry], wanted: str, configured: LaunchPlan | None, image_id: str) -> Entry:
+    """The newest entry other than `configured` whose digest begins with `wanted`. Raises UsageError.
+
+    `configured`: None where the configuration makes no plan; `image_id`: of its image, empty where not known.
+    """
+    if not known:
+        raise UsageError("no start is known good on this node yet, so there is nothing to go back to")
+    named = [one for one in known if one.plan.startswith(wanted)]
+    if not named:
+        raise UsageError(f"no plan that is known good begins with {wanted!r}", LIST)
+    digest = configured.digest if configured else None
+    others = [one for one in named if one.plan != digest or image_id not in ("", one.image_id)]
+    if not others and not wanted:
+        hint = "`sparkd diff` shows what else differs"
+        raise UsageError("what is configured is the last known good plan itself, and there is none before it", hint)
+    return (others or named)[0]
+
+
+def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
+    plan = configured_plan(config, host)
+    present = image_id(host, plan.image) if plan else None
+    entry = choose(read_known_good(host), wanted, plan, present or "")
+    found = image_id(host, entry.image_id)
+    replaces = membership.fingerprint_config(config, host)
+    back = make_rollback(entry, replaces, entry.image_id if found else "")
+    if back is None or back.to is None:
+        raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
+    node = None
+    with suppress(AddressAwaitedError):  # this node's place is not known yet
+        node = membership.chosen_context(back.to, config, host)
+    write_switch(FILE.read(host.files), back, host)
+    yield f"{back.to.label} is in force from the next start on, until the configuration changes"
+    if found is None:
+        yield "docker can't look up the recorded image: the one that has its name will run"
+    elif not found:
+        yield f"the recorded image, {entry.image_id}, is not on this node any more: the one that has its name will run"
+    if node and (rows := _differing(entry, gather_facts(host, node.plan))):
+        yield "what still differs, and no rollback restores:"
+        yield from rows
+    if len(config.cluster.nodes) > 1:
+        yield f"next: on each other node that follows no head: sudo sparkd rollback {entry.plan[:DIGITS]}"
+    yield f"next: systemctl restart {_unit(config, host)}"
+
+
+def end_rollback(config: Settings, host: Host) -> Iterator[str]:
+    faults = list[str]()
+    found = FILE.read(host.files, faults.append)
+    if found is None and not faults:
+        yield "no other plan is in force: what is configured holds"
+        return
+    write_switch(found, None, host)
+    yield "what is configured holds from the next start on"
+    yield f"next: systemctl restart {_unit(config, host)}"
+
+
+def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:
+    """None where what is configured makes no plan."""
+    with suppress(ConfigError):
+        return membership.configured_context(config, host).plan
+    return None
+
+
+def _unit(config: Settings, host: Host) -> str:
+    with suppress(ConfigError):
+        return "sparkd-worker" if membership.find_place(config, host).rank else "sparkd-head"
+    return "sparkd-head, or sparkd-worker where this node is one"

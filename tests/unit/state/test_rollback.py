@@ -13,7 +13,6 @@ from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import configured, plan, recipe
 
 from sparkd.cli import known_good as command
-from sparkd.cli.known_good import choose
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
@@ -27,6 +26,7 @@ from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Recipe
 from sparkd.state import known_good
 from sparkd.state.switch import FILE, Switch, fingerprint_engine, make_rollback
+from sparkd.tools.known_good import choose
 from sparkd.tools.switching import image_id
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"

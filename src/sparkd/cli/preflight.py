@@ -30,8 +30,7 @@ from sparkd.preflight.registry import IDS, build_checks
 from sparkd.preflight.render import Shown
 from sparkd.preflight.runner import blocking, check_ids
 from sparkd.status.model import Phase
-from sparkd.tools.dry_run import look_without_plan as _look_without_plan
-from sparkd.tools.dry_run import only_look as _only_look
+from sparkd.tools.dry_run import look_without_plan, only_look
 
 if TYPE_CHECKING:
     from sparkd.actions import Actions
@@ -80,11 +79,11 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     except ConfigError as error:
         if acts:
             raise
-        look = partial(_look_without_plan, error, args.role, config, host)
+        look = partial(look_without_plan, error, args.role, config, host)
         return look() if args.fix is None else end_named(args.fix, look, host), error.code
     for one in node.switch.findings if node.switch is not None else ():
         print(f"sparkd: {one.reason}{f' ({one.hint})' * bool(one.hint)}", file=sys.stderr)
-    look = partial(_act if acts else _only_look, node, config, host)
+    look = partial(_act if acts else only_look, node, config, host)
     shown = look() if args.fix is None else end_named(args.fix, look, host)
     blocked = blocking(shown.findings)
     if not blocked:

@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
@@ -52,7 +53,7 @@ def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
     pauses = chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
-    named = _stamp_named_files(agent)
+    named = _stamp_named_files(agent, None)
     while True:
         plans = _peer_plans(agent)
         try:
@@ -66,7 +67,10 @@ def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
         while not changed and (time.monotonic() < deadline or wait.hangs):
             changed = wait.has_changed()
             _follow(agent)
-            if stamp_configuration(agent.host.files.root) != agent.configured_at or _stamp_named_files(agent) != named:
+            if (
+                stamp_configuration(agent.host.files.root) != agent.configured_at
+                or _stamp_named_files(agent, named) != named
+            ):
                 raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
         agent.state.failed_in = None
 
@@ -76,11 +80,15 @@ def stamp_configuration(root: str | os.PathLike[str]) -> object:
     return _stamp(Path(root, CONFIGURATION).rglob("*"))
 
 
-def _stamp_named_files(agent: Deps) -> object:
-    """Files that the configuration names: a process reads them once."""
+def _stamp_named_files(agent: Deps, before: object) -> object:
+    """Files that the configuration names: a process reads them once. `before` where they hang."""
     settings = agent.context.configured
     paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
-    return _stamp(Path(one) for one in paths if one.startswith("/"))
+    try:
+        look = partial(_stamp, [Path(one) for one in paths if one.startswith("/")])
+        return agent.loop.beside(look, LOOK_SECONDS, "looking at the configuration's files")
+    except (TimeoutError, BlockingIOError):
+        return before
 
 
 def _stamp(paths: Iterable[Path]) -> object:
@@ -109,6 +117,7 @@ def _peer_plans(agent: Deps) -> object:
 
 def _report(agent: Deps, error: BlockedError) -> None:
     agent.monitor.untrack_all()
+    agent.loop.forget()  # the end of a node that was tracked until now
     agent.log.bind(epoch="")
     before = agent.reporter.report
     # The other nodes compare their plans with that of a node that could launch it.

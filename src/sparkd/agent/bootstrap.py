@@ -125,6 +125,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         cluster.readers,
         loop.start,
         node.settings.supervise.peer_timeout_seconds,
+        lambda: loop.resumed_at,
         partial(_report_peers, reporter, events),
     )
     _serve_observers(base, reporter, events)

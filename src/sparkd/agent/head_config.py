@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
@@ -85,9 +86,12 @@ class HeadFollower(Struct):
             hint = "install the same version of sparkd on all nodes"
             raise HeadRefusedError(f"the configuration of the head can't be read: {error}", hint) from None
         try:
-            plan = followed_context(kept, self.settings, self.host, self.place).plan
+            judge = partial(followed_context, kept, self.settings, self.host, self.place)
+            plan = self.loop.beside(judge, FETCH_SECONDS, "judging the configuration of the head").plan
         except HeadRefusedError:
             raise
+        except (TimeoutError, BlockingIOError) as error:
+            raise HeadRefusedError(str(error), "what holds the files that it names? look at dmesg") from None
         except AwaitedError as error:  # something of this node that may come by itself
             raise HeadRefusedError(error.reason, error.hint) from None
         history = launch_history.read_history(self.host.files)

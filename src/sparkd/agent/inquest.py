@@ -65,7 +65,7 @@ def _read_exit(agent: Deps, running: Running) -> str:
         guard.raise_if_killed()
     code = UNKNOWN_CODE
     with suppress(TimeoutError, BlockingIOError):
-        code = agent.loop.beside(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "docker")
+        code = agent.loop.beside(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "the exit code")
     running.log.stop(LOG_END_SECONDS)
     return code
 

@@ -20,7 +20,7 @@ from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.smoke_test import try_out
 from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff, watch
-from sparkd.lib.endings import StopRequested
+from sparkd.lib.endings import Stage, StopRequested
 from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
 from sparkd.plan.agreement import Agreement
 from sparkd.preflight.gate import THREADS_HINT
@@ -76,8 +76,11 @@ def start(agent: Deps) -> Running:
     try:
         watch(agent, running)
     except OSError as error:  # a rank that nobody watches
+        agent.loop.enter(Stage.END)  # that it ends now is no cause
         end_rank(agent, running)
         agent.state.running = None
+        agent.loop.enter(Stage.RUN)
+        agent.loop.forget()
         if isinstance(error, BlockingIOError):
             raise BlockedError(f"no thread to watch the rank: {error}", THREADS_HINT) from None
         raise

@@ -246,7 +246,7 @@ def watch(agent: Deps, running: Running) -> None:
     running.log.start()
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
-        running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker"))
+        running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
     running.tenants = running.read_tenants(agent.host, agent.loop)
     running.note(held_bytes=None if running.tenants is None else running.tenants.held_bytes)
     release_page_cache(agent, running)

@@ -145,14 +145,14 @@ def watch_switch(agent: Deps) -> None:
     """
     state = agent.state
     if (seen := stamp_switch(agent.host)) != state.switch_seen:
-        state.switch_seen = seen
         found = FILE.read(agent.host.files, agent.report_unread)
         if found is not None and found.stage in (Stage.DRAINING, Stage.RETURNING):
-            raise SwitchRequested(found)
+            raise SwitchRequested(found)  # and again, where that could not be acted on
         if found is not None and state.switch is not None and found.chosen_at == state.switch.chosen_at:
             state.switch = found  # with more or less time
         elif agent.reporter.report.phase is Phase.BLOCKED:
             raise OutdatedPlanError("another plan was chosen", "sparkd restarts with it")
+        state.switch_seen = seen
     if state.switch is not None and state.switch.expired(datetime.now(UTC)):
         before = state.switch
         if _advance(agent, Event.EXPIRED):

@@ -118,8 +118,8 @@ def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
     from sparkd.lib.main_loop import MainLoop
     from sparkd.lib.systemd import Notifier
 
-    loop, before = MainLoop(Notifier(), {}), look()
-    with ExitStack() as owned:
+    before = look()
+    with MainLoop(Notifier(), {}) as loop, ExitStack() as owned:
         try:
             owned.callback(_own(host, loop, f" --fix {pid}").release)
         except BlockedError:
@@ -162,4 +162,5 @@ def _act(node: NodeContext, config: Settings, host: Host) -> Shown:
         admission = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()
     finally:
         actions.release()
+        loop.close()
     return Shown(host.name(), node.role, False, admission.findings, admission.fixes, admission.before)

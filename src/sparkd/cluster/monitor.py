@@ -82,6 +82,8 @@ class PeerMonitor(Struct):
     submit: Callable[[Coroutine[Any, Any, bool]], Outcome[bool]]
     """`MainLoop.start`: its end is news."""
     timeout_seconds: float
+    resumed_at: Callable[[], float] = lambda: float("-inf")
+    """Monotonic, since when this process has listened without a standstill: silence counts from then on."""
     on_check: Callable[[tuple[PeerStatus, ...]], object] = lambda _: None
     trouble: str = ""
     """The current problem while the engine still has time; empty where there is none."""
@@ -122,7 +124,7 @@ class PeerMonitor(Struct):
                 continue
             if loss := find_loss(expected, peer):
                 raise loss
-            seconds = max(0.0, now - (self.readers[peer.rank].heard_at or now))
+            seconds = max(0.0, now - max(self.readers[peer.rank].heard_at or now, self.resumed_at()))
             if silent is None or seconds > silent[0]:
                 silent = seconds, peer
         if silent is not None:

@@ -156,8 +156,17 @@ def join_cluster(
 
     keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
-    read = InventoryCache(lambda: inventory.dump(inventory.read_inventory(settings, host)))
-    log = LogServer(lambda query: logs.dump(logs.read_page(host.name(), query)))
+
+    def looked(name: str, look: Callable[[], bytes]) -> bytes:
+        """Nothing where the look fails: who has requested it gets a signed refusal."""
+        try:
+            return look()
+        except Exception as error:
+            events.error("cluster.server.failed", reason=f"{name}: {type(error).__name__}: {error}")
+            return b""
+
+    read = InventoryCache(lambda: looked("inventory", lambda: inventory.dump(inventory.read_inventory(settings, host))))
+    log = LogServer(lambda query: looked("log", lambda: logs.dump(logs.read_page(host.name(), query))))
     peer_api = PeerApi(own, keys, hold_seconds, inventory=read, logs=log)
     spawn(_server(own, port, peer_api, peers, events).serve())
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)

@@ -53,6 +53,10 @@ class Endings:
     def enter(self, stage: Stage) -> None:
         self._stage = stage
 
+    def forget(self) -> None:
+        """The kept cause: what made it count is over, as after a rank that was ended on purpose."""
+        self._cause = None
+
     def request_stop(self, number: int) -> None:
         """The signal's number. Safe in a signal handler."""
         self._stop_signal = number

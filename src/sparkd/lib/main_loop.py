@@ -17,6 +17,7 @@ import time
 from asyncio import Future
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
@@ -33,6 +34,8 @@ Work = Callable[[], T] | Coroutine[Any, Any, T]
 """A call that may hang, or a coroutine."""
 
 SLICE_SECONDS = 10.0
+STILL_SECONDS = 2.0
+"""Longer than any step between two waits, on a machine that is not starved."""
 EXTEND_SECONDS = 60.0
 """Start time requested in each slice: after six missed slices systemd ends the agent."""
 
@@ -64,6 +67,9 @@ class MainLoop:
         self._fed_at = float("-inf")
         self._extends = True
         self._stopping = False
+        self._turned_at = time.monotonic()
+        self.resumed_at = float("-inf")
+        """Monotonic, when the loop last turned again after it had stood still: nobody could be heard meanwhile."""
         self._exits: dict[int, Callable[[], object]] = {}
         """What to call once a process has ended, by its pidfd."""
         self._under_way: dict[str, Future[Any]] = {}
@@ -95,6 +101,10 @@ class MainLoop:
 
     def enter(self, stage: Stage) -> None:
         self._endings.enter(stage)
+
+    def forget(self) -> None:
+        """A cause that was seen while nothing could be interrupted. What still is one is seen again."""
+        self._endings.forget()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, which has no end of its own, beside the waits. Its end, or its error, ends the run."""
@@ -155,7 +165,7 @@ class MainLoop:
         with self._readable(fd) as is_readable:
             news = self._endings.urgent
             while not (is_readable() or news):
-                news = self._turn(deadline, shielded=True)
+                news = self._turn(deadline, shielded=True) or self._endings.urgent
                 if time.monotonic() >= deadline:
                     break
         self._endings.raise_first()
@@ -221,12 +231,16 @@ class MainLoop:
             future = run_in_thread(what or "call", work, self._loop)
             if what:
                 self._under_way[what] = future
-                future.add_done_callback(lambda _: self._under_way.pop(what))
+                future.add_done_callback(partial(self._note_end, what))
         except BlockingIOError as error:
             future = self._loop.create_future()
             future.set_exception(error)
             future.exception()  # read here: asyncio logs an error that nobody reads
         return future
+
+    def _note_end(self, what: str, call: Future[Any]) -> None:
+        if self._under_way.get(what) is call:
+            del self._under_way[what]
 
     @contextmanager
     def _readable(self, fd: int | None) -> Iterator[Callable[[], bool]]:
@@ -253,7 +267,13 @@ class MainLoop:
         """
         self.keepalive()
         known = self._news or (self._endings.urgent and not shielded)
-        self._loop.turn(0.0 if known else min(deadline - time.monotonic(), self._slice_seconds))
+        seconds = 0.0 if known else max(0.0, min(deadline - time.monotonic(), self._slice_seconds))
+        due = time.monotonic() + seconds
+        stood_still = due - seconds - self._turned_at
+        self._loop.turn(seconds)
+        self._turned_at = time.monotonic()
+        if max(stood_still, self._turned_at - due) > STILL_SECONDS:
+            self.resumed_at = self._turned_at
         news, self._news = self._news, False
         if shielded:
             self._endings.look()

@@ -169,7 +169,7 @@ class Node:
         sinks = (self._to_file, self._to_systemd, self._stamp, *cluster.sinks)
         self._reporter = Reporter(self._reporter.report, sinks, self._redact)
         timeout_seconds = self._place.settings.supervise.peer_timeout_seconds
-        monitor = PeerMonitor(cluster.readers, self._loop.start, timeout_seconds, self._meet)
+        monitor = PeerMonitor(cluster.readers, self._loop.start, timeout_seconds, on_check=self._meet)
         self._loop.end_by(Ending(monitor.check))
         self._reporter.publish()
 

@@ -240,7 +240,7 @@ def test_an_untracked_peer_is_reported_and_never_lost() -> None:
     peers[2].silent(100 * OVER)
     peers[0].status = status(Contact.REFUSED, report(0, phase=Phase.FAILED))
     shown: list[tuple[PeerStatus, ...]] = []
-    monitor = PeerMonitor(peers, Engine().submit, TIMEOUT_SECONDS, shown.append)
+    monitor = PeerMonitor(peers, Engine().submit, TIMEOUT_SECONDS, on_check=shown.append)
     assert monitor.check() == tuple(one.status for one in peers.values())
     monitor.track(expect_peer(peers[0].status, "e"))
     with pytest.raises(PeerLostError):
@@ -363,3 +363,16 @@ def test_the_rank_counts_whatever_process_has_it() -> None:
     assert find_loss(expected, status(said=replace(RUNNING, rank_id="r", incarnation="another"))) is None
     placeless = status(said=replace(RUNNING, rank=-1, epoch="", phase=Phase.AWAITING_PEERS, incarnation="another"))
     assert find_loss(expected, replace(placeless, rank=1)) is not None
+
+
+def test_a_standstill_of_this_process_is_no_silence_of_the_others() -> None:
+    peers, engine = known(0), Engine()
+    resumed_at = [float("-inf")]
+    monitor = PeerMonitor(peers, engine.submit, TIMEOUT_SECONDS, lambda: resumed_at[0])
+    monitor.track(*(expect_peer(one, "e") for one in monitor.statuses()))
+    peers[0].silent(OVER)
+    resumed_at[0] = time.monotonic() - 0.1
+    monitor.check()
+    resumed_at[0] = float("-inf")
+    with pytest.raises(PeerLostError, match="has been silent"):
+        monitor.check()

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.conftest import Said
 
 from sparkd.lib.endings import Ending, Stage, StopRequested
-from sparkd.lib.main_loop import MainLoop, never
+from sparkd.lib.main_loop import STILL_SECONDS, MainLoop, never
 from sparkd.lib.systemd import Notifier
 
 
@@ -476,3 +476,51 @@ def test_a_closed_loop_is_woken_without_effect(main: MainLoop) -> None:
     main.close()
     main.wake()
     main.close()
+
+
+def test_a_cause_that_was_kept_can_be_forgotten_and_what_still_is_one_is_seen_again(main: MainLoop) -> None:
+    once, still = [True], Loss(main, "still")
+
+    def raise_once() -> None:
+        if once.pop() if once else False:
+            raise LookupError("once")
+
+    main.end_by(Ending(raise_once), Ending(still.raise_if_lost))
+    main.wait_until(never, 0.05, shielded=True)
+    main.forget()
+    assert main.wait(0.01) is False
+    still.lose()
+    main.wait_until(never, 0.05, shielded=True)
+    main.forget()
+    with pytest.raises(LookupError, match="still"):
+        main.wait(5)
+
+
+def test_the_loop_knows_when_it_turned_again_after_a_standstill(main: MainLoop) -> None:
+    main.wait(0.01)
+    assert main.resumed_at == float("-inf")
+    time.sleep(STILL_SECONDS + 0.1)
+    main.wait(0.01)
+    assert time.monotonic() - main.resumed_at < 1
+
+
+def test_a_cause_that_a_wait_sees_ends_it_at_once() -> None:
+    lost_at = time.monotonic() + 0.2
+
+    def raise_if_late() -> None:
+        if time.monotonic() >= lost_at:
+            raise LookupError("late")
+
+    watched = MainLoop(Notifier(), {"WATCHDOG_USEC": "300000"})
+    watched.end_by(Ending(raise_if_late))
+    with watched, pytest.raises(LookupError, match="late"):
+        watched.wait(5)
+    assert time.monotonic() - lost_at < 1
+
+
+def test_two_calls_of_a_subject_one_after_the_other_leave_nothing_under_way(main: MainLoop) -> None:
+    for _ in range(20):
+        assert main.start(list, "docker").done() is False
+        assert main.beside(lambda: "second", 5, "docker") == "second"
+    main.wait(0.05)
+    assert main.beside(lambda: "last", 5, "docker") == "last"

@@ -32,7 +32,8 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, relay
 
-from sparkd.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.cluster import client
+from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.http_connection import Request, Response
 from sparkd.status.figures import GpuReport
@@ -315,6 +316,21 @@ def test_a_node_is_named_by_host_and_address() -> None:
         assert reader.status.name == "spark2 (127.0.0.2)"
         seen = reader.status
         assert (seen.address, seen.rank, seen.contact, seen.report) == ("127.0.0.2", 1, Contact.ANSWERS, sent)
+
+
+def test_a_large_report_is_read_beside_the_loop(one: Node, reader: PeerReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed_by: list[str] = []
+
+    def parse(body: bytes, rank: int) -> NodeReport | None:
+        parsed_by.append(threading.current_thread().name)
+        return parse_peer_report(body, rank)
+
+    monkeypatch.setattr(client, "parse_peer_report", parse)
+    one.publish(report(message="small"))
+    until(lambda: heard(reader).message == "small")
+    one.publish_bytes(dump(report(message="small")).replace("small", "x" * (1 << 20)).encode())
+    until(lambda: heard(reader).message.startswith("xxx"))
+    assert parsed_by == ["event-loop", "report"]
 
 
 def test_a_bug_that_ends_a_reader_reaches_its_owner() -> None:

@@ -3,6 +3,7 @@ test says, a rank that is a process of the test's own, and systemd's socket."""
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -26,13 +27,15 @@ from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
 from sparkd.actions import acquire_lock
-from sparkd.agent import blocked, hooks
+from sparkd.agent import blocked, hooks, startup
 from sparkd.agent.bootstrap import build_agent
+from sparkd.agent.deps import Deps
 from sparkd.agent.run import run
 from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.cluster import membership
 from sparkd.config import load_settings
 from sparkd.config.settings import Engine
+from sparkd.engine.rank import Running
 from sparkd.host import Host
 from sparkd.host.docker import AWAY, DockerFacts
 from sparkd.host.owner import NodeOwner
@@ -200,6 +203,27 @@ def test_it_starts_its_rank_serves_and_stops_on_request(world: World, said: Said
     script = world.tree.root / "run/sparkd/private/launch.sh"
     assert "vllm serve" in script.read_text()
     assert (script.parent.stat().st_mode & 0o777, script.stat().st_mode & 0o777) == (0o700, 0o644)
+
+
+def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched: list[int] = []
+
+    def watch(agent: Deps, running: Running) -> None:
+        watched.append(running.rank.pid)
+        if len(watched) == 1:
+            raise BlockingIOError(errno.EAGAIN, "no more threads")
+        startup.watch(agent, running)
+
+    monkeypatch.setattr("sparkd.agent.run.watch", watch)
+    thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
+    code, journal = run_agent(world)
+    thread.join()
+    assert code is ExitCode.GOOD, journal
+    assert phases(journal)[:4] == ["launching", "blocked", "launching", "loading"]
+    assert "no thread to watch the rank" in journal
+    assert watched[0] != watched[1]
 
 
 RECORD = "run/sparkd/private/rank.json"

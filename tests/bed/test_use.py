@@ -359,6 +359,10 @@ def test_a_power_cut_of_either_node_ends_in_one_plan_on_both(pair: Cluster, rank
     assert not text or json.loads(text)["stage"] == "in-force"
 
 
+HEALTHY_TRIES = 3
+"""Answers are drawn, and the tiny model is random: one of some twenty may by chance be no text (seen once)."""
+
+
 def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) -> None:
     """Its server changes what the engine answers, on its way to the client."""
     node = spark.node
@@ -368,8 +372,11 @@ def test_each_symptom_of_a_broken_engine_is_found_by_smoke(spark: SparkdNode) ->
     missed = []
     for symptom, said in {"": "bad outputs: 0", **SYMPTOMS, "none": "bad outputs: 0"}.items():
         node.write("/srv/planted/symptom", symptom)
-        shown = node.run("sparkd", "smoke", check=False)
-        print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
-        if (shown.returncode == 12, said in shown.stdout) != (symptom in SYMPTOMS, True):
+        for _ in range(1 if symptom in SYMPTOMS else HEALTHY_TRIES):
+            shown = node.run("sparkd", "smoke", check=False)
+            print(f"{symptom or 'healthy'}: exit {shown.returncode}\n{shown.stdout}")
+            if found := (shown.returncode == 12, said in shown.stdout) == (symptom in SYMPTOMS, True):
+                break
+        if not found:
             missed.append(symptom)
     assert not missed

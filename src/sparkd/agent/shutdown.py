@@ -65,7 +65,7 @@ def shutdown_on_request(agent: Deps, running: Running | None, request: StopReque
     agent.loop.enter(Stage.INQUEST)
     try:
         leave(agent, running, request)
-    except BaseException:  # a bug, or what a thread died of: no rank is left behind
+    except BaseException:  # a bug, or what a task died of: no rank is left behind
         agent.loop.enter(Stage.END)
         end_rank(agent, running)
         raise

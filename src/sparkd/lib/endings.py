@@ -47,7 +47,7 @@ class Endings:
         """Seen while nothing could be interrupted, and raised by the next wait that may be: it may be over by then."""
         self._looking = False
 
-    def list(self, *endings: Ending) -> None:
+    def end_by(self, *endings: Ending) -> None:
         self._listed = endings
 
     def enter(self, stage: Stage) -> None:

@@ -97,7 +97,7 @@ class MainLoop:
 
     def end_by(self, *endings: Ending) -> None:
         """From now on these end a wait, after a stop and a task's bug; of several, the first in order."""
-        self._endings.list(*endings)
+        self._endings.end_by(*endings)
 
     def enter(self, stage: Stage) -> None:
         self._endings.enter(stage)

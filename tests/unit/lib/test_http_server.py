@@ -297,7 +297,7 @@ def test_the_end_of_the_loop_closes_every_connection_and_leaves_no_socket() -> N
         with pytest.raises(ConnectionRefusedError):
             connect(server)
     assert threading.active_count() <= threads
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_the_end_under_a_flood_of_connections_leaves_no_client_waiting() -> None:
@@ -306,7 +306,7 @@ def test_the_end_under_a_flood_of_connections_leaves_no_client_waiting() -> None
         with ExitStack() as stack, serving() as server:
             stack.enter_context(flooding(partial(fetch, server), 4))
             time.sleep(0.03)
-        assert descriptors() == before
+        assert descriptors() <= before
 
 
 def test_an_address_that_cannot_be_bound_is_an_oserror() -> None:
@@ -318,7 +318,7 @@ def test_an_address_that_cannot_be_bound_is_an_oserror() -> None:
     for address in ("192.0.2.1", "not-an-address"):
         with pytest.raises(OSError):
             HttpServer(address, 0, simple)
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_ipv6_is_served_too() -> None:

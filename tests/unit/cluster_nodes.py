@@ -31,7 +31,8 @@ from sparkd.config import Settings
 from sparkd.config.settings import Cluster as ClusterSettings
 from sparkd.config.settings import Engine, Observe, Readiness, Supervise
 from sparkd.engine.log_lines import LogForwarder
-from sparkd.engine.rank import LogReader, Running
+from sparkd.engine.log_reader import LogReader
+from sparkd.engine.rank import Running
 from sparkd.host import Host
 from sparkd.host.docker import pid_without_live_restore
 from sparkd.host.owner import NodeOwner

@@ -18,9 +18,10 @@ from sparkd.agent.switching import raise_if_unwritten
 from sparkd.cluster import auth
 from sparkd.cluster.membership import check_inputs, plan_by_tcp
 from sparkd.engine.log_lines import LogForwarder
+from sparkd.engine.log_reader import LogReader
 from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
 from sparkd.engine.memory_guard.guard import MemoryGuard
-from sparkd.engine.rank import LogReader, Running, container_labels
+from sparkd.engine.rank import Running, container_labels
 from sparkd.host import docker, infiniband, meminfo, versions
 from sparkd.lib.errors import BlockedError, ExitCode, LaunchError, NeedsPersonError, OutdatedPlanError
 from sparkd.lib.main_loop import never

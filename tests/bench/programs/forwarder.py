@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 
 from sparkd.engine.log_lines import LogForwarder
-from sparkd.engine.rank import LogReader
+from sparkd.engine.log_reader import LogReader
 from sparkd.host import Host, docker
 from sparkd.lib.log import events
 from sparkd.lib.systemd import Journal

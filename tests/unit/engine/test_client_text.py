@@ -16,7 +16,8 @@ from tests.unit.rank_records import rank_record
 from sparkd.actions.processes import Rank
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
-from sparkd.engine.rank import LogReader, Running
+from sparkd.engine.log_reader import LogReader
+from sparkd.engine.rank import Running
 from sparkd.host import Host
 from sparkd.lib.text import Redactor
 from sparkd.vllm.known_errors import explain

@@ -1,0 +1,113 @@
+"""The thread that follows the log of a rank's container, forwards it to the journal, and parses the load's progress."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+
+from msgspec.structs import replace
+
+from sparkd.engine.load_progress import LoadProgress, advance_progress
+from sparkd.engine.log_lines import LineSplitter, LogForwarder
+from sparkd.lib import start_thread
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.log import Events
+
+RETRY_SECONDS = 1.0
+"""Before the log is followed again."""
+MOST_FAILURES = 5
+"""Different lines that sparkd could not parse, of which it reports."""
+
+
+class LogReader:
+    """Follows one container's log. `progress` may be read from any thread."""
+
+    def __init__(
+        self,
+        follow: Callable[[float], Iterator[tuple[int, bytes]]],
+        forwarder: LogForwarder,
+        put: Callable[[int, str], None],
+        events: Events,
+        wake: Callable[[], None],
+    ) -> None:
+        """`follow(since)` opens the log (wall clock; 0: all of it), raising DockerError.
+
+        `wake` is called at each step, at the first error, and when docker goes away.
+        """
+        self._follow = follow
+        self._forwarder = forwarder
+        self._put = put
+        self._events = events
+        self._read_at = 0.0
+        self._failures: set[str] = set()
+        self._serving = False
+        self._wake = wake
+        self._stop = threading.Event()
+        self.progress = LoadProgress(step_since=time.monotonic())
+        self.broken_off_at: float | None = None
+        """Monotonic, when docker last went away: the next dockerd may end the container."""
+        self._thread = threading.Thread(target=self._run, name="engine-log", daemon=True)
+        self.start = partial(start_thread, self._thread)
+
+    def begin_serving(self) -> None:
+        """From now on a client's text may begin a line."""
+        self._serving = True
+
+    def stop(self, seconds: float) -> None:
+        """Read to the end of an ended container's log, for at most this long."""
+        self._stop.set()
+        with suppress(RuntimeError):  # it was never started
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        reported = ""
+        while True:
+            try:
+                self._read(self._follow(self._read_at))
+                ended = "the log ended"
+            except DockerError as error:
+                ended = str(error)
+                self.broken_off_at = time.monotonic()
+                self._wake()
+            if self._stop.wait(RETRY_SECONDS):
+                return
+            # Either dockerd went away, and the log continues once it answers again, or the container has ended, and the
+            # main loop sees it.
+            if ended != reported:
+                reported = ended
+                self._events.warning("engine.log.interrupted", reason=ended)
+
+    def _read(self, frames: Iterator[tuple[int, bytes]]) -> None:
+        splitters = {1: LineSplitter(), 2: LineSplitter()}
+        for stream, data in frames:
+            self._read_at = time.time()
+            if stream in splitters:
+                for line in splitters[stream].feed(data, serving=self._serving or self.progress.serving):
+                    self._process_line(stream, line)
+        for stream, splitter in splitters.items():
+            for line in splitter.flush():
+                self._process_line(stream, line)
+        for priority, text in self._forwarder.flush():
+            self._put(priority, text)
+
+    def _process_line(self, stream: int, line: str) -> None:
+        now, before = time.monotonic(), self.progress
+        if self._serving and not before.serving:
+            before = replace(before, serving=True)
+        try:
+            self.progress = advance_progress(before, line, now, stream)
+            for priority, text in self._forwarder.lines(line, now):
+                self._put(priority, text)
+        except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
+            self._report_failure(f"{type(error).__name__}: {error}")
+        if (self.progress.step, self.progress.failing_since) != (before.step, before.failing_since):
+            self._wake()
+
+    def _report_failure(self, reason: str) -> None:
+        """A few: a client that can cause such a line can cause many."""
+        if reason not in self._failures and len(self._failures) < MOST_FAILURES:
+            self._failures.add(reason)
+            self._events.error("engine.log.failed", reason=reason, hint="reading continues; please report this")

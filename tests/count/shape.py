@@ -20,6 +20,7 @@ WAITS = (
     *(f"lib/main_loop.py:MainLoop.{name}" for name in ("sleep_uninterruptible", "wait_fd_uninterruptible")),
     *(f"lib/main_loop.py:MainLoop.{name}" for name in ("run_with_timeout", "run_until_stop")),
     *(f"agent/deps.py:Deps.{name}" for name in ("wait", "run_aside")),
+    "agent/context.py:Context.run_aside",
     *(f"lib/event_loop.py:EventLoop.{name}" for name in ("submit", "spawn", "begin", "call")),
     *(f"lib/event_loop.py:{name}" for name in ("read_in_thread", "run_in_thread")),
 )

@@ -153,8 +153,8 @@ class World:
         assert isinstance(listed, list)
         return [container["Id"] for container in listed]
 
-    def start_agent(self, *, stdout: int = subprocess.PIPE, **variables: str) -> None:
-        """`variables`: more of its environment."""
+    def start_agent(self, *tracer: str, stdout: int = subprocess.PIPE, **variables: str) -> None:
+        """`tracer`: a command that runs it. `variables`: more of its environment."""
         env = {
             **variables,
             "PATH": os.environ["PATH"],
@@ -162,7 +162,9 @@ class World:
             "WATCHDOG_USEC": f"{WATCHDOG_SECONDS * 1e6:.0f}",
             "INVOCATION_ID": "a" * 32,
         }
-        self.agent = self.run(*AGENT, "run", "--role", "head", env=env, stdout=stdout, stderr=subprocess.STDOUT)
+        self.agent = self.run(
+            *tracer, *AGENT, "run", "--role", "head", env=env, stdout=stdout, stderr=subprocess.STDOUT
+        )
         if self.agent.stdout is not None:
             threading.Thread(target=self._read, args=(self.agent.stdout,), daemon=True).start()
 
@@ -172,11 +174,9 @@ class World:
 
     @property
     def agent_pid(self) -> int:
+        """Or that of its tracer."""
         assert self.agent is not None
-        parent = self.agent.pid
-        children = Path(f"/proc/{parent}/task/{parent}/children")
-        until(children.read_text, START_SECONDS)
-        return int(children.read_text())
+        return child_of(self.agent.pid)
 
     def terminate(self) -> None:
         """As `systemctl stop`."""
@@ -243,6 +243,12 @@ class World:
         self.peer.publish(plan_digest=self.report["plan_digest"])
         self.until(lambda: self.report.get("epoch"), "the head's call")
         self.peer.publish(phase=Phase.LOADING, epoch=self.report["epoch"])
+
+
+def child_of(pid: int) -> int:
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    until(children.read_text, START_SECONDS)
+    return int(children.read_text())
 
 
 def configuration(*lines: str, recipe: str = "", pair: bool = False) -> str:

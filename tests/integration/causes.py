@@ -15,7 +15,7 @@ from tests.integration.agent_world import API_PORT, World, world
 
 from sparkd.config import load_settings
 from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.state.switch import FILE, Chosen, Stage, Switch, fingerprint_engine
+from sparkd.state.switch import FILE, NOTICE, Chosen, Stage, Switch, fingerprint_engine
 from sparkd.status.model import Phase
 
 END_SECONDS = 60.0
@@ -48,12 +48,13 @@ class Trigger:
         self._agent_pid = node.agent_pid
         (node.root / "var/lib/sparkd").mkdir(exist_ok=True)
         self._chosen = node.tree.file("/var/lib/sparkd/.chosen", _choice(node.root), 0o600)
+        self._notice = node.tree.file(f"{NOTICE}.new", "")
         self._by_name: dict[str, Callable[[], object]] = {
             "guard": lambda: set_available(node, BELOW_FLOOR_KIB),
             "rank": lambda: node.control(signal=signal.SIGUSR2),
             "peer": self._fail_peer,
             "stop": lambda: os.kill(self._agent_pid, signal.SIGTERM),
-            "switch": lambda: self._chosen.rename(node.root / "var/lib/sparkd" / FILE.name),
+            "switch": self._choose,
         }
 
     def fire(self, name: str) -> None:
@@ -64,6 +65,10 @@ class Trigger:
         assert self._node.peer is not None
         self._node.peer.publish(message="news")
         self._node.await_line("leaving for recipe new", "switch.drain.started")
+
+    def _choose(self) -> None:
+        self._chosen.rename(self._node.root / "var/lib/sparkd" / FILE.name)
+        self._notice.rename(self._node.root / NOTICE[1:])
 
     def _fail_peer(self) -> None:
         assert self._node.peer is not None

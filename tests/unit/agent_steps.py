@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from tests.unit.cluster_nodes import AgentUnderTest
 
 from sparkd.agent.blocked import retry_while_blocked
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
 from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import SparkdError
@@ -19,7 +19,7 @@ from sparkd.lib.errors import SparkdError
 class StepsThread:
     """Runs steps; `error` is what they raised."""
 
-    def __init__(self, agent: AgentUnderTest, steps: Callable[[Deps], object]) -> None:
+    def __init__(self, agent: AgentUnderTest, steps: Callable[[Agent], object]) -> None:
         self.error: SparkdError | None = None
         self.ended_at = 0.0
         self._agent = agent
@@ -52,7 +52,7 @@ class StepsThread:
 
 
 @contextmanager
-def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], object]) -> Iterator[StepsThread]:
+def running_steps(agent: AgentUnderTest, steps: Callable[[Agent], object]) -> Iterator[StepsThread]:
     thread = StepsThread(agent, steps)
     try:
         yield thread
@@ -60,10 +60,10 @@ def running_steps(agent: AgentUnderTest, steps: Callable[[Deps], object]) -> Ite
         thread.stop()
 
 
-def wait_and_join(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
+def wait_and_join(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     wait_for_peers(agent)
     join_epoch(agent, ranks_seconds)
 
 
-def wait_while_blocked(agent: Deps) -> None:
+def wait_while_blocked(agent: Agent) -> None:
     retry_while_blocked(agent, wait_and_join)

@@ -21,9 +21,10 @@ from tests.unit.rank_records import rank_record
 from sparkd.actions import Actions
 from sparkd.actions.processes import Rank
 from sparkd.agent.blocked import stamp_configuration
-from sparkd.agent.bootstrap import assemble
-from sparkd.agent.deps import Base, Deps
+from sparkd.agent.bootstrap import assemble, equip
+from sparkd.agent.context import Agent, Base, Context
 from sparkd.agent.endings import endings
+from sparkd.agent.state_store import StateStore
 from sparkd.cluster import membership
 from sparkd.cluster.membership import NodeContext
 from sparkd.cluster.service import Cluster, join_cluster
@@ -181,7 +182,7 @@ class MemoryActions(Actions):
 class AgentUnderTest:
     """A real agent, except for its docker and systemd."""
 
-    agent: Deps
+    agent: Agent
     events: EventLines
     notifier: RecordingNotifier
     journal: Path
@@ -194,9 +195,23 @@ class AgentUnderTest:
 
     def set_plan(self, digest: str, **values: str) -> None:
         """As the step `fingerprint` does."""
-        self.agent.state.agreement = Agreement(values, digest)
+        self.agent.agreed.forget()
+        self.agent.agreed.keep(Agreement(values, digest))
         self.agent.cluster.publish("/plan", dump_values(values))
         self.agent.reporter.update(plan_digest=digest)
+
+    def remake(self, **changes: object) -> Agent:
+        """The same agent, built once more of other values."""
+        values = {name: getattr(self.agent, name) for name in Context.__struct_fields__}
+        values.update(changes)
+        store = StateStore(self.agent.host, values["actions"], self.agent.loop, self.agent.events)
+        self.agent = equip(Context(**{**values, "store": store}))
+        self.watch()
+        return self.agent
+
+    def watch(self) -> None:
+        """Let its run end as a real one, and with the test."""
+        self.agent.loop.end_by(Ending(self.raise_if_ended, until=Stage.INQUEST), *endings(self.agent))
 
     def end(self) -> None:
         self.ended.set()
@@ -230,7 +245,7 @@ def agent_under_test(tree: Tree, rank: int, configured: Settings, incarnation: s
         assert isinstance(base.log, RecordingLog) and isinstance(base.notifier, RecordingNotifier)
         agent = assemble(base, context(configured, base.host), owner_uid=os.getuid())
         made = AgentUnderTest(agent, base.log.recorded, base.notifier, tree.root / f"journal{rank}")
-        base.loop.end_by(Ending(made.raise_if_ended, until=Stage.INQUEST), *endings(agent))
+        made.watch()
         agent.reporter.publish()
         try:
             yield made
@@ -249,7 +264,7 @@ def until_with(true: Callable[[], object], *agents: AgentUnderTest, seconds: flo
 
 @contextmanager
 def running(
-    agent: Deps, *lines: str, command: Sequence[str] = ("sleep", "60"), docker_goes: bool = False
+    agent: Agent, *lines: str, command: Sequence[str] = ("sleep", "60"), docker_goes: bool = False
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes]]]:
     """A rank that is a process of the test, and these log lines; then the log ends, or docker."""
 
@@ -264,9 +279,10 @@ def running(
         log = LogReader(follow, LogForwarder(Redactor(), "-"), agent.journal.put, agent.events, agent.loop.wake)
         log.start()
         record = rank_record(rank_id=agent.rank_id, dockerd_pid=pid_without_live_restore(agent.host))
-        agent.state.running = Running(rank, log, time.monotonic(), record, agent.write_rank)
+        made = Running(rank, log, record, agent.store.write_rank, agent.host, agent.loop)
+        agent.rank.take(made)
         try:
-            yield agent.state.running, process
+            yield made, process
         finally:
             process.kill()
             log.stop(0)

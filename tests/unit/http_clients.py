@@ -123,7 +123,7 @@ def fetch(server: HttpServer, data: bytes = GET, source: str = "127.0.0.1") -> t
 
 def descriptors() -> int:
     """Of this process, less those that earlier tests left to the garbage collector. Their threads may still close some:
-    a test asks that none has been added.
+    what counts is that none has been added.
     """
     gc.collect()
     return len(os.listdir("/proc/self/fd"))

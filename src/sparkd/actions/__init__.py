@@ -221,10 +221,14 @@ class Actions:
 
     def remove(self, rank: Rank) -> bool:
         """Remove an ended rank's container; without docker it stays, and the next preflight removes it."""
-        if not docker.running(self._host):
-            return False
-        self._act(partial(self.containers.remove, rank.container_id), REMOVE_SECONDS, "docker")
-        return True
+
+        def remove() -> bool:
+            if not docker.running(self._host):
+                return False
+            self.containers.remove(rank.container_id)
+            return True
+
+        return self._act(remove, REMOVE_SECONDS, "docker")
 
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""

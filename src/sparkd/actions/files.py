@@ -17,7 +17,7 @@ from sparkd.host.files import Files
 from sparkd.lib.errors import LaunchError, UsageError
 from sparkd.lib.lock import hold, open_lock
 from sparkd.plan.script import HOSTS_TARGET
-from sparkd.state.file import FOLDER, Content, StateFile
+from sparkd.state.file import FOLDER, PUBLIC, Content, StateFile
 
 HOSTS_LIMIT_BYTES = 64 << 20
 """Of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""
@@ -95,9 +95,12 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
     with alone(path.with_name(f".{path.name}.lock")):
         if dump(file.read(files)) != dump(before):
             return False
-        if after is None:
-            return remove(path)
-        write(path, file.encode(after), file.mode, durable=True)
+        if after is not None:
+            write(path, file.encode(after), file.mode, durable=True)
+        elif not remove(path):
+            return False
+        if file.notice:
+            write(Path(files.real(file.notice)), "", PUBLIC, durable=False)
         return True
 
 

@@ -16,14 +16,14 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.head_config import check_head
 from sparkd.agent.shutdown import log_differences
 from sparkd.agent.startup import read_agreement
 from sparkd.cluster.membership import check_inputs
 from sparkd.host import docker
 from sparkd.lib.errors import BlockedError, OutdatedPlanError, SparkdError
-from sparkd.lib.main_loop import never
+from sparkd.lib.main_loop import Outcome, never
 from sparkd.preflight.gate import LOOK_SECONDS as HANG_SECONDS
 from sparkd.preflight.gate import decision
 from sparkd.preflight.registry import IDS, build_checks
@@ -47,13 +47,13 @@ HANGS = "a look at this node hangs"
 _NUMBER = re.compile(r"[0-9]+")
 
 
-def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
+def retry_while_blocked(agent: Agent, steps: Callable[[Agent], T]) -> T:
     """The result of `steps`, which are tried until nothing blocks them.
 
     Raises OutdatedPlanError (exit 10) where the configuration changes meanwhile: the next process reads it.
     """
     pauses = chain(RETRY_SECONDS, repeat(RETRY_SECONDS[-1]))
-    named = _stamp_named_files(agent, None)
+    blocked = _Blocked(agent)
     while True:
         plans = _peer_plans(agent)
         try:
@@ -61,34 +61,19 @@ def retry_while_blocked(agent: Deps, steps: Callable[[Deps], T]) -> T:
         except OutdatedPlanError:
             raise
         except BlockedError as error:
-            _report(agent, error)
-            wait = _BlockedWait(agent, error.checks, plans)
+            blocked.report(error)
+            wait = _Wait(agent, error.checks, plans)
         deadline, changed = time.monotonic() + next(pauses), False
         while not changed and (time.monotonic() < deadline or wait.hangs):
             changed = wait.has_changed()
             _follow(agent)
-            if (
-                stamp_configuration(agent.host.files.root) != agent.configured_at
-                or _stamp_named_files(agent, named) != named
-            ):
-                raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
-        agent.state.failed_in = None
+            blocked.raise_if_outdated()
+        agent.phase.forget_failure()
 
 
 def stamp_configuration(root: str | os.PathLike[str]) -> object:
     """Changes with every edit below /etc/sparkd."""
     return _stamp(Path(root, CONFIGURATION).rglob("*"))
-
-
-def _stamp_named_files(agent: Deps, before: object) -> object:
-    """Files that the configuration names: a process reads them once. `before` where they hang."""
-    settings = agent.context.configured
-    paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
-    try:
-        look = partial(_stamp, [Path(one) for one in paths if one.startswith("/")])
-        return agent.loop.beside(look, LOOK_SECONDS, "looking at the configuration's files")
-    except (TimeoutError, BlockingIOError):
-        return before
 
 
 def _stamp(paths: Iterable[Path]) -> object:
@@ -100,7 +85,7 @@ def _stamp(paths: Iterable[Path]) -> object:
     return found
 
 
-def _follow(agent: Deps) -> None:
+def _follow(agent: Agent) -> None:
     """Raises OutdatedPlanError where the head has another configuration. One that is refused is for the next try."""
     try:
         check_head(agent)
@@ -110,39 +95,74 @@ def _follow(agent: Deps) -> None:
         pass
 
 
-def _peer_plans(agent: Deps) -> object:
+def _peer_plans(agent: Agent) -> object:
     peers = agent.monitor.check()
     return [one.living and (one.living.plan_digest, one.living.config_digest) for one in peers]
 
 
-def _report(agent: Deps, error: BlockedError) -> None:
-    agent.monitor.untrack_all()
-    agent.loop.forget()  # the end of a node that was tracked until now
-    agent.log.bind(epoch="")
-    before = agent.reporter.report
-    # The other nodes compare their plans with that of a node that could launch it.
-    agent.reporter.update(epoch="", plan_digest="" if error.checks else before.plan_digest)
-    # The reasons of checks have sizes; their events are logged as the verdicts change.
-    blocker = error.checks or (error.reason,)
-    if before.phase is not Phase.BLOCKED or agent.state.blocker != blocker:
-        agent.state.blocker, agent.state.blocked_since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-        agent.events.error("agent.run.blocked", cause=error.cause.value, reason=error.reason, hint=error.hint)
-        if not agent.state.proven:
+class _Blocked:
+    """What is blocked, as logged, and by which files this process has its plan."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._blocker: tuple[str, ...] = ()
+        """The checks that block, or another reason."""
+        self._since = ""
+        self._named = self._stamp_named_files(None)
+
+    def report(self, error: BlockedError) -> None:
+        agent = self._agent
+        agent.monitor.untrack_all()
+        agent.loop.forget()  # the end of a node that was tracked until now
+        agent.log.bind(epoch="")
+        before = agent.reporter.report
+        # The other nodes compare their plans with that of a node that could launch it.
+        agent.reporter.update(epoch="", plan_digest="" if error.checks else before.plan_digest)
+        # The reasons of checks have sizes; their events are logged as the verdicts change.
+        blocker = error.checks or (error.reason,)
+        if before.phase is not Phase.BLOCKED or self._blocker != blocker:
+            self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+            agent.events.error("agent.run.blocked", cause=error.cause.value, reason=error.reason, hint=error.hint)
             log_differences(agent)
-    agent.set_phase(Phase.BLOCKED, f"{error}; since {agent.state.blocked_since}")
+        agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}")
+
+    def raise_if_outdated(self) -> None:
+        """Raises OutdatedPlanError where the configuration, or a file that it names, is another one now."""
+        named = self._stamp_named_files(self._named)
+        if named != self._named or self._stamp_configuration() != self._agent.configured_at:
+            raise OutdatedPlanError("the configuration has changed", "sparkd restarts with it")
+
+    def _stamp_configuration(self) -> object:
+        look = partial(stamp_configuration, self._agent.host.files.root)
+        return self._look(look, self._agent.configured_at)
+
+    def _stamp_named_files(self, before: object) -> object:
+        """Files that the configuration names: a process reads them once."""
+        agent, settings = self._agent, self._agent.context.configured
+        paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
+        return self._look(partial(_stamp, [Path(one) for one in paths if one.startswith("/")]), before)
+
+    def _look(self, look: Callable[[], object], before: object) -> object:
+        """`before` where the files hang."""
+        try:
+            return self._agent.loop.beside(look, LOOK_SECONDS, "looking at the configuration's files")
+        except (TimeoutError, BlockingIOError):
+            return before
 
 
-class _BlockedWait:
+class _Wait:
     """Looks at what blocks: the checks, or else the plans of this node and of the others."""
 
-    def __init__(self, agent: Deps, checks: tuple[str, ...], plans: object) -> None:
+    def __init__(self, agent: Agent, checks: tuple[str, ...], plans: object) -> None:
         """`plans`: of the others, as the try began."""
         self.hangs = False
         self._agent = agent
+        self._hung: Outcome[tuple[object, float]] | None = None
+        """A look that has not come back."""
         self._checks = checks
         self._plans = plans
         self._cpu_seconds = 0.0
-        agreement = agent.state.agreement
+        agreement = agent.agreed.agreement
         self._seen = agreement if not checks and agreement.digest else self._look()
 
     def has_changed(self) -> bool:
@@ -155,10 +175,10 @@ class _BlockedWait:
         return seen != self._seen or seen == FREE or (not self._checks and _peer_plans(self._agent) != self._plans)
 
     def _look(self) -> object:
-        agent = self._agent
-        look = agent.state.hung_look or agent.loop.start(self._read)
-        self.hangs = not agent.loop.wait_until(look.done, 0 if agent.state.hung_look else HANG_SECONDS)
-        agent.state.hung_look = look if self.hangs else None
+        loop = self._agent.loop
+        look = self._hung or loop.start(self._read)
+        self.hangs = not loop.wait_until(look.done, 0 if self._hung else HANG_SECONDS)
+        self._hung = look if self.hangs else None
         if self.hangs:
             return HANGS
         try:

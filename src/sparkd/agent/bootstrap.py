@@ -17,13 +17,21 @@ from msgspec.structs import asdict, replace
 
 from sparkd import __version__
 from sparkd.actions import Actions
+from sparkd.agent.admission import Admission
+from sparkd.agent.agreed import Agreed
+from sparkd.agent.backoff import Backoff
 from sparkd.agent.blocked import stamp_configuration
-from sparkd.agent.deps import Base, Deps
+from sparkd.agent.context import Agent, Base, Context
 from sparkd.agent.endings import endings
 from sparkd.agent.head_config import HeadFollower, await_head, use_kept
-from sparkd.agent.history import recall
+from sparkd.agent.history import LaunchRow
+from sparkd.agent.own_rank import OwnRank
 from sparkd.agent.page_cache import restore_readahead
-from sparkd.agent.switching import begin_switch, settle_switch, stamp_switch, waiting_limit
+from sparkd.agent.phase_report import PhaseReport
+from sparkd.agent.plan_differences import PlanDifferences
+from sparkd.agent.proving import ProvingPeriod
+from sparkd.agent.state_store import StateStore
+from sparkd.agent.switching import Switching, begin_switch, stamp_switch, waiting_limit
 from sparkd.cluster.membership import NodeContext, find_place, resolve_context
 from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster, join_cluster, start_status_server
@@ -65,7 +73,7 @@ def build_agent(
     log: ProcessLog,
     env: Mapping[str, str],
     root: Path = Path("/"),
-) -> Deps:
+) -> Agent:
     """Waits for the node's fabric address, and for files that the configuration names, without a deadline.
 
     Raises ConfigError (78) where no restart helps, BlockedError (10) where another owner has the node or the
@@ -96,17 +104,17 @@ def build_agent(
         notify = start_notifications(host, config.notify, events)
     base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
-    last = agent.read_launches().last_exit
-    # First of all: a crash before this would not be counted.
-    agent.record_start()
-    recall(agent, last)
+    last = agent.store.read_launches().last_exit
+    # First of all: a crash before this would not be counted. Until its end is recorded, this process counts as killed.
+    agent.store.record(lambda launches: launches.recover(agent.boot_id, utc_now()))
+    agent.launch_row.recall(last)
     restore_readahead(agent)
-    settle_switch(agent)
+    agent.switching.settle()
     use_kept(agent, loaded.origins)
     return agent
 
 
-def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
+def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
     """The agent in its place: serving its report and reading the other nodes. `owner_uid`: of the key file."""
     host, actions, loop = base.host, base.actions, base.loop
     base.log.bind(rank=node.rank)
@@ -129,7 +137,8 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         partial(_report_peers, reporter, events),
     )
     _serve_observers(base, reporter, events)
-    agent = Deps(
+    store, rank = StateStore(host, actions, loop, events), OwnRank()
+    context = Context(
         **asdict(replace(base, settings=node.settings)),
         context=node,
         events=events,
@@ -140,11 +149,30 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Deps:
         boot_id=read_boot_id(host.files),
         rank_id=first.rank_id,
         api_key=secrets.get(API_KEY),
+        store=store,
+        rank=rank,
+        phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
         follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )
-    agent.state.switch_seen = base.switch_seen
+    agent = equip(context)
     loop.end_by(*endings(agent))
     return agent
+
+
+def equip(context: Context) -> Agent:
+    """With what the steps of its run leave to later ones."""
+    agreed = Agreed(context.host, context.loop, context.plan, context.reporter)
+    switching = Switching(context)
+    return Agent(
+        **{name: getattr(context, name) for name in Context.__struct_fields__},
+        agreed=agreed,
+        admission=Admission(context),
+        backoff=Backoff(context),
+        differences=PlanDifferences(context, agreed),
+        switching=switching,
+        launch_row=LaunchRow(context, agreed),
+        proving=ProvingPeriod(context, agreed, switching),
+    )
 
 
 def _follower(base: Base, place: Node, cluster: Cluster, events: Events, digest: str = "") -> HeadFollower:
@@ -163,7 +191,7 @@ def _report_peers(reporter: Reporter, events: Events, peers: tuple[PeerStatus, .
 
 def _await_agent(
     base: Base, role: str, place: NodeContext | None, events: Events, limit_seconds: float = math.inf
-) -> Deps:
+) -> Agent:
     """The rank depends on the fabric address, which may come up half a minute after the rest of the network.
 
     Files that the configuration names may be on a mount that is late. Raises NotReadyError after `limit_seconds`.

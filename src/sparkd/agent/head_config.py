@@ -28,7 +28,7 @@ from sparkd.state.shared_config import FILE, overridden_keys
 from sparkd.status.model import Phase
 
 if TYPE_CHECKING:
-    from sparkd.agent.deps import Deps
+    from sparkd.agent.context import Agent, Context
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0
@@ -94,9 +94,10 @@ class HeadFollower(Struct):
             raise HeadRefusedError(str(error), "what holds the files that it names? look at dmesg") from None
         except AwaitedError as error:  # something of this node that may come by itself
             raise HeadRefusedError(error.reason, error.hint) from None
-        history = launch_history.read_history(self.host.files)
-        forgiven = history.reset(plan.counted_as)  # a person wants it now, whatever was before
         try:
+            read = partial(launch_history.read_history, self.host.files)
+            history = self.loop.beside(read, FETCH_SECONDS, "reading the launch history", shielded=True)
+            forgiven = history.reset(plan.counted_as)  # a person wants it now, whatever was before
             if forgiven != history:
                 file = launch_history.FILE
                 self.actions.write_state(file.name, file.encode(forgiven), file.mode)
@@ -108,7 +109,7 @@ class HeadFollower(Struct):
         raise OutdatedPlanError("the configuration of the head has changed", "sparkd restarts with it")
 
 
-def share_config(agent: Deps) -> None:
+def share_config(agent: Agent) -> None:
     """Of a head: serve what it runs, as it is now. Of a worker: as `check_head`."""
     check_head(agent)
     context, plan, files = agent.context, agent.plan, agent.host.files
@@ -119,7 +120,7 @@ def share_config(agent: Deps) -> None:
         agent.reporter.update(config_digest=shared_config.digest_of(body))
 
 
-def check_head(agent: Deps) -> None:
+def check_head(agent: Context) -> None:
     """Of a worker that follows. Raises OutdatedPlanError where its head has another configuration, BlockedError where
     that is refused.
     """
@@ -131,7 +132,7 @@ def check_head(agent: Deps) -> None:
         raise
 
 
-def use_kept(agent: Deps, origins: Mapping[str, str]) -> None:
+def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
     """Of a worker that follows: keep the files of its document, and log what its own file sets without effect.
 
     `origins`: of its own settings.

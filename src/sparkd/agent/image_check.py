@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.engine.rank import container_labels
 from sparkd.host import docker, docker_image
 from sparkd.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
@@ -19,7 +19,7 @@ from sparkd.status.model import utc_now
 HINT = "look at: systemctl status docker, free -g"
 
 
-def check_image(agent: Deps) -> bool:
+def check_image(agent: Agent) -> bool:
     """Whether there is a new result, which preflight has not judged. Requires a running docker.
 
     Raises BlockedError (exit 10) where the image can't be checked.
@@ -32,7 +32,7 @@ def check_image(agent: Deps) -> bool:
         image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
         if image is None or image_asserts.read_result(agent.host.files, image.id, program) is not None:
             return False
-        agent.set_phase(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
+        agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
         labels = container_labels(agent.plan, agent.incarnation)
         code, log = agent.actions.check_asserts(agent.plan, image.id, program, labels)
     except (DockerError, LaunchError, TimeoutError, BlockingIOError) as error:
@@ -43,15 +43,15 @@ def check_image(agent: Deps) -> bool:
     result = Result(found, round(time.monotonic() - began, 2), utc_now())
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
     known = image_asserts.read_asserts(agent.host.files)
-    written = agent.write_state(FILE, known.record(image_asserts.result_key(image.id, program), result))
+    written = agent.store.write(FILE, known.record(image_asserts.result_key(image.id, program), result))
     if found and not written:
         raise _blocked(agent, "does not hold", found, agent.plan.image_build)
     return written
 
 
-def _read_image(agent: Deps) -> docker_image.Image | None:
+def _read_image(agent: Agent) -> docker_image.Image | None:
     return docker.query(agent.host, lambda reader: docker_image.read_image(reader, agent.plan.image_to_run))
 
 
-def _blocked(agent: Deps, what: str, reason: str, hint: str) -> BlockedError:
+def _blocked(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:
     return BlockedError(f"what the recipe asserts of {agent.plan.image} {what}: {reason}", hint)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.cluster.monitor import HINT, silence
-from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, Running, names_other_rank
+from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, MachineFacts, Running, names_other_rank
 from sparkd.lib.endings import Stage
 from sparkd.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
 from sparkd.lib.main_loop import never
@@ -20,6 +19,8 @@ LOST_GRACE_SECONDS = 0.5
 outlive another by more than two."""
 ACCOUNT_SECONDS = 2.0
 """For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
+MACHINE_SECONDS = 0.5
+"""For whether dockerd runs, and the kernel's count of kills: milliseconds."""
 NEWS_SECONDS = 1.5
 """For the report of the failed node, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
@@ -27,7 +28,7 @@ SILENCE_SECONDS = 10.0
 
 
 @contextmanager
-def find_causes(agent: Deps) -> Iterator[None]:
+def find_causes(agent: Agent) -> Iterator[None]:
     """Give the end of the rank, or of its engine, its cause. Raises as `find_cause`."""
     try:
         yield
@@ -35,13 +36,13 @@ def find_causes(agent: Deps) -> Iterator[None]:
         raise find_cause(agent, error) from None
 
 
-def find_cause(agent: Deps, error: EngineEndedError) -> EngineEndedError:
+def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
     """The error of a rank that ended, or whose engine is dead, with its cause.
 
     Raises MemoryGuardError where the guard killed it, PeerLostError where another rank ended first, and StopRequested
     while it waits for the other nodes' news.
     """
-    running = agent.state.running
+    running = agent.rank.running
     assert running is not None
     agent.loop.enter(Stage.END)
     agent.loop.report_stopping()  # now: to find the cause takes seconds
@@ -50,27 +51,30 @@ def find_cause(agent: Deps, error: EngineEndedError) -> EngineEndedError:
         code = _read_exit(agent, running)
         during = "while serving" if running.ready else f"while {running.log.progress.step}"
         reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    cause, text = running.find_cause(agent.host, code)
+    machine = MachineFacts()
+    with suppress(TimeoutError, BlockingIOError):
+        machine = agent.loop.beside(running.read_machine, MACHINE_SECONDS, "the facts of the machine")
+    cause, text = running.find_cause(code, machine)
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
     if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
-        running.kill(agent.host, agent.loop, LOST_GRACE_SECONDS)
+        running.kill(LOST_GRACE_SECONDS)
         _raise_if_peer_lost(agent, reason)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
 
 
-def _read_exit(agent: Deps, running: Running) -> str:
+def _read_exit(agent: Agent, running: Running) -> str:
     """The exit code of a rank that has ended, and the last lines of its log. Raises MemoryGuardError."""
     if (guard := running.guard) is not None:
         agent.loop.wait_until(lambda: guard.over, ACCOUNT_SECONDS)
         guard.raise_if_killed()
     code = UNKNOWN_CODE
     with suppress(TimeoutError, BlockingIOError):
-        code = agent.loop.beside(partial(running.read_exit_code, agent.host), EXIT_CODE_SECONDS, "the exit code")
+        code = agent.loop.beside(running.read_exit_code, EXIT_CODE_SECONDS, "the exit code")
     running.log.stop(LOG_END_SECONDS)
     return code
 
 
-def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
+def _raise_if_peer_lost(agent: Agent, reason: str) -> None:
     """The engine's own words suggest that another rank ended first. The other nodes confirm it: by a report, a refused
     connection, or silence. Raises PeerLostError then.
     """
@@ -82,7 +86,7 @@ def _raise_if_peer_lost(agent: Deps, reason: str) -> None:
     if not agent.context.is_head and head.report is not None and head.report.phase is Phase.AWAITING_PEERS:
         raise PeerLostError(f"rank 0 on {head.name} was not started in time; {reason}", HINT)
     # From here on the others may report that they end because of this rank: only their answering counts.
-    agent.set_phase(Phase.FAILED, reason)
+    agent.phase.enter(Phase.FAILED, reason)
     agent.loop.wait_until(lambda: agent.monitor.silent_since(began) is None, SILENCE_SECONDS)
     silent = agent.monitor.silent_since(began)
     if silent is not None:

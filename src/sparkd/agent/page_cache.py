@@ -5,14 +5,17 @@ from __future__ import annotations
 from functools import partial
 
 from sparkd.actions.page_cache import ReadaheadChange
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.engine.contiguous_memory import ContiguousMemory
 from sparkd.engine.page_cache_release import PageCacheRelease
 from sparkd.engine.rank import Running
 from sparkd.lib.text import GIB
 
+RESTORE_SECONDS = 1.0
+"""For one write to sysfs. A rank that ends waits for it."""
 
-def lower_readahead(agent: Deps) -> None:
+
+def lower_readahead(agent: Agent) -> None:
     """Before the container starts: the kernel takes the setting when a file is opened."""
     kib = agent.settings.engine.load_readahead_kib
     if not kib:
@@ -26,31 +29,41 @@ def lower_readahead(agent: Deps) -> None:
     _log_readahead(agent, change)
 
 
-def restore_readahead(agent: Deps) -> None:
-    """Undo `lower_readahead`, also of an agent that was killed. Thread-safe."""
+def restore_readahead(agent: Agent) -> None:
+    """Undo `lower_readahead`, also of an agent that was killed."""
     try:
-        change = agent.actions.restore_readahead()
+        agent.loop.beside(partial(_restore, agent), RESTORE_SECONDS, "restoring the readahead", shielded=True)
     except OSError as error:
-        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
-        return
-    _log_readahead(agent, change)
+        _log_failure(agent, error)
 
 
-def _log_readahead(agent: Deps, change: ReadaheadChange | None) -> None:
+def _restore(agent: Agent) -> None:
+    """For a thread."""
+    try:
+        _log_readahead(agent, agent.actions.restore_readahead())
+    except OSError as error:
+        _log_failure(agent, error)
+
+
+def _log_failure(agent: Agent, error: OSError) -> None:
+    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
+
+
+def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:
     if change is not None:
         agent.events.info(
             "page_cache.readahead.changed", path=change.path, before_kib=change.before_kib, kib=change.after_kib
         )
 
 
-def release_page_cache(agent: Deps, running: Running) -> None:
+def release_page_cache(agent: Agent, running: Running) -> None:
     """In a thread of its own, until the engine serves; and keep free memory in large blocks."""
     release = agent.settings.memory.load_guard
     wanted_gib = agent.settings.memory.contiguous_gib if agent.plan.container.gpus == "all" else 0
     if not release and not wanted_gib and not agent.settings.engine.load_readahead_kib:
         return
 
-    running.page_cache = PageCacheRelease(
+    work = PageCacheRelease(
         host=agent.host,
         model_path=agent.plan.model_path,
         pid=running.rank.pid,
@@ -59,8 +72,9 @@ def release_page_cache(agent: Deps, running: Running) -> None:
         # Once docker has gone away, the log may not show that the weights are loaded.
         over=lambda: running.ready or running.log.broken_off_at is not None,
         drop=agent.actions.drop_file_cache if release else None,
-        loaded=partial(restore_readahead, agent),
+        loaded=partial(_restore, agent),
         contiguous=ContiguousMemory(agent.host, round(wanted_gib * GIB), agent.actions.compact_memory, agent.events),
         events=agent.events,
     )
-    agent.run_aside("page-cache", running.page_cache.run)
+    running.release_page_cache(work)
+    agent.run_aside("page-cache", work.run)

@@ -10,15 +10,12 @@ from __future__ import annotations
 import math
 import time
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.head_config import check_head
 from sparkd.agent.startup import note_late_rdma
-from sparkd.cluster.client import UnsignedError
 from sparkd.cluster.monitor import expect_peer
-from sparkd.lib.errors import BlockedError, NotReadyError, OutdatedPlanError
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.errors import NotReadyError, OutdatedPlanError
 from sparkd.plan import agreement
-from sparkd.plan.agreement import PLAN_PATH
 from sparkd.preflight.checks.rdma import BY_TCP, COST, MEANT
 from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
 from sparkd.status.phases import PHASES, find_loss
@@ -35,7 +32,7 @@ TABLE_PRIORITY = 3
 """Errors, as syslog(3) numbers them."""
 
 
-def wait_for_peers(agent: Deps) -> bool:
+def wait_for_peers(agent: Agent) -> bool:
     """Wait, without a deadline, until this node may launch, then track the others.
 
     Returns whether more than A_MOMENT_SECONDS passed. Raises BlockedError (exit 10) where plans differ, or where RDMA
@@ -50,14 +47,11 @@ def wait_for_peers(agent: Deps) -> bool:
             looked_at = time.monotonic()
         peers = agent.monitor.check()
         check_head(agent)
-        if (differing := _find_differing(agent, peers)) is not None:
-            raise BlockedError(_report_differences(agent, differing), _agreement_hint(agent))
-        for one in peers:
-            agent.state.reported.pop(one.name, None)
+        agent.differences.check(peers)
         awaited = _unready_workers(agent, peers) if agent.context.is_head else _uncalled_head(agent, peers)
         if not awaited:
             break
-        agent.set_phase(Phase.AWAITING_PEERS, f"waiting for {awaited}")
+        agent.phase.enter(Phase.AWAITING_PEERS, f"waiting for {awaited}")
         _report_worker_ready(agent)
         agent.loop.wait(POLL_SECONDS)
     for peer in peers:
@@ -72,13 +66,13 @@ def wait_for_peers(agent: Deps) -> bool:
     return time.monotonic() - began > A_MOMENT_SECONDS
 
 
-def _report_worker_ready(agent: Deps) -> None:
+def _report_worker_ready(agent: Agent) -> None:
     """To systemd a worker is up once its preflight passed: the rest depends on the head."""
     if not agent.context.is_head:
         agent.loop.report_ready()
 
 
-def _unready_workers(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
+def _unready_workers(agent: Agent, seen: tuple[PeerStatus, ...]) -> str:
     """Workers that do not wait with the same plan, and what they do instead."""
     wanted = (Phase.AWAITING_PEERS, "", agent.reporter.report.plan_digest)
 
@@ -88,7 +82,7 @@ def _unready_workers(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
     return "; ".join(_describe_peer(one) for one in seen if not is_ready(one.living))
 
 
-def _uncalled_head(agent: Deps, seen: tuple[PeerStatus, ...]) -> str:
+def _uncalled_head(agent: Agent, seen: tuple[PeerStatus, ...]) -> str:
     """Empty once the head has called."""
     head = seen[0]
     report = head.living
@@ -113,51 +107,7 @@ def _describe_peer(one: PeerStatus) -> str:
     return doing[:DOING_LIMIT]
 
 
-def _agreement_hint(agent: Deps) -> str:
-    back = agent.context.switch.chosen if agent.context.switch is not None else None
-    if back is None or not back.proven:
-        return "make the configuration, the image and the model the same on all nodes"
-    to = f"sudo sparkd rollback {back.plan[:12]}"
-    return f"this node is rolled back: {to} on the others, or sparkd rollback --end here"
-
-
-def _find_differing(agent: Deps, seen: tuple[PeerStatus, ...]) -> PeerStatus | None:
-    """A node with another plan. One that is ending may come back with this one."""
-    own = agent.reporter.report.plan_digest
-    active = (peer for peer in seen if peer.living and not _is_ending(peer.living))
-    return next((peer for peer in active if peer.living and peer.living.plan_digest not in ("", own)), None)
-
-
-def _is_ending(report: NodeReport) -> bool:
-    rule = PHASES[report.phase]
-    return rule.loss is not None and not rule.ahead
-
-
-def _report_differences(agent: Deps, other: PeerStatus) -> str:
-    """Log the table of differences; return one line."""
-    plan_differs = f"the plan of {other.name} differs"
-    try:
-        sent = agent.loop.beside(agent.monitor.readers[other.rank].fetch(PLAN_PATH), VALUES_SECONDS, other.address)
-    except (HttpError, UnsignedError, TimeoutError) as error:
-        return f"{plan_differs}, and its values can't be read: {error}"
-    theirs = agreement.parse_values(sent)
-    if theirs is None:
-        return f"{plan_differs}, and its values are not valid: another version of sparkd?"
-    differences = agreement.find_differences(agent.state.agreement.values, theirs)
-    if not differences:
-        return f"{plan_differs} in nothing that this version of sparkd knows"
-    summary = agreement.format_summary(differences)
-    report = agent.reporter.report
-    if agent.state.reported.get(other.name) != differences:
-        agent.state.reported[other.name] = differences
-        agent.events.error("cluster.plan.mismatched", node=other.name, found=summary)
-        for row in agreement.format_table(differences, report.node, other.report.node if other.report else "there"):
-            # Not as events, which would lose the columns.
-            agent.journal.put(TABLE_PRIORITY, agent.redact(f"plan| {row}"), keep=True)
-    return f"{plan_differs}: {summary}"
-
-
-def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
+def join_epoch(agent: Agent, ranks_seconds: float = RANKS_SECONDS) -> None:
     """A worker takes the head's epoch. The head calls, and waits until the rank of each worker runs.
 
     NCCL goes by TCP on all nodes where one has no RDMA. Raises PeerLostError (exit 14), NotReadyError (exit 12),
@@ -170,7 +120,7 @@ def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
         return
     deadline = time.monotonic() + ranks_seconds
     if agent.context.peers:
-        agent.set_phase(Phase.AWAITING_PEERS, "calling the workers' ranks")
+        agent.phase.enter(Phase.AWAITING_PEERS, "calling the workers' ranks")
     reports = (agent.reporter.report, *(one.report for one in peers if one.report))
     by_tcp = [one.node for one in reports if one.transport == BY_TCP]
     if by_tcp:
@@ -184,11 +134,11 @@ def join_epoch(agent: Deps, ranks_seconds: float = RANKS_SECONDS) -> None:
             raise NotReadyError(
                 f"not every worker's rank ran within {ranks_seconds:g} s: {awaited}", "look at its journal"
             )
-        agent.set_phase(Phase.AWAITING_PEERS, f"waiting for the rank of {awaited}")
+        agent.phase.enter(Phase.AWAITING_PEERS, f"waiting for the rank of {awaited}")
         agent.loop.wait(POLL_SECONDS)
 
 
-def _report_epoch(agent: Deps, epoch: str, transport: str) -> None:
+def _report_epoch(agent: Agent, epoch: str, transport: str) -> None:
     """`transport`: of all ranks."""
     if agent.reporter.report.transport == BY_TCP != transport:
         raise OutdatedPlanError("the RDMA devices of this node have gone since the head called", "sparkd starts again")

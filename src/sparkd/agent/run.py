@@ -19,34 +19,33 @@ from sparkd.agent.peer_wait import join_epoch, wait_for_peers
 from sparkd.agent.serving import follow_head, make_ready, serve
 from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
 from sparkd.agent.smoke_test import try_out
-from sparkd.agent.startup import await_docker, fingerprint, launch, preflight, wait_backoff, watch
+from sparkd.agent.startup import await_docker, fingerprint, launch, watch
 from sparkd.lib.endings import Stage, StopRequested
 from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-from sparkd.plan.agreement import Agreement
 from sparkd.preflight.gate import THREADS_HINT
 
 if TYPE_CHECKING:
-    from sparkd.agent.deps import Deps
+    from sparkd.agent.context import Agent
     from sparkd.engine.rank import Running
 
 
-def run(agent: Deps) -> ExitCode:
+def run(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
     try:
         with find_causes(agent):
             launch_and_serve(agent)
     except StopRequested as request:
-        shutdown_on_request(agent, agent.state.running, request)
+        shutdown_on_request(agent, agent.rank.running, request)
         return ExitCode.GOOD
     except SparkdError as error:
-        return shutdown_on_error(agent, agent.state.running, error)
+        return shutdown_on_error(agent, agent.rank.running, error)
     except OSError as error:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
         failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h", cause=Cause.SYSTEM_ERROR)
-        return shutdown_on_error(agent, agent.state.running, failure)
+        return shutdown_on_error(agent, agent.rank.running, failure)
 
 
-def launch_and_serve(agent: Deps) -> NoReturn:
+def launch_and_serve(agent: Agent) -> NoReturn:
     """Until one of `endings` raises, or a step fails."""
     running = retry_while_blocked(agent, start)
     if not agent.context.is_head:
@@ -56,21 +55,21 @@ def launch_and_serve(agent: Deps) -> NoReturn:
     serve(agent, running)
 
 
-def start(agent: Deps) -> Running:
+def start(agent: Agent) -> Running:
     """The steps up to a running rank. Whatever a blocked try has read is read again."""
-    agent.state.agreement = Agreement({}, "")
+    agent.agreed.forget()
     share_config(agent)
-    docker_was_up = preflight(agent)
-    backed_off = wait_backoff(agent)
+    docker_was_up = agent.admission.check()
+    backed_off = agent.backoff.wait()
     await_docker(agent)
     fingerprint(agent)
     if check_image(agent):
-        preflight(agent)
+        agent.admission.check()
     waited = wait_for_peers(agent)
     if backed_off or waited or not docker_was_up:
         # Minutes have passed, or docker came up only now: check again.
         fingerprint(agent)
-        preflight(agent)
+        agent.admission.check()
     join_epoch(agent)
     running = launch(agent)
     try:
@@ -78,7 +77,7 @@ def start(agent: Deps) -> Running:
     except OSError as error:  # a rank that nobody watches
         agent.loop.enter(Stage.END)  # that it ends now is no cause
         end_rank(agent, running)
-        agent.state.running = None
+        agent.rank.drop()
         agent.loop.enter(Stage.RUN)
         agent.loop.forget()
         if isinstance(error, BlockingIOError):

@@ -12,9 +12,7 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from sparkd.agent import switching
-from sparkd.agent.deps import Deps
-from sparkd.agent.history import note_activity, note_ready
+from sparkd.agent.context import Agent
 from sparkd.agent.smoke_test import start_smoke_test
 from sparkd.engine import readiness
 from sparkd.engine.activity import ActivityMeter
@@ -24,13 +22,12 @@ from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.engine.readiness import ReadinessStage
-from sparkd.host import caches, docker, docker_config
+from sparkd.host import docker, docker_config
 from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
-from sparkd.state import known_good
 from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
 from sparkd.status.figures import GpuReport
-from sparkd.status.model import FindingReport, Phase, utc_now
+from sparkd.status.model import FindingReport, NodeReport, Phase, utc_now
 from sparkd.status.phases import answers_requests
 from sparkd.vllm.api import Counters, Endpoint
 
@@ -40,59 +37,12 @@ COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
 """Changes of the head and of the rank wake the loop; this is for the steps of the engine."""
-CACHES_SECONDS = 5.0
-"""To list some ten folders, while nothing else watches the engine."""
+DOCKER_LOOK_SECONDS = 3.0
 DOCKER_AWAY_SECONDS = 0.2
-"""Between polls for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
+"""Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
 
-class ProvingPeriod:
-    """A plan that has served for `supervise.proven_seconds` is known good, and its failures are reset."""
-
-    def __init__(self, agent: Deps) -> None:
-        self._agent = agent
-        self._proven_at: float | None = time.monotonic() + agent.settings.supervise.proven_seconds
-        filled: tuple[str, ...] | None = None
-        with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
-            filled = agent.loop.beside(partial(_filled_caches, agent), CACHES_SECONDS, "looking at the caches")
-        agent.record(lambda launches: launches.record_serving(agent.boot_id, filled))
-
-    def tick(self) -> None:
-        if switching.is_tried(self._agent):  # a full disk has kept that it works from being written
-            switching.put_in_force(self._agent)
-        if self._proven_at is not None and time.monotonic() >= self._proven_at:
-            self._proven_at = None
-            self._agent.state.proven = True
-            self._agent.record(lambda launches: launches.reset(self._agent.plan.counted_as))
-            switch = self._agent.state.switch
-            if switch is None or switch.to is None or not switch.to.until:  # what has an end is an experiment
-                _keep_known_good(self._agent)
-
-
-def _filled_caches(agent: Deps) -> tuple[str, ...]:
-    """Names of the compile caches with files in them. Raises OSError."""
-    image, files = agent.reporter.report.engine.image, agent.host.files
-    return tuple(one.name for one in agent.plan.caches if files.names_if_any(caches.path(image, one.name)))
-
-
-def _keep_known_good(agent: Deps) -> None:
-    now, context = utc_now(), agent.context
-    entry = known_good.Entry(
-        since=now,
-        until=now,
-        plan=agent.plan.digest,
-        agreement=agent.state.agreement.digest,
-        image_id=agent.reporter.report.engine.image,
-        facts=agent.start_facts(),
-        recipe=context.recipe.model_dump(mode="json", by_alias=True),
-        engine=context.settings.engine.model_dump(mode="json"),
-    )
-    known = known_good.add_proven(known_good.read_known_good(agent.host.files, agent.report_unread), entry)
-    if agent.write_state(known_good.FILE, known):
-        agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)
-
-
-def make_ready(agent: Deps, running: Running) -> None:
+def make_ready(agent: Agent, running: Running) -> None:
     """Follow the load until the first completion, then report to systemd."""
     _begin_load(agent)
     monitor = _load_monitor(agent, running)
@@ -110,7 +60,7 @@ def make_ready(agent: Deps, running: Running) -> None:
     agent.run_aside("prune", partial(_prune, agent, running.rank.image_id))
 
 
-def _prune(agent: Deps, image_id: str) -> None:
+def _prune(agent: Agent, image_id: str) -> None:
     with suppress(OSError):
         for one in agent.actions.prune_caches(image_id):
             if one.error:
@@ -119,10 +69,10 @@ def _prune(agent: Deps, image_id: str) -> None:
                 agent.events.info("cache.folder.removed", path=one.path)
 
 
-def serve(agent: Deps, running: Running) -> NoReturn:
+def serve(agent: Agent, running: Running) -> NoReturn:
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
-    agent.set_phase(Phase.SERVING, served)
-    proving = ProvingPeriod(agent)
+    agent.phase.enter(Phase.SERVING, served)
+    agent.proving.begin()
     gpu = _gpu_watch(agent)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
     report_smoke_test = start_smoke_test(agent, running)
@@ -131,10 +81,10 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     def on_check(trouble: str, counters: Counters | None) -> None:
         activity = meter.advance(time.monotonic(), counters)
         agent.reporter.update(activity=activity, health=monitor.figures)
-        note_activity(agent, activity)
+        agent.launch_row.note_activity(activity)
         degraded = trouble or agent.monitor.trouble
-        agent.set_phase(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
-        proving.tick()
+        agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
+        agent.proving.tick()
         report_smoke_test()
 
     limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
@@ -155,11 +105,10 @@ def serve(agent: Deps, running: Running) -> NoReturn:
     raise StalledError(failure.reason + (f"; the engine said: {said}" if said else ""), "sparkd starts it again")
 
 
-def follow_head(agent: Deps, running: Running) -> NoReturn:
+def follow_head(agent: Agent, running: Running) -> NoReturn:
     """A worker's rank has no endpoint: its phase is the one that its head reports."""
     _begin_load(agent)
     agent.loop.extend_timeout(False)
-    proving: ProvingPeriod | None = None
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
@@ -168,30 +117,47 @@ def follow_head(agent: Deps, running: Running) -> NoReturn:
         if report is None or not answers_requests(report):
             _follow_load(agent, running, monitor)
         else:
-            if proving is None:
+            if not running.ready:
                 _mark_ready(agent, running)
-                proving = ProvingPeriod(agent)
-            served = f"rank {agent.context.rank} of the engine that {head.name} serves"
-            degraded = report.phase is Phase.DEGRADED
-            trouble = f"; it is {'degraded: ' * degraded}{report.message}" if degraded or report.draining else ""
-            phase = Phase.DEGRADED if degraded else Phase.SERVING
-            agent.set_phase(phase, with_gpu(agent, served + trouble, gpu))
-            proving.tick()
+                agent.proving.begin()
+            _show_head(agent, head.name, report, gpu)
+            agent.proving.tick()
         alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
-        if alarmed and docker.daemon_replaced(agent.host, running.record.dockerd_pid):
-            if not docker_config.keeps_containers(agent.host):
-                raise EngineDeadError("the engine is dead")
-            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
+        if alarmed:
+            _raise_if_docker_ended_it(agent, running)
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
 
 
-def _gpu_watch(agent: Deps) -> GpuThrottleMonitor | None:
+def _show_head(agent: Agent, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
+    served = f"rank {agent.context.rank} of the engine that {name} serves"
+    degraded = report.phase is Phase.DEGRADED
+    trouble = f"; it is {'degraded: ' * degraded}{report.message}" if degraded or report.draining else ""
+    phase = Phase.DEGRADED if degraded else Phase.SERVING
+    agent.phase.enter(phase, with_gpu(agent, served + trouble, gpu))
+
+
+def _raise_if_docker_ended_it(agent: Agent, running: Running) -> None:
+    """Where another dockerd runs than at the launch. Raises EngineDeadError."""
+
+    def look() -> tuple[bool, bool]:
+        replaced = docker.daemon_replaced(agent.host, running.record.dockerd_pid)
+        return replaced, replaced and docker_config.keeps_containers(agent.host)
+
+    with suppress(TimeoutError, BlockingIOError):  # it is looked at again
+        replaced, keeps = agent.loop.beside(look, DOCKER_LOOK_SECONDS, "looking at dockerd")
+        if replaced and not keeps:
+            raise EngineDeadError("the engine is dead")
+        if replaced:
+            running.note(dockerd_pid="")  # a reload has turned live-restore on since the launch
+
+
+def _gpu_watch(agent: Agent) -> GpuThrottleMonitor | None:
     return GpuThrottleMonitor(agent.loop.start, agent.events) if agent.plan.container.gpus == "all" else None
 
 
-def with_gpu(agent: Deps, message: str, gpu: GpuThrottleMonitor | None) -> str:
+def with_gpu(agent: Agent, message: str, gpu: GpuThrottleMonitor | None) -> str:
     """The message, with a slow GPU named. A slow GPU still serves: it is a finding, not a phase."""
     slow = gpu.check() if gpu is not None else ""
     if gpu is not None and (seen := gpu.first) is not None:
@@ -217,22 +183,22 @@ async def _makes_token(endpoint: Endpoint, seconds: float) -> bool:
     return before is not None and after is not None and after.work != before.work
 
 
-def _load_monitor(agent: Deps, running: Running) -> LoadMonitor:
+def _load_monitor(agent: Agent, running: Running) -> LoadMonitor:
     gpus, limit_seconds = agent.plan.container.gpus == "all", agent.settings.readiness.stall_seconds
     return LoadMonitor(agent.host, running.rank.pid, gpus, limit_seconds, agent.loop.start)
 
 
-def _begin_load(agent: Deps) -> None:
+def _begin_load(agent: Agent) -> None:
     expected_seconds, expected_by = expected_load(agent)
     engine = agent.reporter.report.engine
     engine = replace(engine, started=utc_now(), expected_seconds=expected_seconds, expected_by=expected_by)
     agent.reporter.update(engine=engine)
-    agent.set_phase(Phase.LOADING)
+    agent.phase.enter(Phase.LOADING)
 
 
-def expected_load(agent: Deps) -> tuple[float | None, str]:
+def expected_load(agent: Agent) -> tuple[float | None, str]:
     """Seconds until the first completion, and who says so."""
-    if (last := agent.read_launches().load_seconds(agent.plan.counted_as)) is not None:
+    if (last := agent.store.read_launches().load_seconds(agent.plan.counted_as)) is not None:
         return last, "last load"
     figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
     if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
@@ -240,19 +206,19 @@ def expected_load(agent: Deps) -> tuple[float | None, str]:
     return None, ""
 
 
-def _mark_ready(agent: Deps, running: Running) -> None:
+def _mark_ready(agent: Agent, running: Running) -> None:
     load = Load(agent.plan.counted_as, round(running.seconds))
     running.mark_ready()
-    agent.record(lambda launches: launches.record_load(load))
-    note_ready(agent, running)
+    agent.store.record(lambda launches: launches.record_load(load))
+    agent.launch_row.note_ready(running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
-    running.note_segments(agent.host, agent.loop)  # last: what ends the run may end it
+    running.note_segments()  # last: what ends the run may end it
 
 
-def _follow_load(agent: Deps, running: Running, monitor: LoadMonitor, waiting_for: str = "") -> LoadProgress:
+def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_for: str = "") -> LoadProgress:
     """Report it. Raises NotReadyError (exit 12) where it has stood still for too long."""
     progress = running.log.progress
-    running.note_segments(agent.host, agent.loop)  # for a stop during the load, which clears them
+    running.note_segments()  # for a stop during the load, which clears them
     left = progress.seconds_left(time.monotonic())
     engine = replace(
         agent.reporter.report.engine,
@@ -272,11 +238,11 @@ def _follow_load(agent: Deps, running: Running, monitor: LoadMonitor, waiting_fo
         + (f"; waiting for {waiting_for}" if waiting_for else "")
         + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")
     )
-    agent.reporter.update(engine=engine, message=message, memory=agent.memory())
+    agent.reporter.update(engine=engine, message=message, memory=agent.phase.memory())
     return progress
 
 
-def _peers_idle_seconds(agent: Deps) -> tuple[float | None, ...]:
+def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:
     """None for one that works, or does not load."""
     reports = (peer.report for peer in agent.monitor.statuses())
     return tuple(one.engine.idle_seconds if one and one.phase is Phase.LOADING else None for one in reports)

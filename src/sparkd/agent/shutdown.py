@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from sparkd.agent.deps import Deps
-from sparkd.agent.history import end_launch
+from sparkd.agent.context import Agent
+from sparkd.agent.drain import leave
 from sparkd.agent.inquest import LOST_GRACE_SECONDS
 from sparkd.agent.judgement import (
     Evidence,
@@ -24,7 +24,7 @@ from sparkd.agent.judgement import (
     own_words,
 )
 from sparkd.agent.page_cache import restore_readahead
-from sparkd.agent.switching import SwitchRequested, end_try, leave
+from sparkd.agent.switching import SwitchRequested
 from sparkd.engine.api_owner import find_holder
 from sparkd.engine.memory_guard.tenants import describe_growth
 from sparkd.engine.rank import LOG_END_SECONDS, Running
@@ -60,7 +60,7 @@ NOT_RESTARTED = (ExitCode.USAGE, ExitCode.NEEDS_PERSON, ExitCode.CONFIG)
 """By the unit: RestartPreventExitStatus."""
 
 
-def shutdown_on_request(agent: Deps, running: Running | None, request: StopRequested) -> None:
+def shutdown_on_request(agent: Agent, running: Running | None, request: StopRequested) -> None:
     """End the rank within its grace period, and count no failure."""
     agent.loop.enter(Stage.INQUEST)
     try:
@@ -74,7 +74,7 @@ def shutdown_on_request(agent: Deps, running: Running | None, request: StopReque
     said, cause = (str(request), Cause.SWITCH) if switched else (STOPPED, Cause.STOP_REQUESTED)
     agent.monitor.untrack_all()
     agent.loop.report_stopping()
-    agent.set_phase(Phase.STOPPING, said)
+    agent.phase.enter(Phase.STOPPING, said)
     grace_seconds: float = agent.settings.engine.stop_grace_seconds
     if running is not None and not agent.context.is_head:
         agent.loop.wait_until(partial(_head_left, agent), RELEASE_SECONDS)
@@ -82,27 +82,27 @@ def shutdown_on_request(agent: Deps, running: Running | None, request: StopReque
             grace_seconds = min(grace_seconds, LOST_GRACE_SECONDS)  # no request is left to finish
     end_rank(agent, running, grace_seconds)
     end = End(said, int(ExitCode.GOOD), at=utc_now(), cause=cause)
-    agent.record(lambda launches: launches.record_end(agent.boot_id, end))
-    end_launch(agent, running, end)
-    agent.set_phase(Phase.STOPPED)
+    agent.store.record(lambda launches: launches.record_end(agent.boot_id, end))
+    agent.launch_row.end(running, end)
+    agent.phase.enter(Phase.STOPPED)
     if agent.context.peers:
         agent.loop.wait_until(never, GOODBYE_SECONDS)
 
 
-def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) -> ExitCode:
+def shutdown_on_error(agent: Agent, running: Running | None, error: SparkdError) -> ExitCode:
     """Report that the run ends, stop the rank, find out why, and record it for the next run."""
     agent.loop.enter(Stage.END)
     agent.loop.report_stopping()
-    failed_in = agent.state.failed_in or agent.reporter.report.phase
+    failed_in = agent.phase.failed_in or agent.reporter.report.phase
     agent.monitor.untrack_all()
     # No cause yet: messages to people, and a head that is lost by this, wait for it.
-    agent.set_phase(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
+    agent.phase.enter(Phase.BLOCKED if error.code is ExitCode.BLOCKED else Phase.FAILED, str(error))
     reported_at = time.monotonic()
     looks = _Looks(agent, running, error)
     grace_seconds = LOST_GRACE_SECONDS if agent.context.peers else FAILED_GRACE_SECONDS
     kill_rank(agent, running, min(grace_seconds, agent.settings.engine.stop_grace_seconds))
     judged = judge_end(error, looks.evidence(), failed_in, utc_now())
-    end = end_try(agent, judged)
+    end = agent.switching.end_try(judged)
     agent.events.error(
         "agent.run.failed", code=end.code, cause=str(end.cause), phase=end.phase, reason=end.reason, hint=end.hint
     )
@@ -112,9 +112,9 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
     leaves_at = max(reported_at + LAST_REPORT_SECONDS, time.monotonic() + GOODBYE_SECONDS)
     clear_rank(agent, running)
     end = replace(end, reason=agent.redact(end.reason), hint=agent.redact(end.hint))
-    agent.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
-    end_launch(agent, running, end)
-    if not agent.state.proven and error.code is not ExitCode.PEER_LOST:
+    agent.store.record(lambda launches: count_end(launches, end, agent.plan.counted_as, agent.boot_id))
+    agent.launch_row.end(running, end)
+    if not agent.proving.proven and error.code is not ExitCode.PEER_LOST:
         log_differences(agent)  # last, below the rank's own lines
     if agent.context.peers:
         agent.loop.wait_until(never, leaves_at - time.monotonic())
@@ -126,7 +126,7 @@ def shutdown_on_error(agent: Deps, running: Running | None, error: SparkdError) 
 class _Looks:
     """At what may be behind an error. They begin while the rank is there, and are awaited once it is gone."""
 
-    def __init__(self, agent: Deps, running: Running | None, error: SparkdError) -> None:
+    def __init__(self, agent: Agent, running: Running | None, error: SparkdError) -> None:
         self._agent, self._running, self._error = agent, running, error
         self._ends_at = time.monotonic() + HANG_SECONDS
         self._docker = agent.loop.start(partial(_answered_at, agent.host)) if may_be_docker(error) else None
@@ -158,7 +158,7 @@ class _Looks:
         agent, running = self._agent, self._running
         if running is None or running.ready or not agent.context.is_head or not may_be_port(self._error):
             return None
-        seen = running.api.holder if running.api is not None else ""
+        seen = running.api_holder
         if seen and (seen in own_words(self._error) or names_port(self._error)):
             return lambda: seen
         if not names_port(self._error):
@@ -171,7 +171,7 @@ class _Looks:
         if running is None or running.tenants is None:
             return ""
         gone = agent.loop.wait_until(running.rank.ended.is_set, GONE_SECONDS)
-        if not gone or (now := running.read_tenants(agent.host, agent.loop)) is None:
+        if not gone or (now := running.read_tenants()) is None:
             return ""
         memory = agent.settings.memory
         return describe_growth(running.tenants, now, round(memory.headroom_gib * GIB) - memory.floor_mib * MIB)
@@ -183,12 +183,16 @@ def _answered_at(host: Host) -> float:
     return time.monotonic()
 
 
-def log_differences(agent: Deps) -> None:
+def log_differences(agent: Agent) -> None:
     """For a failed start: what differs from the last known good one."""
-    known = read_known_good(agent.host.files, agent.report_unread)
+    try:
+        known = agent.store.read(read_known_good)
+    except OSError as error:
+        agent.store.report_unread(str(error))
+        return
     if not known:
         return
-    found = group_files(find_differences(known[0].facts, agent.start_facts()))
+    found = group_files(find_differences(known[0].facts, agent.agreed.facts()))
     for one in found[:MOST_LINES]:
         then, now = excerpt_values(one)
         name, hint = sanitize(one.name, NAME_LIMIT), DIFF_HINT if one is found[-1] else ""
@@ -200,29 +204,29 @@ def log_differences(agent: Deps) -> None:
         agent.events.warning("known_good.values.unchanged", since=known[0].until, hint=hint)
 
 
-def _head_left(agent: Deps) -> bool:
+def _head_left(agent: Agent) -> bool:
     """Whether the head is out of service or unreachable. One that drains still answers requests."""
     report = agent.monitor.statuses()[0].living
     return report is None or find_loss(report) is not None
 
 
-def end_rank(agent: Deps, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:
+def end_rank(agent: Agent, running: Running | None, grace_seconds: float = LOST_GRACE_SECONDS) -> None:
     """Stop it, and remove what is left of it."""
     kill_rank(agent, running, grace_seconds)
     clear_rank(agent, running)
 
 
-def kill_rank(agent: Deps, running: Running | None, grace_seconds: float) -> None:
+def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     """End its processes, and let its last lines arrive."""
     restore_readahead(agent)
     if running is None:
         return
-    if not running.kill(agent.host, agent.loop, grace_seconds):
+    if not running.kill(grace_seconds):
         agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
     running.log.stop(LOG_END_SECONDS)
 
 
-def clear_rank(agent: Deps, running: Running | None) -> None:
+def clear_rank(agent: Agent, running: Running | None) -> None:
     """Remove its container and its shared memory; docker may take seconds."""
     if running is None:
         return

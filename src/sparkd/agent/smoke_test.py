@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from sparkd.agent import switching
-from sparkd.agent.deps import Deps
-from sparkd.agent.history import keep_smoke
+from sparkd.agent.context import Agent
 from sparkd.engine.rank import Running
 from sparkd.lib.errors import NotReadyError
 from sparkd.measure import smoke
@@ -17,21 +15,21 @@ ID = "smoke"
 HINT = "sudo sparkd smoke repeats it; see the weights and the image"
 
 
-def try_out(agent: Deps, running: Running) -> None:
+def try_out(agent: Agent, running: Running) -> None:
     """A plan that was just chosen is in force once its answers make sense. Raises NotReadyError (exit 12)."""
-    if not switching.is_tried(agent):
+    if not agent.switching.tried:
         return
     agent.reporter.update(message="the new plan answers test prompts")
     test = smoke.run(agent.endpoint(running), _request_seconds(agent))
     faults = agent.loop.beside(test, math.inf, "the smoke test")
-    keep_smoke(agent, faults)
+    agent.launch_row.keep_smoke(faults)
     agent.reporter.update(smoke_passed=not faults)
     if faults:
         raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", "see the weights and the image")
-    switching.put_in_force(agent)
+    agent.switching.put_in_force()
 
 
-def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
+def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
     """Where `smoke.on_start` wants it, beside the requests of clients. What is returned reports the result once it is
     there. An engine that serves is not ended for it: its clients may see nothing of the fault.
     """
@@ -46,7 +44,7 @@ def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
             return
         reported = True
         faults = testing.result()
-        keep_smoke(agent, faults)
+        agent.launch_row.keep_smoke(faults)
         agent.reporter.update(smoke_passed=not faults)
         if not faults:
             agent.events.info("engine.smoke.passed")
@@ -59,5 +57,5 @@ def start_smoke_test(agent: Deps, running: Running) -> Callable[[], None]:
     return report
 
 
-def _request_seconds(agent: Deps) -> float:
+def _request_seconds(agent: Agent) -> float:
     return agent.settings.readiness.completion_timeout_seconds

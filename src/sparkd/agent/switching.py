@@ -8,47 +8,34 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
 
 from msgspec.structs import replace
 
 from sparkd.actions import Actions
+from sparkd.agent.context import Context
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import (
-    AwaitedError,
-    Cause,
-    ConfigError,
-    ExitCode,
-    NotReadyError,
-    OutdatedPlanError,
-    SparkdError,
-)
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.errors import AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
 from sparkd.lib.log import Events
+from sparkd.lib.main_loop import Outcome
 from sparkd.state import launch_history
 from sparkd.state.launch_history import End
-from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, Event, Stage, Switch, label, step
+from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
 from sparkd.status.model import Phase, utc_now
 from sparkd.status.phases import PHASES
-from sparkd.vllm.api import Endpoint
 
-if TYPE_CHECKING:
-    from sparkd.agent.deps import Deps
-    from sparkd.engine.rank import Running
-
-COUNTERS_SECONDS = 1.0
-LOOK_SECONDS = 0.5
-QUIET_SECONDS = 3.0
-"""Without a request, until a drain is over: a client that has just read 200 from /readyz may still send one."""
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on some node."""
 AWAITED_SECONDS = 900.0
 """How long it may await docker or another node, which may boot, until its launch."""
+LOOK_SECONDS = 1.0
+"""Between two looks at a choice that could not be followed."""
 RETURNS_HINT = "repair it and choose it again: sparkd use"
 
 
@@ -62,7 +49,7 @@ class SwitchRequested(StopRequested):
 
 
 def begin_switch(config: Settings, host: Host, actions: Actions, events: Events) -> tuple[Switch | None, object]:
-    """What a new process finds, one step further, and the stamp of the file that has it: a later choice differs."""
+    """What a new process finds, one step further, and the stamp of that choice: a later one differs."""
     seen, before = stamp_switch(host), membership.current_switch(config, host)
     if before is None:
         return None, seen
@@ -104,9 +91,9 @@ def describe_return(switch: Switch) -> str:
 
 
 def stamp_switch(host: Host) -> object:
-    """Changes with the file."""
+    """Changes with each choice. It is in /run, which never hangs: the main loop looks at it in each wait."""
     with suppress(OSError):
-        return host.files.stat(FILE.path)
+        return host.files.stat(NOTICE)
     return None
 
 
@@ -116,155 +103,161 @@ def _stamp_written(host: Host, written: Switch | None) -> object:
     return seen if FILE.read(host.files) == written else Switch
 
 
-def settle_switch(agent: Deps) -> None:
-    """Log which plan was chosen in place of the configured one; remove a choice that is over."""
-    switch = agent.state.switch = agent.context.switch
-    if switch is not None:
-        name = {"plan": agent.plan.digest[:12], "recipe": agent.plan.recipe}
-        if switch.stage is Stage.TRYING:
-            agent.events.warning("switch.plan.tried", **name, tries=switch.tries, back=label(switch.before))
-            if switch.tries == 1:  # a person wants it now, whatever was before
-                agent.record(lambda launches: launches.reset(agent.plan.counted_as))
-        elif switch.chosen is not None:
-            event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
-            agent.events.warning(event, **name, hint=switch.chosen.hint)
-        return
-    if membership.current_switch(agent.context.configured, agent.host) is not None:
-        return  # chosen after this process made its plan: for the next process
-    faults = list[str]()
-    found = FILE.read(agent.host.files, faults.append)
-    if (found is not None or faults) and agent.exchange_state(FILE, found, None):
-        log, hint = (agent.events.warning, "sparkd use --list") if faults else (agent.events.info, "")
-        reason = faults[0] if faults else "the configuration has changed"
-        log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
+class Switching:
+    """The choice that this process runs by. For the main thread."""
 
+    def __init__(self, agent: Context, clock: Callable[[], float] = time.monotonic) -> None:
+        self.switch: Switch | None = agent.context.switch
+        """What this process was started with, and what it has become."""
+        self._agent = agent
+        self._clock = clock
+        self._began = clock()
+        self._stuck_since: float | None = None
+        """While a new plan is tried and a node is blocked."""
+        self._seen = agent.switch_seen
+        """Stamp of the choice, as last followed."""
+        self._look: tuple[object, Outcome[Switch | None]] | None = None
+        """At the file, with another stamp."""
+        self._next_look = -math.inf
 
-def watch_switch(agent: Deps) -> None:
-    """In each wait of the main loop. Raises SwitchRequested; OutdatedPlanError for a node that is blocked;
-    NotReadyError where a new plan is not launched for too long.
-    """
-    state = agent.state
-    if (seen := stamp_switch(agent.host)) != state.switch_seen:
-        found = FILE.read(agent.host.files, agent.report_unread)
+    def settle(self) -> None:
+        """Log which plan was chosen in place of the configured one; remove a choice that is over."""
+        agent, switch = self._agent, self.switch
+        if switch is not None:
+            name = {"plan": agent.plan.digest[:12], "recipe": agent.plan.recipe}
+            if switch.stage is Stage.TRYING:
+                agent.events.warning("switch.plan.tried", **name, tries=switch.tries, back=label(switch.before))
+                if switch.tries == 1:  # a person wants it now, whatever was before
+                    agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
+            elif switch.chosen is not None:
+                event = "rollback.plan.applied" if switch.chosen.proven else "switch.plan.applied"
+                agent.events.warning(event, **name, hint=switch.chosen.hint)
+            return
+        with suppress(OSError):  # the next process finds it again
+            self._remove_if_over()
+
+    def _remove_if_over(self) -> None:
+        agent, faults = self._agent, list[str]()
+        known = membership.current_switch
+        if agent.store.read(lambda _files, _report: known(agent.context.configured, agent.host)) is not None:
+            return  # chosen after this process made its plan: for the next process
+        found = agent.store.read(lambda files, _report: FILE.read(files, faults.append))
+        if (found is not None or faults) and agent.store.exchange(FILE, found, None):
+            log, hint = (agent.events.warning, "sparkd use --list") if faults else (agent.events.info, "")
+            reason = faults[0] if faults else "the configuration has changed"
+            log("rollback.plan.removed", reason=f"{reason}: {CONFIGURED} holds", hint=hint)
+
+    def watch(self) -> None:
+        """In each wait of the main loop. Raises SwitchRequested; OutdatedPlanError for a node that is blocked;
+        NotReadyError where a new plan is not launched for too long.
+        """
+        self._look_for_choice()
+        if self.switch is not None and self.switch.expired(datetime.now(UTC)):
+            before = self.switch
+            if self._advance(Event.EXPIRED):
+                raise SwitchRequested(self.switch or replace(before, stage=Stage.RETURNING))
+        if self.tried:
+            self._raise_if_stuck()
+
+    def _look_for_choice(self) -> None:
+        if self._look is None:
+            stamp = stamp_switch(self._agent.host)
+            if stamp == self._seen or self._clock() < self._next_look:
+                return
+            self._next_look = self._clock() + LOOK_SECONDS
+            # The disk may hang.
+            self._look = stamp, self._agent.loop.start(partial(FILE.read, self._agent.host.files))
+        stamp, look = self._look
+        if not look.done():
+            return
+        self._look = None
+        with suppress(BlockingIOError):  # no thread could be started
+            self._follow(look.result())
+            self._seen = stamp
+
+    def _follow(self, found: Switch | None) -> None:
         if found is not None and found.stage in (Stage.DRAINING, Stage.RETURNING):
-            raise SwitchRequested(found)  # and again, where that could not be acted on
-        if found is not None and state.switch is not None and found.chosen_at == state.switch.chosen_at:
-            state.switch = found  # with more or less time
-        elif agent.reporter.report.phase is Phase.BLOCKED:
+            raise SwitchRequested(found)
+        if found is not None and self.switch is not None and found.chosen_at == self.switch.chosen_at:
+            self.switch = found  # with more or less time
+        elif found != self.switch and self._agent.reporter.report.phase is Phase.BLOCKED:
             raise OutdatedPlanError("another plan was chosen", "sparkd restarts with it")
-        state.switch_seen = seen
-    if state.switch is not None and state.switch.expired(datetime.now(UTC)):
-        before = state.switch
-        if _advance(agent, Event.EXPIRED):
-            raise SwitchRequested(state.switch or replace(before, stage=Stage.RETURNING))
-    if is_tried(agent):
-        _raise_if_stuck(agent)
 
+    @property
+    def tried(self) -> bool:
+        """Whether a new plan is tried now."""
+        return self.switch is not None and self.switch.stage is Stage.TRYING
 
-def raise_if_unwritten(agent: Deps) -> None:
-    """Before a launch, once the disk can be written to: a plan whose try was not written would run without one.
+    def raise_if_unwritten(self) -> None:
+        """Before a launch, once the disk can be written to: a plan whose try was not written would run without one.
 
-    Raises OutdatedPlanError.
-    """
-    if agent.state.switch is not None and agent.state.switch.stage in (Stage.DRAINING, Stage.RETURNING):
-        raise OutdatedPlanError(f"{FILE.path} could not be written as this process began", "sparkd restarts with it")
+        Raises OutdatedPlanError.
+        """
+        if self.switch is not None and self.switch.stage in (Stage.DRAINING, Stage.RETURNING):
+            reason = f"{FILE.path} could not be written as this process began"
+            raise OutdatedPlanError(reason, "sparkd restarts with it")
 
+    def _raise_if_stuck(self) -> None:
+        """Until the launch: each step from there on has a limit of its own."""
+        report, now = self._agent.reporter.report, self._clock()
+        if not PHASES[report.phase].ahead:
+            return
+        phases = (report.phase, *(one.living.phase for one in self._agent.monitor.statuses() if one.living))
+        self._stuck_since = (self._stuck_since or now) if Phase.BLOCKED in phases else None
+        if now - (self._stuck_since or now) > BLOCKED_SECONDS:
+            reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
+            raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
+        if now - self._began > AWAITED_SECONDS:
+            reason = f"not launched within {AWAITED_SECONDS:.0f} s: {report.message}"
+            raise NotReadyError(reason, "sparkd status shows what is awaited")
 
-def is_tried(agent: Deps) -> bool:
-    return agent.state.switch is not None and agent.state.switch.stage is Stage.TRYING
+    def put_in_force(self) -> None:
+        """The new plan serves, and its answers make sense."""
+        agent = self._agent
+        if not self._advance(Event.WORKS):
+            return
+        agent.events.info("switch.plan.applied", plan=agent.plan.digest[:12], recipe=agent.plan.recipe, hint="")
+        found = self.switch.findings if self.switch is not None else ()
+        others = (one for one in agent.reporter.report.findings if one.id != "use")
+        agent.reporter.update(findings=(*found, *others))
+
+    def interrupt(self) -> None:
+        """A stop is requested: a try is not over by it."""
+        if self.tried:
+            self._advance(Event.LEFT)
+
+    def end_try(self, end: End) -> End:
+        """Where it ends the try of a new plan: the end of the switch, which names the plan launched next."""
+        before = self.switch
+        if before is None or not self.tried:
+            return end
+        if end.cause == Cause.PLAN_OUTDATED:
+            self._advance(Event.LEFT)
+            return end
+        if end.code == ExitCode.PEER_LOST and end.cause != Cause.PEER_FAILED:
+            return end  # a node or its power failed: the next start tries once more
+        if not self._advance(Event.FAILED):
+            return end
+        reason, hint = f"{describe_return(before)}: {end.reason}", end.hint or RETURNS_HINT
+        return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED)
+
+    def _advance(self, event: Event) -> bool:
+        """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
+        ours = self.switch
+        try:
+            found = self._agent.store.read(FILE.read)
+        except OSError as error:
+            self._agent.store.report_unread(str(error))
+            return False
+        if ours is None or found is None or found.chosen_at != ours.chosen_at:
+            return False
+        after = step(found, event)
+        if not self._agent.store.exchange(FILE, found, after):
+            return False
+        self.switch = after
+        return True
 
 
 def waiting_limit(switch: Switch | None) -> float:
     """Seconds until a process ends that has not found its place. The next one counts one more try."""
     return AWAITED_SECONDS if switch is not None and switch.stage is Stage.TRYING else math.inf
-
-
-def _raise_if_stuck(agent: Deps) -> None:
-    """Until the launch: each step from there on has a limit of its own."""
-    report, now = agent.reporter.report, time.monotonic()
-    if not PHASES[report.phase].ahead:
-        return
-    phases = (report.phase, *(one.living.phase for one in agent.monitor.statuses() if one.living))
-    agent.state.stuck_since = (agent.state.stuck_since or now) if Phase.BLOCKED in phases else None
-    if now - (agent.state.stuck_since or now) > BLOCKED_SECONDS:
-        reason = f"blocked for {BLOCKED_SECONDS:.0f} s: {report.message}"
-        raise NotReadyError(reason, "sparkd preflight --dry-run shows what blocks")
-    if now - agent.state.began > AWAITED_SECONDS:
-        reason = f"not launched within {AWAITED_SECONDS:.0f} s: {report.message}"
-        raise NotReadyError(reason, "sparkd status shows what is awaited")
-
-
-def put_in_force(agent: Deps) -> None:
-    """The new plan serves, and its answers make sense."""
-    if not _advance(agent, Event.WORKS):
-        return
-    agent.events.info("switch.plan.applied", plan=agent.plan.digest[:12], recipe=agent.plan.recipe, hint="")
-    found = agent.state.switch.findings if agent.state.switch is not None else ()
-    others = (one for one in agent.reporter.report.findings if one.id != "use")
-    agent.reporter.update(findings=(*found, *others))
-
-
-def end_try(agent: Deps, end: End) -> End:
-    """Where this end is that of the try of a new plan: the end of the switch, which names the plan launched next."""
-    if not is_tried(agent) or agent.state.switch is None:
-        return end
-    before = agent.state.switch
-    if end.cause == Cause.PLAN_OUTDATED:
-        _advance(agent, Event.LEFT)
-        return end
-    if end.code == ExitCode.PEER_LOST and end.cause != Cause.PEER_FAILED:
-        return end  # a node or its power failed: the next start tries once more
-    if not _advance(agent, Event.FAILED):
-        return end
-    reason, hint = f"{describe_return(before)}: {end.reason}", end.hint or RETURNS_HINT
-    return replace(end, reason=reason, hint=hint, cause=Cause.SWITCH_FAILED)
-
-
-def leave(agent: Deps, running: Running | None, request: StopRequested) -> None:
-    """Before a requested stop: a try is not over by it, and requests that run get their time before a switch."""
-    if not isinstance(request, SwitchRequested):
-        if is_tried(agent):
-            _advance(agent, Event.LEFT)
-    elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):
-        agent.events.info("switch.drain.started", to=request.to, at_most_seconds=request.drain_seconds)
-        agent.set_phase(Phase.STOPPING, f"draining for {request.to}", draining=True)
-        with suppress(StopRequested, SparkdError, OSError):  # a stop, a lost node: no request is left to wait for
-            _drain(agent, running, request)
-        agent.reporter.update(draining=False, message=str(request))
-
-
-def _drain(agent: Deps, running: Running, request: SwitchRequested) -> None:
-    endpoint, deadline = agent.endpoint(running), time.monotonic() + request.drain_seconds
-    quiet_until, ended = time.monotonic() + QUIET_SECONDS, running.rank.ended
-    while (left := deadline - time.monotonic()) > 0:
-        count = agent.loop.beside(_count_requests(endpoint), left, "a look at the requests")
-        if ended.is_set():
-            return
-        if count != 0:
-            quiet_until = time.monotonic() + QUIET_SECONDS
-        elif time.monotonic() >= quiet_until:
-            return
-        runs = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
-        agent.reporter.update(message=f"draining for {request.to}: {runs}, {left:.0f} s left")
-        agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
-
-
-async def _count_requests(endpoint: Endpoint) -> int | None:
-    """None where the engine does not say."""
-    try:
-        counters = await endpoint.counters(COUNTERS_SECONDS)
-    except HttpError:
-        return None
-    return None if counters is None else round(counters.running + counters.waiting)
-
-
-def _advance(agent: Deps, event: Event) -> bool:
-    """Whether the step was taken: not where somebody has chosen again meanwhile, or it can't be written."""
-    ours, found = agent.state.switch, FILE.read(agent.host.files, agent.report_unread)
-    if ours is None or found is None or found.chosen_at != ours.chosen_at:
-        return False
-    after = step(found, event)
-    if not agent.exchange_state(FILE, found, after):
-        return False
-    agent.state.switch, agent.state.switch_seen = after, _stamp_written(agent.host, after)
-    return True

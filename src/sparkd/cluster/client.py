@@ -149,19 +149,8 @@ class PeerReader:
 
     async def _read_once(self) -> bool:
         """Whether a valid answer came."""
-        before = self.status
         try:
-            answer = await self._client.request(f"/report?known={self._known}")
-            if answer.status == 404:
-                raise HttpError("it has no report yet")
-            digest = hashlib.sha256(answer.body).hexdigest()
-            report = None
-            if answer.status == 200 and digest == self._known:  # nothing new, after a whole hold
-                report = before.report
-            elif answer.status == 200:
-                report = await self._parse(answer.body)
-            if report is None:
-                raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
+            answer, report = await self._request_report()
         except ConnectRefused as error:
             return self._record_failure(Contact.REFUSED, str(error))
         except UnsignedError as error:
@@ -171,8 +160,7 @@ class PeerReader:
             return self._record_failure(self._contact_when_quiet(), gone, own_address_gone=True)
         except HttpError as error:
             return self._record_failure(self._contact_when_quiet(), str(error))
-        self._known = digest
-        date = answer.headers.get("date", "")
+        before, date = self.status, answer.headers.get("date", "")
         self.heard_at = time.monotonic()
         self.status = replace(
             before,
@@ -186,6 +174,22 @@ class PeerReader:
         if before.contact is not Contact.ANSWERS or before.report is None or _differ(report, before.report):
             self._wake()
         return True
+
+    async def _request_report(self) -> tuple[Response, NodeReport]:
+        """Raises HttpError, UnsignedError."""
+        answer = await self._client.request(f"/report?known={self._known}")
+        if answer.status == 404:
+            raise HttpError("it has no report yet")
+        digest = hashlib.sha256(answer.body).hexdigest()
+        report = None
+        if answer.status == 200 and digest == self._known:  # nothing new, after a whole hold
+            report = self.status.report
+        elif answer.status == 200:
+            report = await self._parse(answer.body)
+        if report is None:
+            raise UnsignedError("its answer is no report of this rank: another cluster.nodes or another sparkd?")
+        self._known = digest
+        return answer, report
 
     async def _parse(self, body: bytes) -> NodeReport | None:
         """8 MiB take 0.9 s, for which the loop would stand still. Raises HttpError where no thread can be started."""

@@ -140,17 +140,19 @@ class PeerMonitor(Struct):
             return
         why = f": {peer.said}" if peer.said and not peer.own_address_gone else ""
         lost = silence(peer, f"has been silent for {seconds:.0f} s{why}")
-        over = seconds >= self.timeout_seconds
-        if self._prove is None:
-            if over:
-                raise lost
-            return
+        left = self.timeout_seconds - seconds
+        if self._prove is not None:
+            self._judge_proof(lost, left <= 0, now)
+            pause = proof_seconds if self._proven else RETRY_SECONDS
+            if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
+                self._proof = self.submit(self._prove(proof_seconds if left <= 0 else max(RETRY_SECONDS, left)))
+        elif left <= 0:
+            raise lost
+
+    def _judge_proof(self, lost: PeerLostError, over: bool, now: float) -> None:
+        """`over`: the time for silence is. Raises PeerLostError where it is over, and the engine makes no token."""
         if self._proof is not None and self._proof.done():
             self._proven, self._proof, self._proven_at = self._proof.result(), None, now
         if over and self._proven is False:
             raise PeerLostError(f"{lost.reason}, and the engine makes no token", lost.hint, cause=lost.cause)
         self.trouble = f"{lost.reason}; the engine makes tokens" if over and self._proven else ""
-        pause = proof_seconds if self._proven else RETRY_SECONDS
-        if self._proof is None and (self._proven is None or now - self._proven_at >= pause):
-            left = self.timeout_seconds - seconds
-            self._proof = self.submit(self._prove(proof_seconds if over else max(RETRY_SECONDS, left)))

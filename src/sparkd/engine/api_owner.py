@@ -62,7 +62,7 @@ class ApiOwner:
                 await asyncio.sleep(ACCEPT_POLL_SECONDS)
             accepted = Listener(self._address, self._port, peer.inode)
             # In a thread: a user may have made many processes.
-            look = partial(self._is_foreign, (accepted,), self._host.user(peer.uid))
+            look = partial(self._is_foreign, (accepted,), peer.uid)
             if await run_in_thread("api-owner", look):
                 raise WrongServerError(self.holder)
         except (OSError, ValueError) as error:
@@ -79,8 +79,11 @@ class ApiOwner:
             )
         return self._squatted
 
-    def _is_foreign(self, found: tuple[Listener, ...], user: str = "") -> bool:
-        """Whether there are such sockets, and none is the rank's: then the holder of the first is named."""
+    def _is_foreign(self, found: tuple[Listener, ...], uid: int | None = None) -> bool:
+        """Whether there are such sockets, and none is the rank's: then the holder of the first is named.
+
+        `uid`: of whom the kernel says that it is.
+        """
         inodes = {one.inode for one in found}
         server = next((pid for pid in self._pids() if has_open(self._host.files, pid, inodes)), None)
         # Readable: the pids may be others' now.
@@ -88,7 +91,7 @@ class ApiOwner:
             self._server_pid = server
             return False
         if found:
-            self._name_holder(found[0], user)
+            self._name_holder(found[0], self._host.user(uid) if uid is not None else "")
         return bool(found)
 
     def _pids(self) -> Iterator[int]:
@@ -107,7 +110,6 @@ class ApiOwner:
         return False
 
     def _name_holder(self, found: Listener, user: str) -> None:
-        """`user`: of whom the kernel says that the socket is."""
         if time.monotonic() - self._named_at < NAMED_SECONDS:
             return
         (use,) = port_holders(self._host, self._host.processes(), (found,))

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
+from typing import NamedTuple
 
-from msgspec import Struct, field
 from msgspec.structs import replace
 
 from sparkd.actions.processes import Rank, mapped_below, named_segments
@@ -24,10 +24,12 @@ from sparkd.host.docker import LABEL
 from sparkd.host.meminfo import Consumer
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import Cause
+from sparkd.lib.log import Events
 from sparkd.lib.main_loop import MainLoop, Outcome
 from sparkd.plan.model import LaunchPlan
 from sparkd.preflight.fixes import UnlinkSegment
 from sparkd.state.rank_record import RankRecord, RankStage
+from sparkd.vllm.api import Endpoint
 
 NOTE_SECONDS = 3.0
 FIRST_LOOK_SECONDS = 0.3
@@ -50,61 +52,108 @@ _OTHER_RANK = re.compile(r"by peer|timed? ?out|remote process|NCCL|gloo", re.IGN
 """What a rank logs when another one is gone: gloo's `Connection closed by peer`, NCCL's `remote process exited`."""
 
 
-class Running(Struct):
-    """`ready`: it has completed a prompt."""
+class MachineFacts(NamedTuple):
+    """What has happened since a rank's start."""
 
-    rank: Rank
-    log: LogReader
-    started_at: float
-    record: RankRecord
-    keep: Callable[[RankRecord], object]
-    """Writes the record."""
-    guard: MemoryGuard | None = None
-    """None where memory is not watched."""
-    tenants: Tenants | None = None
-    """Who else held memory at the start; None where that is unknown."""
-    page_cache: PageCacheRelease | None = None
-    """None where nothing is released."""
-    ready: bool = False
-    api: ApiOwner | None = None
-    """Of the head's rank, once its endpoint was probed."""
-    segments: set[UnlinkSegment] = field(default_factory=set)
-    """Shared memory that its processes had open or mapped."""
-    _scans: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """How often a segment, by device and inode, was searched for in its processes."""
+    docker_ended: bool = False
+    """Dockerd has ended, and its containers with it."""
+    oom_killed: bool = False
+    """The kernel has killed processes for want of memory."""
+
+
+class Running:
+    """The rank from its launch on. For the main thread."""
+
+    def __init__(
+        self,
+        rank: Rank,
+        log: LogReader,
+        record: RankRecord,
+        keep: Callable[[RankRecord], object],
+        host: Host,
+        loop: MainLoop,
+    ) -> None:
+        """`keep` writes the record."""
+        self.rank = rank
+        self.log = log
+        self.record = record
+        self.guard: MemoryGuard | None = None
+        """None where memory is not watched."""
+        self.tenants: Tenants | None = None
+        """Who else held memory at the start; None where that is unknown."""
+        self.ready = False
+        """It has completed a prompt."""
+        self.segments: set[UnlinkSegment] = set()
+        """Shared memory that its processes had open or mapped."""
+        self._keep = keep
+        self._host = host
+        self._loop = loop
+        self._started_at = time.monotonic()
+        self._page_cache: PageCacheRelease | None = None
+        """None where nothing is released."""
+        self._api: ApiOwner | None = None
+        """Of the head's rank, once its endpoint was probed."""
+        self._scans: Counter[tuple[int, int]] = Counter()
+        """How often a segment, by device and inode, was searched for in its processes."""
+
+    def guard_memory(self, floor_bytes: int, events: Events) -> None:
+        """Not with a floor of 0. Raises OSError where the guard can't be started."""
+        if floor_bytes:
+            self.guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
+            self.guard.start()
 
     @property
     def guard_state(self) -> str:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"
 
-    def note(self, **changes: object) -> None:
-        """Change fields of the record."""
-        self.record = replace(self.record, **changes)
-        self.keep(self.record)
+    def raise_if_killed(self) -> None:
+        """Raises MemoryGuardError where the guard has killed it."""
+        if self.guard is not None:
+            self.guard.raise_if_killed()
+
+    def release_page_cache(self, release: PageCacheRelease) -> None:
+        self._page_cache = release
 
     @property
     def released_bytes(self) -> int:
         """Of page cache, since the launch."""
-        return self.page_cache.released_bytes if self.page_cache is not None else 0
+        return self._page_cache.released_bytes if self._page_cache is not None else 0
 
-    def note_segments(self, host: Host, loop: MainLoop) -> None:
+    def endpoint(self, plan: LaunchPlan, key: str | None, events: Events) -> Endpoint:
+        """Of its API, which is proven to be this rank's before each request."""
+        if self._host.live and self._api is None:
+            self._api = ApiOwner(self._host, self.rank, events, plan.api_host, plan.api_port)
+        admit = self._api.admit if self._api is not None else None
+        return Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit)
+
+    @property
+    def api_holder(self) -> str:
+        """Who has its API's port in its place, as last seen; empty where nobody else was."""
+        return self._api.holder if self._api is not None else ""
+
+    def note(self, **changes: object) -> None:
+        """Change fields of the record."""
+        self.record = replace(self.record, **changes)
+        self._keep(self.record)
+
+    def note_segments(self) -> None:
         """Remember the segments that its processes have mapped now. Unreadable ones are left to a later preflight.
 
         Processes are scanned only while there are segments of unknown owner.
         """
         # Beside the main loop: reading the maps of a process that hangs in its driver hangs too.
         with suppress(OSError):
-            self._keep_segments(loop.beside(partial(self._find_segments, host), NOTE_SECONDS, "looking at the rank"))
+            self._keep_segments(self._loop.beside(self._find_segments, NOTE_SECONDS, "looking at the rank"))
 
-    def kill(self, host: Host, loop: MainLoop, grace_seconds: float) -> bool:
+    def kill(self, grace_seconds: float) -> bool:
         """End its container: SIGTERM, grace, SIGKILL. Whether it is gone. Its shared memory is noted meanwhile.
 
         A look at a process that hangs in its driver hangs too: the first one alone delays the end, for a moment.
         """
-        began, look = time.monotonic(), loop.start(partial(self._find_segments, host))
+        began, look = time.monotonic(), self._loop.start(self._find_segments)
         self.note(stage=RankStage.ENDING)
-        in_time = loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
+        in_time = self._loop.wait_until(look.done, FIRST_LOOK_SECONDS, shielded=True)
 
         def keep(look: Outcome[tuple[UnlinkSegment, ...]]) -> None:
             with suppress(OSError):
@@ -114,11 +163,11 @@ class Running(Struct):
             nonlocal look
             if look.done():
                 keep(look)
-                look = loop.start(partial(self._find_segments, host))
+                look = self._loop.start(self._find_segments)
 
         grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
-        gone = self.rank.end(loop, grace_seconds, observe, starting=not self.ready)
-        if loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
+        gone = self.rank.end(self._loop, grace_seconds, observe, starting=not self.ready)
+        if self._loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
             keep(look)
         return gone
 
@@ -129,28 +178,33 @@ class Running(Struct):
             self.note(segments={one.path: (one.device, one.inode) for one in self.segments})
         self._scans.update({(segment.device, segment.inode): MAX_SCANS for segment in segments})
 
-    def _find_segments(self, host: Host) -> tuple[UnlinkSegment, ...]:
-        present = [one.identity for one in named_segments(host)]
+    def _find_segments(self) -> tuple[UnlinkSegment, ...]:
+        present = [one.identity for one in named_segments(self._host)]
         new = [identity for identity in present if self._scans[identity] < MAX_SCANS]
         if not new:
             return ()
         scans = Counter({identity: self._scans[identity] for identity in present})
         scans.update(new)
         self._scans = scans  # first: a scan that hangs is repeated MAX_SCANS times, not for ever
-        return mapped_below(host, self.rank.pid)
+        return mapped_below(self._host, self.rank.pid)
 
-    def read_tenants(self, host: Host, loop: MainLoop) -> Tenants | None:
+    def note_tenants(self) -> None:
+        """Remember who else holds memory now, at its start."""
+        self.tenants = self.read_tenants()
+        self.note(held_bytes=None if self.tenants is None else self.tenants.held_bytes)
+
+    def read_tenants(self) -> Tenants | None:
         """The engine's own segments are left out: they outlive it."""
         gpu_bytes, named = 0, tuple[Consumer, ...]()
         with suppress(OSError, ValueError):
-            info = host.meminfo()
+            info = self._host.meminfo()
             held = info.anonymous_bytes + info.shared_bytes
             for one in self.segments:
-                left = shm.read_segment(host.files, one.path.rpartition("/")[2], 0)
+                left = shm.read_segment(self._host.files, one.path.rpartition("/")[2], 0)
                 held -= left.allocated_bytes if left and left.identity == (one.device, one.inode) else 0
             with suppress(OSError, ValueError):
-                scan = partial(name_tenants, host, self.rank.container_id)
-                gpu_bytes, named = loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
+                scan = partial(name_tenants, self._host, self.rank.container_id)
+                gpu_bytes, named = self._loop.beside(scan, TENANTS_SECONDS, "looking at other tenants", shielded=True)
             return Tenants(held, gpu_bytes, named)
         return None
 
@@ -161,15 +215,14 @@ class Running(Struct):
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.started_at
+        return time.monotonic() - self._started_at
 
-    def find_cause(self, host: Host, code: str = "") -> tuple[Cause, str]:
+    def find_cause(self, code: str, machine: MachineFacts) -> tuple[Cause, str]:
         """Why it ended: what happened to it comes before what the engine says of it. No text where nothing is known."""
         now = time.monotonic()
         progress = self.log.progress
         said, proven = progress.root_cause(now), progress.proven_cause(now)
-        dockerd_pid = self.record.dockerd_pid
-        if dockerd_pid and (not docker.running(host) or docker.daemon_replaced(host, dockerd_pid)):
+        if machine.docker_ended:
             return Cause.DOCKER_RESTARTED, DOCKER_ENDED
         if progress.stopped_by_signal(now) or code == TERMINATED_CODE:
             return Cause.ENGINE_STOPPED, "somebody else than sparkd stopped it, as by docker stop"
@@ -177,7 +230,7 @@ class Running(Struct):
         if said and not killed and (proven or not progress.serving):
             return Cause.ENGINE_ERROR, said
         quoted = f" ({proven})" if proven else ""
-        if self._oom_killed(host):
+        if machine.oom_killed:
             return Cause.KERNEL_OOM, KERNEL_OOM + quoted
         if killed:
             return Cause.KILLED_FROM_OUTSIDE, f"killed by signal 9 from outside, not by sparkd{quoted}"
@@ -188,15 +241,20 @@ class Running(Struct):
         explained = progress.root_cause(now) and not (self.ready or progress.serving)
         return (code == KILLED_CODE and not explained) or progress.killed(now)
 
-    def _oom_killed(self, host: Host) -> bool:
-        kills, before = meminfo.oom_kills(host.files), self.record.oom_kills
-        return kills is not None and before is not None and kills > before
+    def read_machine(self) -> MachineFacts:
+        """For a thread: a look at dockerd's process may hang."""
+        dockerd_pid, before = self.record.dockerd_pid, self.record.oom_kills
+        kills = meminfo.oom_kills(self._host.files)
+        return MachineFacts(
+            bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid)),
+            kills is not None and before is not None and kills > before,
+        )
 
-    def read_exit_code(self, host: Host) -> str:
-        """Says little: every engine death has 0."""
+    def read_exit_code(self) -> str:
+        """For a thread. It says little: every engine death has 0."""
         deadline = time.monotonic() + EXIT_CODE_SECONDS
-        with suppress(OSError, DockerError), closing(host.docker_reader()) as reader:
-            while docker.running(host) and time.monotonic() < deadline:
+        with suppress(OSError, DockerError), closing(self._host.docker_reader()) as reader:
+            while docker.running(self._host) and time.monotonic() < deadline:
                 code = docker.exit_code(reader, self.rank.container_id)
                 if code is not None:
                     return str(code)

@@ -79,14 +79,8 @@ def await_ready(
             result, probing = probing.result(), None
             if result.failed is None:
                 return
+            _refuse(result, endpoint.served_name)
             stage, said = result.failed, result.said
-            if stage is ReadinessStage.KEY:
-                raise NotReadyError(
-                    "the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY"
-                )
-            if stage is ReadinessStage.MODEL and said:
-                reason = f"the endpoint serves {said}, not {endpoint.served_name}"
-                raise NotReadyError(reason, "check --served-model-name")
             next_at = now + (RETRY_SECONDS if stage is ReadinessStage.COMPLETION else PROBE_SECONDS)
         before, progress = progress, show(stage)
         if progress.step != before.step:
@@ -99,3 +93,11 @@ def await_ready(
             )
         pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
         loop.wait(pause)
+
+
+def _refuse(result: ProbeResult, served_name: str) -> None:
+    """Raises NotReadyError where waiting cannot help."""
+    if result.failed is ReadinessStage.KEY:
+        raise NotReadyError("the endpoint refuses sparkd's key", "name its file under engine.secrets, as VLLM_API_KEY")
+    if result.failed is ReadinessStage.MODEL and result.said:
+        raise NotReadyError(f"the endpoint serves {result.said}, not {served_name}", "check --served-model-name")

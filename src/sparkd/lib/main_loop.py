@@ -182,13 +182,14 @@ class MainLoop:
             turned = True
         return is_done
 
-    def start(self, work: Work[T], what: str = "") -> Outcome[T]:
-        """Run `work` as a task, or in a thread of its own; its end is news.
+    def start(self, work: Work[T], what: str = "", then: Callable[[Outcome[T]], object] = lambda _: None) -> Outcome[T]:
+        """Run `work` as a task, or in a thread of its own; its end is news. `then` gets the outcome, in the loop.
 
         One call of a subject at a time, `what`: where an earlier one has not ended, as where no thread can be started,
         the result is BlockingIOError: no look this time.
         """
         future = self._begin(work, what)
+        future.add_done_callback(then)
         future.add_done_callback(self._note_news)
         return future
 

@@ -33,6 +33,8 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     kind: type[Content]
     mode: int = PRIVATE
     folder: str = FOLDER
+    notice: str = ""
+    """A path in /run, written after each exchange: a process that waits for one looks at no disk."""
 
     @property
     def path(self) -> str:

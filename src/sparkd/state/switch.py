@@ -179,7 +179,8 @@ def _settle(now: Switch, chosen: Chosen | None, back: tuple[Chosen, ...]) -> Swi
     return Switch(now.replaces, Stage.IN_FORCE, chosen, back, 0, now.drain_seconds, now.chosen_at)
 
 
-FILE = StateFile("switch.json", Switch)
+NOTICE = "/run/sparkd/switch.changed"
+FILE = StateFile("switch.json", Switch, notice=NOTICE)
 
 
 def make_rollback(entry: Entry, replaces: str, image_id: str) -> Switch | None:

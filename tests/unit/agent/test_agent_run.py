@@ -27,9 +27,10 @@ from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
 from sparkd.actions import acquire_lock
+from sparkd.actions.files import exchange
 from sparkd.agent import blocked, hooks, startup
 from sparkd.agent.bootstrap import build_agent
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.run import run
 from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.cluster import membership
@@ -210,7 +211,7 @@ def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one
 ) -> None:
     watched: list[int] = []
 
-    def watch(agent: Deps, running: Running) -> None:
+    def watch(agent: Agent, running: Running) -> None:
         watched.append(running.rank.pid)
         if len(watched) == 1:
             raise BlockingIOError(errno.EAGAIN, "no more threads")
@@ -618,7 +619,7 @@ def choose_new(world: World) -> None:
     switch = Switch(
         membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )
-    world.tree.file(FILE.path, FILE.encode(switch))
+    exchange(host.files, FILE, None, switch)
 
 
 def stage(world: World) -> str:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.startup import check_hcas
 from sparkd.config.settings import Fabric
 from sparkd.lib.errors import BlockedError, OutdatedPlanError
@@ -18,7 +18,7 @@ FIRST, BOTH = ("rocep1s0f0",), ("rocep1s0f0", "roceP2p1s0f0")
 
 
 @pytest.fixture
-def agent(tree: Tree) -> Iterator[Deps]:
+def agent(tree: Tree) -> Iterator[Agent]:
     """The second device was not up yet when its run began."""
     with agent_under_test(tree, 0, alone()) as made:
         plan = made.agent.plan
@@ -27,27 +27,27 @@ def agent(tree: Tree) -> Iterator[Deps]:
         yield replace(made.agent, context=replace(made.agent.context, plan=planned))
 
 
-def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Deps) -> None:
+def test_a_second_device_that_came_up_later_blocks_the_launch(agent: Agent) -> None:
     with pytest.raises(BlockedError, match=r"rocep1s0f0,roceP2p1s0f0 now, and were rocep1s0f0 when"):
         check_hcas(agent, BOTH)
 
 
-def test_devices_that_came_after_the_plan_was_made_without_any_block_the_launch(agent: Deps) -> None:
+def test_devices_that_came_after_the_plan_was_made_without_any_block_the_launch(agent: Agent) -> None:
     bare = replace(agent.plan, node=replace(agent.plan.node, hcas=()))
     with pytest.raises(OutdatedPlanError, match=r"are rocep1s0f0 now, and there were none when this run began"):
         check_hcas(replace(agent, context=replace(agent.context, plan=bare)), FIRST)
 
 
 @pytest.mark.parametrize("found", [FIRST, ()], ids=["the same", "unreadable"])
-def test_devices_that_are_unchanged_or_unreadable_hold_up_no_launch(agent: Deps, found: tuple[str, ...]) -> None:
+def test_devices_that_are_unchanged_or_unreadable_hold_up_no_launch(agent: Agent, found: tuple[str, ...]) -> None:
     check_hcas(agent, found)
 
 
-def test_devices_named_in_the_settings_are_used_as_named(agent: Deps) -> None:
+def test_devices_named_in_the_settings_are_used_as_named(agent: Agent) -> None:
     named = agent.settings.model_copy(update={"fabric": Fabric(hcas=FIRST)})
     check_hcas(replace(agent, settings=named), BOTH)
 
 
-def test_a_launch_that_names_no_devices_uses_any(agent: Deps) -> None:
+def test_a_launch_that_names_no_devices_uses_any(agent: Agent) -> None:
     context = replace(agent.context, plan=replace(agent.plan, shared=()))
     check_hcas(replace(agent, context=context), BOTH)

@@ -27,7 +27,7 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.inquest import find_causes
 from sparkd.agent.serving import FOLLOW_SECONDS, expected_load, follow_head
 from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
@@ -68,7 +68,7 @@ def following(
 ) -> Iterator[tuple[Running, subprocess.Popen[bytes], StepsThread]]:
     """The worker follows its head, with a rank that has said these lines."""
 
-    def follow(agent: Deps) -> None:
+    def follow(agent: Agent) -> None:
         with find_causes(agent):
             follow_head(agent, rank)
 

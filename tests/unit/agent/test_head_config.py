@@ -27,10 +27,9 @@ from tests.unit.cluster_nodes import (
 from tests.unit.nodes import until
 
 from sparkd.agent.bootstrap import _await_head
-from sparkd.agent.deps import Base
+from sparkd.agent.context import Agent, Base
 from sparkd.agent.head_config import share_config, use_kept
 from sparkd.agent.serving import follow_head
-from sparkd.agent.startup import wait_backoff
 from sparkd.config.settings import Engine
 from sparkd.lib.endings import Ending
 from sparkd.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
@@ -173,6 +172,10 @@ def test_a_worker_that_waits_restarts_with_what_its_head_has_changed(tree: Tree,
         assert json.loads(written(worker.agent.actions)[FILE.name])["engine"]["env"] == {"NEW": "1"}
 
 
+def wait_out(agent: Agent) -> None:
+    agent.backoff.wait()
+
+
 def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_head_at_once(
     tree: Tree, port: int
 ) -> None:
@@ -181,7 +184,10 @@ def test_a_worker_that_waits_after_failures_of_a_plan_takes_another_one_of_its_h
     with agent_under_test(tree, 1, following(NODES, port)) as worker:
         failures = LaunchHistory({worker.agent.plan.counted_as: len(BACKOFF_SECONDS) - 1})
         tree.file(f"/node1{launch_history.FILE.path}", launch_history.FILE.encode(failures))
-        with running_steps(worker, wait_backoff) as waits, head_of(tree, port, "again", env={"NEW": "1"}) as again:
+        with (
+            running_steps(worker, wait_out) as waits,
+            head_of(tree, port, "again", env={"NEW": "1"}) as again,
+        ):
             until_with(lambda: waits.over, again)
             assert isinstance(waits.join(), OutdatedPlanError)
 

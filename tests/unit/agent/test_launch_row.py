@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
-from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
+from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running
 
 from sparkd.actions import history as store
-from sparkd.agent.history import begin_launch, end_launch, keep_smoke, note_activity, recall
+from sparkd.agent.history import LaunchRow
 from sparkd.host.files import Files
 from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
 from sparkd.state.known_good import Facts
@@ -43,16 +43,19 @@ def rows(made: AgentUnderTest, count: int = 1) -> tuple[Row, ...]:
 
 
 def test_a_launch_is_there_before_its_container_and_has_its_end_at_once(begun: AgentUnderTest) -> None:
-    agent = begun.agent
-    begin_launch(agent)
+    agent, seconds = begun.agent, [0.0]
+    kept = LaunchRow(agent, agent.agreed, lambda: seconds[0])
+    kept.begin()
     (row,) = rows(begun)
     assert isinstance(row, Launch)
     assert (row.id, row.plan, row.end) == (agent.rank_id, "agreed", None)
+    with running(agent) as (rank, _):
+        kept.note_ready(rank)
+    seconds[0] = 60
     for rate in (12.5, 0.0, 37.5):
-        note_activity(agent, ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
-    note_activity(agent, ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
-    agent.state.served_since = time.monotonic() - 60
-    end_launch(agent, None, END)
+        kept.note_activity(ActivityReport(1 if rate else 0, 0, 5.0, rate, 0.1, draft_acceptance=0.6))
+    kept.note_activity(ActivityReport(0, 0, 5.0, 1.0, 0.1))  # of a canary
+    kept.end(None, END)
     (row,) = store.read(agent.host.files)
     assert isinstance(row, Launch)
     assert (row.first_tokens_per_second, row.last_tokens_per_second, row.draft_acceptance) == (12.5, 37.5, 0.6)
@@ -64,17 +67,17 @@ def test_the_next_process_closes_what_was_left_and_knows_the_totals(
     begun: AgentUnderTest, last: End | None, cause: str
 ) -> None:
     agent = begun.agent
-    begin_launch(agent)
+    agent.launch_row.begin()
     rows(begun)
-    recall(agent, last)
-    (row,) = agent.state.past.launches
+    agent.launch_row.recall(last)
+    (row,) = agent.launch_row.past.launches
     assert row.end is not None
     assert row.end.cause == cause
-    assert agent.state.past.totals == {"launches": 1, f"ends.{cause}": 1}
+    assert agent.launch_row.past.totals == {"launches": 1, f"ends.{cause}": 1}
 
 
 def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
-    keep_smoke(begun.agent, ("api_key=abcdefgh\x1b[31m said",))
+    begun.agent.launch_row.keep_smoke(("api_key=abcdefgh\x1b[31m said",))
     (row,) = rows(begun)
     assert isinstance(row, Smoke)
     assert (row.launch, row.bad) == (begun.agent.rank_id, 1)
@@ -84,9 +87,9 @@ def test_a_smoke_test_is_kept_without_secrets(begun: AgentUnderTest) -> None:
 
 def test_a_history_that_cannot_be_written_is_one_event_for_each_way(begun: AgentUnderTest) -> None:
     Tree(Path(begun.agent.host.files.root)).folder(PATH)
-    recall(begun.agent, None)
-    begin_launch(begun.agent)
-    end_launch(begun.agent, None, END)
+    begun.agent.launch_row.recall(None)
+    begun.agent.launch_row.begin()
+    begun.agent.launch_row.end(None, END)
     failed = [one for one in begun.events.lines if one.startswith("history.")]
     assert [one.partition(" ")[0] for one in failed] == ["history.read.failed", "history.write.failed"]
     assert "is no plain file" in failed[0]
@@ -94,14 +97,14 @@ def test_a_history_that_cannot_be_written_is_one_event_for_each_way(begun: Agent
 
 def test_a_broken_file_is_replaced_by_the_row(begun: AgentUnderTest) -> None:
     Tree(Path(begun.agent.host.files.root)).file(PATH, "rubbish " * 1000)
-    recall(begun.agent, None)
-    begin_launch(begun.agent)
+    begun.agent.launch_row.recall(None)
+    begun.agent.launch_row.begin()
     assert len(rows_after_repair(begun)) == 1
     assert any(one.startswith("history.file.replaced") for one in begun.events.lines)
 
 
 def rows_after_repair(made: AgentUnderTest) -> tuple[Row, ...]:
-    end_launch(made.agent, None, END)
+    made.agent.launch_row.end(None, END)
     return store.read(made.agent.host.files)
 
 
@@ -111,8 +114,8 @@ def test_what_was_before_is_known_where_a_reader_holds_the_file(begun: AgentUnde
     with closing(sqlite3.connect(f"file:{files.real(PATH)}?mode=ro", uri=True, isolation_level=None)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM rows").fetchone()
-        recall(begun.agent, None)
-    assert [one.load_seconds for one in begun.agent.state.past.launches] == [50]
+        begun.agent.launch_row.recall(None)
+    assert [one.load_seconds for one in begun.agent.launch_row.past.launches] == [50]
     assert begun.agent.reporter.report.launches == 1
 
 
@@ -126,10 +129,10 @@ def test_a_disk_that_hangs_holds_no_run_back(begun: AgentUnderTest, monkeypatch:
     monkeypatch.setattr(store, "write", hang)
     monkeypatch.setattr(store, "close_open", hang)
     began = time.monotonic()
-    recall(begun.agent, None)
-    begin_launch(begun.agent)
-    keep_smoke(begun.agent, ())
-    end_launch(begun.agent, None, END)
+    begun.agent.launch_row.recall(None)
+    begun.agent.launch_row.begin()
+    begun.agent.launch_row.keep_smoke(())
+    begun.agent.launch_row.end(None, END)
     took = time.monotonic() - began
     hung.set()
     assert took < 1.5

@@ -24,9 +24,8 @@ from tests.unit.nodes import until
 from sparkd.agent.endings import endings
 from sparkd.agent.inquest import find_cause
 from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.agent.startup import guard_memory, wait_backoff
 from sparkd.config.settings import Memory
-from sparkd.engine.memory_guard.guard import MemoryGuard
+from sparkd.engine.rank import Running
 from sparkd.host import Host, meminfo
 from sparkd.lib.endings import Ending
 from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
@@ -51,8 +50,7 @@ def test_a_rank_killed_by_the_guard_ends_the_run_with_16_and_counts(worker: Agen
     agent = worker.agent
     files(worker).file(FILE.path, FILE.encode(LaunchHistory().begin(agent.plan.digest, agent.boot_id)))
     with running(agent) as (rank, process):
-        rank.guard = MemoryGuard(1 << 50, rank.rank.pidfd, agent.events, agent.loop.wake)
-        rank.guard.start()
+        rank.guard_memory(1 << 50, agent.events)
         process.wait(10)
         with pytest.raises(MemoryGuardError, match=r"memory ran out: .* MiB available") as raised:
             find_cause(agent, ENDED)
@@ -78,7 +76,7 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
     machine.process(77, "python3", uid=1000, private_kib=1 << 20, cgroup=scope)
     machine.meminfo(MemTotal=120, MemFree=9, MemAvailable=9, AnonPages=2, Shmem=1)
     with running(agent) as (rank, process):
-        rank.tenants = rank.read_tenants(agent.host, agent.loop)
+        rank.note_tenants()
         machine.process(77, "python3", uid=1000, private_kib=round((1 + grown_gib) * (1 << 20)), cgroup=scope)
         left = machine.segment("psm_1", "x" * (1 << 20))
         rank.segments.add(UnlinkSegment("/dev/shm/psm_1", left.st_dev, left.st_ino))
@@ -97,10 +95,10 @@ def test_memory_that_another_tenant_took_does_not_count_against_the_plan(
 def test_a_rank_that_ends_by_itself_is_no_kill_of_the_guard(worker: AgentUnderTest) -> None:
     agent = worker.agent
     with running(agent, "RuntimeError: boom") as (rank, process):
-        rank.guard = MemoryGuard(1, rank.rank.pidfd, agent.events, agent.loop.wake)
-        rank.guard.start()
+        rank.guard_memory(1, agent.events)
         process.kill()
         assert "RuntimeError: boom" in find_cause(agent, ENDED).reason
+        assert rank.guard is not None
         rank.guard.close()
 
 
@@ -159,7 +157,7 @@ def test_a_plan_that_is_given_up_after_memory_ran_out_names_the_settings_in_its_
     blocked = "40.0 GiB available, 96.0 GiB needed (exit 10)"  # by the preflight after it, which launches nothing
     agent.reporter.update(last_cause=blocked)
     with pytest.raises(NeedsPersonError) as raised:
-        wait_backoff(agent)
+        agent.backoff.wait()
     assert hint in raised.value.hint
     assert raised.value.hint.endswith("systemctl start sparkd-worker")
     assert blocked not in raised.value.reason
@@ -181,7 +179,10 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
         agent = made.agent
         agent.loop.end_by(*endings(agent), Ending(other_node))
         dying = replace(rank.rank, pidfd=os.pidfd_open(victim.pid))
-        guard = rank.guard = guard_memory(agent, dying)
+        guarded = Running(dying, rank.log, rank.record, repr, agent.host, agent.loop)
+        agent.rank.take(guarded)
+        guarded.guard_memory(floor.floor_mib << 20, agent.events)
+        guard = guarded.guard
         assert guard is not None
         assert victim.wait(10) == -signal.SIGKILL
         agent.loop.wait_until(lambda: guard.over, 10, shielded=True)
@@ -194,4 +195,5 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
 def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:
     configured = settings(addresses(2), port).model_copy(update={"memory": Memory(floor_mib=0)})
     with agent_under_test(tree, 1, configured) as made, running(made.agent) as (rank, _):
-        assert guard_memory(made.agent, rank.rank) is None
+        rank.guard_memory(made.agent.settings.memory.floor_mib, made.agent.events)
+        assert (rank.guard, rank.guard_state) == (None, "off")

@@ -21,7 +21,7 @@ from tests.unit.nodes import Node, node, report, until
 
 from sparkd.agent import peer_wait
 from sparkd.agent.blocked import retry_while_blocked
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.shutdown import shutdown_on_error
 from sparkd.lib.endings import Stage
 from sparkd.lib.errors import (
@@ -186,7 +186,7 @@ def test_rdma_that_comes_up_while_a_node_waits_is_used(
     container = plan.container.model_copy(update={"gpus": "all", "privileged": True})
     shared = (*plan.shared, *([("env.NCCL_IB_HCA", "{node.hcas}")] if names_devices else []))
     plan = replace(plan, container=container, shared=shared)
-    worker.agent = replace(worker.agent, context=replace(worker.agent.context, plan=plan))
+    worker.remake(context=replace(worker.agent.context, plan=plan))
     worker.agent.reporter.update(transport="tcp")
     with running_steps(worker, wait_and_join) as walk:
         await_message(worker, "waiting for 127.0.0.1")
@@ -244,7 +244,7 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
     configured = settings(addresses(2), port)
     with agent_under_test(tree, 0, configured) as head, agent_under_test(tree, 1, configured) as worker:
         context = replace(head.agent.context, switch=make_rollback(known_good_entry(), "", ""))
-        head.agent = replace(head.agent, context=context)
+        head.remake(context=context)
         head.set_plan("d1", **{"args.max-model-len": "512", "image": "i:1"})
         worker.set_plan("d2", **{"args.max-model-len": "1024", "image": "i:1"})
         with running_steps(head, wait_while_blocked), running_steps(worker, wait_while_blocked):
@@ -262,7 +262,7 @@ def test_plans_that_differ_block_both_nodes_and_the_table_is_in_both_journals(tr
 def test_a_head_that_stays_blocked_is_one_line_in_the_journal_of_a_waiting_worker(tree: Tree, port: int) -> None:
     tries: list[float] = []
 
-    def blocked(_agent: Deps) -> None:
+    def blocked(_agent: Agent) -> None:
         tries.append(time.monotonic())
         raise BlockedError("no model")
 
@@ -297,17 +297,17 @@ def test_another_nodes_plan_that_is_repaired_ends_no_run(head: AgentUnderTest, w
         assert walk.join() is None
 
 
-def serve(agent: Deps) -> None:
+def serve(agent: Agent) -> None:
     """A run without an engine, and with a short wait after its last report."""
     try:
         wait_and_join(agent)
-        agent.set_phase(Phase.LAUNCHING)
-        agent.set_phase(Phase.LOADING)
-        agent.set_phase(Phase.SERVING)
+        agent.phase.enter(Phase.LAUNCHING)
+        agent.phase.enter(Phase.LOADING)
+        agent.phase.enter(Phase.SERVING)
         while True:
             agent.loop.wait(5)
     except SparkdError as error:
-        agent.set_phase(Phase.FAILED, str(error))
+        agent.phase.enter(Phase.FAILED, str(error))
         agent.loop.enter(Stage.END)
         agent.loop.wait_until(never, 0.5)
         raise

@@ -17,10 +17,8 @@ from tests.unit.cluster_nodes import (
     settings,
 )
 
-from sparkd.agent.serving import ProvingPeriod
+from sparkd.agent.proving import ProvingPeriod
 from sparkd.agent.shutdown import MOST_LINES, shutdown_on_error
-from sparkd.agent.startup import wait_backoff
-from sparkd.agent.switching import settle_switch
 from sparkd.cluster import membership
 from sparkd.config.settings import Supervise
 from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
@@ -54,15 +52,21 @@ def on_disk(made: AgentUnderTest, *known: Entry) -> None:
     Tree(Path(made.agent.host.files.root)).file(known_good.FILE.path, known_good.FILE.encode(History(known)))
 
 
+def serve(made: AgentUnderTest) -> None:
+    made.agent.proving.begin()
+    made.agent.proving.tick()
+
+
 def differences_logged(made: AgentUnderTest) -> list[str]:
     return [line for line in made.events.lines if line.startswith("known_good.")]
 
 
 def changed(made: AgentUnderTest, **values: str) -> Entry:
     """The kept entry, with other values."""
-    ProvingPeriod(made.agent).tick()
+    proving = ProvingPeriod(made.agent, made.agent.agreed, made.agent.switching)
+    proving.begin()
+    proving.tick()
     (entry,) = kept(made)
-    made.agent.state.proven = False
     made.events.lines.clear()
     then = {**entry.facts.values, **values}
     return replace(entry, facts=replace(entry.facts, values={name: text for name, text in then.items() if text}))
@@ -70,12 +74,12 @@ def changed(made: AgentUnderTest, **values: str) -> Entry:
 
 def test_a_good_start_records_the_caches_that_have_files(started: AgentUnderTest) -> None:
     plan = replace(started.agent.plan, caches=(Cache("vllm", "/a"), Cache("triton", "/b"), Cache("x", "/c")))
-    agent = replace(started.agent, context=replace(started.agent.context, plan=plan))
+    agent = started.remake(context=replace(started.agent.context, plan=plan))
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:1234"))
     files = Tree(Path(agent.host.files.root))
     files.file("/var/lib/sparkd/cache/1234/vllm/kernel.so")
     files.folder("/var/lib/sparkd/cache/1234/triton")
-    ProvingPeriod(agent)
+    agent.proving.begin()
     assert isinstance(agent.actions, MemoryActions)
     assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).good_caches == ("vllm",)
 
@@ -85,14 +89,14 @@ def test_caches_that_cannot_be_listed_end_no_engine_and_keep_what_is_known_of_th
     started: AgentUnderTest, image: str, known: tuple[str, ...]
 ) -> None:
     plan = replace(started.agent.plan, caches=(Cache("vllm", "/a"),))
-    agent = replace(started.agent, context=replace(started.agent.context, plan=plan))
+    agent = started.remake(context=replace(started.agent.context, plan=plan))
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:1234"))
     files = Tree(Path(agent.host.files.root))
     files.link("/var/lib/sparkd/cache/1234/vllm", "vllm")
     facts = {"image.identity": "i", "kernel": "6.17"}
     before = LaunchHistory(good={"image.identity": image}, good_caches=("triton",), tried=facts)
     files.file(launch_history.FILE.path, launch_history.FILE.encode(before))
-    ProvingPeriod(agent)
+    agent.proving.begin()
     assert isinstance(agent.actions, MemoryActions)
     after = launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode())
     assert (after.good, after.good_caches) == (facts, known)
@@ -108,7 +112,7 @@ def failed(made: AgentUnderTest, then: dict[str, str], error: SparkdError = ENDE
 def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnderTest) -> None:
     agent = started.agent
     agent.reporter.update(engine=replace(agent.reporter.report.engine, image="sha256:i"))
-    ProvingPeriod(agent).tick()
+    serve(started)
     (entry,) = kept(started)
     assert (entry.plan, entry.agreement, entry.image_id) == (agent.plan.digest, "agreed", "sha256:i")
     assert entry.facts.values["weights.w"] == "5 bytes"
@@ -117,13 +121,13 @@ def test_a_plan_that_served_long_enough_is_kept_with_its_facts(started: AgentUnd
     assert made is not None
     assert made.to is not None
     assert (made.to.recipe, made.to.engine) == (agent.context.recipe, agent.settings.engine)
-    assert agent.state.proven
+    assert agent.proving.proven
 
 
 def test_a_plan_that_has_not_served_long_is_not_kept(tree: Tree, port: int) -> None:
     with agent_under_test(tree, 0, settings(addresses(2), port)) as made:
-        ProvingPeriod(made.agent).tick()
-        assert (kept(made), made.agent.state.proven) == ((), False)
+        serve(made)
+        assert (kept(made), made.agent.proving.proven) == ((), False)
 
 
 def test_the_journals_last_lines_name_what_differs(started: AgentUnderTest) -> None:
@@ -156,14 +160,17 @@ def test_a_start_that_preflight_blocks_is_compared_by_its_plan_alone(started: Ag
 @pytest.mark.parametrize(("until", "count"), [("", 1), ("2999-01-01T00:00:00+00:00", 0)])
 def test_a_plan_with_an_end_does_not_become_known_good(started: AgentUnderTest, until: str, count: int) -> None:
     chosen = Chosen(started.agent.context.recipe, started.agent.context.settings.engine, until=until)
-    started.agent.state.switch = Switch("f", Stage.IN_FORCE, chosen, (), 0, 60, "1")
-    ProvingPeriod(started.agent).tick()
-    assert (len(kept(started)), started.agent.state.proven) == (count, True)
+    switch = Switch("f", Stage.IN_FORCE, chosen, (), 0, 60, "1")
+    agreement = started.agent.agreed.agreement
+    started.remake(context=replace(started.agent.context, switch=switch)).agreed.keep(agreement)
+    serve(started)
+    assert (len(kept(started)), started.agent.proving.proven) == (count, True)
 
 
 def test_the_end_of_another_node_or_of_a_proven_plan_is_no_failed_start(started: AgentUnderTest) -> None:
     assert failed(started, {"args.dtype": "half"}, PeerLostError("rank 1 is gone")) == []
-    started.agent.state.proven = True
+    serve(started)
+    started.events.lines.clear()
     shutdown_on_error(started.agent, None, ENDED)
     assert differences_logged(started) == []
 
@@ -182,21 +189,20 @@ def test_values_of_this_node_are_compared_too(started: AgentUnderTest) -> None:
 def test_a_rollback_in_force_is_logged_and_one_that_is_over_removed(started: AgentUnderTest, tree: Tree) -> None:
     agent = started.agent
     root = Tree(Path(agent.host.files.root))
-    settle_switch(agent)
+    agent.switching.settle()
     assert "rollback" not in " ".join(started.events.lines)
     entry = changed(started)
     back = make_rollback(entry, "", "")
     assert back is not None
-    agent = replace(agent, context=replace(agent.context, switch=back))
-    settle_switch(agent)
+    started.remake(context=replace(agent.context, switch=back)).switching.settle()
     assert started.events.lines[-1].startswith(f"rollback.plan.applied plan={entry.plan[:12]} recipe=tiny-cpu ")
-    agent = started.agent
+    agent = started.remake(context=agent.context)
     root.file(FILE.path, FILE.encode(back))
-    settle_switch(agent)
+    agent.switching.settle()
     assert FILE.read(agent.host.files) is None
     assert started.events.lines[-1].startswith("rollback.plan.removed reason=the configuration has changed")
     root.file(FILE.path, "rubbish")
-    settle_switch(agent)
+    agent.switching.settle()
     assert "can't be read" in started.events.lines[-1]
 
 
@@ -205,7 +211,7 @@ def test_a_rollback_that_is_chosen_while_an_agent_starts_is_for_the_next_one(sta
     back = make_rollback(changed(started), membership.fingerprint_config(agent.context.configured, agent.host), "")
     assert back is not None
     Tree(Path(agent.host.files.root)).file(FILE.path, FILE.encode(back))
-    settle_switch(agent)
+    agent.switching.settle()
     assert FILE.read(agent.host.files) == back
     assert "rollback" not in " ".join(started.events.lines)
 
@@ -214,8 +220,8 @@ def test_failures_with_the_current_image_hold_up_no_rollback_to_an_earlier_one(s
     agent = started.agent
     failures = LaunchHistory({agent.plan.digest: len(BACKOFF_SECONDS)})
     Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
-    agent = replace(agent, context=replace(agent.context, plan=replace(agent.plan, image_id="sha256:i")))
-    assert not wait_backoff(agent)
+    node = replace(agent.context, plan=replace(agent.plan, image_id="sha256:i"))
+    assert not started.remake(context=node).backoff.wait()
 
 
 def test_an_entry_without_facts_is_still_compared(started: AgentUnderTest) -> None:

@@ -15,20 +15,17 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
 
-from sparkd.agent.serving import ProvingPeriod
+from sparkd.actions.files import exchange
+from sparkd.agent.context import Agent
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
-from sparkd.agent.startup import launch, wait_backoff
+from sparkd.agent.startup import launch
 from sparkd.agent.switching import (
     AWAITED_SECONDS,
     BLOCKED_SECONDS,
+    Switching,
     SwitchRequested,
     begin_switch,
-    is_tried,
-    put_in_force,
-    raise_if_unwritten,
-    settle_switch,
     stamp_switch,
-    watch_switch,
 )
 from sparkd.cluster import membership
 from sparkd.config import Settings
@@ -44,6 +41,7 @@ from sparkd.lib.errors import (
     PeerLostError,
     SparkdError,
 )
+from sparkd.lib.main_loop import never
 from sparkd.state import launch_history
 from sparkd.state.file import Content, StateFile
 from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
@@ -70,8 +68,21 @@ def put(made: AgentUnderTest, stage: Stage, tries: int = 0, until: str = "", **c
     replaces = membership.fingerprint_config(made.agent.context.configured, made.agent.host)
     switch = Switch(replaces, stage, chosen(made, until=until), (), tries, 60, "2026-01-01")
     switch = replace(switch, **changes)
-    Tree(Path(made.agent.host.files.root)).file(FILE.path, FILE.encode(switch))
+    write(made, switch)
     return switch
+
+
+def write(made: AgentUnderTest, switch: Switch) -> None:
+    files = made.agent.host.files
+    assert exchange(files, FILE, FILE.read(files), switch)
+
+
+def awaits_end(switching: Switching, made: AgentUnderTest, seconds: float = 5.0) -> None:
+    """As the waits of its main loop. Raises what ends the run, at the latest after this time none does."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        switching.watch()
+        made.agent.loop.wait_until(never, 0.02, shielded=True)
 
 
 def written(made: AgentUnderTest) -> Switch | None:
@@ -92,7 +103,12 @@ def last_exit(made: AgentUnderTest) -> launch_history.End:
 
 
 def trying(made: AgentUnderTest) -> None:
-    made.agent.state.switch = put(made, Stage.TRYING, 1)
+    run_by(made, put(made, Stage.TRYING, 1))
+
+
+def run_by(made: AgentUnderTest, switch: Switch) -> Agent:
+    """A process that was started with this choice."""
+    return made.remake(context=replace(made.agent.context, switch=switch), switch_seen=stamp_switch(made.agent.host))
 
 
 def test_the_next_process_tries_what_was_chosen_and_counts_it(started: AgentUnderTest) -> None:
@@ -134,7 +150,7 @@ def test_a_changed_configuration_ends_every_stage(started: AgentUnderTest) -> No
     for stage in Stage:
         put(started, stage)
         assert begin(started, other) is None
-    settle_switch(started.agent)
+    started.agent.switching.settle()
     assert started.events.lines == [], "what is configured here is still what it replaces"
 
 
@@ -143,8 +159,8 @@ def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTes
     failures = LaunchHistory({agent.plan.counted_as: len(BACKOFF_SECONDS)})
     Tree(Path(agent.host.files.root)).file(launch_history.FILE.path, launch_history.FILE.encode(failures))
     with pytest.raises(NeedsPersonError):
-        wait_backoff(agent)
-    settle_switch(replace(agent, context=replace(agent.context, switch=put(started, Stage.TRYING, 1))))
+        agent.backoff.wait()
+    run_by(started, put(started, Stage.TRYING, 1)).switching.settle()
     assert isinstance(agent.actions, MemoryActions)
     assert launch_history.FILE.decode(agent.actions.written[launch_history.FILE.name].encode()).failures == {}
     assert started.events.lines[-1].startswith("switch.plan.tried")
@@ -152,12 +168,12 @@ def test_a_new_choice_forgives_the_plans_earlier_failures(started: AgentUnderTes
 
 def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) -> None:
     agent = started.agent
-    watch_switch(agent)
+    agent.switching.watch()
     put(started, Stage.DRAINING)
     with pytest.raises(SwitchRequested, match="leaving for recipe new") as request:
-        watch_switch(agent)
+        awaits_end(agent.switching, started)
     shutdown_on_request(agent, None, request.value)
-    assert agent.read_launches().last_exit is None, "kept in memory by this test"
+    assert agent.store.read_launches().last_exit is None, "kept in memory by this test"
     end = last_exit(started)
     assert (end.reason, end.code, end.cause) == ("leaving for recipe new", 0, "switch")
     put(started, Stage.DRAINING, drain_seconds=1)
@@ -165,12 +181,12 @@ def test_a_running_agent_leaves_for_a_chosen_plan_once(started: AgentUnderTest) 
 
 
 def test_a_blocked_node_starts_again_with_a_rollback(started: AgentUnderTest) -> None:
-    put(started, Stage.IN_FORCE)
-    watch_switch(started.agent)
-    started.agent.set_phase(Phase.BLOCKED, "no")
-    put(started, Stage.IN_FORCE, to=chosen(started, "another"))
+    agent = run_by(started, put(started, Stage.IN_FORCE))
+    agent.phase.enter(Phase.BLOCKED, "no")
+    awaits_end(agent.switching, started, 0.1)
+    put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at="2026-02-02")
     with pytest.raises(OutdatedPlanError):
-        watch_switch(started.agent)
+        awaits_end(agent.switching, started)
 
 
 def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(started: AgentUnderTest) -> None:
@@ -179,65 +195,64 @@ def test_a_node_that_is_blocked_with_a_rollback_starts_again_with_another_one(st
     second = make_rollback(known_good_entry(), "", "")
     assert first is not None
     assert second is not None
-    started.agent.state.switch = put(started, Stage.IN_FORCE, chosen_at=first.chosen_at)
-    started.agent.set_phase(Phase.BLOCKED, "no")
+    agent = run_by(started, put(started, Stage.IN_FORCE, chosen_at=first.chosen_at))
+    agent.phase.enter(Phase.BLOCKED, "no")
     put(started, Stage.IN_FORCE, to=chosen(started, "another"), chosen_at=second.chosen_at)
     with pytest.raises(OutdatedPlanError):
-        watch_switch(started.agent)
+        awaits_end(agent.switching, started)
 
 
 def test_a_plan_whose_time_is_over_is_left_and_more_time_keeps_it(started: AgentUnderTest) -> None:
-    agent = started.agent
-    agent.state.switch = put(started, Stage.IN_FORCE, until=FAR_AHEAD)
-    watch_switch(agent)
+    agent = run_by(started, put(started, Stage.IN_FORCE, until=FAR_AHEAD))
+    awaits_end(agent.switching, started, 0.1)
     put(started, Stage.IN_FORCE, until=LONG_AGO)
     with pytest.raises(SwitchRequested, match=f"leaving for {CONFIGURED}"):
-        watch_switch(agent)
+        awaits_end(agent.switching, started)
     left = written(started)
     assert left is not None
     assert left.stage is Stage.RETURNING
 
 
+def clocked(made: AgentUnderTest, switch: Switch) -> tuple[Switching, list[float]]:
+    """The watch of a process that was started with this choice, and its clock."""
+    seconds = [1000.0]
+    return Switching(run_by(made, switch), lambda: seconds[0]), seconds
+
+
 def test_a_new_plan_that_stays_blocked_is_given_up(started: AgentUnderTest) -> None:
-    agent = started.agent
-    trying(started)
-    agent.state.switch_seen = None
-    agent.set_phase(Phase.BLOCKED, "image: missing")
-    agent.state.switch_seen = agent.host.files.stat(FILE.path)
-    watch_switch(agent)
-    assert agent.state.stuck_since is not None
-    agent.state.stuck_since -= BLOCKED_SECONDS
+    switching, seconds = clocked(started, put(started, Stage.TRYING, 1))
+    started.agent.phase.enter(Phase.BLOCKED, "image: missing")
+    for _ in range(2):
+        switching.watch()
+        seconds[0] += BLOCKED_SECONDS - 1
+        started.agent.phase.enter(Phase.PREFLIGHT)
+        switching.watch()
+        started.agent.phase.enter(Phase.BLOCKED, "image: missing")
+        switching.watch()
+    seconds[0] += BLOCKED_SECONDS + 1
     with pytest.raises(NotReadyError, match="blocked for 120 s: image: missing"):
-        watch_switch(agent)
-    agent.set_phase(Phase.PREFLIGHT)
-    watch_switch(agent)
-    assert agent.state.stuck_since is None
+        switching.watch()
 
 
 @pytest.mark.parametrize("phase", [phase for phase in Phase if PHASES[phase].ahead])
 def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnderTest, phase: Phase) -> None:
     """Whatever is awaited: docker, a node that is off, one that refuses connections."""
-    agent = started.agent
-    trying(started)
-    agent.state.switch_seen = agent.host.files.stat(FILE.path)
-    agent.set_phase(phase, "waiting for spark2, where no sparkd runs")
-    watch_switch(agent)
-    agent.state.began -= AWAITED_SECONDS
+    switching, seconds = clocked(started, put(started, Stage.TRYING, 1))
+    started.agent.phase.enter(phase, "waiting for spark2, where no sparkd runs")
+    seconds[0] += AWAITED_SECONDS + 1
     with pytest.raises(NotReadyError, match="not launched within 900 s: waiting for spark2") as given_up:
-        watch_switch(agent)
-    agent.set_phase(Phase.LOADING)
-    watch_switch(agent)
-    assert shutdown_on_error(agent, None, given_up.value) is ExitCode.NOT_READY
+        switching.watch()
+    started.agent.phase.enter(Phase.LOADING)
+    switching.watch()
+    assert shutdown_on_error(started.agent, None, given_up.value) is ExitCode.NOT_READY
     assert written(started) is None
 
 
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
-    agent = started.agent
-    agent.state.switch = put(started, Stage.IN_FORCE)
-    agent.state.switch_seen = agent.host.files.stat(FILE.path)
-    agent.state.began -= AWAITED_SECONDS
-    agent.set_phase(Phase.AWAITING_DOCKER)
-    watch_switch(agent)
+    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    seconds[0] += AWAITED_SECONDS + 1
+    started.agent.phase.enter(Phase.AWAITING_DOCKER)
+    switching.watch()
 
 
 async def fails(error: Exception) -> None:
@@ -246,7 +261,7 @@ async def fails(error: Exception) -> None:
 
 def test_a_bug_while_an_engine_drains_leaves_no_rank(started: AgentUnderTest) -> None:
     agent = started.agent
-    agent.set_phase(Phase.SERVING)
+    agent.phase.enter(Phase.SERVING)
     with running(agent) as (rank, process):
         agent.loop.spawn(fails(ZeroDivisionError("of a task")))
         with pytest.raises(ZeroDivisionError):
@@ -257,7 +272,7 @@ def test_a_bug_while_an_engine_drains_leaves_no_rank(started: AgentUnderTest) ->
 
 def test_a_disk_that_fails_while_an_engine_drains_ends_only_the_drain(started: AgentUnderTest) -> None:
     agent = started.agent
-    agent.set_phase(Phase.SERVING)
+    agent.phase.enter(Phase.SERVING)
     with running(agent) as (rank, process):
         agent.loop.spawn(fails(OSError(errno.EIO, "of a task")))
         shutdown_on_request(agent, rank, SwitchRequested(put(started, Stage.DRAINING)))
@@ -301,7 +316,7 @@ def test_a_stop_and_a_new_configuration_do_not_count_as_tries(started: AgentUnde
 
 
 def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest) -> None:
-    started.agent.state.switch = put(started, Stage.IN_FORCE)
+    run_by(started, put(started, Stage.IN_FORCE))
     error = BlockedError("plan-lint: no")
     shutdown_on_error(started.agent, None, error)
     assert last_exit(started).reason == "plan-lint: no"
@@ -310,7 +325,7 @@ def test_a_failure_of_a_plan_in_force_is_an_ordinary_one(started: AgentUnderTest
 def test_what_somebody_has_chosen_meanwhile_is_not_overwritten(started: AgentUnderTest) -> None:
     trying(started)
     other = put(started, Stage.DRAINING, chosen_at="2026-02-02")
-    put_in_force(started.agent)
+    started.agent.switching.put_in_force()
     assert written(started) == other
 
 
@@ -321,18 +336,18 @@ class Overtaken(MemoryActions):
 
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         if self.other is not None:
-            Tree(Path(self._host.files.root)).file(FILE.path, FILE.encode(self.other))
+            exchange(self._host.files, FILE, FILE.read(self._host.files), self.other)
             self.other = None
         return super().exchange_state(file, before, after)
 
 
 def test_what_somebody_chooses_as_a_step_is_taken_stays(started: AgentUnderTest) -> None:
     actions = Overtaken(started.agent.host, started.agent.loop, "overtaken")
-    agent = replace(started.agent, actions=actions)
     trying(started)
+    agent = started.remake(actions=actions)
     actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
     other = actions.other
-    put_in_force(agent)
+    agent.switching.put_in_force()
     assert written(started) == other
     put(started, Stage.DRAINING)
     actions.other = replace(other, to=chosen(started, "another"))
@@ -348,23 +363,23 @@ class Followed(MemoryActions):
     def exchange_state(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
         done = super().exchange_state(file, before, after)
         if self.other is not None:
-            Tree(Path(self._host.files.root)).file(FILE.path, FILE.encode(self.other))
+            exchange(self._host.files, FILE, FILE.read(self._host.files), self.other)
         return done
 
 
 def test_what_somebody_chooses_right_after_a_step_is_seen(started: AgentUnderTest) -> None:
     actions = Followed(started.agent.host, started.agent.loop, "followed")
-    agent = replace(started.agent, actions=actions)
     trying(started)
+    agent = started.remake(actions=actions)
     actions.other = replace(put(started, Stage.TRYING, 1), stage=Stage.DRAINING, chosen_at="2026-02-02")
-    put_in_force(agent)
+    agent.switching.put_in_force()
     with pytest.raises(SwitchRequested):
-        watch_switch(agent)
+        awaits_end(agent.switching, started)
     put(started, Stage.DRAINING)
-    settings = agent.context.configured
-    _, agent.state.switch_seen = begin_switch(settings, agent.host, actions, agent.events)
+    begun, seen = begin_switch(agent.context.configured, agent.host, actions, agent.events)
+    agent = started.remake(context=replace(agent.context, switch=begun), switch_seen=seen)
     with pytest.raises(SwitchRequested):
-        watch_switch(agent)
+        awaits_end(agent.switching, started)
 
 
 def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTest) -> None:
@@ -377,7 +392,7 @@ def test_a_process_does_not_take_its_own_step_for_a_choice(started: AgentUnderTe
 
 def test_a_plan_that_works_is_in_force_and_its_finding_says_so(started: AgentUnderTest) -> None:
     trying(started)
-    put_in_force(started.agent)
+    started.agent.switching.put_in_force()
     left = written(started)
     assert left is not None
     assert left.stage is Stage.IN_FORCE
@@ -394,13 +409,16 @@ class FullDisk(MemoryActions):
 
 def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room(started: AgentUnderTest) -> None:
     trying(started)
-    full = replace(started.agent, actions=FullDisk(started.agent.host, started.agent.loop, "full"))
-    put_in_force(full)
-    ProvingPeriod(full).tick()
+    actions = started.agent.actions
+    full = started.remake(actions=FullDisk(started.agent.host, started.agent.loop, "full"))
+    full.switching.put_in_force()
+    full.proving.begin()
+    full.proving.tick()
     assert sum("state.write.failed" in line and "switch.json" in line for line in started.events.lines) == 1
-    proving = ProvingPeriod(started.agent)
-    assert is_tried(started.agent)
-    proving.tick()
+    agent = started.remake(actions=actions)
+    agent.proving.begin()
+    assert agent.switching.tried
+    agent.proving.tick()
     left = written(started)
     assert left is not None
     assert left.stage is Stage.IN_FORCE
@@ -409,9 +427,8 @@ def test_a_plan_that_works_while_the_disk_is_full_is_in_force_once_there_is_room
 def test_a_choice_that_cannot_be_read_any_more_is_logged_once_while_its_plan_serves(started: AgentUnderTest) -> None:
     trying(started)
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
-    proving = ProvingPeriod(started.agent)
     for _ in range(3):
-        proving.tick()
+        started.agent.proving.tick()
     assert sum("state.read.failed" in line for line in started.events.lines) == 1
 
 
@@ -421,10 +438,11 @@ def test_no_plan_is_launched_without_its_try_where_a_full_disk_kept_that_from_be
     agent = started.agent
     put(started, Stage.DRAINING)
     full = FullDisk(agent.host, agent.loop, "full")
-    agent.state.switch_seen = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
+    seen = begin_switch(agent.context.configured, agent.host, full, agent.events)[1]
     node = membership.resolve_context(agent.context.configured, None, agent.host)
-    settle_switch(replace(agent, context=node))
+    agent = started.remake(context=node, switch_seen=seen)
+    agent.switching.settle()
     with pytest.raises(OutdatedPlanError, match=r"switch.json could not be written"):
-        launch(replace(agent, context=node))
+        launch(agent)
     trying(started)
-    raise_if_unwritten(agent)
+    started.agent.switching.raise_if_unwritten()

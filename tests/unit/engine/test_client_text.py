@@ -17,8 +17,10 @@ from sparkd.actions.processes import Rank
 from sparkd.engine.load_progress import LoadProgress, advance_progress
 from sparkd.engine.log_lines import LineSplitter, LogForwarder
 from sparkd.engine.log_reader import LogReader
-from sparkd.engine.rank import Running
+from sparkd.engine.rank import MachineFacts, Running
 from sparkd.host import Host
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
 from sparkd.lib.text import Redactor
 from sparkd.vllm.known_errors import explain
 
@@ -172,11 +174,18 @@ def test_of_a_serving_engine_a_carriage_return_begins_no_line() -> None:
     assert (reader.progress.serving, reader.progress.worker_died) == (True, False)
 
 
+def ready(rank: Rank, reader: LogReader, tree: Tree) -> Running:
+    with MainLoop(Notifier(), {}) as loop:
+        made = Running(rank, reader, rank_record(), repr, Host(tree.root), loop)
+        made.mark_ready()
+        return made
+
+
 def test_what_may_be_a_clients_text_is_quoted_and_not_explained(tree: Tree) -> None:
     reader = read([(1, LOADED), (2, b"RuntimeError: CUDA out of memory, NCCL\nend-of-log\n")], Recorded(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        found = Running(rank, reader, 0.0, rank_record(), repr, ready=True).find_cause(Host(tree.root), "0")
+        found = ready(rank, reader, tree).find_cause("0", MachineFacts())
         process.kill()
     assert found == ("engine-ended", "its log says last: RuntimeError: CUDA out of memory, NCCL")
 
@@ -187,7 +196,7 @@ def test_the_cause_of_a_serving_rank_that_was_killed_is_the_kill(tree: Tree, end
     reader = read([(1, LOADED), *forged, (1, f"{end}\nend-of-log\n".encode())], Recorded(), "end-of-log")
     with subprocess.Popen(["sleep", "60"]) as process:
         rank = Rank("c" * 64, "sparkd-rank0", "sha256:i", process.pid, os.pidfd_open(process.pid))
-        cause, text = Running(rank, reader, 0.0, rank_record(), repr, ready=True).find_cause(Host(tree.root), code)
+        cause, text = ready(rank, reader, tree).find_cause(code, MachineFacts())
         process.kill()
     assert cause == "killed-from-outside"
     assert not any(words[:20] in text for words in WORDS if words not in end)

@@ -10,7 +10,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.serving import with_gpu
 from sparkd.engine.gpu_clocks import (
     CLOCKS_SECONDS,
@@ -27,7 +27,7 @@ from sparkd.status.model import FindingReport, Phase
 
 
 @pytest.fixture
-def agent(tree: Tree) -> Iterator[Deps]:
+def agent(tree: Tree) -> Iterator[Agent]:
     with agent_under_test(tree, 0, alone()) as made:
         yield made.agent
 
@@ -122,7 +122,7 @@ def test_a_hanging_driver_is_called_once_and_blocks_nothing() -> None:
     assert len(calls) == 1
 
 
-def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Deps) -> None:
+def test_a_slow_gpu_is_in_the_message_and_among_the_findings_and_changes_no_phase(agent: Agent) -> None:
     preflight = FindingReport("page-cache", "warn", "4 GiB", "")
     agent.reporter.update(phase=Phase.SERVING, findings=(preflight,))
     answers = [SLOW, SLOW, FAST]

@@ -10,6 +10,7 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
+from sparkd.engine.rank import Running
 from sparkd.host import Host
 from sparkd.host.processes import Process
 from sparkd.host.shm import Segment, Uses
@@ -38,15 +39,16 @@ def test_a_look_that_is_given_up_hides_no_segment_from_the_next_one(tree: Tree, 
         machine.process(process.pid, "tini")
         machine.process(process.pid + 1, "VLLM::Worker", parent=process.pid, maps=maps)
         host, loop = SlowHost(machine.root), made.agent.loop
+        slow = Running(rank.rank, rank.log, rank.record, repr, host, loop)
         if ends_during_a_look:
             loop.end_by(Ending(end))
             loop.wake()
             with pytest.raises(LookupError):
-                rank.note_segments(host, loop)
+                slow.note_segments()
             time.sleep(0.4)  # it ends by itself, and nobody takes its result
         else:
-            rank.note_segments(host, loop)
-            assert len(rank.segments) == 1
+            slow.note_segments()
+            assert len(slow.segments) == 1
         loop.enter(Stage.END)
-        assert rank.kill(host, loop, 1.0)
-        assert [found.path for found in rank.segments] == ["/dev/shm/psm_0123abcd"]
+        assert slow.kill(1.0)
+        assert [found.path for found in slow.segments] == ["/dev/shm/psm_0123abcd"]

@@ -12,7 +12,7 @@ from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agen
 from tests.unit.cluster_nodes import settings as cluster_settings
 
 from sparkd.actions import page_cache
-from sparkd.agent.deps import Deps
+from sparkd.agent.context import Agent
 from sparkd.agent.page_cache import lower_readahead
 from sparkd.config import Engine, Settings
 from sparkd.host import Host
@@ -116,7 +116,7 @@ def lowering(tree: Tree, port: int) -> Iterator[AgentUnderTest]:
 
 
 @pytest.fixture
-def agent(tree: Tree, port: int) -> Iterator[Deps]:
+def agent(tree: Tree, port: int) -> Iterator[Agent]:
     with agent_under_test(tree, 1, settings(port)) as made:
         yield made.agent
 
@@ -127,7 +127,7 @@ def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: A
     assert line.startswith("page_cache.readahead.failed reason=[Errno 2] No such file")
 
 
-def test_without_the_setting_readahead_is_not_read(agent: Deps) -> None:
+def test_without_the_setting_readahead_is_not_read(agent: Agent) -> None:
     lower_readahead(agent)
     assert isinstance(agent.events, EventLines)
     assert agent.events.lines == []

@@ -13,7 +13,6 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
 
 from sparkd.agent import shutdown
-from sparkd.agent.serving import ProvingPeriod
 from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
 from sparkd.host import Host
 from sparkd.host.docker import AWAY, DockerFacts
@@ -35,6 +34,7 @@ from sparkd.state.launch_history import (
     LaunchHistory,
     Load,
 )
+from sparkd.status.model import utc_now
 
 PLAN, NOW = "d1", "2026-01-01T00:00:00.000+00:00"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -153,7 +153,7 @@ def written(made: AgentUnderTest) -> LaunchHistory:
 
 def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
     digest = started.agent.plan.counted_as
-    started.agent.record_start()
+    started.agent.store.record(lambda known: known.recover(started.agent.boot_id, utc_now()))
     after = written(started)
     assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
     assert [one.open for one in after.boots] == [True, False], "what ended with its machine stays so"
@@ -168,20 +168,20 @@ def test_a_full_disk_is_logged_once(started: AgentUnderTest) -> None:
 
     agent = started.agent
     actions = FullDisk(agent.host, agent.loop, "x")
-    agent = replace(agent, actions=actions)
-    agent.record_start()
-    agent.record_start()
+    store = started.remake(actions=actions).store
+    for _ in range(2):
+        store.record(lambda known: known.recover(agent.boot_id, utc_now()))
     assert actions.written == {}
     assert len([line for line in started.events.lines if line.startswith("state.write.failed")]) == 1
 
 
 def test_an_unusable_file_is_reported_and_the_agent_continues(started: AgentUnderTest) -> None:
     on_disk(started).file(FILE.path, "{")
-    assert started.agent.read_launches() == EMPTY
+    assert started.agent.store.read_launches() == EMPTY
     assert started.events.lines[-1].startswith("state.read.failed reason=/var/lib/sparkd/launch-history.json can't be")
     (on_disk(started).root / FILE.path.lstrip("/")).unlink()
     on_disk(started).folder(FILE.path)
-    assert started.agent.read_launches() == EMPTY
+    assert started.agent.store.read_launches() == EMPTY
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_after_a_person_is_needed_the_next_launch_starts_at_zero(started: AgentU
 
 
 def test_a_good_start_is_recorded_with_its_facts(started: AgentUnderTest) -> None:
-    ProvingPeriod(started.agent)
+    started.agent.proving.begin()
     assert [(one.boot_id, one.phase, one.open) for one in written(started).boots] == [("boot", SERVING, True)]
     assert written(started).good == {"kernel": "6.17"}
 
@@ -265,6 +265,6 @@ def test_a_secret_in_a_cause_is_not_kept(started: AgentUnderTest) -> None:
 
 
 def test_nothing_is_written_where_nothing_has_changed(started: AgentUnderTest) -> None:
-    assert started.agent.record(lambda launches: launches)
+    assert started.agent.store.record(lambda launches: launches)
     assert isinstance(started.agent.actions, MemoryActions)
     assert FILE.name not in started.agent.actions.written

@@ -1,0 +1,75 @@
+"""A plan that has served for `supervise.proven_seconds` is known good, and its failures are reset."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from sparkd.agent.agreed import Agreed
+from sparkd.agent.context import Context
+from sparkd.agent.switching import Switching
+from sparkd.host import caches
+from sparkd.state import known_good
+from sparkd.status.model import utc_now
+
+CACHES_SECONDS = 5.0
+"""To list some ten folders, while nothing else watches the engine."""
+
+
+class ProvingPeriod:
+    """For the main thread."""
+
+    def __init__(self, agent: Context, agreed: Agreed, switching: Switching) -> None:
+        self.proven = False
+        self._agent = agent
+        self._agreed = agreed
+        self._switching = switching
+        self._proven_at: float | None = None
+        """Monotonic, while it serves."""
+
+    def begin(self) -> None:
+        """The engine serves from now on."""
+        agent = self._agent
+        self._proven_at = time.monotonic() + agent.settings.supervise.proven_seconds
+        filled: tuple[str, ...] | None = None
+        with suppress(OSError):  # a disk that fails or hangs ends no engine that serves
+            filled = agent.loop.beside(self._filled_caches, CACHES_SECONDS, "looking at the caches")
+        agent.store.record(lambda launches: launches.record_serving(agent.boot_id, filled))
+
+    def tick(self) -> None:
+        agent = self._agent
+        if self._switching.tried:  # a full disk has kept that it works from being written
+            self._switching.put_in_force()
+        if self._proven_at is None or time.monotonic() < self._proven_at:
+            return
+        self._proven_at = None
+        self.proven = True
+        agent.store.record(lambda launches: launches.reset(agent.plan.counted_as))
+        switch = self._switching.switch
+        if switch is None or switch.to is None or not switch.to.until:  # what has an end is an experiment
+            self._keep_known_good()
+
+    def _filled_caches(self) -> tuple[str, ...]:
+        """Names of the compile caches with files in them. Raises OSError."""
+        image, files = self._agent.reporter.report.engine.image, self._agent.host.files
+        return tuple(one.name for one in self._agent.plan.caches if files.names_if_any(caches.path(image, one.name)))
+
+    def _keep_known_good(self) -> None:
+        agent, now, context = self._agent, utc_now(), self._agent.context
+        entry = known_good.Entry(
+            since=now,
+            until=now,
+            plan=agent.plan.digest,
+            agreement=self._agreed.agreement.digest,
+            image_id=agent.reporter.report.engine.image,
+            facts=self._agreed.facts(),
+            recipe=context.recipe.model_dump(mode="json", by_alias=True),
+            engine=context.settings.engine.model_dump(mode="json"),
+        )
+        try:
+            before = agent.store.read(known_good.read_known_good)
+        except OSError as error:
+            agent.store.report_unread(str(error))
+            return
+        if agent.store.write(known_good.FILE, known_good.add_proven(before, entry)):
+            agent.events.info("known_good.plan.saved", plan=entry.plan[:12], recipe=entry.name)

@@ -1,0 +1,97 @@
+"""The state files of an agent, read and written beside its loop: their disk may hang, and ends no engine.
+
+A file that can't be read or written costs an event, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+from sparkd.actions import Actions
+from sparkd.host import Host
+from sparkd.host.files import Files
+from sparkd.lib.log import Events
+from sparkd.lib.main_loop import MainLoop
+from sparkd.state import launch_history
+from sparkd.state.file import FOLDER, Content, Report, StateFile
+from sparkd.state.launch_history import LaunchHistory
+from sparkd.state.rank_record import FILE as RANK_FILE
+from sparkd.state.rank_record import RankRecord
+
+READ_SECONDS = 10.0
+"""As for a write."""
+
+T = TypeVar("T")
+
+
+class StateStore:
+    """For the main thread."""
+
+    def __init__(self, host: Host, actions: Actions, loop: MainLoop, events: Events) -> None:
+        self._host = host
+        self._actions = actions
+        self._loop = loop
+        self._events = events
+        self._unwritten: set[str] = set()
+        """Files whose last write failed."""
+        self._unread: set[str] = set()
+        """Why files could not be read, as logged."""
+
+    def read(self, reading: Callable[[Files, Report], T]) -> T:
+        """What `reading(files, report)` makes of state files. Raises OSError where their disk hangs."""
+        faults = list[str]()
+        work = partial(reading, self._host.files, faults.append)
+        found = self._loop.beside(work, READ_SECONDS, f"reading {FOLDER}", shielded=True)
+        self.report_unread(*faults)
+        return found
+
+    def report_unread(self, *reasons: str) -> None:
+        """State files are unusable: the agent continues without them."""
+        for reason in reasons:
+            if reason not in self._unread:
+                self._unread.add(reason)
+                self._events.warning("state.read.failed", reason=reason)
+
+    def read_launches(self) -> LaunchHistory:
+        """From disk each time, so removing the file resets it. Empty where it can't be read."""
+        try:
+            return self.read(launch_history.read_history)
+        except OSError as error:
+            self.report_unread(str(error))
+            return LaunchHistory()
+
+    def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
+        """Write the changed launch history, safe against crashes and power cuts; whether that worked."""
+        try:
+            before = self.read(launch_history.read_history)
+        except OSError as error:  # what is there must not be lost
+            self.report_unread(str(error))
+            return False
+        after = change(before)
+        return after == before or self.write(launch_history.FILE, after)
+
+    def write(self, file: StateFile[Content], value: Content) -> bool:
+        """Whether it worked. A full disk is logged once and ends no engine."""
+        write = partial(self._actions.write_state, file.name, file.encode(value), file.mode)
+        return self._try_to_write(file.name, write)
+
+    def write_rank(self, record: RankRecord) -> bool:
+        """The same for the rank's own record, in /run."""
+        return self._try_to_write(RANK_FILE.name, partial(self._actions.write_rank, record), RANK_FILE.folder)
+
+    def exchange(self, file: StateFile[Content], before: Content | None, after: Content | None) -> bool:
+        """The same, where the file still holds `before`. `after` None: remove it."""
+        return self._try_to_write(file.name, partial(self._actions.exchange_state, file, before, after))
+
+    def _try_to_write(self, name: str, write: Callable[[], bool | None], folder: str = FOLDER) -> bool:
+        try:
+            done = write() is not False
+        except OSError as error:
+            if name not in self._unwritten:
+                self._events.error("state.write.failed", file=name, reason=str(error), hint=f"df -h {folder}")
+            self._unwritten.add(name)
+            return False
+        self._unwritten.discard(name)
+        return done

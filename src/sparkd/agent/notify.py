@@ -7,7 +7,6 @@ first report.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import threading
@@ -25,6 +24,7 @@ from sparkd.host.files import Files
 from sparkd.host.ownership import read_private
 from sparkd.lib import start_thread
 from sparkd.lib.errors import ConfigError, LaunchError
+from sparkd.lib.lock import open_lock, try_lock
 from sparkd.lib.log import Events
 from sparkd.lib.webhook import RefusedError, check_url, post
 from sparkd.preflight.hooks import check_program
@@ -109,10 +109,8 @@ class Outbox:
 
     def open(self, *, wait: bool) -> bool:
         """Become the one who sends, until `close`. Without `wait`, False where another one is. Raises OSError."""
-        self._lock = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        self._lock = open_lock(self._folder / LOCK)
+        if not try_lock(self._lock, wait=wait):
             self.close()
             return False
         self.state = (

@@ -21,10 +21,13 @@ def open_lock(path: Path) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
-def try_lock(fd: int, kind: int = fcntl.LOCK_EX) -> bool:
-    """False where another process has it. Raises OSError where the file system has no locks."""
+def try_lock(fd: int, kind: int = fcntl.LOCK_EX, *, wait: bool = False) -> bool:
+    """False where another process has it; with `wait`, its end is awaited, without a limit.
+
+    Raises OSError where the file system has no locks.
+    """
     with suppress(BlockingIOError):
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        fcntl.flock(fd, kind if wait else kind | fcntl.LOCK_NB)
         return True
     return False
 

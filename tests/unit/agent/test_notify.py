@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -117,8 +118,12 @@ def test_what_could_not_be_sent_is_sent_by_the_next_process(tree: Tree, log: Log
 
 def test_one_process_sends_at_a_time(tree: Tree, near: Receiver, log: Log) -> None:
     settings = webhook(tree, near.url)
-    outbox(tree, settings, log)
-    assert not Outbox(Host(tree.root), settings, log, os.getuid()).open(wait=False)
+    first = outbox(tree, settings, log)
+    second = Outbox(Host(tree.root), settings, log, os.getuid())
+    assert not second.open(wait=False)
+    threading.Timer(0.1, first.close).start()
+    with closing(second):
+        assert second.open(wait=True), "an agent sends once `sparkd notify flush` has ended"
 
 
 def test_a_failing_receiver_is_tried_again_later_and_each_time_later(

@@ -25,7 +25,7 @@ from sparkd.engine.readiness import ReadinessStage
 from sparkd.host import docker, docker_config
 from sparkd.lib.errors import EngineDeadError, StalledError
 from sparkd.lib.http_client import HttpError
-from sparkd.state.launch_history import MOST_LOAD_SECONDS, Load
+from sparkd.state.history import last_load
 from sparkd.status.figures import GpuReport
 from sparkd.status.model import FindingReport, NodeReport, Phase, utc_now
 from sparkd.status.phases import answers_requests
@@ -33,6 +33,8 @@ from sparkd.vllm.api import Counters, Endpoint
 
 COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""
+MOST_LOAD_SECONDS = 1 << 20
+"""Twelve days: a longer time in a recipe is no estimate."""
 COUNTERS_SECONDS = 1.0
 """/metrics takes 5 ms."""
 FOLLOW_SECONDS = 5.0
@@ -198,8 +200,9 @@ def _begin_load(agent: Agent) -> None:
 
 def expected_load(agent: Agent) -> tuple[float | None, str]:
     """Seconds until the first completion, and who says so."""
-    if (last := agent.store.read_launches().load_seconds(agent.plan.counted_as)) is not None:
-        return last, "last load"
+    digest = agent.agreed.agreement.digest
+    if (last := last_load(agent.launch_row.past.launches, lambda launch: launch.plan == digest)) is not None:
+        return round(last), "last load"
     figure = agent.context.recipe.expect.get(COLD_START_SECONDS)
     if isinstance(figure, int | float) and 0 < figure <= MOST_LOAD_SECONDS:
         return figure, "recipe"
@@ -207,9 +210,7 @@ def expected_load(agent: Agent) -> tuple[float | None, str]:
 
 
 def _mark_ready(agent: Agent, running: Running) -> None:
-    load = Load(agent.plan.counted_as, round(running.seconds))
     running.mark_ready()
-    agent.store.record(lambda launches: launches.record_load(load))
     agent.launch_row.note_ready(running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
     running.note_segments()  # last: what ends the run may end it

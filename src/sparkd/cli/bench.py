@@ -81,7 +81,7 @@ def bench(args: argparse.Namespace) -> int:
 
 def report(args: argparse.Namespace, found: Result, served: Served) -> None:
     """Print it beside what is expected and what is usual, and keep it where it is whole."""
-    rows, row = read_rows(), make_row(found, served)
+    rows, row = read_rows(Host()), make_row(found, served)
     whole = bool(found.levels) and not found.interrupted and not found.fault
     usual, slower = find_usual(found, find_runs(rows)), describe_slower(find_runs((*rows, row))) if whole else ()
     expect = served.node.recipe.expect

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
 
@@ -38,7 +38,7 @@ class Launch(Struct, frozen=True, tag="launch", tag_field="kind"):
     """UTC, ISO 8601, as all stamps."""
     rank: int
     plan: str
-    """Digest of what all ranks share."""
+    """Digest of what all ranks share: the agreement's, which knows the image and the weights."""
     recipe: str
     facts: Facts
     image: str = ""
@@ -93,6 +93,16 @@ def decode(body: bytes) -> Row:
     """Raises ValueError."""
     row: Row = msgspec.json.decode(body, type=Row)
     return row
+
+
+def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: True) -> float | None:
+    """Seconds of the newest load of a launch that fits; rows are oldest first. None where none is known.
+
+    For estimates, which are shown: nothing is decided by them, so that a history that can't be read costs no start.
+    """
+    launches = (row for row in rows if isinstance(row, Launch) and fits(row))
+    loads = [launch.load_seconds for launch in launches if launch.load_seconds is not None]
+    return loads[-1] if loads else None
 
 
 def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:

@@ -32,8 +32,6 @@ IMAGE = "image.identity"
 REASON_LIMIT = 1000
 ENDS_KEPT, END_LENGTH = 50, 200
 DAY_SECONDS = 24 * 3600
-MOST_LOAD_SECONDS = 1 << 20
-"""Twelve days."""
 LOADING, SERVING = "loading", "serving"
 STOPPED = "stop requested"
 KILLED = "the previous agent exited without recording a reason (killed, crashed, or power loss)"
@@ -74,13 +72,6 @@ class Boot(Struct, frozen=True):
     """Whether its end was not recorded."""
 
 
-class Load(Struct, frozen=True):
-    """`seconds`: from the container's start to the first completion."""
-
-    digest: str
-    seconds: Annotated[int, Meta(ge=0, le=MOST_LOAD_SECONDS)]
-
-
 class LaunchHistory(Struct, frozen=True):
     failures: dict[str, Annotated[int, Meta(ge=1)]] = field(default_factory=dict)
     """Failed launches in a row, by plan digest, oldest entry first."""
@@ -96,8 +87,6 @@ class LaunchHistory(Struct, frozen=True):
     good_caches: tuple[str, ...] = ()
     """Compile caches with files in them at the last good start."""
     last_exit: End | None = None
-    loads: tuple[Load, ...] = ()
-    """The last load of each plan, newest last."""
     ends: tuple[End, ...] = ()
     """Before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
 
@@ -106,9 +95,6 @@ class LaunchHistory(Struct, frozen=True):
         """Why the last process ended; None after a requested stop."""
         last = self.last_exit
         return None if last is None or last.code == ExitCode.GOOD else last
-
-    def load_seconds(self, digest: str) -> int | None:
-        return next((one.seconds for one in self.loads if one.digest == digest), None)
 
     def restarts(self, now: datetime) -> tuple[RestartReport, ...]:
         """Of the day before `now`, at the begin of a process."""
@@ -163,10 +149,6 @@ class LaunchHistory(Struct, frozen=True):
             same_image = self.good.get(IMAGE) == self.tried.get(IMAGE)
             filled = self.good_caches if same_image else ()
         return replace(self, boots=boots, good=self.tried, good_caches=filled)
-
-    def record_load(self, load: Load) -> LaunchHistory:
-        others = tuple(one for one in self.loads if one.digest != load.digest)
-        return replace(self, loads=(*others, load)[-PLANS_KEPT:])
 
     def record_failure(self, digest: str, end: End) -> LaunchHistory:
         end = replace(end, reason=end.reason[:REASON_LIMIT], hint=end.hint[:REASON_LIMIT])

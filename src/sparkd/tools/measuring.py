@@ -38,10 +38,10 @@ def report_progress(line: str) -> None:
         print(f"sparkd: {line}", file=sys.stderr, flush=True)
 
 
-def read_rows() -> tuple[Row, ...]:
+def read_rows(host: Host) -> tuple[Row, ...]:
     """For a measurement, which continues without them."""
     try:
-        return store.read(Host().files)
+        return store.read(host.files)
     except OSError as error:
         report_progress(f"the history can't be read: {error}")
         return ()

@@ -11,14 +11,20 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+from msgspec import Struct
 from tests.tree import Tree
 
 from sparkd.actions.files import exchange
 from sparkd.host.files import Files
 from sparkd.state.file import FOLDER, StateFile
-from sparkd.state.launch_history import Load
 
-FILE = StateFile("count.json", Load)
+
+class Count(Struct, frozen=True):
+    name: str
+    steps: int
+
+
+FILE = StateFile("count.json", Count)
 PROCESSES, STEPS = 4, 25
 
 
@@ -27,7 +33,7 @@ def count(files: Files, _: int) -> int:
     done = overtaken = 0
     while done < STEPS:
         found = FILE.read(files)
-        if exchange(files, FILE, found, Load("p", found.seconds + 1 if found else 1)):
+        if exchange(files, FILE, found, Count("p", found.steps + 1 if found else 1)):
             done += 1
         else:
             overtaken += 1
@@ -38,11 +44,11 @@ def test_no_step_of_several_processes_is_lost(tree: Tree) -> None:
     files = Files(str(tree.root))
     with ProcessPoolExecutor(PROCESSES, get_context("spawn")) as pool:
         list(pool.map(partial(count, files), range(PROCESSES)))
-    assert FILE.read(files) == Load("p", PROCESSES * STEPS)
+    assert FILE.read(files) == Count("p", PROCESSES * STEPS)
 
 
 def test_what_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> None:
-    files, old, new = Files(str(tree.root)), Load("old", 1), Load("new", 2)
+    files, old, new = Files(str(tree.root)), Count("old", 1), Count("new", 2)
     assert not exchange(files, FILE, old, new)
     assert exchange(files, FILE, None, old)
     assert not exchange(files, FILE, new, None)
@@ -56,20 +62,20 @@ def test_what_is_no_longer_there_is_neither_replaced_nor_removed(tree: Tree) -> 
 def test_a_file_that_cannot_be_read_counts_as_none(tree: Tree) -> None:
     files = Files(str(tree.root))
     tree.file(FILE.path, "rubbish")
-    assert exchange(files, FILE, None, Load("new", 2))
+    assert exchange(files, FILE, None, Count("new", 2))
 
 
 def test_a_process_that_writes_is_awaited_and_other_users_cannot_pass_for_one(tree: Tree) -> None:
     files, lock = Files(str(tree.root)), Path(f"{tree.root}{FOLDER}/.count.json.lock")
-    assert exchange(files, FILE, None, Load("old", 1))
+    assert exchange(files, FILE, None, Count("old", 1))
     assert lock.stat().st_mode & 0o777 == 0o600
     with lock.open() as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         writer = threading.Timer(0.3, fcntl.flock, (held, fcntl.LOCK_UN))
         writer.start()
-        assert exchange(files, FILE, Load("old", 1), Load("new", 2))
+        assert exchange(files, FILE, Count("old", 1), Count("new", 2))
         writer.join()
     lock.unlink()
     lock.symlink_to(tree.root / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
-        exchange(files, FILE, Load("new", 2), None)
+        exchange(files, FILE, Count("new", 2), None)

@@ -27,6 +27,7 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import Node, node, report, until
 
+from sparkd.actions import history as store
 from sparkd.agent.context import Agent
 from sparkd.agent.inquest import find_causes
 from sparkd.agent.serving import FOLLOW_SECONDS, expected_load, follow_head
@@ -35,7 +36,9 @@ from sparkd.engine.load_progress import LoadProgress
 from sparkd.engine.rank import Running
 from sparkd.lib.endings import StopRequested
 from sparkd.lib.errors import EngineEndedError, PeerLostError
-from sparkd.state.launch_history import FILE, LaunchHistory, Load
+from sparkd.state.file import FOLDER
+from sparkd.state.history import Launch, last_load
+from sparkd.state.known_good import Facts
 from sparkd.status.model import Phase, load_seconds_left
 from sparkd.vllm.args import JsonValue
 
@@ -99,9 +102,12 @@ def test_a_worker_follows_the_phases_of_its_head(worker: AgentUnderTest, head: N
 
 def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker: AgentUnderTest, head: Node) -> None:
     agent = worker.agent
-    assert isinstance(agent.actions, MemoryActions)
-    own = Tree(Path(agent.host.files.root))
-    own.file(FILE.path, FILE.encode(LaunchHistory().record_load(Load(agent.plan.counted_as, 77))))
+    Tree(Path(agent.host.files.root)).folder(FOLDER)
+    for number, (plan, seconds) in enumerate([("d", 77.4), ("other", 9.0), ("d", None)]):
+        row = Launch(f"{number}", f"2026-01-0{number + 1}", 1, plan, agent.plan.recipe, Facts({}, {}, {}))
+        store.write(agent.host.files, replace(row, load_seconds=seconds))
+    agent.launch_row.recall(None)
+    agent.launch_row.begin()
     with following(worker, LOADING):
         until(lambda: worker.report.engine.expected_seconds == 77)
         left = load_seconds_left(worker.report.engine, datetime.now(UTC))
@@ -109,7 +115,8 @@ def test_a_load_is_expected_to_take_as_long_as_the_last_one_which_is_kept(worker
         assert 60 < left <= 77
         head.publish(report(0, phase=Phase.SERVING, epoch="e", plan_digest="d"))
         until(lambda: worker.report.phase is Phase.SERVING)
-    kept = FILE.decode(agent.actions.written[FILE.name].encode()).load_seconds(agent.plan.counted_as)
+        until(lambda: last_load(store.read(agent.host.files)) is not None)
+    kept = last_load(store.read(agent.host.files))
     assert kept is not None
     assert kept < 60
 

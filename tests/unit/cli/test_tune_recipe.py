@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.plans import configured
 
+from sparkd.actions import history
 from sparkd.cli import tune_recipe
 from sparkd.cluster import membership
 from sparkd.host import Host
@@ -17,8 +19,9 @@ from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.measure.figures import DECODE, Spread
 from sparkd.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
 from sparkd.measure.soak import Look
-from sparkd.state import launch_history, switch
-from sparkd.state.launch_history import LaunchHistory, Load
+from sparkd.state import switch
+from sparkd.state.history import Launch
+from sparkd.state.known_good import Facts
 from sparkd.state.switch import Chosen, Stage, Switch
 from sparkd.tools import climb
 from sparkd.tools.climb import FILE, Climb, Tuning
@@ -96,19 +99,22 @@ def test_a_warning_needs_a_word_of_a_person(
 def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     host = Host(tree.root)
-    lines = [*tune_recipe.announce(TUNING, BASE, CONFIG, host)]
+    lines = [*tune_recipe.announce(TUNING, BASE, host)]
     assert lines[:3] == [
         "recipe mine under 16 requests at once, at most 4 steps:",
         "  max-num-seqs 4: up 8 16; down none",
         "  max-model-len 1024: up none; down 512",
     ]
     assert "whose time is not known" in lines[3]
-    history = LaunchHistory(loads=(Load("other", 510),))
-    tree.file(launch_history.FILE.path, launch_history.FILE.encode(history))
+    launch = Launch("1", "", 0, "d", "other", Facts({}, {}, {}), load_seconds=510)
+    history.write(host.files, launch)
     half = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0), Measured(SEQUENCES, 8)))
-    lines = [*tune_recipe.announce(half, BASE, CONFIG, host)]
+    lines = [*tune_recipe.announce(half, BASE, host)]
     assert lines[0].endswith("at most 2 steps more, 2 are measured:")
     assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
+    history.write(host.files, replace(launch, id="2", recipe="mine", load_seconds=210))
+    history.write(host.files, replace(launch, id="3"))
+    assert [*tune_recipe.announce(half, BASE, host)][3].startswith("each about 5 min"), "of this recipe"
 
 
 def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:

@@ -32,7 +32,6 @@ from sparkd.state.launch_history import (
     SERVING,
     End,
     LaunchHistory,
-    Load,
 )
 from sparkd.status.model import utc_now
 
@@ -117,14 +116,11 @@ def test_the_ends_of_a_day_that_nobody_requested_are_grouped_by_their_cause() ->
     assert [(one.cause, one.count, one.reason) for one in killed][-1] == (Cause.AGENT_KILLED, 1, KILLED)
 
 
-def test_many_ends_and_loads_are_bounded() -> None:
+def test_many_ends_are_bounded() -> None:
     history = EMPTY
-    for number in range(3 * ENDS_KEPT):
-        history = history.record_load(Load(f"d{number}", number)).recover("boot", NOW).record_end("boot", BOOM)
+    for _ in range(3 * ENDS_KEPT):
+        history = history.recover("boot", NOW).record_end("boot", BOOM)
     assert len(history.ends) == ENDS_KEPT
-    assert len(history.loads) == launch_history.PLANS_KEPT
-    assert history.record_load(Load("d149", 7)).load_seconds("d149") == 7
-    assert history.load_seconds("d0") is None
 
 
 def test_a_cause_that_only_a_later_version_knows_is_read() -> None:

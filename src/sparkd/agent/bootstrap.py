@@ -105,8 +105,8 @@ def build_agent(
     base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
     last = agent.store.read_launches().last_exit
-    # First of all: a crash before this would not be counted. Until its end is recorded, this process counts as killed.
-    agent.store.record(lambda launches: launches.recover(agent.boot_id, utc_now()))
+    # First of all: a crash before this would not be counted.
+    agent.store.record_start(agent.boot_id)
     agent.launch_row.recall(last)
     restore_readahead(agent)
     agent.switching.settle()

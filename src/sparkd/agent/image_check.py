@@ -12,8 +12,7 @@ from sparkd.lib.errors import BlockedError, LaunchError
 from sparkd.lib.text import sanitize
 from sparkd.plan.script import ASSERT_FAILED, find_fault, render_asserts
 from sparkd.preflight.checks.docker import EngineImage
-from sparkd.state import image_asserts
-from sparkd.state.image_asserts import FAULT_LIMIT, FILE, Result
+from sparkd.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.status.model import utc_now
 
 HINT = "look at: systemctl status docker, free -g"
@@ -30,7 +29,7 @@ def check_image(agent: Agent) -> bool:
     began = time.monotonic()
     try:
         image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
-        if image is None or image_asserts.read_result(agent.host.files, image.id, program) is not None:
+        if image is None or agent.store.read_launches().assert_result(image.id, program) is not None:
             return False
         agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
         labels = container_labels(agent.plan, agent.incarnation)
@@ -40,10 +39,9 @@ def check_image(agent: Agent) -> bool:
     found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
     if code not in (0, ASSERT_FAILED):
         raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", HINT)
-    result = Result(found, round(time.monotonic() - began, 2), utc_now())
+    result = AssertResult(found, round(time.monotonic() - began, 2), utc_now())
     agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
-    known = image_asserts.read_asserts(agent.host.files)
-    written = agent.store.write(FILE, known.record(image_asserts.result_key(image.id, program), result))
+    written = agent.store.record(lambda launches: launches.record_asserts(image.id, program, result))
     if found and not written:
         raise _blocked(agent, "does not hold", found, agent.plan.image_build)
     return written

@@ -19,6 +19,7 @@ from sparkd.state.file import FOLDER, Content, Report, StateFile
 from sparkd.state.launch_history import LaunchHistory
 from sparkd.state.rank_record import FILE as RANK_FILE
 from sparkd.state.rank_record import RankRecord
+from sparkd.status.model import utc_now
 
 READ_SECONDS = 10.0
 """As for a write."""
@@ -71,6 +72,12 @@ class StateStore:
             return False
         after = change(before)
         return after == before or self.write(launch_history.FILE, after)
+
+    def record_start(self, boot_id: str) -> None:
+        """Until its end is recorded, this process counts as killed."""
+        if self.record(lambda launches: launches.recover(boot_id, utc_now())):
+            earlier = launch_history.EARLIER.name  # what it had is written with the rest
+            self._try_to_write(earlier, partial(self._actions.remove_state, earlier))
 
     def write(self, file: StateFile[Content], value: Content) -> bool:
         """Whether it worked. A full disk is logged once and ends no engine."""

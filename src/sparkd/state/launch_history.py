@@ -1,4 +1,4 @@
-"""launch-history.json: failed launches, the phase that each recent boot reached, why the last process ended.
+"""launch-history.json, which decides the next start: failed launches, recent boots, the last end, checked images.
 
 Each failed load can leak driver memory on GB10, and systemd's own growing delays never shrink again, so sparkd counts.
 A launch is recorded before its container starts, and closed at every end that sparkd survives. A launch that a later
@@ -8,7 +8,9 @@ boot finds open ended with its machine: by a power cut, a freeze, or a kernel cr
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import datetime
+from hashlib import sha256
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
@@ -25,11 +27,13 @@ BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 PLANS_KEPT = 16
 BOOTS_KEPT = 8
 """A good start removes the boots before it."""
+IMAGES_KEPT = 32
+"""With what their recipes assert; the oldest results go first."""
 MOST_FACTS, NAME_LENGTH, VALUE_LENGTH = 400, 300, 1200
 """Both tables fit into the file even if each character takes twelve bytes of JSON."""
 IMAGE = "image.identity"
 """The fact that identifies an image."""
-REASON_LIMIT = 1000
+REASON_LIMIT, FAULT_LIMIT = 1000, 400
 ENDS_KEPT, END_LENGTH = 50, 200
 DAY_SECONDS = 24 * 3600
 LOADING, SERVING = "loading", "serving"
@@ -72,6 +76,14 @@ class Boot(Struct, frozen=True):
     """Whether its end was not recorded."""
 
 
+class AssertResult(Struct, frozen=True):
+    fault: str
+    """What the first assertion that failed has found; empty where all hold."""
+    seconds: float
+    at: str
+    """UTC, ISO 8601."""
+
+
 class LaunchHistory(Struct, frozen=True):
     failures: dict[str, Annotated[int, Meta(ge=1)]] = field(default_factory=dict)
     """Failed launches in a row, by plan digest, oldest entry first."""
@@ -89,6 +101,8 @@ class LaunchHistory(Struct, frozen=True):
     last_exit: End | None = None
     ends: tuple[End, ...] = ()
     """Before `last_exit`, of processes whose end nobody requested, newest last, with short reasons."""
+    asserts: Mapping[str, AssertResult] = field(default_factory=dict)
+    """Which images have what their recipes assert of them, by `_asserts_key`, newest last. An image is checked once."""
 
     @property
     def last_cause(self) -> End | None:
@@ -121,6 +135,17 @@ class LaunchHistory(Struct, frozen=True):
         """Empty where unknown."""
         found = self.last.get(digest)
         return str(replace(found, reason=sanitize(found.reason, REASON_LIMIT))) if found else ""
+
+    def assert_result(self, image_id: str, program: str) -> AssertResult | None:
+        """None where this image was not checked yet. The text is safe to show."""
+        result = self.asserts.get(_asserts_key(image_id, program))
+        return result and replace(result, fault=sanitize(result.fault, FAULT_LIMIT))
+
+    def record_asserts(self, image_id: str, program: str, result: AssertResult) -> LaunchHistory:
+        """`program`: the assertions as bash. Another image or another assertion is checked again."""
+        key = _asserts_key(image_id, program)
+        others = [(name, known) for name, known in self.asserts.items() if name != key]
+        return replace(self, asserts=dict([*others, (key, result)][-IMAGES_KEPT:]))
 
     def before(self, boot_id: str) -> tuple[Boot, ...]:
         return tuple(one for one in self.boots if one.boot_id != boot_id)
@@ -170,14 +195,28 @@ class LaunchHistory(Struct, frozen=True):
         return replace(self, open=None, boots=() if end.code == ExitCode.NEEDS_PERSON else boots, last_exit=end)
 
 
+def _asserts_key(image_id: str, program: str) -> str:
+    return sha256(f"{image_id}\n{program}".encode()).hexdigest()
+
+
+class _ImageAsserts(Struct, frozen=True):
+    results: Mapping[str, AssertResult] = field(default_factory=dict)
+
+
 FILE = StateFile("launch-history.json", LaunchHistory, PUBLIC)
+EARLIER = StateFile("image-asserts.json", _ImageAsserts)
+"""Where earlier versions kept `asserts`. The first start writes them into FILE, and removes it then."""
 
 
 def read_history(files: Files, report: Report = ignore_report) -> LaunchHistory:
-    """Empty where there is no usable file."""
-    return FILE.read(files, report) or LaunchHistory()
+    """Empty where there is no usable file. With the asserts of an earlier version, until they have moved."""
+    history = FILE.read(files, report) or LaunchHistory()
+    with suppress(OSError):
+        if earlier := EARLIER.load(files, ignore_report):
+            return replace(history, asserts={**earlier.results, **history.asserts})
+    return history
 
 
 def load_history(files: Files) -> LaunchHistory:
-    """As `read_history`. Raises OSError where the file can't be read."""
+    """The file alone. Raises OSError where it can't be read."""
     return FILE.load(files, ignore_report) or LaunchHistory()

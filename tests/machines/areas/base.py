@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.preflight.check import Level
 
 MODEL = "/srv/models/DeepSeek-V4-Flash"
+LAUNCHES = "/var/lib/sparkd/launch-history.json"
 TOML = '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n'
 ROLES = ("head", "worker")
 IDLE = {
@@ -34,6 +37,13 @@ def healthy(tree: Tree, rank: int) -> None:
 def memory(tree: Tree, *, free: float, available: float, **gib: float) -> None:
     """An idle machine's memory with these changes."""
     tree.meminfo(**{"MemTotal": 121.63, "MemFree": free, "MemAvailable": available, **IDLE, **gib})
+
+
+def launches(tree: Tree, **fields: object) -> None:
+    """The launch history with these fields, and others as they are."""
+    file = tree.root / LAUNCHES.lstrip("/")
+    before = json.loads(file.read_text()) if file.exists() else {"schema": 1}
+    tree.file(LAUNCHES, json.dumps(before | fields))
 
 
 def _page_cache_in_the_way(tree: Tree) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from tests.machines.areas import base
 from tests.machines.fault import Fault
 from tests.tree import Tree
@@ -60,11 +61,12 @@ def asserted(tree: Tree, fault: str) -> None:
     from sparkd.lib import recipes_dir
     from sparkd.plan.script import render_asserts
     from sparkd.recipes.loader import load_recipe
-    from sparkd.state.image_asserts import FILE, ImageAsserts, Result, result_key
+    from sparkd.state.launch_history import AssertResult, LaunchHistory
 
     recipe = load_recipe("deepseek-v4-flash-balanced", [recipes_dir()]).recipe
-    key = result_key(f"sha256:{IMAGE_ID}", render_asserts(recipe.image.asserts))
-    tree.file(FILE.path, FILE.encode(ImageAsserts().record(key, Result(fault, 9.5, "2026-05-28T06:00:00Z"))))
+    result = AssertResult(fault, 9.5, "2026-05-28T06:00:00Z")
+    history = LaunchHistory().record_asserts(f"sha256:{IMAGE_ID}", render_asserts(recipe.image.asserts), result)
+    base.launches(tree, asserts=msgspec.to_builtins(history.asserts))
 
 
 def image(tree: Tree, architecture: str = "arm64") -> None:
@@ -135,20 +137,19 @@ def _image_lacks_deepgemm(tree: Tree) -> None:
 
 
 def _image_not_checked(tree: Tree) -> None:
-    (tree.root / "var/lib/sparkd/image-asserts.json").unlink()
+    base.launches(tree, asserts={})
 
 
 def _cache_wiped(tree: Tree) -> None:
     """With 2.5 GiB beside the engine's share."""
     from sparkd.host import Host, docker_image
-    from sparkd.state.launch_history import FILE, LaunchHistory
 
     base.memory(tree, free=111.8, available=112.0)
     _nothing_compiled(tree)
     host = Host(tree.root)
     identity = docker_image.image_identity(host.docker_reader(), IMAGE)
     good = {"image.identity": identity or "", "caches.vllm": "/root/.cache/vllm"}
-    tree.file(FILE.path, FILE.encode(LaunchHistory(good=good, good_caches=("vllm",))))
+    base.launches(tree, boots=[], tried={}, good=good, good_caches=["vllm"])
 
 
 def _nothing_compiled(tree: Tree) -> None:

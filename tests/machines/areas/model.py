@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 
-from tests.machines.areas.base import MODEL
+from tests.machines.areas.base import MODEL, launches
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -19,7 +19,6 @@ SHARD_BYTES = 3_240_000_000
 INDEX = f"{MODEL}/model.safetensors.index.json"
 GIB = 1 << 30
 BOOT = "4be1a0d7-5c0e-4c39-9a86-0d8f7a4c1e02"
-LAUNCHES = "/var/lib/sparkd/launch-history.json"
 MOUNTS = """\
 /dev/nvme0n1p2 / ext4 rw,relatime 0 0
 /dev/nvme0n1p1 /boot/efi vfat rw,relatime 0 0
@@ -66,7 +65,7 @@ def boots(
         {"boot_id": f"before-{number}", "digest": _digest(tree), "phase": phase, "open": left_open}
         for number, (left_open, phase) in enumerate(ended)
     ]
-    tree.file(LAUNCHES, json.dumps({"schema": 1, "boots": made, "tried": dict(tried or good), "good": dict(good)}))
+    launches(tree, boots=made, tried=dict(tried or good), good=dict(good))
 
 
 def _digest(tree: Tree) -> str:

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.tree import Tree
@@ -18,7 +19,7 @@ from tests.unit.wire import http
 
 from sparkd.agent import blocked
 from sparkd.lib.errors import ExitCode
-from sparkd.state.image_asserts import FILE
+from sparkd.state.launch_history import EARLIER, FILE
 
 ASSERTING = "a" * 64
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -69,9 +70,17 @@ class AssertingWorld(World):
             return answers.get(action, (http(b"", status=204),))
         return super().docker(request)
 
-    def result(self) -> dict[str, object]:
-        (found,) = json.loads((self.tree.root / FILE.path[1:]).read_text())["results"].values()
-        assert isinstance(found, dict)
+    def results(self) -> list[dict[str, object]]:
+        return list(self._history()["asserts"].values())
+
+    def move_back(self) -> None:
+        """The results to where earlier versions kept them."""
+        history = self._history()
+        self.tree.file(EARLIER.path, json.dumps({"schema": 1, "results": history.pop("asserts")}), 0o600)
+        self.tree.file(FILE.path, json.dumps(history))
+
+    def _history(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.tree.root / FILE.path[1:]).read_text())
         return found
 
 
@@ -103,8 +112,7 @@ def test_an_image_is_checked_before_its_first_launch_and_not_again(asserting: As
     assert "engine.image.checked" in journal
     assert asserting.runs == [OLD]
     assert f"DELETE /containers/{ASSERTING}" in asserting.requests
-    assert asserting.result()["fault"] == ""
-    assert (asserting.tree.root / FILE.path[1:]).stat().st_mode & 0o777 == 0o600
+    assert [one["fault"] for one in asserting.results()] == [""]
     assert "engine.image.checked" not in serve_once(asserting)
 
 
@@ -120,6 +128,19 @@ def test_an_image_that_is_not_as_asserted_blocks_until_it_is_built_again(asserti
     assert journal.index("agent.run.blocked") < journal.index("engine.container.started")
 
 
+def test_a_result_that_an_earlier_version_has_kept_holds_and_moves(asserting: AssertingWorld) -> None:
+    asserting.use(OLD, 64, FAULT)
+    for _ in range(2):
+        stopped = asserting.once("blocked", lambda: os.kill(os.getpid(), signal.SIGTERM))
+        _code, journal = run_agent(asserting)
+        stopped.join()
+        assert "AssertionError: torch is built without CUDA" in journal
+        assert asserting.runs == [OLD], "not checked again"
+        assert len(asserting.results()) == 1
+        assert not (asserting.tree.root / EARLIER.path[1:]).exists()
+        asserting.move_back()
+
+
 def test_assertions_that_can_not_run_are_no_verdict_on_the_image(
     asserting: AssertingWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,5 +149,5 @@ def test_assertions_that_can_not_run_are_no_verdict_on_the_image(
     _code, journal = run_agent(asserting)
     stopped.join()
     assert "what the recipe asserts of sparkd-test/vllm-cpu:0.32.0 can't be checked: exit code 137" in journal
-    assert not (asserting.tree.root / FILE.path[1:]).exists()
+    assert asserting.results() == []
     assert asserting.rank is None

@@ -26,14 +26,16 @@ from sparkd.state.launch_history import (
     BACKOFF_SECONDS,
     END_LENGTH,
     ENDS_KEPT,
+    FAULT_LIMIT,
     FILE,
+    IMAGES_KEPT,
     KILLED,
     LOADING,
     SERVING,
+    AssertResult,
     End,
     LaunchHistory,
 )
-from sparkd.status.model import utc_now
 
 PLAN, NOW = "d1", "2026-01-01T00:00:00.000+00:00"
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -81,6 +83,8 @@ def test_what_was_written_is_read_and_bounded() -> None:
     )
     for number in range(20):
         history = history.record_failure(f"d{number}", End(wide, 13, wide))
+    for number in range(2 * IMAGES_KEPT):
+        history = history.record_asserts(str(number), "true", AssertResult(wide[:FAULT_LIMIT], 1.5, NOW))
     assert FILE.decode(FILE.encode(history).encode()) == history
     assert len(FILE.encode(history)) < LIMIT_BYTES, "or the count of failures could not be read with it"
 
@@ -149,7 +153,7 @@ def written(made: AgentUnderTest) -> LaunchHistory:
 
 def test_a_start_counts_an_agent_that_was_killed(started: AgentUnderTest) -> None:
     digest = started.agent.plan.counted_as
-    started.agent.store.record(lambda known: known.recover(started.agent.boot_id, utc_now()))
+    started.agent.store.record_start(started.agent.boot_id)
     after = written(started)
     assert (after.failures[digest], after.last_failure(digest)) == (1, KILLED)
     assert [one.open for one in after.boots] == [True, False], "what ended with its machine stays so"
@@ -166,7 +170,7 @@ def test_a_full_disk_is_logged_once(started: AgentUnderTest) -> None:
     actions = FullDisk(agent.host, agent.loop, "x")
     store = started.remake(actions=actions).store
     for _ in range(2):
-        store.record(lambda known: known.recover(agent.boot_id, utc_now()))
+        store.record_start(agent.boot_id)
     assert actions.written == {}
     assert len([line for line in started.events.lines if line.startswith("state.write.failed")]) == 1
 

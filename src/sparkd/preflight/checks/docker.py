@@ -16,7 +16,8 @@ from sparkd.lib.text import sanitize, size
 from sparkd.plan.script import render_asserts
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
 from sparkd.preflight.inputs import CheckInputs
-from sparkd.state.image_asserts import Result, read_result
+from sparkd.state import launch_history
+from sparkd.state.launch_history import AssertResult
 
 UNIT = "docker.service"
 
@@ -75,7 +76,7 @@ class ImageFacts(Struct, frozen=True):
     """"known", "away", or why a running docker did not answer."""
     machine: str = ""  # its architecture
     image: Image | None = None
-    checked: Result | None = None
+    checked: AssertResult | None = None
     """The asserts; None: not checked yet."""
 
 
@@ -104,8 +105,10 @@ class EngineImage(Check[ImageFacts], frozen=True):
         except DockerError as error:
             return ImageFacts(self.ref, self.asserts, sanitize(str(error)))
         facts = ImageFacts(self.ref, self.asserts, "known" if found else "away", *(found or ()))
-        checked = facts.image and self.program and read_result(host.files, facts.image.id, self.program)
-        return replace(facts, checked=checked or None)
+        if facts.image is None or not self.program:
+            return facts
+        launches = launch_history.read_history(host.files)
+        return replace(facts, checked=launches.assert_result(facts.image.id, self.program))
 
     def judge(self, facts: ImageFacts) -> Verdict:
         image = facts.image

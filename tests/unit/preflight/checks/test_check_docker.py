@@ -20,7 +20,7 @@ from sparkd.preflight.checks.docker import (
     StaleContainer,
 )
 from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.state.image_asserts import FILE, ImageAsserts, Result, result_key
+from sparkd.state.launch_history import FILE, AssertResult, LaunchHistory
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"
@@ -294,11 +294,11 @@ def test_a_missing_image_is_pulled_or_built_by_a_person(ref: str, build: str, ge
     ("checked", "level", "says", "hint"),
     [
         (None, Level.WARN, "what the recipe asserts of it is not checked yet", "the next start does"),
-        (Result("", 1.0, ""), Level.OK, "3.0 GiB", ""),
-        (Result("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
+        (AssertResult("", 1.0, ""), Level.OK, "3.0 GiB", ""),
+        (AssertResult("no deep_gemm", 1.0, ""), Level.BLOCK, "not what the recipe needs: no deep_gemm", "make image"),
     ],
 )
-def test_an_image_is_what_its_recipe_asserts(checked: Result | None, level: Level, says: str, hint: str) -> None:
+def test_an_image_is_what_its_recipe_asserts(checked: AssertResult | None, level: Level, says: str, hint: str) -> None:
     check = EngineImage(REF, ("true",), "true", "make image")
     verdict = check.judge(ImageFacts(REF, ("true",), "known", "arm64", IMAGE, checked))
     assert (verdict.level, verdict.hint) == (level, hint)
@@ -309,8 +309,8 @@ def test_the_result_of_an_images_assertions_is_read(tree: Tree) -> None:
     tree.dockerd()
     tree.docker("/version", {"Arch": "arm64"})
     tree.docker(f"/images/{REF}/json", {"Id": "sha256:1", "Architecture": "arm64", "Os": "linux", "Config": {}})
-    result = Result("no deep_gemm", 1.0, "")
-    tree.file(FILE.path, FILE.encode(ImageAsserts().record(result_key("sha256:1", "true"), result)))
+    result = AssertResult("no deep_gemm", 1.0, "")
+    tree.file(FILE.path, FILE.encode(LaunchHistory().record_asserts("sha256:1", "true", result)))
     host = Host(tree.root)
     assert EngineImage(REF, ("true",), "true").run(host)[0].checked == result
     assert EngineImage(REF, ("false",), "false").run(host)[0].checked is None

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from msgspec import convert, to_builtins
 
-from sparkd.vllm.flag import Field, Flag
-from sparkd.vllm.flag_table import FILE, FlagTable
+from sparkd.vllm.flag import FILE, Field, Flag, FlagTable
 
 from . import cache, engine_image
 from .command import run

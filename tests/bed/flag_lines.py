@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from random import Random
 
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import Flag, Kind
-from sparkd.vllm.flag_table import FIELDS, FLAGS
+from sparkd.vllm.flag import FIELDS, FLAGS, Flag, Kind
 
 START = ("serve", "/models/m")
 GOOD: dict[Kind, tuple[str, ...]] = {

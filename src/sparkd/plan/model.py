@@ -82,7 +82,7 @@ class LaunchPlan(Struct, frozen=True):
     image_build: str = ""
     """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""
     extra_flags: tuple[str, ...] = ()
-    """Flags of a fork of vLLM, missing in flag_table.py."""
+    """Flags of a fork of vLLM, missing in the table of vllm/flag.py."""
     on_ray: bool = False
     """Whether Ray connects the ranks. Only the head then runs an engine."""
     insists_on_hcas: bool = False

@@ -1,4 +1,7 @@
-"""A flag of `vllm serve` with the parser of its values (flag_table.py reads all), and the flags of a command."""
+"""Flags of `vllm serve`, as its own parser has them, and the fields in their JSON, as its classes read them.
+
+Each has the parser of its values. The flags of a command are read here, too.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Literal
 
+import msgspec
 from msgspec import Struct
 
+from sparkd.lib import read_data
 from sparkd.lib.text import did_you_mean
 from sparkd.vllm.args import JsonValue, kebab_case
 
@@ -205,6 +210,20 @@ _READERS: dict[Kind, tuple[Callable[[str], object], str]] = {
     "object": (_check_object, "a JSON object"),
 }
 """Reader of each kind, as in vLLM, and the requirement in words."""
+
+
+class FlagTable(Struct, frozen=True, forbid_unknown_fields=True):
+    version: str
+    """Of vLLM."""
+    flags: tuple[Flag, ...]
+    fields: Mapping[str, tuple[Field, ...]]
+    """By the name of the flag whose JSON has them."""
+
+
+FILE = "vllm-flags.json"
+"""Below sparkd/data. `make flags` writes it: do not edit."""
+_TABLE = msgspec.json.decode(read_data(FILE), type=FlagTable)
+VERSION, FLAGS, FIELDS = _TABLE.version, _TABLE.flags, _TABLE.fields
 
 
 class ParsedFlag(Struct, frozen=True):

@@ -20,8 +20,7 @@ from sparkd.plan.model import Node
 from sparkd.preflight.check import Level
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.flag import SHORT, ParsedFlag, first_values, parse_flags
-from sparkd.vllm.flag_table import FIELDS, FILE, FLAGS, VERSION, FlagTable
+from sparkd.vllm.flag import FIELDS, FILE, FLAGS, SHORT, VERSION, FlagTable, ParsedFlag, first_values, parse_flags
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 

@@ -7,8 +7,7 @@ import json
 import pytest
 
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import first_values
-from sparkd.vllm.flag_table import FIELDS, FLAGS
+from sparkd.vllm.flag import FIELDS, FLAGS, first_values
 from sparkd.vllm.lint import rules
 from sparkd.vllm.lint.predicates import Launch
 

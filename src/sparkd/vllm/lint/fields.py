@@ -1,4 +1,4 @@
-"""Predicates on the fields in the JSON of flags. A fork may have more fields and choices than flag_table.py."""
+"""Predicates on the fields in the JSON of flags. A fork may have more fields and choices than the table of flags."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from itertools import islice
 
 from sparkd.lib.text import did_you_mean, sanitize
 from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import Field, misprint_of
-from sparkd.vllm.flag_table import FIELDS, VERSION
+from sparkd.vllm.flag import FIELDS, VERSION, Field, misprint_of
 from sparkd.vllm.lint.predicates import Launch, Matches
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))

@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 
 from sparkd.lib.text import did_you_mean
-from sparkd.vllm.flag import Flag, ParsedFlag, misprint_of
-from sparkd.vllm.flag_table import FLAGS, VERSION
+from sparkd.vllm.flag import FLAGS, VERSION, Flag, ParsedFlag, misprint_of
 from sparkd.vllm.lint import fields, predicates, values
 from sparkd.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
 

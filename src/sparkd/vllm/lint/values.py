@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from sparkd.lib.text import did_you_mean
-from sparkd.vllm.flag_table import FLAGS, VERSION
+from sparkd.vllm.flag import FLAGS, VERSION
 from sparkd.vllm.lint.predicates import NOTHING, Launch, Matches, about
 
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}

@@ -29,17 +29,6 @@ MODULES = ("vllm.entrypoints.openai.api_server",)
 """Python modules that pass all their words to vLLM's parser, as `vllm serve` does."""
 PASSED_ON = 'vllm serve "$@"'
 """End of an inline script that does the same."""
-SHORT = {
-    "-ac": "attention-config", "-asc": "api-server-count", "-cc": "compilation-config", "-dc": "diffusion-config",
-    "-dcp": "decode-context-parallel-size", "-dp": "data-parallel-size", "-dpa": "data-parallel-address",
-    "-dpb": "data-parallel-backend", "-dpe": "data-parallel-external-lb", "-dph": "data-parallel-hybrid-lb",
-    "-dpl": "data-parallel-size-local", "-dpm": "data-parallel-multi-port-external-lb", "-dpn": "data-parallel-rank",
-    "-dpp": "data-parallel-rpc-port", "-dpr": "data-parallel-start-rank", "-ep": "enable-expert-parallel",
-    "-n": "nnodes", "-pcp": "prefill-context-parallel-size", "-pp": "pipeline-parallel-size", "-q": "quantization",
-    "-r": "node-rank", "-sc": "speculative-config", "-tp": "tensor-parallel-size",
-}  # fmt: skip
-"""Short forms (vLLM 0.32); a test compares them with the table of flags, which needs this module."""
-
 FirstValues = Mapping[str, str | None]
 """The first value of each flag by its kebab-case name; None for a missing or unknown value."""
 
@@ -224,6 +213,8 @@ FILE = "vllm-flags.json"
 """Below sparkd/data. `make flags` writes it: do not edit."""
 _TABLE = msgspec.json.decode(read_data(FILE), type=FlagTable)
 VERSION, FLAGS, FIELDS = _TABLE.version, _TABLE.flags, _TABLE.fields
+SHORT = {alias: flag.name for flag in FLAGS for alias in flag.aliases if not alias.startswith("--")}
+"""Short forms, such as -tp."""
 
 
 class ParsedFlag(Struct, frozen=True):

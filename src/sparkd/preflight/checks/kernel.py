@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import Struct
+from msgspec import Struct, toml
 
 from sparkd.host import Host, kernel
+from sparkd.lib import read_data
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, verdict, warn
 from sparkd.preflight.inputs import CheckInputs
 
 
-class KnownBad(Struct, frozen=True):
+class KnownBad(Struct, frozen=True, forbid_unknown_fields=True):
     version: str
     """The version, or its beginning: 590 is 590.44.01 too."""
     trouble: str
@@ -25,34 +26,17 @@ class KnownBad(Struct, frozen=True):
         return version == self.version or version.startswith((f"{self.version}.", f"{self.version}-"))
 
 
+class KnownBadVersions(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of known-bad.toml."""
+
+    kernels: tuple[KnownBad, ...]
+    drivers: tuple[KnownBad, ...]
+
+
+_KNOWN_BAD = toml.decode(read_data("known-bad.toml"), type=KnownBadVersions)
+KERNELS, DRIVERS = _KNOWN_BAD.kernels, _KNOWN_BAD.drivers
 NO_KHO = "kho=off"
 ADD_NO_KHO = f"add {NO_KHO} to GRUB_CMDLINE_LINUX_DEFAULT in /etc/default/grub, run update-grub, reboot"
-KHO_PINS = "it reserves gigabytes for kexec handover, and NCCL's memory can't be registered: ibv_reg_mr_iova2 fails"
-
-KERNELS = (
-    KnownBad(
-        "6.17.0-1008-nvidia",
-        "it panics, and the GPU may then be missing until a cold boot",
-        "upgrade the kernel: 6.17.0-1014-nvidia and later are good",
-        "NVIDIA forum 366026, Root cause analysis: DGX Spark driver failure",
-    ),
-    KnownBad("7.0.0-1019-nvidia", KHO_PINS, ADD_NO_KHO, "NVIDIA/NV-Kernels pull requests 590 and 591", NO_KHO),
-    KnownBad("7.0.0-31", KHO_PINS, ADD_NO_KHO, "MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 259", NO_KHO),
-)
-DRIVERS = (
-    KnownBad(
-        "580.159.03",
-        "decoding was seen 3.5 times slower than with 580.142",
-        "where decoding is slow, install another driver of branch 580",
-        "Reederey87/dgx-spark-2x-deepseek-v4-flash, Hardware and firmware",
-    ),
-    KnownBad(
-        "590",
-        "CUDA graphs were seen to deadlock",
-        "where the engine hangs while it captures graphs, install a driver of branch 580",
-        "conselara.dev, NVIDIA DGX Spark GB10 hardware reference",
-    ),
-)
 
 
 def find_known_bad(version: str, among: tuple[KnownBad, ...], command_line: tuple[str, ...] = ()) -> KnownBad | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 if TYPE_CHECKING:
     from sparkd.host import Host
@@ -40,23 +41,20 @@ class Mount(Struct, frozen=True):
         return memory_bytes // 2
 
 
-class Room(Struct, frozen=True):
-    """Of the file system that holds `path`, or will hold it."""
-
-    path: str
-    mount: str
+class Counts(Struct, frozen=True):
     total_bytes: int
     free_bytes: int
     """For root: blocks reserved for it count."""
     free_inodes: int | None
     """None where the file system allocates them as needed."""
+
+
+class Room(Counts, frozen=True):
+    """Of the file system that holds `path`, or will hold it."""
+
+    path: str
+    mount: str
     read_only: bool
-
-
-class Counts(Struct, frozen=True):
-    total_bytes: int
-    free_bytes: int
-    free_inodes: int | None
 
 
 def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
@@ -71,8 +69,7 @@ def read_rooms(host: Host, paths: Iterable[str]) -> tuple[Room, ...]:
         real = host.files.real(path)
         real = os.path.realpath(real) if host.live else real.removeprefix(host.files.root) or "/"
         mount = _nearest(read_only, real) or "/"
-        total, free, inodes = counts.total_bytes, counts.free_bytes, counts.free_inodes
-        found.append(Room(path, mount, total, free, inodes, read_only.get(mount, False)))
+        found.append(Room(**asdict(counts), path=path, mount=mount, read_only=read_only.get(mount, False)))
     return tuple(found)
 
 

@@ -16,7 +16,7 @@ from sparkd.preflight.check import Level, Verdict
 from sparkd.preflight.checks.disk import CACHES, LOGS, STATE, DiskFacts, DiskRoom, Place, PlaceFacts
 
 DOCKER = Place("/var/lib/docker", "docker's", 256 * MIB, 5 * GIB, optional=True)
-ROOM = Room("", "/", 100 * GIB, 50 * GIB, 1_000_000, read_only=False)
+ROOM = Room(100 * GIB, 50 * GIB, 1_000_000, "", "/", read_only=False)
 READ_ONLY = replace(ROOM, read_only=True)
 SPARSE = replace(ROOM, free_inodes=99)
 

@@ -48,7 +48,7 @@ call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, c
 for number in range(25_000):
     call(None, 4096, mmap.PROT_READ, mmap.MAP_SHARED, file, 4096 * (number % 2))
 """
-SEGMENT = Segment("/dev/shm/psm_0", "psm_0", 1, 1, 1, 1, 0, 1, 1.0)
+SEGMENT = Segment("/dev/shm/psm_0", 1, 1, 1, 1, 0, 1, 1.0)
 
 
 def shortest(work: Callable[[], object], times: int = 5) -> float:

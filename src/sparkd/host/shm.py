@@ -24,11 +24,15 @@ Identity = tuple[int, int]
 
 class File(Struct, frozen=True):
     path: str
-    name: str
-    """The last part of its path, with a symlink resolved."""
+    """With symlinks resolved."""
     device: int
     inode: int
     size_bytes: int
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
 
     @property
     def identity(self) -> Identity:
@@ -86,9 +90,9 @@ def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
         facts = files.stat(path)
     except GONE:
         return None
-    age = now_seconds - facts.modified_at_seconds
-    file = (path, name, facts.device, facts.inode, facts.size_bytes)
-    return Segment(*file, facts.allocated_bytes, facts.uid, facts.links, age)
+    age_seconds = round(now_seconds - facts.modified_at_seconds, 1)
+    file = (path, facts.device, facts.inode, facts.size_bytes)
+    return Segment(*file, facts.allocated_bytes, facts.uid, facts.links, age_seconds)
 
 
 def read_used_bytes() -> int:

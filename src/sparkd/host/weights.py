@@ -185,8 +185,7 @@ def list_shards(files: Files, folder: str) -> tuple[File, ...]:
         except FileNotFoundError:
             continue
         if facts.kind is Kind.FILE:
-            real = os.path.realpath(files.real(path)).rpartition("/")[2]
-            shard = File(path, real, facts.device, facts.inode, facts.size_bytes)
+            shard = File(files.resolved(path), facts.device, facts.inode, facts.size_bytes)
             found.setdefault(shard.identity, shard)
     return tuple(found.values())
 

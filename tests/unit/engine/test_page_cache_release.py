@@ -290,7 +290,7 @@ def test_another_file_under_the_same_name_is_left(tmp_path: Path) -> None:
     with path.open("wb") as file:
         file.write(b"x" * (1 << 20))
         os.fsync(file.fileno())  # clean pages are those that could be dropped
-    assert page_cache.drop_file_cache(Host(), File(str(path), "shard", path.stat().st_dev, 1, 4096), lambda: True) == 0
+    assert page_cache.drop_file_cache(Host(), File(str(path), path.stat().st_dev, 1, 4096), lambda: True) == 0
 
 
 def settings(port: int, load_readahead_kib: int = 0) -> Settings:

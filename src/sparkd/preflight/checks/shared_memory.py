@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
 from sparkd.host import Host, disks, docker_image, processes
 from sparkd.host.files import Files
-from sparkd.host.shm import FOLDER, Segment, Uses
+from sparkd.host.shm import FOLDER, Segment
 from sparkd.host.units import find_drop_ins, parse_assignments
 from sparkd.lib.text import GIB, MIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
@@ -21,15 +22,7 @@ YOUNGEST_SECONDS = 60.0
 """A program that has just made a segment may not have mapped it yet, or be about to hand it to another."""
 
 
-class SegmentFacts(Struct, frozen=True):
-    path: str
-    device: int
-    inode: int
-    size_bytes: int
-    allocated_bytes: int
-    uid: int
-    links: int
-    age_seconds: float
+class SegmentFacts(Segment, frozen=True):
     used_by: tuple[int, ...]
 
 
@@ -57,7 +50,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         if not named:
             return ShmFacts(0, (), ())
         uses = host.segment_uses(host.processes(), named)
-        segments = tuple(_facts(segment, uses) for segment in named)
+        segments = tuple(SegmentFacts(**asdict(segment), used_by=uses.pids(segment)) for segment in named)
         return ShmFacts(host.files.stat(FOLDER).device, segments, uses.unreadable_pids)
 
     def judge(self, facts: ShmFacts) -> Verdict:
@@ -65,7 +58,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
         used = sum(bool(segment.used_by) for segment in facts.segments)
         if not orphans:
             return ok(f"no orphaned segments, {used} in use" if used else "no orphaned segments")
-        names = ", ".join(segment.path.rpartition("/")[2] for segment in orphans[:3])
+        names = ", ".join(segment.name for segment in orphans[:3])
         more = f" and {len(orphans) - 3} more" if len(orphans) > 3 else ""
         held = size(sum(segment.allocated_bytes for segment in orphans))
         if facts.unreadable_pids:
@@ -84,11 +77,6 @@ class SharedMemory(Check[ShmFacts], frozen=True):
             and segment.device == own_device
             and segment.links == 1
         )
-
-
-def _facts(one: Segment, uses: Uses) -> SegmentFacts:
-    age_seconds, identity = round(one.age_seconds, 1), (one.path, one.device, one.inode)
-    return SegmentFacts(*identity, one.size_bytes, one.allocated_bytes, one.uid, one.links, age_seconds, uses.pids(one))
 
 
 QUEUE_BYTES = 160 * MIB

@@ -36,7 +36,7 @@ from sparkd.plan.trial import plan_as_json
 from sparkd.preflight import render
 from sparkd.state import launch_history
 from sparkd.status import model
-from sparkd.status.report_file import read_report
+from sparkd.status.model import read_report
 from sparkd.tools import known_good
 from sparkd.tools.capture_archive import MOST_BYTES, Archive
 from sparkd.tools.capture_summary import summarize

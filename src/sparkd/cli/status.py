@@ -11,8 +11,7 @@ from sparkd.cli import console
 from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import Parts
-from sparkd.status.model import NodeReport, Phase, parse
-from sparkd.status.report_file import PATH, agent_running, read_report
+from sparkd.status.model import PATH, NodeReport, Phase, agent_running, parse, read_report
 from sparkd.status.table import render
 from sparkd.status.view import View
 

@@ -25,8 +25,7 @@ from sparkd.preflight.next_start import NextStart
 from sparkd.recipes.loader import find_recipes, recipe_folders
 from sparkd.state import known_good
 from sparkd.state.switch import MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.status.model import Phase, parse, utc_now
-from sparkd.status.report_file import read_living_report, read_report
+from sparkd.status.model import Phase, parse, read_living_report, read_report, utc_now
 from sparkd.tools.switching import (
     findings_of,
     follow,

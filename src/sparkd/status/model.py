@@ -1,4 +1,4 @@
-"""NodeReport: the node's state, from which every display is made."""
+"""NodeReport: the node's state, from which every display is made, and its file, as this node's agent has written it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from msgspec import Struct, convert, field
 from msgspec import json as fast_json
 from msgspec.structs import asdict, replace
 
+from sparkd.host.files import Files
+from sparkd.host.processes import read_process
 from sparkd.lib.text import parse_json
 from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
 from sparkd.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
 
+PATH = "/run/sparkd/report.json"
+"""For commands and checks beside the agent."""
 LIMIT_BYTES = 1 << 20
 REPORT_SCHEMA = 1
 """New fields are free: a reader skips those that it does not know. A new phase or contact is a new schema."""
@@ -265,3 +269,26 @@ def parse(text: str) -> NodeReport | None:
             case {"schema": 1, **fields}:
                 return convert(fields, NodeReport)
     return None
+
+
+def read_report(files: Files) -> str:
+    """The report that this node's agent has written, as it stands; empty where there is none."""
+    try:
+        return files.text(PATH, LIMIT_BYTES)
+    except OSError:
+        return ""
+
+
+def agent_running(files: Files, report: NodeReport) -> bool:
+    """Whether the agent that wrote the report still runs."""
+    try:
+        process = read_process(files, report.pid)
+    except OSError:
+        return False
+    return process is not None and process.start_time == report.start_time and not process.dead
+
+
+def read_living_report(files: Files) -> NodeReport | None:
+    """None where no agent runs: the report of an earlier one is old."""
+    report = parse(read_report(files))
+    return report if report is not None and agent_running(files, report) else None

@@ -9,7 +9,7 @@ from sparkd.config import Settings
 from sparkd.host import Host, versions
 from sparkd.preflight.render import Shown
 from sparkd.status import model
-from sparkd.status.report_file import read_report
+from sparkd.status.model import read_report
 from sparkd.tools.dry_run import look_at
 
 

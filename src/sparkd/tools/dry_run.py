@@ -13,8 +13,7 @@ from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import build_checks, build_unplanned
 from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import chosen, downgraded, examine
-from sparkd.status.model import parse
-from sparkd.status.report_file import read_report
+from sparkd.status.model import parse, read_report
 
 
 def look_at(config: Settings, host: Host) -> Shown:

@@ -8,8 +8,7 @@ from sparkd.cluster.membership import NodeContext
 from sparkd.host import Host, network, weights
 from sparkd.lib.text import sanitize
 from sparkd.plan.model import LaunchPlan
-from sparkd.status.model import NodeReport, Phase
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import NodeReport, Phase, read_living_report
 from sparkd.vllm.args import API_KEY, LOOPBACK
 from sparkd.vllm.flag import first_values, parse_amount
 from sparkd.vllm.lint.predicates import parse_limits

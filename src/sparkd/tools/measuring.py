@@ -23,8 +23,7 @@ from sparkd.measure.figures import DECODE, Depth, Level, progress
 from sparkd.measure.soak import Look
 from sparkd.recipes.schema import Recipe
 from sparkd.state.history import PATH, Row
-from sparkd.status.model import utc_now
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import read_living_report, utc_now
 from sparkd.tools.served import Served
 from sparkd.vllm.streaming import StreamError
 

@@ -20,8 +20,7 @@ from sparkd.lib import log
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.text import Redactor
 from sparkd.measure.smoke import Round, Wanted, run_all
-from sparkd.status.model import IN_SERVICE, NodeReport
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.tools.endpoint import context_tokens
 from sparkd.vllm.api import Endpoint
 from sparkd.vllm.args import API_KEY

@@ -28,9 +28,8 @@ from sparkd.recipes.loader import load_recipe, recipe_folders
 from sparkd.state import launch_history
 from sparkd.state.launch_history import End
 from sparkd.state.switch import FILE, Chosen, Stage, Switch, label
-from sparkd.status.model import NodeReport
+from sparkd.status.model import NodeReport, read_living_report
 from sparkd.status.publisher import status_line
-from sparkd.status.report_file import read_living_report
 
 _NUMBER = re.compile(r"[0-9]+")
 """Counts alone are no news."""

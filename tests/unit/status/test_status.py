@@ -9,8 +9,7 @@ from sparkd.host.files import Files
 from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import plain
 from sparkd.status.figures import EngineReport
-from sparkd.status.model import FindingReport, MemoryReport, NodeReport, Phase, dump, parse
-from sparkd.status.report_file import agent_running
+from sparkd.status.model import FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
 
 REPORT = NodeReport(
     node="spark1",

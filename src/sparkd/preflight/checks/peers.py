@@ -7,8 +7,7 @@ from msgspec import Struct
 from sparkd.host import Host
 from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
 from sparkd.preflight.inputs import CheckInputs
-from sparkd.status.model import Contact
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import Contact, read_living_report
 
 APART_SECONDS = 5.0
 """Clocks that chrony or timesyncd keep differ by milliseconds; an answer's date has whole seconds."""

@@ -11,20 +11,18 @@ from sparkd.preflight.checks.disk import DiskRoom
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
 from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
 from sparkd.preflight.checks.foreign_units import ForeignUnits
-from sparkd.preflight.checks.fragmentation import FragmentedMemory
-from sparkd.preflight.checks.gid import GidIndex
 from sparkd.preflight.checks.gpu import Gpu
 from sparkd.preflight.checks.kernel import Kernel, KernelSettings
 from sparkd.preflight.checks.kernel_log import KernelLog
 from sparkd.preflight.checks.last_boot import LastBoot
 from sparkd.preflight.checks.limits import Memlock, MemoryLimit
-from sparkd.preflight.checks.memory import PageCache, SwapOff, UnifiedMemory
+from sparkd.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
 from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
 from sparkd.preflight.checks.paths import ScriptPaths
 from sparkd.preflight.checks.peers import PeerClocks
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports
-from sparkd.preflight.checks.rdma import Rdma
+from sparkd.preflight.checks.rdma import GidIndex, Rdma
 from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
 from sparkd.preflight.checks.stray_workers import StrayWorkers
 from sparkd.preflight.checks.weights import ModelWeights

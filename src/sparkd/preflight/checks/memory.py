@@ -1,4 +1,6 @@
-"""Unified memory: the plan's demand on the memory that CPU and GPU share."""
+"""Unified memory: the plan's demand on the memory that CPU and GPU share; page cache, swap, and free memory in large
+blocks, as the driver of the GPU takes it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,10 @@ from msgspec import Struct
 
 from sparkd.host import Host, meminfo
 from sparkd.host.gpu import AWAITED, NO_GPU, GpuFacts
-from sparkd.host.meminfo import Swap
+from sparkd.host.meminfo import FreeMemory, Swap
 from sparkd.lib.text import GIB, size
 from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
-from sparkd.preflight.fixes import DropPageCache
+from sparkd.preflight.fixes import CompactMemory, DropPageCache
 from sparkd.preflight.inputs import CheckInputs, MemoryNeed, MemorySample
 
 DRIVER_DAEMONS = ("nvidia-persiste",)
@@ -189,3 +191,33 @@ class SwapOff(Check[SwapFacts], frozen=True):
         zram = all(one.in_memory for one in facts.areas)
         for_good = "see systemctl list-units '*zram*'" if zram else "take its line out of /etc/fstab"
         return warn(reason, f"swapoff -a, and for good: {for_good}")
+
+
+COMPACT_HINT = """compact it: echo 1 > /proc/sys/vm/compact_memory; where that gains little, reboot this node. Do not
+raise vm.min_free_kbytes for it: vLLM's check of free memory at its start then fails"""
+
+
+class FragmentedMemory(Check[FreeMemory], frozen=True):
+    """It never blocks, also where it cannot look: most starts on such a node succeed."""
+
+    wanted_bytes: int
+    uses_gpu: bool = True
+    id = "memory-fragmented"
+    levels = (Level.WARN,)
+    fixes = ("compact-memory",)
+
+    @classmethod
+    def from_inputs(cls, inputs: CheckInputs) -> FragmentedMemory:
+        return cls(round(inputs.settings.memory.contiguous_gib * GIB), inputs.uses_gpu)
+
+    def probe(self, host: Host) -> FreeMemory:
+        return host.free_memory()
+
+    def judge(self, facts: FreeMemory) -> Verdict:
+        reason = f"{size(facts.large_bytes)} of {size(facts.bytes)} free memory is in blocks of 2 MiB or more"
+        if facts.large_bytes >= self.wanted_bytes:
+            return ok(reason)
+        if not self.uses_gpu:
+            return ok(f"{reason}; the plan uses no GPU")
+        reason = f"{reason}, {size(self.wanted_bytes)} wanted"
+        return warn(reason, " ".join(COMPACT_HINT.split()), (CompactMemory(self.wanted_bytes),))

@@ -10,7 +10,7 @@ from sparkd.host import Host
 from sparkd.host.meminfo import FreeMemory, read_free_memory
 from sparkd.lib.text import GIB, MIB
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.fragmentation import FragmentedMemory
+from sparkd.preflight.checks.memory import FragmentedMemory
 from sparkd.preflight.fixes import CompactMemory
 from sparkd.preflight.runner import examine
 

@@ -15,8 +15,7 @@ from sparkd.host import Host, infiniband
 from sparkd.host.files import Files
 from sparkd.host.infiniband import Gid, Hca, Port
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.gid import GidFacts, GidIndex, GidTable
-from sparkd.preflight.checks.rdma import Rdma, RdmaFacts, Selection
+from sparkd.preflight.checks.rdma import GidFacts, GidIndex, GidTable, Rdma, RdmaFacts, Selection
 from sparkd.recipes.additions import parse_number, why_tcp
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)

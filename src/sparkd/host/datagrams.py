@@ -11,8 +11,8 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, closing, suppress
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
 from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)
 """Repeated until an answer comes, since a link may lose a packet. Where large ones arrive, one is sent: kernels answer
 a sender about once a second."""
-SMALL_AT_SECONDS = (0.1,)
+SMALL_AT_SECONDS = LARGE_AT_SECONDS[1]
 SMALL_BYTES = 64
 PROBE = 3
 _DISCOVER = {socket.AF_INET: (socket.IPPROTO_IP, 10), socket.AF_INET6: (socket.IPPROTO_IPV6, 23)}
@@ -44,19 +44,15 @@ class Path(Struct, frozen=True):
 class Datagram:
     """Each has its own socket: an answer identifies nothing else. `arrived` is None while unknown."""
 
-    def __init__(self, place: tuple[str, int], send_at: tuple[float, ...], size_bytes: int) -> None:
+    def __init__(self, address: str, port: int, size_bytes: int) -> None:
         """`size_bytes`: with its headers."""
-        self.address = place[0]
-        self.family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
-        self.socket = socket.socket(self.family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        self._content = bytes(size_bytes - HEADERS[self.family])
-        self.send_at = send_at
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self.socket.setsockopt(*_DISCOVER[family], PROBE)
+        self._content = bytes(size_bytes - HEADERS[family])
         self.arrived: bool | None = None
         with suppress(OSError):  # no route: sending fails too
-            self.socket.connect(place)
-
-    def close(self) -> None:
-        self.socket.close()
+            self.socket.connect((address, port))
 
     def send(self) -> None:
         try:
@@ -88,33 +84,22 @@ def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tu
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path, ...]:
-    with ExitStack() as stack:
-        pairs = []
-        for one in addresses:
-            large = stack.enter_context(closing(Datagram((one, port), LARGE_AT_SECONDS, mtu)))
-            small = stack.enter_context(closing(Datagram((one, port), SMALL_AT_SECONDS, SMALL_BYTES)))
-            for datagram in (large, small):
-                datagram.socket.setsockopt(*_DISCOVER[datagram.family], PROBE)
-            pairs.append((large, small))
-        _exchange(pairs)
-        return tuple(
-            Path(large.address, False if large.arrived is None and small.arrived else large.arrived)
-            for large, small in pairs
-        )
-
-
-def _exchange(groups: Sequence[Sequence[Datagram]]) -> None:
-    """Send the datagrams of each group at their times, until the first of the group is decided."""
     began = time.monotonic()
-    times = sorted({at for group in groups for one in group for at in one.send_at})
-    with selectors.DefaultSelector() as selector:
-        for one in chain.from_iterable(groups):
-            selector.register(one.socket, selectors.EVENT_READ, one)
-        for at, until in pairwise((*times, ALL_SECONDS)):
-            for group in groups:
-                for one in group:
-                    if at in one.send_at and group[0].arrived is None:
-                        one.send()
-            while any(group[0].arrived is None for group in groups) and (left := began + until - time.monotonic()) > 0:
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        pairs = [(Datagram(one, port, mtu), Datagram(one, port, SMALL_BYTES)) for one in addresses]
+        for datagram in chain.from_iterable(pairs):
+            stack.enter_context(datagram.socket)
+            selector.register(datagram.socket, selectors.EVENT_READ, datagram)
+        for at, until in pairwise((*LARGE_AT_SECONDS, ALL_SECONDS)):
+            for large, small in pairs:
+                if large.arrived is None:
+                    large.send()
+                    if at == SMALL_AT_SECONDS:
+                        small.send()
+            while any(large.arrived is None for large, _ in pairs) and (left := began + until - time.monotonic()) > 0:
                 for key, _ in selector.select(left):
                     key.data.receive()
+        return tuple(
+            Path(address, False if large.arrived is None and small.arrived else large.arrived)
+            for address, (large, small) in zip(addresses, pairs, strict=True)
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
@@ -71,14 +71,11 @@ def _flags(host: Host) -> tuple[str, ...]:
     return ()
 
 
-def _values(flags: tuple[str, ...], flag: str) -> list[str]:
-    """`--flag value` or `--flag=value`."""
-    joined = [word.removeprefix(f"{flag}=") for word in flags if word.startswith(f"{flag}=")]
-    return joined + [following for word, following in pairwise(flags) if word == flag]
-
-
 def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
-    return next(iter(_values(flags, flag)), default)
+    """`--flag value` or `--flag=value`."""
+    joined = (word.removeprefix(f"{flag}=") for word in flags if word.startswith(f"{flag}="))
+    apart = (following for word, following in pairwise(flags) if word == flag)
+    return next(chain(joined, apart), default)
 
 
 def _read_table(files: Files, path: str) -> Mapping[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import NamedTuple
 
 from sparkd.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
@@ -48,16 +49,12 @@ def render(template: str, notice: Notice) -> Body:
             return Body(notice.text.encode(), {"Title": f"sparkd {title}", "Priority": priority})
         case "slack":
             # Receivers that take Slack's format, such as Mattermost, call people at a bare @, too.
-            text = _escape_slack(f"{notice.title}: {notice.text}").replace("@", f"@{NO_BREAK}")
+            text = escape(f"{notice.title}: {notice.text}", quote=False).replace("@", f"@{NO_BREAK}")
             return _json({"text": text, "mrkdwn": False, "unfurl_links": False, "unfurl_media": False})
         case "discord":
             text = _DISCORD_MARKS.sub(r"\\\1", f"{notice.title}: {notice.text}")
             return _json({"content": text, "allowed_mentions": {"parse": []}, "flags": NO_EMBEDS})
     return Body(as_json(notice), {"Content-Type": "application/json"})
-
-
-def _escape_slack(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _json(fields: Mapping[str, object]) -> Body:

@@ -9,7 +9,7 @@ from sparkd.preflight.check import AnyCheck
 from sparkd.preflight.checks.compile_cache import CompileCache
 from sparkd.preflight.checks.disk import DiskRoom
 from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.preflight.checks.fabric import FabricAddress, FabricLink
+from sparkd.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
 from sparkd.preflight.checks.foreign_units import ForeignUnits
 from sparkd.preflight.checks.gpu import Gpu
 from sparkd.preflight.checks.kernel import Kernel, KernelSettings
@@ -19,7 +19,6 @@ from sparkd.preflight.checks.limits import Memlock, MemoryLimit
 from sparkd.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
 from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
 from sparkd.preflight.checks.paths import ScriptPaths
-from sparkd.preflight.checks.peers import PeerClocks
 from sparkd.preflight.checks.plan_lint import PlanLint
 from sparkd.preflight.checks.ports import Listeners, Ports
 from sparkd.preflight.checks.rdma import GidIndex, Rdma

@@ -18,7 +18,7 @@ from sparkd.host import Host
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import LaunchPlan, Node, Secret
 from sparkd.preflight.check import Level
-from sparkd.preflight.checks.peers import PeerClock, PeerClockFacts, PeerClocks
+from sparkd.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
 from sparkd.preflight.checks.ports import Listeners, ListenersFacts
 from sparkd.recipes.loader import load_recipe, recipe_folders
 

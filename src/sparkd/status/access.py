@@ -9,7 +9,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 
-from sparkd.host.files import FileFacts, Files
+from sparkd.host.files import Files
 from sparkd.host.ownership import read_private
 from sparkd.lib.errors import ConfigError
 
@@ -27,8 +27,6 @@ class TokenFile:
         self._files, self._path, self._owner_uid = files, path, owner_uid
         self._on_trouble = on_trouble
         self._trouble = ""
-        self._seen: FileFacts | None = None
-        self._token = b""
         self._read()  # what is wrong with it is reported before the first request
 
     def admits(self, authorization: str) -> bool:
@@ -37,24 +35,18 @@ class TokenFile:
         return bool(token) and hmac.compare_digest(_sent(authorization), token)
 
     def _read(self) -> bytes:
-        """The present token; read again only if the file's stat has changed."""
-        facts = None
-        with suppress(OSError):
-            facts = self._files.lstat(self._path)
-        if facts is None or facts != self._seen:
-            self._token, trouble, hint = b"", "", ""
-            self._seen = facts
-            try:
-                opened = read_private(self._files, self._path, LIMIT_BYTES, self._owner_uid)
-                self._seen, self._token = opened.facts, _parse(opened.content, self._path)
-            except FileNotFoundError:
-                trouble, hint = f"{self._path} does not exist", _HOW.format(path=self._path)
-            except ConfigError as error:
-                trouble, hint = error.reason, error.hint
-            if trouble not in ("", self._trouble):
-                self._on_trouble(trouble, hint)
-            self._trouble = trouble
-        return self._token
+        """The present token: the file is small, and read at each request."""
+        token, trouble, hint = b"", "", ""
+        try:
+            token = _parse(read_private(self._files, self._path, LIMIT_BYTES, self._owner_uid).content, self._path)
+        except FileNotFoundError:
+            trouble, hint = f"{self._path} does not exist", _HOW.format(path=self._path)
+        except ConfigError as error:
+            trouble, hint = error.reason, error.hint
+        if trouble not in ("", self._trouble):
+            self._on_trouble(trouble, hint)
+        self._trouble = trouble
+        return token
 
 
 def _parse(content: bytes, path: str) -> bytes:

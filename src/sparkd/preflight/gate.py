@@ -133,7 +133,9 @@ class Gate(Struct):
 
     def _examine(self) -> tuple[Finding, ...]:
         self.memory = self._resample_memory()
-        checks = [self._with_tried(one) for one in chosen(self.build_checks(self.memory), self.policy.skip)]
+        checks = chosen(self.build_checks(self.memory), self.policy.skip)
+        # A stray that survived its fix is judged differently from one that was just found.
+        checks = tuple(replace(one, tried=self._tried()) if isinstance(one, StrayWorkers) else one for one in checks)
         return downgraded(examine(checks, self.host), self.policy.downgrade)
 
     def _resample_memory(self) -> MemorySample | None:
@@ -143,10 +145,6 @@ class Gate(Struct):
         except (OSError, ValueError):
             return None
         return self.memory if self.memory is not None and self.memory.still_has(now.available_bytes) else now
-
-    def _with_tried(self, check: AnyCheck) -> AnyCheck:
-        """stray-workers judges a stray that survived its fix differently from one that was just found."""
-        return replace(check, tried=self._tried()) if isinstance(check, StrayWorkers) else check
 
     def _tried(self) -> frozenset[Identity]:
         return frozenset(identity(one.fix) for one in self.fixes)

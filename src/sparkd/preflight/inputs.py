@@ -10,9 +10,8 @@ from sparkd.config import Settings
 from sparkd.config.units import DropIn
 from sparkd.lib.text import GIB, MIB
 from sparkd.plan.model import LaunchPlan
+from sparkd.vllm.lint.predicates import DEFAULT_SHARE
 
-DEFAULT_UTILIZATION = 0.92
-"""vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
 UNCHANGED_BYTES = 256 * MIB
 """Smaller changes are noise."""
 
@@ -33,7 +32,7 @@ class MemoryNeed(Struct, frozen=True):
             return self.memory_bytes
         if gpu_bytes is not None:
             return 0
-        share = DEFAULT_UTILIZATION if self.gpu_memory_utilization is None else self.gpu_memory_utilization
+        share = DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
         return ceil(total_bytes * share)
 
     def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:

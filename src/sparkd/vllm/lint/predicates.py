@@ -44,7 +44,7 @@ RENAMED = {
 }
 """Flags of public recipes that vLLM 0.32 does not know, each with its replacement."""
 DEFAULT_SHARE = 0.92
-"""vLLM's own (vllm/config/cache.py, 0.32)."""
+"""vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
 HIGHEST_SHARE = 0.912
 TOO_HIGH_SHARE = 0.95
 """115.6 GiB of a Spark's 121.7: with the engine's other memory, more than was available on any idle machine."""

@@ -15,8 +15,6 @@ from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.text import parse_json, sanitize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from sparkd.host import Host
     from sparkd.host.files import Files
 
@@ -43,10 +41,7 @@ _OF_THE_GPU = re.compile(rb"""\bkind["']?\s*:\s*["']?%s(?![\w./-])""" % re.escap
 def read_data_root(host: Host) -> str:
     """Where dockerd keeps containers and images. A daemon.json that is not valid is ignored."""
     flags = _flags(host)
-    path: object = None
-    with suppress(OSError, ValueError):
-        path = _read_table(host.files, _value(flags, "--config-file", DAEMON_JSON)).get("data-root")
-    path = _value(flags, "--data-root", path)
+    path = _value(flags, "--data-root", _read_setting(host.files, flags, "data-root"))
     return path if isinstance(path, str) and path.startswith("/") else DATA_ROOT
 
 
@@ -58,9 +53,7 @@ def keeps_containers(host: Host) -> bool:
     flags = _flags(host)
     if "--live-restore" in flags or "--live-restore=true" in flags:
         return True
-    with suppress(OSError, ValueError):
-        return _read_table(host.files, _value(flags, "--config-file", DAEMON_JSON)).get("live-restore") is True
-    return False
+    return _read_setting(host.files, flags, "live-restore") is True
 
 
 def _flags(host: Host) -> tuple[str, ...]:
@@ -78,17 +71,13 @@ def _value(flags: tuple[str, ...], flag: str, default: T) -> str | T:
     return next(chain(joined, apart), default)
 
 
-def _read_table(files: Files, path: str) -> Mapping[str, object]:
-    """As dockerd reads it: a byte order mark is skipped, and a blank file is empty."""
-    try:
-        table = parse_json(files.text(path, limit=1 << 20).removeprefix("\ufeff").strip() or "{}")
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        raise ValueError(f"{path} is not JSON") from None
-    if not isinstance(table, dict):
-        raise ValueError(f"{path} is no JSON object")
-    return table
+def _read_setting(files: Files, flags: tuple[str, ...], key: str) -> object:
+    """Of dockerd's file, as dockerd reads it: a byte order mark is skipped. None without the key, or a valid file."""
+    with suppress(OSError, ValueError):
+        match parse_json(files.text(_value(flags, "--config-file", DAEMON_JSON), limit=1 << 20).removeprefix("\ufeff")):
+            case dict(table):
+                return table.get(key)
+    return None
 
 
 class Engine(Struct, frozen=True):

@@ -86,11 +86,8 @@ def _held(one: Consumer, names: dict[str, str]) -> Held:
         stop = shlex.join(("systemctl", "--user", "-M", f"{one.user}@", "stop", one.name))
         return Held(f"{one.name} of {one.user}", one.bytes, stop)
     if one.kind == "small":
-        return Held(
-            f"{one.processes} {one.name} of {one.user}",
-            one.bytes,
-            f"ps -u {shlex.quote(one.user.removeprefix('uid '))}",
-        )
+        listing = f"ps -u {shlex.quote(one.user.removeprefix('uid '))}"
+        return Held(f"{one.processes} {one.name} of {one.user}", one.bytes, listing)
     if one.kind == "unit":
         whose = "" if one.name.endswith(".service") else f" of {one.user}"
         return Held(f"{one.name}{whose}", one.bytes, f"systemctl stop {shlex.quote(one.name)}")

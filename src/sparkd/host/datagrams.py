@@ -84,6 +84,7 @@ def probe_paths(host: Host, addresses: Iterable[str], port: int, mtu: int) -> tu
 
 
 def probe_network(addresses: tuple[str, ...], port: int, mtu: int) -> tuple[Path, ...]:
+    """To each address a large datagram is sent at its times, and once a small one, until the large one is decided."""
     began = time.monotonic()
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
         pairs = [(Datagram(one, port, mtu), Datagram(one, port, SMALL_BYTES)) for one in addresses]

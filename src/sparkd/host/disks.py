@@ -42,6 +42,8 @@ class Mount(Struct, frozen=True):
 
 
 class Counts(Struct, frozen=True):
+    """Of one file system, as statvfs(2) counts them; a tree of files has them on record."""
+
     total_bytes: int
     free_bytes: int
     """For root: blocks reserved for it count."""

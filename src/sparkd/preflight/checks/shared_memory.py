@@ -23,6 +23,8 @@ YOUNGEST_SECONDS = 60.0
 
 
 class SegmentFacts(Segment, frozen=True):
+    """A segment, with the pids of those processes that have it open or mapped."""
+
     used_by: tuple[int, ...]
 
 

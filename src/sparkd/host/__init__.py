@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
-from sparkd.host import gpu, meminfo, network, owner, processes, shm, sockets, units
+from sparkd.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.host.docker import DockerFacts, read_containers
 from sparkd.host.files import FIXTURE, Files
 from sparkd.host.gpu import GpuFacts
@@ -110,7 +110,8 @@ class Host:
     def shm_used_bytes(self) -> int:
         """Of the host's own /dev/shm, by its file system where it is one of its own."""
         if self.live and os.path.ismount(shm.FOLDER):
-            return shm.read_used_bytes()
+            counts = disks.count_room(shm.FOLDER)
+            return counts.total_bytes - counts.free_bytes
         return sum(one.allocated_bytes for one in Host.segments(self))
 
     def segment_uses(self, among: Iterable[Process], wanted: Iterable[Segment]) -> Uses:

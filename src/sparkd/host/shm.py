@@ -95,12 +95,6 @@ def read_segment(files: Files, name: str, now_seconds: float) -> Segment | None:
     return Segment(*file, facts.allocated_bytes, facts.uid, facts.links, age_seconds)
 
 
-def read_used_bytes() -> int:
-    """Of the file system at /dev/shm."""
-    found = os.statvfs(FOLDER)
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
-
-
 def find_uses(files: Files, processes: Iterable[Process], wanted: Iterable[File]) -> Uses:
     """The processes that have these files open or mapped, by device and inode.
 

@@ -51,8 +51,6 @@ class Flag(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     choices: tuple[str, ...] = ()
     folds: bool = False
     """Whether choices ignore case and accept dashes for underscores."""
-    repeats: bool = False
-    """Whether repeated flags add up; otherwise the last wins."""
     registered: tuple[str, ...] = ()
     """Names that vLLM's parser does not check, and that fail later unless a plugin registers them."""
 

@@ -46,7 +46,6 @@ def described(action: argparse.Action) -> dict[str, object]:
         "optional": action.nargs != 0 and read.get("None", REFUSED) is None,
         "choices": [str(one) for one in action.choices or () if one is not None],
         "folds": read.get("A-B") == "a_b",
-        "repeats": isinstance(action, argparse._AppendAction),
         "registered": registered().get(long, []),
     }
 

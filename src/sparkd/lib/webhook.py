@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Mapping
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 from sparkd.lib import without
 from sparkd.lib.errors import LaunchError
+from sparkd.lib.event_loop import EventLoop
 from sparkd.lib.http_client import http_error
 
 with without("rich", "click"):
@@ -54,17 +53,11 @@ def _is_near(host: str) -> bool:
         return host == "localhost"
 
 
-class _Loop(asyncio.SelectorEventLoop):
-    """Resolves names in its own thread: Python would wait at its exit for a thread of asyncio's that hangs there."""
-
-    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
-        return socket.getaddrinfo(host, port, **options)
-
-
 def post(url: str, content: bytes, headers: Mapping[str, str], total_seconds: float = TOTAL_SECONDS) -> None:
     """Raises LaunchError where it may work later, RefusedError where this message is not taken."""
     try:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
+        # asyncio's own loop looks names up in a thread that Python waits for at its exit: it may hang there.
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
             status = runner.run(asyncio.wait_for(_post(url, content, headers), total_seconds))
     except TimeoutError:
         raise LaunchError(f"no answer within {total_seconds:g} s", OFFLINE) from None

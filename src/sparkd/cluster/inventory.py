@@ -7,7 +7,6 @@ plan again before it launches it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -26,7 +25,6 @@ from sparkd.config.settings import Allow
 from sparkd.host import Host, docker, docker_image, model_folder
 from sparkd.host.files import Files
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.plan.allowed import find_refusals
@@ -246,28 +244,3 @@ def find_missing_elsewhere(node: NodeContext, nodes: Inventories) -> Iterator[st
         need = check_inputs(node).need.all_bytes
         for reason, hint in find_missing(node.plan, need, node.settings, nodes.here, found):
             yield f"rank {peer.rank} on {sanitize(found.node, 64)} ({peer.address}): {sanitize(reason)} ({hint})"
-
-
-class InventoryCache(Struct):
-    """Reads it beside the loop, at most once at a time and every few seconds."""
-
-    read: Callable[[], bytes]
-    """Takes seconds, or hangs."""
-    _reading: asyncio.Future[bytes] | None = None
-    _read_at: float = 0.0
-
-    async def get(self) -> bytes:
-        """Empty where it takes too long. Raises what the look has raised."""
-        if self._reading is None or (self._reading.done() and time.monotonic() - self._read_at > FRESH_SECONDS):
-            try:
-                self._reading = run_in_thread("inventory", self.read)
-            except BlockingIOError:  # no thread now: the next request tries again
-                self._reading = None
-                return b""
-            self._reading.add_done_callback(self._note_time)
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
-        return b""
-
-    def _note_time(self, _reading: object) -> None:
-        self._read_at = time.monotonic()

@@ -80,6 +80,12 @@ def parse_query(text: str) -> Query | None:
     return None
 
 
+def answer(node: str, text: str) -> bytes:
+    """To a request's query; empty where it is none."""
+    query = parse_query(text)
+    return b"" if query is None else dump(read_page(node, query))
+
+
 def read_page(node: str, query: Query) -> Page:
     """Of this node. Takes as long as the journal is read."""
     try:
@@ -100,26 +106,6 @@ def parse(body: bytes) -> Page:
     return Page(
         sanitize(page.node, NAME_LIMIT), page.now_us, Lines(tuple(lines), page.lines.cut), sanitize(page.trouble)
     )
-
-
-class LogServer(Struct):
-    """Answers one request at a time, beside the loop."""
-
-    read: Callable[[Query], bytes]
-    _reading: asyncio.Future[bytes] | None = None
-
-    async def get(self, query: str) -> bytes:
-        """Empty where it is no query, or another one is being answered. Raises what the look has raised."""
-        wanted = parse_query(query)
-        if wanted is None or (self._reading is not None and not self._reading.done()):
-            return b""
-        try:
-            self._reading = run_in_thread("log", lambda: self.read(wanted))
-        except BlockingIOError:  # no thread now
-            return b""
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
-        return b""
 
 
 class Entry(NamedTuple):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -31,8 +32,7 @@ from sparkd.cluster.auth import (
     signatures_match,
 )
 from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.inventory import InventoryCache
-from sparkd.cluster.logs import LogServer
+from sparkd.cluster.inventory import ANSWER_SECONDS
 from sparkd.cluster.membership import Peer, peers_of
 from sparkd.config import Settings
 from sparkd.config.settings import Observe
@@ -41,6 +41,7 @@ from sparkd.host.files import Files
 from sparkd.host.network import canonical
 from sparkd.host.sockets import find_peer
 from sparkd.lib.errors import AwaitedError
+from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
@@ -62,6 +63,33 @@ Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """`MainLoop.spawn`: runs what has no end of its own."""
 
 
+class SlowDocument(Struct):
+    """What takes seconds to read, or hangs: read beside the loop, once at a time."""
+
+    name: str
+    read: Callable[[str], bytes]
+    """By the request's query."""
+    fresh_seconds: float = 0.0
+    """For so long, and while it is read, it answers all requests; 0: each gets its own, and none meanwhile."""
+    _reading: asyncio.Future[bytes] | None = None
+    _read_at: float = 0.0
+
+    async def get(self, query: str) -> bytes:
+        """Empty where it takes too long, and where there is no thread now. Raises what `read` has raised."""
+        busy = self._reading is not None and not self._reading.done()
+        if busy and not self.fresh_seconds:
+            return b""
+        with suppress(TimeoutError, BlockingIOError):  # no answer in time, no thread now
+            if self._reading is None or (not busy and time.monotonic() - self._read_at > self.fresh_seconds):
+                self._reading = run_in_thread(self.name, partial(self.read, query))
+                self._reading.add_done_callback(self._note_time)
+            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+        return b""
+
+    def _note_time(self, _reading: object) -> None:
+        self._read_at = time.monotonic()
+
+
 class PeerApi(Struct):
     """For the thread of its loop."""
 
@@ -75,8 +103,8 @@ class PeerApi(Struct):
     """Set when the next report comes."""
     documents: Mapping[str, bytes] = {}
     """What is served beside the report, by path."""
-    inventory: InventoryCache | None = None
-    logs: LogServer | None = None
+    slow: dict[str, SlowDocument] = field(default_factory=dict)
+    """The same of what is made at a request."""
 
     def publish(self, report: bytes, *, wake: bool = True) -> None:
         """Serve this report from now on, and answer held requests; without `wake`, when they have been held long."""
@@ -103,10 +131,8 @@ class PeerApi(Struct):
                     while known == self._digest:
                         await self._published.wait()
             body = self._report
-        elif path.path == inventory.PATH and self.inventory is not None:
-            body = await self.inventory.get()
-        elif path.path == logs.PATH and self.logs is not None:
-            body = await self.logs.get(path.query)
+        elif path.path in self.slow:
+            body = await self.slow[path.path].get(path.query)
         else:
             body = self.documents.get(path.path, b"")
         status = 200 if body else 404
@@ -157,17 +183,21 @@ def join_cluster(
     keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
-    def looked(name: str, look: Callable[[], bytes]) -> bytes:
+    def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:
         """Nothing where the look fails: who has requested it gets a signed refusal."""
         try:
-            return look()
+            return look(query)
         except Exception as error:
             events.error("cluster.server.failed", reason=f"{name}: {type(error).__name__}: {error}")
             return b""
 
-    read = InventoryCache(lambda: looked("inventory", lambda: inventory.dump(inventory.read_inventory(settings, host))))
-    log = LogServer(lambda query: looked("log", lambda: logs.dump(logs.read_page(host.name(), query))))
-    peer_api = PeerApi(own, keys, hold_seconds, inventory=read, logs=log)
+    of_node = partial(looked, "inventory", lambda _: inventory.dump(inventory.read_inventory(settings, host)))
+    journal = partial(looked, "log", partial(logs.answer, host.name()))
+    slow = {
+        inventory.PATH: SlowDocument("inventory", of_node, inventory.FRESH_SECONDS),
+        logs.PATH: SlowDocument("log", journal),
+    }
+    peer_api = PeerApi(own, keys, hold_seconds, slow=slow)
     spawn(_server(own, port, peer_api, peers, events).serve())
     sources = (Source(peer.rank, peer.address, port, own, hold_seconds) for peer in peers)
     readers = {source.rank: PeerReader(source, keys, wake) for source in sources}

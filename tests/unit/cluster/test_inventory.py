@@ -18,13 +18,13 @@ from sparkd.cluster.inventory import (
     PATH,
     Image,
     Inventory,
-    InventoryCache,
     Model,
     dump,
     find_missing,
     parse,
     read_inventory,
 )
+from sparkd.cluster.service import SlowDocument
 from sparkd.config.settings import Allow
 from sparkd.host import Host
 
@@ -160,13 +160,13 @@ def test_what_another_node_sends_is_bounded(change: dict[str, object]) -> None:
 def test_it_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
     reads = []
 
-    def read() -> bytes:
+    def read(_query: str) -> bytes:
         reads.append(threading.current_thread().name)
         return dump(GOOD)
 
     with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
         assert served.loop.submit(fetch_status(served, reader)).result(5) == 404
-        served.peer_api.inventory = InventoryCache(read)
+        served.peer_api.slow[PATH] = SlowDocument("inventory", read, fresh_seconds=5)
         for _ in range(3):
             assert parse(served.loop.submit(reader.fetch(PATH)).result(5)) == GOOD
     assert reads == ["inventory"], "beside the network's loop"
@@ -188,19 +188,17 @@ async def fetch_status(_served: object, reader: object) -> int:
 def test_a_failed_look_is_its_requests_error_and_the_next_one_looks_again() -> None:
     answers = iter([None, b"later"])
 
-    def read() -> bytes:
+    def read(_query: str) -> bytes:
         found = next(answers)
         if found is None:
             raise OSError("the disk has failed")
         return found
 
     async def both() -> bytes:
-        cache = InventoryCache(read)
+        cache = SlowDocument("inventory", read, fresh_seconds=0.01)
         with pytest.raises(OSError, match="the disk has failed"):
-            await cache.get()
-        while any(one.name == "inventory" for one in threading.enumerate()):
-            await asyncio.sleep(0.01)
-        cache._read_at = float("-inf")
-        return await cache.get()
+            await cache.get("")
+        await asyncio.sleep(0.02)
+        return await cache.get("")
 
     assert asyncio.run(both()) == b"later"

@@ -14,7 +14,6 @@ from sparkd.cluster import logs
 from sparkd.cluster.logs import (
     BusyError,
     Entry,
-    LogServer,
     Marks,
     NodeLog,
     Page,
@@ -24,6 +23,7 @@ from sparkd.cluster.logs import (
     parse,
     parse_query,
 )
+from sparkd.cluster.service import SlowDocument
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
@@ -77,28 +77,31 @@ def test_an_answer_of_another_node_is_printable_and_bounded() -> None:
 
 
 def test_one_request_at_a_time_is_answered() -> None:
-    go, read = threading.Event(), list[Query]()
+    go, read = threading.Event(), list[str]()
 
-    def slow(query: Query) -> bytes:
+    def slow(query: str) -> bytes:
         read.append(query)
         go.wait(10)
         return b"lines"
 
     async def read_all() -> list[bytes]:
-        server, text = LogServer(slow), make_path(Query(5)).partition("?")[2]
-        first = asyncio.create_task(server.get(text))
+        server = SlowDocument("log", slow)
+        first = asyncio.create_task(server.get("one"))
         await asyncio.sleep(0.05)
-        second = await server.get(text)
+        second = await server.get("another")
         go.set()
-        return [await first, second, await server.get("since=x"), await server.get(text)]
+        return [await first, second, await server.get("one")]
 
-    assert asyncio.run(read_all()) == [b"lines", b"", b"", b"lines"]
-    assert read == [Query(5)] * 2
+    assert asyncio.run(read_all()) == [b"lines", b"", b"lines"]
+    assert read == ["one", "one"]
 
 
 def test_lines_are_served_to_nodes_with_the_key_and_to_nobody_else() -> None:
+    def read(query: str) -> bytes:
+        return dump(page(line(7, "agent.run.failed"))) if parse_query(query) else b""
+
     with node("127.0.0.2") as served, reading("127.0.0.2", served.port) as reader:
-        served.peer_api.logs = LogServer(lambda _query: dump(page(line(7, "agent.run.failed"))))
+        served.peer_api.slow[logs.PATH] = SlowDocument("log", read)
         found = parse(served.loop.submit(reader.fetch(make_path(Query(0)))).result(5))
         assert [one.text for one in found.lines.lines] == ["agent.run.failed"]
         with pytest.raises(HttpError, match="404"):

@@ -60,7 +60,7 @@ def begin_switch(config: Settings, host: Host, actions: Actions, events: Events)
     reason = NO_REASON
     if after is not None and after.stage is Stage.TRYING:
         try:
-            membership.chosen_context(after.to, config, host)
+            membership.make_context(config, host, after.to)
         except AwaitedError:
             pass
         except ConfigError as error:

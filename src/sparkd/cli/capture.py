@@ -179,7 +179,7 @@ class Collector:
         entries = known_good.read_known_good(self.host)
         if not entries:
             return "no start is known good on this node yet\n"
-        now = known_good.gather_facts(self.host, membership.configured_context(self.settings, self.host).plan)
+        now = known_good.gather_facts(self.host, membership.make_context(self.settings, self.host).plan)
         return f"{known_good.as_text(entries[0], now)}\n"
 
     def _history(self) -> str:

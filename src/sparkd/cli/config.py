@@ -61,7 +61,7 @@ def check_settings(_args: argparse.Namespace) -> None:
     several, path = len(settings.cluster.nodes) > 1, settings.cluster.key_file
     key = (partial(auth.read_keys, host.files, path),) if several and not os.geteuid() else ()
     recipe = partial(load_recipe, settings.engine.recipe, recipe_folders())
-    context = partial(membership.configured_context, settings, host)
+    context = partial(membership.make_context, settings, host)
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
     of_file = () if settings.cluster.follow_head else (recipe,)
     _raise_all(partial(check_ids, settings.preflight), *of_file, context, *key)
@@ -105,7 +105,7 @@ def show_plan(args: argparse.Namespace) -> None:
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     recipe = None
     if settings.cluster.follow_head:
-        used = membership.configured_context(settings, Host())
+        used = membership.make_context(settings, Host())
         settings, recipe = used.settings, used.recipe
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")

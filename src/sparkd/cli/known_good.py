@@ -50,7 +50,7 @@ def diff(args: argparse.Namespace) -> None:
     if not known:
         print(as_json(None, None) if args.json else _none_yet(config))
         return
-    now = gather_facts(host, membership.configured_context(config, host).plan)
+    now = gather_facts(host, membership.make_context(config, host).plan)
     if args.json:
         print(as_json(known[0], now))
         return

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 
 from sparkd.actions.system_config import HEADER, PATH, SysctlManager, UnitFiles
-from sparkd.cluster.membership import configured_context
+from sparkd.cluster.membership import make_context
 from sparkd.config import load_settings, units
 from sparkd.host import Host
 from sparkd.host.files import Files
@@ -68,7 +68,7 @@ def tune(args: argparse.Namespace) -> None:
 def _recipe_in_use() -> Recipe:
     settings = load_settings(os.environ)
     if settings.cluster.follow_head:  # with the kernel settings of this node's own recipe of that name
-        return configured_context(settings, Host()).recipe
+        return make_context(settings, Host()).recipe
     return load_recipe(settings.engine.recipe, recipe_folders()).recipe
 
 

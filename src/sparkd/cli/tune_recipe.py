@@ -89,14 +89,14 @@ def refuse_name(base: str, name: str, host: Host) -> None:
 
 def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings, host: Host) -> None:
     """Raises UsageError for a knob that turns nothing."""
-    plan = membership.chosen_context(base, config, host).plan
+    plan = membership.make_context(config, host, base).plan
     for knob in knobs:
         rung = next(chain(ladder.rungs(knob, up=True), ladder.rungs(knob, up=False)), None)
         if rung is None:
             raise UsageError(f"--knob {knob.name}: the bounds have the recipe's own value alone")
         with suppress(ConfigError):  # then it is a bad step
             recipe = ladder.apply(base.recipe, base.recipe.name, {knob.name: rung})
-            made = membership.chosen_context(replace(base, recipe=recipe), config, host).plan
+            made = membership.make_context(config, host, replace(base, recipe=recipe)).plan
             if made.user_script or made.argv == plan.argv:
                 reason = f"{knob.name} changes nothing: engine.args or engine.script holds over every recipe"
                 raise UsageError(reason, "sparkd config show")

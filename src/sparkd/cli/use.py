@@ -96,7 +96,7 @@ def _choose(
     replaces = membership.fingerprint_config(config, host)
     now = found if found is not None and found.replaces == replaces else None
     to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
-    node = membership.chosen_context(to, config, host)
+    node = membership.make_context(config, host, to)
     if now is None and to is None:
         return None
     if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and now.to.is_same_plan(to):
@@ -113,7 +113,7 @@ def _plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Cho
     if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
         return before
     with suppress(ConfigError):
-        plan = membership.chosen_context(before[0] if before else None, config, host).plan
+        plan = membership.make_context(config, host, before[0] if before else None).plan
         if any(one.plan == plan.digest for one in known):
             return before
     found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
@@ -136,7 +136,7 @@ def listed(config: Settings, host: Host) -> Table:
 def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
     """Empty where it could be used."""
     try:
-        node = membership.chosen_context(load_chosen(name, 0, config, host), config, host)
+        node = membership.make_context(config, host, load_chosen(name, 0, config, host))
     except ConfigError as error:
         return error.reason.splitlines()[0].partition("; chosen for")[0]
     found = findings_of(node, host, config, BY_RECIPE)

@@ -13,18 +13,17 @@ from pathlib import Path
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from sparkd.cluster.membership import NodeContext, check_owners, find_place, follows_head
+from sparkd.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
 from sparkd.config import Loaded, Settings, load_with_origins
 from sparkd.host import Host
 from sparkd.host.files import Files
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadRefusedError
+from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
 from sparkd.lib.text import validator_message
 from sparkd.plan.agreement import UNCHECKED
 from sparkd.plan.allowed import find_refusals, is_permitted
 from sparkd.plan.build import make_plan
 from sparkd.plan.model import Node
-from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.recipes.loader import find_recipes, recipe_folders
 from sparkd.recipes.schema import Recipe
 from sparkd.state.known_good import read_known_good
 from sparkd.state.shared_config import FILE, Kept, is_shared
@@ -33,6 +32,16 @@ from sparkd.vllm.args import API_KEY
 AT_HEAD = "correct it on the head"
 MOST_NAMED = 3
 """Of what is refused."""
+
+
+def read_kept(host: Host, place: Node) -> Kept:
+    """What the head has sent. Raises HeadAwaitedError."""
+    faults = list[str]()
+    if (kept := FILE.read(host.files, faults.append)) is None:
+        hint = "systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
+        missing = f"no configuration of the head {place.head_address} is on this node yet"
+        raise HeadAwaitedError("; ".join((missing, *faults)), hint)
+    return kept
 
 
 def followed_context(kept: Kept, settings: Settings, host: Host, place: Node) -> NodeContext:
@@ -111,11 +120,9 @@ def permitted_images(settings: Settings, host: Host) -> tuple[str, ...]:
 
 
 def _own_recipe(name: str, host: Host) -> Recipe | None:
-    """This node's recipe of a name; None where it has none that is good and that root alone may change."""
+    """None where it has none that is good and that root alone may change."""
     with suppress(ConfigError):
-        loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
-        check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
-        return loaded.recipe
+        return load_own_recipe(name, host)
     return None
 
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from sparkd.config import Settings
     from sparkd.host import Host
     from sparkd.preflight.inputs import CheckInputs
-    from sparkd.recipes.loader import Loaded
     from sparkd.recipes.schema import Recipe
     from sparkd.state.shared_config import Kept
     from sparkd.state.switch import Chosen, Switch
@@ -80,67 +79,52 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 
     Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
     """
-    from sparkd.state import known_good
+    from sparkd.state.known_good import read_known_good
 
     node = find_place(settings, host)
     own = _role_of(node)
     if role not in (None, own):
         raise ConfigError(f"this node is rank {node.rank}, the {own}, not a {role}", f"systemctl start sparkd-{own}")
     switch = None if follows_head(settings, node) else current_switch(settings, host)
-    if switch is not None and switch.chosen is not None:
-        return replace(chosen_context(switch.chosen, settings, host), switch=switch)
+    chosen = switch.chosen if switch is not None else None
     try:
-        return replace(configured_context(settings, host, node), switch=switch)
+        return replace(make_context(settings, host, chosen, node), switch=switch)
     except HeadAwaitedError:
         raise
     except ConfigError as error:
         hints = [error.hint] if error.hint else []
         with suppress(UsageError):  # users other than root may not read the file
-            if known_good.read_known_good(host.files):
+            if chosen is None and read_known_good(host.files):
                 hints.append("back to the last good plan: sparkd rollback")
         raise type(error)(error.reason, "; ".join(hints)) from None
 
 
-def configured_context(settings: Settings, host: Host, place: Node | None = None) -> NodeContext:
-    """This node as configured, without any choice. `place`: None where it is still to be found."""
-    from sparkd.cluster.following import followed_context
-    from sparkd.lib import recipes_dir
+def make_context(
+    settings: Settings, host: Host, chosen: Chosen | None = None, place: Node | None = None
+) -> NodeContext:
+    """This node as configured, or with the chosen plan in its place. `place`: None where it is still to be found."""
+    from sparkd.cluster.following import followed_context, read_kept
     from sparkd.plan.build import make_plan
-    from sparkd.state import shared_config
 
     node = place or find_place(settings, host)
-    if follows_head(settings, node):
-        faults = list[str]()
-        kept = shared_config.FILE.read(host.files, faults.append)
-        if kept is None:
-            hint = "systemctl start sparkd-worker here, which fetches it, and sparkd-head there"
-            missing = f"no configuration of the head {node.head_address} is on this node yet"
-            raise HeadAwaitedError("; ".join((missing, *faults)), hint)
-        return followed_context(kept, settings, host, node)
-    loaded = _load_recipe(settings, host)
-    check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
-    plan = make_plan(loaded.recipe, settings, node)
+    if chosen is None and follows_head(settings, node):
+        return followed_context(read_kept(host, node), settings, host, node)
+    if chosen is None:
+        recipe, in_force = load_own_recipe(settings.engine.recipe, host), settings
+    else:
+        recipe, in_force = chosen.recipe, chosen.apply_to(settings)
+    try:
+        plan = make_plan(recipe, in_force, node)
+    except ConfigError as error:
+        if chosen is None:
+            raise
+        raise type(error)(f"{error.reason}; chosen for this node is {chosen.label}", chosen.hint) from None
     check_owners(plan.named_files)
-    return NodeContext(plan, settings, loaded.recipe, settings)
+    return NodeContext(replace(plan, image_id=chosen.image_id if chosen else ""), in_force, recipe, settings)
 
 
 def follows_head(settings: Settings, place: Node) -> bool:
     return settings.cluster.follow_head and place.rank > 0
-
-
-def chosen_context(chosen: Chosen | None, settings: Settings, host: Host) -> NodeContext:
-    """This node with this plan in place of the configured one; None: as configured."""
-    from sparkd.plan.build import make_plan
-
-    if chosen is None:
-        return configured_context(settings, host)
-    node, in_force = find_place(settings, host), chosen.apply_to(settings)
-    try:
-        plan = replace(make_plan(chosen.recipe, in_force, node), image_id=chosen.image_id)
-    except ConfigError as error:
-        raise type(error)(f"{error.reason}; chosen for this node is {chosen.label}", chosen.hint) from None
-    check_owners(plan.named_files)
-    return NodeContext(plan, in_force, chosen.recipe, settings)
 
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
@@ -170,18 +154,23 @@ def plan_by_tcp(node: NodeContext) -> LaunchPlan:
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
     """Of the configuration that a chosen plan replaces."""
+    from sparkd.recipes.loader import load_recipe, recipe_folders
     from sparkd.state.switch import fingerprint_engine
 
     recipe = None
     with suppress(ConfigError):
-        recipe = _load_recipe(settings, host).recipe
+        recipe = load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root))).recipe
     return fingerprint_engine(settings.engine, recipe)
 
 
-def _load_recipe(settings: Settings, host: Host) -> Loaded:
+def load_own_recipe(name: str, host: Host) -> Recipe:
+    """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
+    from sparkd.lib import recipes_dir
     from sparkd.recipes.loader import load_recipe, recipe_folders
 
-    return load_recipe(settings.engine.recipe, recipe_folders(Path(host.files.root)))
+    loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
+    check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])
+    return loaded.recipe
 
 
 def _role_of(node: Node) -> str:

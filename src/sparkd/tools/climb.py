@@ -146,7 +146,7 @@ class Climb:
         Raises BlockedError where the fault is not of the recipe.
         """
         config, host = self._config, self._host
-        base, now = membership.chosen_context(self._base, config, host), membership.resolve_context(config, None, host)
+        base, now = membership.make_context(config, host, self._base), membership.resolve_context(config, None, host)
         waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
         if not knob and now.plan.digest == base.plan.digest and not waits:
             return ""  # no load is needed
@@ -155,7 +155,7 @@ class Climb:
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
         to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
         try:
-            node = membership.chosen_context(to, config, host)
+            node = membership.make_context(config, host, to)
         except ConfigError as error:
             return sanitize(error.reason, FAULT_LENGTH)
         findings = findings_of(node, host, config)

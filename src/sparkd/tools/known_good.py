@@ -108,7 +108,7 @@ def roll_back(wanted: str, config: Settings, host: Host) -> Iterator[str]:
         raise ConfigError(f"the plan {entry.plan[:DIGITS]} can't be read by this version of sparkd", LIST)
     node = None
     with suppress(AddressAwaitedError):  # this node's place is not known yet
-        node = membership.chosen_context(back.to, config, host)
+        node = membership.make_context(config, host, back.to)
     write_switch(FILE.read(host.files), back, host)
     yield f"{back.to.label} is in force from the next start on, until the configuration changes"
     if found is None:
@@ -137,7 +137,7 @@ def end_rollback(config: Settings, host: Host) -> Iterator[str]:
 def configured_plan(config: Settings, host: Host) -> LaunchPlan | None:
     """None where what is configured makes no plan."""
     with suppress(ConfigError):
-        return membership.configured_context(config, host).plan
+        return membership.make_context(config, host).plan
     return None
 
 

@@ -615,7 +615,7 @@ def choose_new(world: World) -> None:
     """As `sparkd use` does."""
     host = Host(world.tree.root)
     config = load_settings({}, world.tree.root)
-    recipe = membership.configured_context(config, host).recipe.model_copy(update={"name": "new"})
+    recipe = membership.make_context(config, host).recipe.model_copy(update={"name": "new"})
     switch = Switch(
         membership.fingerprint_config(config, host), Stage.DRAINING, Chosen(recipe, config.engine), (), 0, 30, "1"
     )

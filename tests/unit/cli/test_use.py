@@ -90,7 +90,7 @@ def recipe_file(tree: Tree, name: str, mode: int = 0o644, **more: object) -> Non
 def test_the_section_engine_holds_for_the_chosen_recipe_too(tree: Tree) -> None:
     recipe_file(tree, "other", args={"max-model-len": 64})
     made = load_chosen("other", 3600, CONFIG, Host(tree.root))
-    plan = membership.chosen_context(made, CONFIG, Host(tree.root)).plan
+    plan = membership.make_context(CONFIG, Host(tree.root), made).plan
     assert " ".join(plan.argv).endswith("--max-model-len 64 --seed 7")
     assert made.engine.recipe == "other"
     assert made.until > "2026"
@@ -128,7 +128,7 @@ def test_what_neither_serves_nor_is_known_good_is_no_way_back(tree: Tree) -> Non
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))
     (before,) = use._plans_before(None, CONFIG, Host(tree.root))
     assert before.plan == good.plan
-    own = membership.configured_context(CONFIG, Host(tree.root)).plan.digest
+    own = membership.make_context(CONFIG, Host(tree.root)).plan.digest
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good, replace(good, plan=own)))))
     assert use._plans_before(None, CONFIG, Host(tree.root)) == ()
 

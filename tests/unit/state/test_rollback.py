@@ -75,7 +75,7 @@ def test_the_good_plan_replaces_the_configured_one(tree: Tree) -> None:
     assert (node.plan.image, node.plan.model_path, dict(node.plan.env)["A"]) == ("i:1", "/old/models/m", "1")
     assert node.settings.engine.models_dir == "/old/models"
     assert FILE.mode == 0o600
-    alone = membership.configured_context(settings(), Host(tree.root))
+    alone = membership.make_context(settings(), Host(tree.root))
     assert (alone.switch, alone.plan.image) == (None, "i:2")
 
 
@@ -107,7 +107,7 @@ def test_the_units_drop_in_is_compared_with_the_configuration(tree: Tree) -> Non
     written(tree)
     put_in_force(tree, settings(), models_dir="/old/models")
     host = Host(tree.root)
-    nodes = membership.resolve_context(settings(), None, host), membership.configured_context(settings(), host)
+    nodes = membership.resolve_context(settings(), None, host), membership.make_context(settings(), host)
     in_force, expected = (check_of(node, ScriptPaths) for node in nodes)
     assert in_force.drop_in == expected.drop_in
 
@@ -248,7 +248,7 @@ def test_the_list_marks_what_is_configured_and_what_is_in_force(tree: Tree) -> N
     host = Host(tree.root)
     assert command.listed((), settings(), host).startswith("no start is known good on this node yet")
     put_in_force(tree, settings())
-    digest = membership.configured_context(settings(), host).plan.digest
+    digest = membership.make_context(settings(), host).plan.digest
     lines = command.listed((of(good(), digest), good()), settings(), host).splitlines()
     assert lines[0].split()[:2] == ["PLAN", "RECIPE"]
     assert lines[1].startswith(digest[:12])

@@ -19,7 +19,7 @@ from sparkd.recipes.importers.source import (
     format_template,
     whole_number,
 )
-from sparkd.recipes.importers.sparkrun import KEYS_OF_SPARKRUN
+from sparkd.recipes.importers.sparkrun import TABLES
 
 _NEEDED = ("name", "container", "command")
 _WHOLE = ("port", "tensor_parallel", "max_model_len")
@@ -32,7 +32,7 @@ def _is_eugrs(source: Source, overrides: Overrides) -> bool:
     """Whether eugr's tool would run it, or sparkrun can't for want of a model, and no key is sparkrun's alone."""
     if source.text("recipe_version") != "1" or not all(source.has(key) for key in _NEEDED):
         return False
-    if not source.document.data.keys().isdisjoint(KEYS_OF_SPARKRUN):
+    if not source.document.data.keys().isdisjoint((*TABLES.keys, *TABLES.refused)):
         return False
     try:
         format_template(source.text("command"), Values({**source.mapping("defaults"), **_read_options(overrides)}))

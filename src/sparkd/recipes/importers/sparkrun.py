@@ -7,81 +7,49 @@ import re
 import shlex
 from collections.abc import Mapping
 
+from msgspec import Struct, toml
 from pydantic import ValidationError
 
+from sparkd.lib import read_data
 from sparkd.lib.text import validator_message
 from sparkd.recipes.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
 from sparkd.recipes.schema import Container
 
 EXECUTOR = "executor_config"
 _ALL_VLLM = ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")
-_IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly-tf5:latest"
-"""This, and what follows, is what sparkrun takes on a DGX Spark where a recipe says nothing."""
-_DEFAULTS = {"gpu_memory_utilization": 0.8}
-_ENV = {"CUTE_DSL_ARCH": "sm_121a", "NCCL_CUMEM_ENABLE": "0"}
-"""The second on several nodes alone: on one it changes nothing."""
-_CONTAINER: Mapping[str, object] = {
-    "ipc": "shareable", "shm_bytes": 32 * 2**30, "no_new_privileges": True, "devices": ["/dev/infiniband"],
-    "ulimits": {"memlock": -1, "stack": 67108864, "nofile": 65535},
-}  # fmt: skip
-
-_FLAGS = (
-    "port", "host", "gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs",
-    "served_model_name", "dtype", "quantization", "enforce_eager", "enable_prefix_caching", "trust_remote_code",
-    "pipeline_parallel", "data_parallel", "kv_cache_dtype", "otlp_traces_endpoint", "api_key", "attention_backend",
-    "load_format", "reasoning_parser", "tool_call_parser", "chat_template", "speculative_config", "tokenizer_mode",
-    "mm_encoder_tp_mode", "block_size", "seed", "enable_auto_tool_choice", "enable_chunked_prefill",
-    "async_scheduling", "generation_config", "hf_overrides", "compilation_config", "attention_config",
-    "model_loader_extra_config", "default_chat_template_kwargs", "limit_mm_per_prompt", "mm_processor_cache_gb",
-    "kv_cache_memory_bytes", "max_cudagraph_capture_size", "long_prefill_token_threshold", "mamba_cache_mode",
-    "mamba_cache_dtype", "mamba_ssm_cache_dtype", "reasoning_parser_plugin", "media_io_kwargs",
-    "video_pruning_rate", "allowed_local_media_path", "prefix_match_unit", "enable_mamba_shared_prefix_checkpoint",
-    "safetensors_load_strategy", "moe_backend", "enable_prompt_tokens_details", "enable_force_include_usage",
-    "enable_request_id_headers", "enable_flashinfer_autotune", "linear_backend", "gdn_prefill_backend",
-    "gdn_decode_kernel", "kda_prefill_backend", "mamba_backend", "recurrent_checkpoint_policy",
-    "prefix_cache_retention_interval", "engram_config", "dcp_comm_backend", "prefill_policy",
-    "prefill_compute_share", "prefill_compute_half_life", "prefill_schedule_interval", "max_parallel_prefills",
-    "decode_refill_target", "scheduler_reserve_full_isl", "jit_monitor_mode", "disable_custom_all_reduce",
-)  # fmt: skip
-"""Keys of `defaults` that become flags of a recipe without a command, behind the model and tensor_parallel."""
-_SIZES = {"pipeline_parallel": "-pp", "data_parallel": "--data-parallel-size"}
-"""Flags whose name differs from their key."""
-_NEGATED = (
-    "enable_prefix_caching", "enable_chunked_prefill", "async_scheduling", "enable_flashinfer_autotune",
-    "scheduler_reserve_full_isl",
-)  # fmt: skip
-"""Switches whose false is a --no- flag."""
-_SWITCHES = (*_NEGATED, "enforce_eager", "trust_remote_code")
-"""Besides those that begin with enable or disable."""
 _SPACE_BEHIND_BACKSLASH = re.compile(r"\\[ \t]+\n")
 _SERVED_NAME = re.compile(r"(?<!\S)--served-model-name(?=[=\s]|$)")
-
-_REFUSED = {
-    "include": "it changes another recipe: write both into one file (sparkrun recipe export)",
-    "overrides": "its values depend on the machine: write those that count under defaults and env",
-    "containers": "sparkd has one image for all nodes: write it under container",
-    "executor": "sparkd runs docker's containers alone",
-}
-"""Keys without which the recipe would mean something else."""
-KEYS_OF_SPARKRUN = (
-    *_REFUSED, "sparkrun_version", "min_sparkrun_version", "runtime", "runtime_version", "runtime_config", "mode",
-    "min_nodes", "max_nodes", "model_revision", "metadata", "pre_exec", "post_exec", "post_commands", "builder",
-    "builder_config", EXECUTOR, "scheduler", "distribution_config", "layout", "cluster_config", "runtime_cache",
-    "readiness", "capabilities", "unsupported_capabilities", "benchmark", "stop_after_post",
-)  # fmt: skip
-"""Those that eugr's tool does not know."""
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SIZE = re.compile(r"(\d{1,15})(?:\.(\d{1,9}))?\s*([kmgt]?)i?b?", re.IGNORECASE)
 _ULIMIT = re.compile(r"([a-z]+)=(-?\d{1,18})(?::(-?\d{1,18}))?")
 _VOLUME = re.compile(r"([^:]+)(?::([^:]+))?(?::(ro|rw))?")
 _NO_NEW_PRIVILEGES = ("no-new-privileges", "no-new-privileges:true", "no-new-privileges=true")
-_UNUSED = {
-    "auto_remove": "sparkd removes its containers itself",
-    "restart_policy": "restarting is systemd's job",
-    "labels": "sparkd sets its own",
-    "user": "the image's own user stays",
-    "entrypoint": "sparkd starts its own script",
-}
+
+
+class _Tables(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of sparkrun.toml. `image`, `defaults`, `env` and `container` are what sparkrun takes on a DGX Spark where
+    a recipe says nothing."""
+
+    flags: tuple[str, ...]
+    """Keys of `defaults` that become flags of a recipe without a command, behind the model and tensor_parallel."""
+    sizes: dict[str, str]
+    """Flags whose name differs from their key."""
+    switches: tuple[str, ...]
+    """Besides those that begin with enable or disable."""
+    negated: tuple[str, ...]
+    """Switches whose false is a --no- flag."""
+    refused: dict[str, str]
+    """Keys without which the recipe would mean something else."""
+    keys: tuple[str, ...]
+    """Those of sparkrun beside them that eugr's tool does not know."""
+    unused: dict[str, str]
+    image: str
+    defaults: dict[str, float]
+    env: dict[str, str]
+    container: dict[str, object]
+
+
+TABLES = toml.decode(read_data("sparkrun.toml"), type=_Tables)
 
 
 def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
@@ -89,7 +57,7 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     runtime = source.text("runtime")
     if runtime not in _ALL_VLLM:
         raise source.fault(("runtime",), runtime, "sparkd runs vLLM alone")
-    for key, reason in _REFUSED.items():
+    for key, reason in TABLES.refused.items():
         if source.has(key) and source.document.data[key] != "docker":
             raise Unusable((key,), f"{key}: {reason}")
     values = _values(source, overrides)
@@ -99,10 +67,10 @@ def read_sparkrun(source: Source, overrides: Overrides) -> Foreign:
     return Foreign(
         format="sparkrun",
         description=source.text("description") or str(source.mapping("metadata").get("description") or ""),
-        image=source.text("container").strip() or _IMAGE,
+        image=source.text("container").strip() or TABLES.image,
         command=command,
         revision=source.text("model_revision"),
-        env={**_ENV, **_environment(source)},
+        env={**TABLES.env, **_environment(source)},
         container=_container(source),
         nodes=_nodes(source),
     )
@@ -117,7 +85,7 @@ def _values(source: Source, overrides: Overrides) -> Values:
     given = {name: _override(text.strip()) for name, text in overrides.items()}
     place = source.mapping("cluster_config").get("resolved_model_path") or model
     own = {"model": place, "resolved_model_path": place, **({"model_revision": revision} if revision else {})}
-    return Values({**_DEFAULTS, **own, **defaults, **given})
+    return Values({**TABLES.defaults, **own, **defaults, **given})
 
 
 def _override(text: str) -> object:
@@ -147,15 +115,15 @@ def _from_defaults(source: Source, values: Values) -> str:
         parts += ["--revision", shlex.quote(revision)]
     if values.get("tensor_parallel"):
         parts += ["-tp", str(values.get("tensor_parallel"))]
-    for name in _FLAGS:
-        flag, value = _SIZES.get(name) or f"--{name.replace('_', '-')}", values.get(name)
+    for name in TABLES.flags:
+        flag, value = TABLES.sizes.get(name) or f"--{name.replace('_', '-')}", values.get(name)
         if value is None:
             continue
-        if name not in _SWITCHES and not name.startswith(("enable_", "disable_")):
+        if name not in TABLES.switches and not name.startswith(("enable_", "disable_")):
             parts += [flag, _word(value)]
         elif _is_true(value):
             parts.append(flag)
-        elif name in _NEGATED:
+        elif name in TABLES.negated:
             parts.append(f"--no-{flag[2:]}")
     return " ".join(parts)
 
@@ -206,7 +174,7 @@ def _environment(source: Source) -> Mapping[str, str]:
 
 def _container(source: Source) -> Mapping[str, object]:
     """Keys of schema 1's `container`, starting from sparkrun's defaults. Notes options without a counterpart."""
-    found = dict(_CONTAINER)
+    found = dict(TABLES.container)
     for name, value in source.mapping(EXECUTOR).items():
         if value is None:
             continue
@@ -216,7 +184,7 @@ def _container(source: Source) -> Mapping[str, object]:
             found.update(converted or {})
         except ValidationError as error:
             found_wrong = validator_message(error.errors()[0]["msg"]) if converted else "a recipe cannot say it"
-            reason = _UNUSED.get(name) or found_wrong
+            reason = TABLES.unused.get(name) or found_wrong
             source.note((EXECUTOR, name), f"{EXECUTOR}.{name}: left out: {reason}")
     return found
 

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 
-from msgspec import Struct
+from msgspec import Struct, toml
 from msgspec.structs import replace
 
 from sparkd.engine.log_lines import PROCESS_PREFIX
+from sparkd.lib import read_data
 from sparkd.plan.script import NOT_AS_NEEDED
 
 SEARCHED = 4096
@@ -30,52 +31,20 @@ _STAMP = re.compile(
     r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{1,6} {1,8}[A-Z]{1,8} \S{1,64} -- "  # Ray's own
 )
 
-_STEP_LINES = (
-    ("waiting for the Ray of the head", r"^waiting for the Ray of \S{1,64} port [0-9]{1,5}$"),
-    ("starting Ray", r"^Local node IP: "),
-    ("waiting for the engine", r"^Ray runtime started\."),
-    ("reading arguments", r"^non-default args: \{"),
-    ("reading the model's configuration", r"^Resolved architecture: "),
-    ("starting the engine core", r"^Initializing a V1 LLM engine "),
-    ("waiting for all nodes in Ray", r"^No current placement group found\. Creating a new placement group\."),
-    ("waiting for all ranks", r"^world_size=\d{1,5} rank=\d{1,5} local_rank=\d{1,5} distributed_init_method="),
-    ("building process groups", r"^rank \d{1,5} in world size \d{1,5} is assigned as DP rank "),
-    ("loading weights", r"^Starting to load model "),
-    (
-        "loading weights",
-        r"^Loading safetensors checkpoint shards: {1,4}\d{1,3}% Completed \| (?P<done>\d{1,9})/(?P<total>\d{1,9}) \[",
-    ),
-    ("profiling memory", r"^(?:Loading weights took|Model loading took) "),
-    ("sizing the KV cache", r"^(?:Available KV cache memory: |Explicitly set \([^()]{1,80}\) GiB for KV cache )"),
-    ("warming up", r"^(?:GPU|CPU) KV cache size: (?P<kv>\d[\d,]{0,17}) tokens"),
-    ("compiling", r"^Starting torch\.compile"),
-    (
-        "capturing graphs",
-        r"^Capturing CUDA graphs[^:]{0,80}: {1,4}\d{1,3}%\|[^|]{0,200}\| (?P<done>\d{1,9})/(?P<total>\d{1,9})\b",
-    ),
-    ("warming up", r"^(?:torch\.compile took|Graph capturing finished in) "),
-    ("starting the API server", r"^init engine \(profile, create kv cache, warmup model\) took "),
-    ("starting the API server", r"^Starting vLLM server on http"),
-    ("answering HTTP", r"^INFO: +Application startup complete\."),
-)
-LAST_STEP = _STEP_LINES[-1][0]
-_STEPS = tuple((step, re.compile(pattern, re.ASCII)) for step, pattern in _STEP_LINES)
 
-_ERROR = re.compile(
-    r"^(?:[A-Za-z_]\w{0,63}\.){0,16}[A-Za-z_]{0,64}(?:Error|Exception|Interrupt|Exit)(?:: .|$)"
-    r"|^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))"
-    r"|^RayWorkerProc rank=\S.{0,200} died unexpectedly"
-    r"|^\w{1,64} \[exit code=-?[1-9]"  # one of Ray's own processes has died
-    r"|^\(raylet\) Raylet is terminated\. Termination is unexpected"
-    r"|^\[.{30,60}\] \S{1,64}: Failed to connect to GCS within "
-    r"|^vllm(?: serve)?: error: "
-    r"|^[^\s:]{0,200}(?:launch\.sh|user-script): line \d{1,9}: "
-    r"|^\[shutdown\] (?:API server: shutdown triggered|EngineCore: trigger |Executor: waiting for worker exit )"
-    r"|^\[shutdown\] MPClient: engine core exited unexpectedly"
-    r"|^[^\s:]{1,64}:\d{1,9}:\d{1,9} \[\d{1,4}\] (?:\S{1,64} ){0,4}NCCL WARN Call to ibv_"
-    r"|^Fatal Python error: |^terminate called after throwing |^!!!!!!! Segfault encountered"
-    rf"|^{NOT_AS_NEEDED}: "
-)
+class _Log(Struct, frozen=True, forbid_unknown_fields=True):
+    """Content of vllm-log.toml: regular expressions."""
+
+    steps: tuple[tuple[str, str], ...]
+    """Each with the line that begins it."""
+    errors: tuple[str, ...]
+    """Lines that report one."""
+
+
+_LOG = toml.decode(read_data("vllm-log.toml"), type=_Log)
+LAST_STEP = _LOG.steps[-1][0]
+_STEPS = tuple((step, re.compile(pattern, re.ASCII)) for step, pattern in _LOG.steps)
+_ERROR = re.compile("|".join((*_LOG.errors, f"^{NOT_AS_NEEDED}: ")))
 _WORKER_DIED = re.compile(r"^Worker proc \S{1,64} died unexpectedly \(exit code: (?!0\))")
 _SECOND_HAND = re.compile(r"Executor failed\.|^[\w.]+$|/ray/session_[\w.-]{1,64}/logs/raylet\.")
 """Errors that only report another one (Ray's agent quotes the log of a dead raylet), and bare names."""
@@ -106,7 +75,7 @@ MOST_STEPS = 64
 BURST_SECONDS = 60.0
 """Errors closer together than this belong to one failure (slowest end seen: 12.6 s from SIGTERM to exit). A serving
 engine may log an error, continue, and die of another one days later."""
-_NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _STEP_LINES), _ERROR.pattern))))
+_NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _LOG.steps), _ERROR.pattern))))
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
 _CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
 

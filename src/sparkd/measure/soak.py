@@ -10,6 +10,7 @@ from itertools import combinations, cycle
 from statistics import median
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import size
@@ -32,7 +33,7 @@ STEADY, NOT_STEADY, UNKNOWN = "steady", "not steady", "unknown"
 
 
 class Sample(Struct, frozen=True):
-    """`seconds` since the beginning; counts are totals up to then."""
+    """`seconds` since the beginning; counts are totals up to then. A look at the nodes alone has none of them."""
 
     seconds: float
     available_bytes: Mapping[str, int | None]
@@ -43,19 +44,9 @@ class Sample(Struct, frozen=True):
     gpu_celsius: int | None
     gpu_mhz: int | None
     """Of the hottest and of the slowest GPU of all nodes."""
-    answered: int
-    failed: int
-    tokens: int
-
-
-class Look(Struct, frozen=True):
-    """A sample without the counts."""
-
-    available_bytes: Mapping[str, int | None]
-    cached_bytes: int
-    swap_used_bytes: int
-    gpu_celsius: int | None = None
-    gpu_mhz: int | None = None
+    answered: int = 0
+    failed: int = 0
+    tokens: int = 0
 
 
 class Drift(Struct, frozen=True):
@@ -82,7 +73,7 @@ class Soak:
         self,
         endpoint: Endpoint,
         wanted: Wanted,
-        look: Callable[[], Look | None],
+        look: Callable[[], Sample | None],
         sampled: Callable[[Sample], object],
         alive: Callable[[], bool],
     ) -> None:
@@ -121,10 +112,10 @@ class Soak:
 
     def _add(self) -> None:
         if look := self._look():
-            passed = time.monotonic() - self._began
-            fields = (look.available_bytes, look.cached_bytes, look.swap_used_bytes, look.gpu_celsius, look.gpu_mhz)
-            self.samples.append(Sample(passed, *fields, self._answered, self._failed, self._tokens))
-            self._sampled(self.samples[-1])
+            counts = {"answered": self._answered, "failed": self._failed, "tokens": self._tokens}
+            sample = replace(look, seconds=time.monotonic() - self._began, **counts)
+            self.samples.append(sample)
+            self._sampled(sample)
 
     async def _send(self, until: float) -> None:
         while time.monotonic() < until and self._alive():

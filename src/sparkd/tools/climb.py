@@ -23,7 +23,7 @@ from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
 from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.measure.soak import Look
+from sparkd.measure.soak import Sample
 from sparkd.state import switch
 from sparkd.state.file import StateFile
 from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
@@ -246,7 +246,7 @@ def _smoke() -> list[str]:
     return faults
 
 
-def find_shortage(seen: Look | None, floor_bytes: int) -> str:
+def find_shortage(seen: Sample | None, floor_bytes: int) -> str:
     """Of memory, on any node; empty where there is none. Pure."""
     needed = floor_bytes + MARGIN_BYTES
     for name, free in (seen.available_bytes if seen is not None else {"this node": None}).items():

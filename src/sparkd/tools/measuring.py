@@ -20,7 +20,7 @@ from sparkd.host.meminfo import read_swaps
 from sparkd.lib.http_client import HttpError
 from sparkd.measure.bench import Result, Wanted, measure
 from sparkd.measure.figures import DECODE, Depth, Level, progress
-from sparkd.measure.soak import Look
+from sparkd.measure.soak import Sample
 from sparkd.recipes.schema import Recipe
 from sparkd.state.history import PATH, Row
 from sparkd.status.model import read_living_report, utc_now
@@ -118,7 +118,7 @@ def run(served: Served, wanted: Wanted, result: Result) -> Result:
     return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
 
 
-def look(host: Host) -> Look | None:
+def look(host: Host) -> Sample | None:
     """This node now, and the others as they last reported; None where this node can't be read."""
     try:
         own, swaps = host.meminfo(), read_swaps(host.files)
@@ -127,7 +127,8 @@ def look(host: Host) -> Look | None:
     report = read_living_report(host.files)
     peers = [(one.report.node, one.living) for one in report.peers if one.report] if report else []
     gpus = [one.gpu for one in (report, *(living for _, living in peers)) if one and one.gpu]
-    return Look(
+    return Sample(
+        seconds=0.0,
         available_bytes={
             report.node if report else host.name(): own.available_bytes,
             **{name: one.memory.available_bytes if one and one.memory else None for name, one in peers},

@@ -18,7 +18,7 @@ from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.measure.figures import DECODE, Spread
 from sparkd.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
-from sparkd.measure.soak import Look
+from sparkd.measure.soak import Sample
 from sparkd.state import switch
 from sparkd.state.history import Launch
 from sparkd.state.known_good import Facts
@@ -203,6 +203,6 @@ def test_what_a_person_chose_is_not_left(tree: Tree, to: Chosen) -> None:
     ],
 )
 def test_memory_near_the_guards_floor_is_a_fault_on_any_node(free: dict[str, int | None] | None, words: str) -> None:
-    seen = None if free is None else Look(free, 0, 0, None, None)
+    seen = None if free is None else Sample(0.0, free, 0, 0, None, None)
     assert climb.find_shortage(seen, GIB // 2).startswith(words)
     assert bool(climb.find_shortage(seen, GIB // 2)) == bool(words)

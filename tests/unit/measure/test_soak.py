@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.unit.stream_server import streaming
 
 from sparkd.measure.bench import Wanted
-from sparkd.measure.soak import NOT_STEADY, STEADY, UNKNOWN, Look, Sample, Soak, find_drift, judge
+from sparkd.measure.soak import NOT_STEADY, STEADY, UNKNOWN, Sample, Soak, find_drift, judge
 from sparkd.vllm.api import Endpoint
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -84,7 +84,10 @@ def test_a_node_that_is_silent_for_a_time_is_judged_by_the_rest() -> None:
 
 
 def started(port: int, alive: Callable[[], bool] = lambda: True) -> Soak:
-    return Soak(Endpoint("127.0.0.1", port, "tiny"), WANTED, lambda: Look({"a": GIB}, 0, 0), lambda _: None, alive)
+    def look() -> Sample:
+        return Sample(0.0, {"a": GIB}, 0, 0, None, None)
+
+    return Soak(Endpoint("127.0.0.1", port, "tiny"), WANTED, look, lambda _: None, alive)
 
 
 def test_requests_are_counted() -> None:

@@ -21,18 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.cluster import inventory, logs
-from sparkd.cluster.auth import (
-    CHALLENGE_HEADER,
-    NONCE_HEADER,
-    SIGNATURE_HEADER,
-    KeyRing,
-    sign_answer,
-    sign_request,
-    signatures_match,
-)
+from sparkd.cluster import auth, inventory, logs
 from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.inventory import ANSWER_SECONDS
 from sparkd.cluster.membership import Peer, peers_of
 from sparkd.config import Settings
 from sparkd.config.settings import Observe
@@ -83,7 +73,7 @@ class SlowDocument(Struct):
             if self._reading is None or (not busy and time.monotonic() - self._read_at > self.fresh_seconds):
                 self._reading = run_in_thread(self.name, partial(self.read, query))
                 self._reading.add_done_callback(self._note_time)
-            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+            return await asyncio.wait_for(asyncio.shield(self._reading), inventory.ANSWER_SECONDS)
         return b""
 
     def _note_time(self, _reading: object) -> None:
@@ -119,10 +109,10 @@ class PeerApi(Struct):
         self.documents = {**self.documents, path: body}
 
     async def handle(self, request: Request) -> Response:
-        nonce = request.headers.get(NONCE_HEADER.lower(), "")
+        nonce = request.headers.get(auth.NONCE_HEADER.lower(), "")
         key = self._find_key(request, nonce) if 0 < len(nonce) <= NONCE_LIMIT else None
         if key is None:
-            return Response(401, headers=((CHALLENGE_HEADER, request.challenge),))
+            return Response(401, headers=((auth.CHALLENGE_HEADER, request.challenge),))
         path, body = urlsplit(request.path), b""
         if path.path == "/report" and self._report:
             known = parse_qs(path.query).get("known", [""])[0]
@@ -136,16 +126,16 @@ class PeerApi(Struct):
         else:
             body = self.documents.get(path.path, b"")
         status = 200 if body else 404
-        signature = sign_answer(key, nonce, self.own_address, request.path, status, body)
+        signature = auth.sign_answer(key, nonce, self.own_address, request.path, status, body)
         date = formatdate(time.time(), usegmt=True)
-        return Response(status, body, headers=((SIGNATURE_HEADER, signature), ("Date", date)))
+        return Response(status, body, headers=((auth.SIGNATURE_HEADER, signature), ("Date", date)))
 
     def _find_key(self, request: Request, nonce: str) -> bytes | None:
         """The key of the request's signature, any of the file's keys; None where it is signed with none."""
-        found = request.headers.get(SIGNATURE_HEADER.lower(), "")
+        found = request.headers.get(auth.SIGNATURE_HEADER.lower(), "")
         for key in self.keys():
-            expected = sign_request(key, request.challenge, nonce, self.own_address, request.path)
-            if signatures_match(expected, found):
+            expected = auth.sign_request(key, request.challenge, nonce, self.own_address, request.path)
+            if auth.signatures_match(expected, found):
                 return key
         return None
 
@@ -180,7 +170,7 @@ def join_cluster(
         hint = "fix it before this unit restarts; the previous keys are in use"
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
 
-    keys = KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
+    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
     def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:

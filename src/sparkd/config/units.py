@@ -145,8 +145,6 @@ def _fill(template: str, values: dict[str, str]) -> str:
 def _text(files: Files, path: str) -> str | None:
     """Text of a file; None where there is none."""
     try:
-        return files.text(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+        return files.text_if_any(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None

@@ -37,6 +37,7 @@ from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster, join_cluster, start_status_server
 from sparkd.config import load_with_origins
 from sparkd.host import Host
+from sparkd.host.files import Files
 from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
 from sparkd.lib.endings import Ending
@@ -302,9 +303,8 @@ def read_secrets(plan: LaunchPlan) -> dict[str, str]:
     found = {}
     for secret in plan.secrets:
         try:
-            with Path(secret.file).open(encoding="utf-8", newline="") as file:
-                # As in the launch script: only trailing line ends are dropped.
-                found[secret.name] = file.read(SECRET_LIMIT_BYTES).rstrip("\n")
+            # As in the launch script: only trailing line ends are dropped.
+            found[secret.name] = Files().head(secret.file, SECRET_LIMIT_BYTES).decode().rstrip("\n")
         except (OSError, UnicodeDecodeError) as error:
             wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
             raise wrong(

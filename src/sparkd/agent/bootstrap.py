@@ -37,14 +37,12 @@ from sparkd.cluster.monitor import PeerMonitor
 from sparkd.cluster.service import Cluster, join_cluster, start_status_server
 from sparkd.config import load_with_origins
 from sparkd.host import Host
-from sparkd.host.files import Files
 from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
 from sparkd.lib.endings import Ending
 from sparkd.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
-    ConfigError,
     ExitCode,
     HeadAwaitedError,
     HeadRefusedError,
@@ -55,14 +53,14 @@ from sparkd.lib.log import Events, ProcessLog
 from sparkd.lib.main_loop import MainLoop
 from sparkd.lib.systemd import Journal, Notifier, invocation_id
 from sparkd.lib.text import Redactor
-from sparkd.plan.model import LaunchPlan, Node
+from sparkd.plan.fingerprint import read_secrets
+from sparkd.plan.model import Node
 from sparkd.state import launch_history
 from sparkd.state.rank_record import read_boot_id
 from sparkd.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
 from sparkd.status.publisher import Published, Reporter, Sink, status_line
 from sparkd.vllm.args import API_KEY
 
-SECRET_LIMIT_BYTES = 64 << 10
 AWAITED_POLL_SECONDS = 1.0
 
 
@@ -296,25 +294,3 @@ def unplaced_status(
         pid=os.getpid(),
         start_time=stat.start_time if stat else 0,
     )
-
-
-def read_secrets(plan: LaunchPlan) -> dict[str, str]:
-    """Contents of the secret files, for redaction and for the endpoint's key. Raises ConfigError."""
-    found = {}
-    for secret in plan.secrets:
-        try:
-            # As in the launch script: only trailing line ends are dropped.
-            found[secret.name] = Files().head(secret.file, SECRET_LIMIT_BYTES).decode().rstrip("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
-            raise wrong(
-                f"secret {secret.name} can't be read from {secret.file}: {error}",
-                "write it there, readable by root alone",
-            ) from None
-    key = found.get(API_KEY, "x")
-    if not (key.isascii() and key.isprintable() and key.strip() == key):
-        raise ConfigError(
-            f"the key in the file of {API_KEY} holds blanks at its ends, or characters that no HTTP header can carry",
-            "write the key alone, on one line",
-        )
-    return found

@@ -1,4 +1,4 @@
-"""Reads what the plan agreement compares: image, model folder, and the user's script."""
+"""Reads what a plan names: the image, the model folder and the user's script, which nodes compare, and the secrets."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from contextlib import closing
 from hashlib import sha256
 
 from sparkd.host import Host, docker_image, weights
+from sparkd.host.files import Files
 from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, Cause, LaunchError
+from sparkd.lib.errors import AwaitedError, BlockedError, Cause, ConfigError, LaunchError
 from sparkd.plan.agreement import Agreement, make_agreement
 from sparkd.plan.model import LaunchPlan
+from sparkd.vllm.args import API_KEY
+
+SECRET_LIMIT_BYTES = 64 << 10
 
 
 def fingerprint(host: Host, plan: LaunchPlan, allow_image_difference: bool) -> Agreement:
@@ -55,3 +59,25 @@ def hash_user_script(host: Host, plan: LaunchPlan) -> str:
 
 def _unreadable(what: str, error: OSError, hint: str) -> BlockedError:
     return BlockedError(f"{what} can't be read: {error.strerror or type(error).__name__}", hint)
+
+
+def read_secrets(plan: LaunchPlan) -> dict[str, str]:
+    """Contents of the secret files, for redaction and for the endpoint's key. Raises ConfigError."""
+    found = {}
+    for secret in plan.secrets:
+        try:
+            # As in the launch script: only trailing line ends are dropped.
+            found[secret.name] = Files().head(secret.file, SECRET_LIMIT_BYTES).decode().rstrip("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            wrong = AwaitedError if isinstance(error, FileNotFoundError) else ConfigError
+            raise wrong(
+                f"secret {secret.name} can't be read from {secret.file}: {error}",
+                "write it there, readable by root alone",
+            ) from None
+    key = found.get(API_KEY, "x")
+    if not (key.isascii() and key.isprintable() and key.strip() == key):
+        raise ConfigError(
+            f"the key in the file of {API_KEY} holds blanks at its ends, or characters that no HTTP header can carry",
+            "write the key alone, on one line",
+        )
+    return found

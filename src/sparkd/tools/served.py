@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from sparkd.actions.processes import Rank
-from sparkd.agent.bootstrap import read_secrets
 from sparkd.cluster import membership
 from sparkd.cluster.membership import NodeContext
 from sparkd.config import load_settings
@@ -20,6 +19,7 @@ from sparkd.lib import log
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.text import Redactor
 from sparkd.measure.smoke import Round, Wanted, run_all
+from sparkd.plan.fingerprint import read_secrets
 from sparkd.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.tools.endpoint import context_tokens
 from sparkd.vllm.api import Endpoint

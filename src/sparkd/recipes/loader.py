@@ -10,13 +10,13 @@ from pathlib import Path
 from msgspec import Struct
 
 from sparkd import config
-from sparkd.config.layers import Check, Key, Layers, Location
+from sparkd.config.layers import Check, Key, Layers
 from sparkd.config.sources import PREFIX
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import AwaitedError, ConfigError
 from sparkd.lib.text import did_you_mean, format_key, read_file
 from sparkd.recipes.additions import ADDED_LIMITS, added_env
-from sparkd.recipes.schema import COMMAND, LINES, Recipe
+from sparkd.recipes.schema import TAGS, Recipe
 from sparkd.recipes.yaml import Document, YamlError, parse_yaml
 from sparkd.vllm.args import TABLES, JsonValue
 from sparkd.vllm.container_paths import kept_caches
@@ -104,7 +104,10 @@ def load_recipe(name: str, folders: Sequence[Path]) -> Loaded:
 def read_recipe(name: str, folders: Sequence[Path]) -> tuple[Loaded | None, list[str]]:
     """A recipe without its wrong values, and every fault. Raises ConfigError where a file can't be read."""
     chain = _read_chain(name, folders)
-    own, layers = chain[0], Layers(Recipe, _TABLES, "a mapping", shown=_without_tags)
+    own, layers = (
+        chain[0],
+        Layers(Recipe, _TABLES, "a mapping", shown=lambda path: (one for one in path if one not in TAGS)),
+    )
     for file in reversed(chain):
         left_out = () if file is own else OWN
         values = {
@@ -132,10 +135,6 @@ def _depth(chain: Sequence[_File], origins: Mapping[str, str], key: str) -> int:
     """How far below the recipe's own file a value comes from."""
     path = origins.get(key, "").rpartition(": line ")[0]
     return next((depth for depth, file in enumerate(chain) if str(file.path) == path), len(chain))
-
-
-def _without_tags(location: Location) -> Iterator[int | str]:
-    return (one for one in location if one not in (COMMAND, LINES))
 
 
 def _read_chain(name: str, folders: Sequence[Path]) -> list[_File]:

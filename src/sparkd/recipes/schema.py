@@ -138,7 +138,7 @@ class Lines(Section):
         return f"{self.times} line(s) of {self.file} match {self.pattern}"
 
 
-COMMAND, LINES = "<command>", "<lines>"
+TAGS = COMMAND, LINES = "<command>", "<lines>"
 """Tags of the two forms of an assertion in pydantic's error locations, which are not part of the written key."""
 Assertion = Annotated[
     Annotated[Text, Tag(COMMAND)] | Annotated[Lines, Tag(LINES)],

@@ -6,7 +6,6 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from sparkd.config.settings import Engine
 from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
 from sparkd.recipes.importers.source import Source
 from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
-from sparkd.vllm.args import JsonValue
 from sparkd.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
+from sparkd.vllm.flag import parse_json
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
 SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"
@@ -164,7 +163,9 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
     """Models on the hub that speculative decoding names: downloaded, and read below sparkd's mount of the models."""
     args, model = dict(bundle.recipe.args), bundle.recipe.model
     for flag in (DRAFT, f"{DRAFT}.model"):
-        config = _parse_draft(args.get(DRAFT)) if flag == DRAFT else {"model": args.get(flag)}
+        config = parse_json(str(args.get(DRAFT))) if flag == DRAFT else {"model": args.get(flag)}
+        if not isinstance(config, dict):
+            continue
         draft, revision = str(config.get("model")), str(config.get("revision") or "")
         if cached := _OF_HUB_CACHE.fullmatch(draft):
             draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
@@ -179,14 +180,6 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         config["model"] = f"{MODELS}/{name}"
         args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
-
-
-def _parse_draft(value: JsonValue) -> dict[str, JsonValue]:
-    """Empty where it is no JSON object."""
-    with suppress(ValueError):
-        config = json.loads(str(value))
-        return config if isinstance(config, dict) else {}
-    return {}
 
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:

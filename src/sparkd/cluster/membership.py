@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.config import Settings, units
+from sparkd.host import Host, infiniband, network
+from sparkd.host.files import Files
+from sparkd.host.ownership import refuse_writable
+from sparkd.lib import recipes_dir
 from sparkd.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
 from sparkd.plan.model import LaunchPlan, Node
 
 if TYPE_CHECKING:
-    from sparkd.config import Settings
-    from sparkd.host import Host
     from sparkd.preflight.inputs import CheckInputs
     from sparkd.recipes.schema import Recipe
     from sparkd.state.shared_config import Kept
@@ -67,7 +70,6 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 
 
 def check_inputs(node: NodeContext) -> CheckInputs:
-    from sparkd.config import units
     from sparkd.preflight.inputs import CheckInputs
 
     drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
@@ -137,9 +139,6 @@ def current_switch(settings: Settings, host: Host) -> Switch | None:
 
 def check_owners(files: Iterable[tuple[str, str]]) -> None:
     """`files`: role and path of each. Raises AwaitedError for one that others than root may change."""
-    from sparkd.host.files import Files
-    from sparkd.host.ownership import refuse_writable
-
     for role, path in files:
         refuse_writable(Files(), path, role)
 
@@ -165,7 +164,6 @@ def fingerprint_config(settings: Settings, host: Host) -> str:
 
 def load_own_recipe(name: str, host: Host) -> Recipe:
     """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
-    from sparkd.lib import recipes_dir
     from sparkd.recipes.loader import load_recipe, recipe_folders
 
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
@@ -183,8 +181,6 @@ def find_place(settings: Settings, host: Host) -> Node:
     A single node needs no address: it is the head. Raises AddressAwaitedError where none of several addresses is this
     node's (yet), ConfigError where more than one is, or where addresses are unreadable.
     """
-    from sparkd.host import infiniband, network
-
     nodes = settings.cluster.nodes
     rank = _own_rank(nodes, host) if len(nodes) > 1 else 0
     node = node_of_rank(settings, rank)
@@ -200,13 +196,11 @@ def node_of_rank(settings: Settings, rank: int) -> Node:
 
 
 def _own_rank(nodes: tuple[str, ...], host: Host) -> int:
-    from sparkd.host.network import canonical
-
     try:
         found = host.addresses()
     except (OSError, ValueError) as error:
         raise ConfigError(f"this node's addresses can't be read: {error}", "look at: ip -brief address") from None
-    ranks = [rank for rank, address in enumerate(nodes) if canonical(address) in found]
+    ranks = [rank for rank, address in enumerate(nodes) if network.canonical(address) in found]
     if len(ranks) > 1:
         owned = " and ".join(nodes[rank] for rank in ranks)
         raise ConfigError(

@@ -64,7 +64,7 @@ def summarise(
 ) -> Level:
     """`drafts`: before and after the batches."""
     replies = [one for batch in batches for one in batch]
-    good = [one.streamed for one in replies if one.streamed]
+    good = [one for one in replies if isinstance(one, Streamed)]
     return Level(
         concurrency=concurrency,
         arrivals=arrivals,
@@ -76,7 +76,7 @@ def summarise(
         inter_token_seconds=spread(late - early for one in good for early, late in pairwise(one.arrivals)),
         request_seconds=spread(one.ended - one.begun for one in good),
         accepted=accepted(*drafts) if len(drafts) == 2 else (),
-        fault=next((one.fault for one in replies if one.fault), ""),
+        fault=next((one for one in replies if isinstance(one, str)), ""),
     )
 
 
@@ -90,7 +90,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 
 def output_rate(batch: Iterable[Reply]) -> float:
-    good = [one.streamed for one in batch if one.streamed]
+    good = [one for one in batch if isinstance(one, Streamed)]
     seconds = max((one.ended for one in good), default=0) - min((one.begun for one in good), default=0)
     return sum(one.tokens for one in good) / seconds if seconds > 0 else 0.0
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from random import Random
-
-from msgspec import Struct
+from typing import TypeAlias
 
 from sparkd.lib.http_client import HttpError
 from sparkd.vllm.api import Endpoint
@@ -18,12 +17,8 @@ REQUEST_SECONDS = 900.0
 SHORT, LONG = 8, 40
 """Words of the two prompts that show how many tokens a word has."""
 
-
-class Reply(Struct, frozen=True):
-    """One of the two."""
-
-    streamed: Streamed | None = None
-    fault: str = ""
+Reply: TypeAlias = Streamed | str
+"""An answer, or why there is none."""
 
 
 class Prompts:
@@ -63,9 +58,9 @@ async def send(
         await asyncio.sleep(start)
         async with places:
             try:
-                return Reply(await endpoint.stream(prompt, tokens, REQUEST_SECONDS))
+                return await endpoint.stream(prompt, tokens, REQUEST_SECONDS)
             except (HttpError, StreamError) as error:
-                return Reply(fault=str(error))
+                return str(error)
 
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(one(*pair)) for pair in zip(prompts, starts, strict=True)]

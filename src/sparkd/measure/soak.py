@@ -180,11 +180,9 @@ def find_drift(node: str, samples: Sequence[Sample]) -> Drift | None:
     middle = median(value - slope * at for at, value in points)
     noise = median(abs(value - slope * at - middle) for at, value in points)
     change = slope * (points[-1][0] - points[0][0])
-    begin, half, end = (median(value for _, value in part) for part in _thirds(points, len(points) // 3))
+    third = len(points) // 3
+    # A drift shows in each third; a single step does not, such as another program that begins.
+    thirds = (points[:third], points[third : 2 * third], points[2 * third :])
+    begin, half, end = (median(value for _, value in part) for part in thirds)
     lasting = all(step * change > 0 and abs(step) > abs(change) / 6 for step in (half - begin, end - half))
     return Drift(slope * HOUR, lasting and abs(change) > max(NOISE_BYTES, 4 * noise), known[-1][1])
-
-
-def _thirds(points: Sequence[tuple[float, int]], size: int) -> tuple[Sequence[tuple[float, int]], ...]:
-    """A drift shows in each; a single step does not, such as another program that begins."""
-    return points[:size], points[size : 2 * size], points[2 * size :]

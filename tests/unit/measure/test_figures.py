@@ -22,19 +22,19 @@ from sparkd.vllm.api import Drafts
 from sparkd.vllm.streaming import Streamed
 
 
-def answer(begun: float, first: float, each: float, tokens: int, per_event: int = 1) -> Reply:
+def answer(begun: float, first: float, each: float, tokens: int, per_event: int = 1) -> Streamed:
     times = tuple(begun + first + number * each for number in range(tokens // per_event))
-    return Reply(Streamed(begun, times, times[-1], 100, tokens))
+    return Streamed(begun, times, times[-1], 100, tokens)
 
 
 def test_a_batch_is_all_its_tokens_over_the_time_from_first_request_to_last_token() -> None:
-    batch = [answer(10, 1, 0.1, 11), answer(10, 2, 0.1, 21), Reply(fault="HTTP 500")]
+    batch: list[Reply] = [answer(10, 1, 0.1, 11), answer(10, 2, 0.1, 21), "HTTP 500"]
     assert output_rate(batch) == pytest.approx(32 / 4)
-    assert output_rate([Reply(fault="x")]) == 0
+    assert output_rate(["x"]) == 0
 
 
 def test_a_stream_is_measured_from_its_first_token_on() -> None:
-    one = answer(0, 5, 0.05, 21).streamed
+    one = answer(0, 5, 0.05, 21)
     assert one is not None
     assert stream_rate(one) == pytest.approx(20)
     assert stream_rate(Streamed(0, (1.0,), 1.0, 5, 1)) == 0
@@ -53,18 +53,18 @@ def test_spread(values: list[float], expected: Spread | None) -> None:
 
 def test_a_level_counts_failures_apart_and_keeps_the_first_reason() -> None:
     good = [answer(0, 0.5, 0.1, 11), answer(0, 0.7, 0.1, 11)]
-    level = summarise(2, "static", [good, [*good[:1], Reply(fault="HTTP 503 draining")]])
+    level = summarise(2, "static", [good, [*good[:1], "HTTP 503 draining"]])
     assert (level.requests, level.failed, level.fault) == (4, 1, "HTTP 503 draining")
     assert level.first_token_seconds is not None
     assert level.first_token_seconds.median == pytest.approx(0.5)
     assert level.inter_token_seconds is not None
     assert level.inter_token_seconds.median == pytest.approx(0.1)
-    nothing = summarise(1, "static", [[Reply(fault="refused")]])
+    nothing = summarise(1, "static", [["refused"]])
     assert (nothing.failed, nothing.output_tokens_per_second, nothing.first_token_seconds) == (1, None, None)
 
 
 def test_a_drafters_events_of_several_tokens_count_by_the_servers_number() -> None:
-    one = answer(0, 1, 0.1, 22, per_event=2).streamed
+    one = answer(0, 1, 0.1, 22, per_event=2)
     assert one is not None
     assert stream_rate(one) == pytest.approx(21)
 
@@ -86,7 +86,7 @@ def test_acceptance_is_of_the_time_between(
 
 
 def test_a_depth_compares_the_same_prompt_with_and_without_the_prefix_cache() -> None:
-    first, second = answer(0, 4, 0.1, 11).streamed, answer(0, 0.2, 0.1, 1).streamed
+    first, second = answer(0, 4, 0.1, 11), answer(0, 0.2, 0.1, 1)
     assert first is not None
     assert second is not None
     found = compare_depth(first, second)

@@ -30,6 +30,7 @@ from sparkd.host.journal import LATEST_US, Query
 from sparkd.lib.errors import BlockedError, SparkdError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import HIDDEN, Redaction
+from sparkd.lib.slow_document import ANSWER_SECONDS
 from sparkd.lib.text import sanitize
 from sparkd.measure.past import as_json
 from sparkd.plan.trial import plan_as_json
@@ -238,7 +239,7 @@ class Collector:
             keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
             own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
             for peer in (one for one in peers if one.address not in silent):
-                reader = PeerReader(Source(*peer, port, own, 0, inventory.ANSWER_SECONDS), keys, lambda: None)
+                reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
                 try:
                     report = parse_peer_report(await reader.fetch("/report"), peer.rank)
                     self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""

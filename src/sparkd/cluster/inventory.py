@@ -26,6 +26,7 @@ from sparkd.host import Host, docker, docker_image, model_folder
 from sparkd.host.files import Files
 from sparkd.lib.dockerd.reader import DockerError, DockerReader
 from sparkd.lib.http_client import HttpError
+from sparkd.lib.slow_document import ANSWER_SECONDS
 from sparkd.lib.text import sanitize, size
 from sparkd.plan.allowed import find_refusals
 from sparkd.plan.model import LaunchPlan
@@ -36,8 +37,6 @@ MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400
 DEPTH = 4
 """Of a model below models_dir: models--ORG--NAME/snapshots/REVISION has three parts."""
 FRESH_SECONDS = 5.0
-ANSWER_SECONDS = 8.0
-"""Shorter than a handler may take; what is read meanwhile is there for the next request."""
 TRIES = 3
 """What is read from a slow disk is there at the next request."""
 NOT_MODELS = ("blobs", "refs", ".no_exist")

@@ -31,10 +31,10 @@ from sparkd.host.files import Files
 from sparkd.host.network import canonical
 from sparkd.host.sockets import find_peer
 from sparkd.lib.errors import AwaitedError
-from sparkd.lib.event_loop import run_in_thread
 from sparkd.lib.http_connection import Limits, Request, Response
 from sparkd.lib.http_server import HttpServer
 from sparkd.lib.log import Events
+from sparkd.lib.slow_document import SlowDocument
 from sparkd.plan.model import Node
 from sparkd.status import http_api
 from sparkd.status.access import TokenFile
@@ -51,33 +51,6 @@ LISTEN_AGAIN_SECONDS = 10.0
 
 Spawn = Callable[[Coroutine[Any, Any, None]], object]
 """`MainLoop.spawn`: runs what has no end of its own."""
-
-
-class SlowDocument(Struct):
-    """What takes seconds to read, or hangs: read beside the loop, once at a time."""
-
-    name: str
-    read: Callable[[str], bytes]
-    """By the request's query."""
-    fresh_seconds: float = 0.0
-    """For so long, and while it is read, it answers all requests; 0: each gets its own, and none meanwhile."""
-    _reading: asyncio.Future[bytes] | None = None
-    _read_at: float = 0.0
-
-    async def get(self, query: str) -> bytes:
-        """Empty where it takes too long, and where there is no thread now. Raises what `read` has raised."""
-        busy = self._reading is not None and not self._reading.done()
-        if busy and not self.fresh_seconds:
-            return b""
-        with suppress(TimeoutError, BlockingIOError):  # no answer in time, no thread now
-            if self._reading is None or (not busy and time.monotonic() - self._read_at > self.fresh_seconds):
-                self._reading = run_in_thread(self.name, partial(self.read, query))
-                self._reading.add_done_callback(self._note_time)
-            return await asyncio.wait_for(asyncio.shield(self._reading), inventory.ANSWER_SECONDS)
-        return b""
-
-    def _note_time(self, _reading: object) -> None:
-        self._read_at = time.monotonic()
 
 
 class PeerApi(Struct):

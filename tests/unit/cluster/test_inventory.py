@@ -24,9 +24,9 @@ from sparkd.cluster.inventory import (
     parse,
     read_inventory,
 )
-from sparkd.cluster.service import SlowDocument
 from sparkd.config.settings import Allow
 from sparkd.host import Host
+from sparkd.lib.slow_document import SlowDocument
 
 DESCRIPTION = {"Id": "sha256:" + "a" * 64, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
 GOOD = Inventory(

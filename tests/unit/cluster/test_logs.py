@@ -23,11 +23,11 @@ from sparkd.cluster.logs import (
     parse,
     parse_query,
 )
-from sparkd.cluster.service import SlowDocument
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
 from sparkd.lib.http_client import HttpClient, HttpError
+from sparkd.lib.slow_document import SlowDocument
 
 
 def line(at_us: int, text: str = "agent.phase.changed", place: str = "1", priority: int = 6) -> Line:

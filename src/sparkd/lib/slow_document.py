@@ -1,0 +1,43 @@
+"""A document that takes time to read, or hangs, for requests that are answered in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from msgspec import Struct
+
+from sparkd.lib.event_loop import run_in_thread
+
+ANSWER_SECONDS = 8.0
+"""Shorter than a handler may take; what is read meanwhile is there for the next request."""
+
+
+class SlowDocument(Struct):
+    """What takes seconds to read, or hangs: read beside the loop, once at a time."""
+
+    name: str
+    read: Callable[[str], bytes]
+    """By the request's query."""
+    fresh_seconds: float = 0.0
+    """For so long, and while it is read, it answers all requests; 0: each gets its own, and none meanwhile."""
+    _reading: asyncio.Future[bytes] | None = None
+    _read_at: float = 0.0
+
+    async def get(self, query: str) -> bytes:
+        """Empty where it takes too long, and where there is no thread now. Raises what `read` has raised."""
+        busy = self._reading is not None and not self._reading.done()
+        if busy and not self.fresh_seconds:
+            return b""
+        with suppress(TimeoutError, BlockingIOError):  # no answer in time, no thread now
+            if self._reading is None or (not busy and time.monotonic() - self._read_at > self.fresh_seconds):
+                self._reading = run_in_thread(self.name, partial(self.read, query))
+                self._reading.add_done_callback(self._note_time)
+            return await asyncio.wait_for(asyncio.shield(self._reading), ANSWER_SECONDS)
+        return b""
+
+    def _note_time(self, _reading: object) -> None:
+        self._read_at = time.monotonic()

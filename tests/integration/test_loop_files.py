@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,10 +20,21 @@ import sparkd
 TRACE = "/run/trace"
 TRACED = ("strace", "-o", TRACE, "-e", "trace=%file")
 """The first thread alone: it does not follow others, nor programs."""
-ALLOWED = ("/run/", "/proc/self/", "/proc/meminfo")
+ALLOWED = ("/run/", "/proc/self/", "/proc/meminfo", "/proc/stat")
+"""The last is for psutil, from which the metrics have the moment of the boot: counters of the kernel, as those before."""
 OWN = tuple({sys.prefix, sys.base_prefix, str(Path(sparkd.__file__).parents[1])})
 """The program itself: modules are imported when they are needed."""
 REPORT = "/run/sparkd/report.json"
+TOKEN = "0123456789abcdef" * 2
+OBSERVE = """\
+observe.listen = "127.0.0.1:29511"
+observe.token_file = "/etc/sparkd/token"
+"""
+SCRAPE = f"""\
+from urllib.request import Request, urlopen
+request = Request("http://127.0.0.1:29511/metrics", headers={{"Authorization": "Bearer {TOKEN}"}})
+print(urlopen(request, timeout=20).read().decode())
+"""
 SERVE_SECONDS, END_SECONDS = 7.0, 60.0
 """Longer than the pause between two looks at a serving engine."""
 _PATH = re.compile(r'^(\w+)\([^"]*"([^"]+)"')
@@ -37,10 +49,14 @@ def traces(request: pytest.FixtureRequest) -> Iterator[Outcomes[list[str]]]:
 def trace(pair: bool, end: str) -> list[str]:
     """The system calls with a path of a run, from its first report on."""
     with world(pair=pair) as node:
+        node.tree.file("/etc/sparkd/token", TOKEN, 0o600)
+        node.tree.file("/etc/sparkd/conf.d/20-observe.toml", OBSERVE)
         node.start_agent(*TRACED)
         if pair:
             node.lead_peer()
         node.await_phase("serving")
+        scraped = node.run(sys.executable, "-I", "-S", "-c", SCRAPE, stdout=subprocess.PIPE)
+        assert b"sparkd_" in scraped.communicate()[0]
         time.sleep(SERVE_SECONDS)
         if end == "stop":
             os.kill(child_of(node.agent_pid), signal.SIGTERM)

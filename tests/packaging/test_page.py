@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -49,7 +49,7 @@ LOW_CONTRAST = """(() => {
 class Site:
     """The page of a report, which a test may change."""
 
-    def __init__(self, report: NodeReport, admits: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, report: NodeReport, admits: Callable[[str], Awaitable[bool]] | None = None) -> None:
         self.report = report
         self._handle = make_handler(lambda: Published(self.report, ""), lambda: 0.0, admits)
 

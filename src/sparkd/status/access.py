@@ -12,8 +12,11 @@ from contextlib import suppress
 from sparkd.host.files import Files
 from sparkd.host.ownership import read_private
 from sparkd.lib.errors import ConfigError
+from sparkd.lib.slow_document import SlowDocument
 
 LIMIT_BYTES = 4096
+FRESH_SECONDS = 0.5
+"""Until a new token counts."""
 CHALLENGE = ("WWW-Authenticate", 'Basic realm="sparkd", charset="UTF-8"')
 """With this a browser asks for the password by itself, also without JavaScript."""  # words: keep
 _TOKEN = re.compile(rb"[!-~]{16,512}")
@@ -21,21 +24,29 @@ _HOW = "(umask 077; openssl rand -hex 32 >{path})"
 
 
 class TokenFile:
-    """For the loop's thread. Without a good file nobody is admitted: `on_trouble` gets why, once while that is so."""
+    """Without a good file nobody is admitted: `on_trouble` gets why, from any thread, once while that is so."""
 
-    def __init__(self, files: Files, path: str, on_trouble: Callable[[str, str], object], owner_uid: int = 0) -> None:
+    def __init__(
+        self,
+        files: Files,
+        path: str,
+        on_trouble: Callable[[str, str], object],
+        owner_uid: int = 0,
+        fresh_seconds: float = FRESH_SECONDS,
+    ) -> None:
         self._files, self._path, self._owner_uid = files, path, owner_uid
         self._on_trouble = on_trouble
         self._trouble = ""
-        self._read()  # what is wrong with it is reported before the first request
+        self._slow = SlowDocument("observers-token", self._read, fresh_seconds)  # it may lie on a share that hangs
+        self._read("")  # what is wrong with it is reported before the first request
 
-    def admits(self, authorization: str) -> bool:
+    async def admits(self, authorization: str) -> bool:
         """Whether the header has the token: `Bearer TOKEN`, or Basic with the token as any user's password."""
-        token = self._read()
+        token = await self._slow.get("")
         return bool(token) and hmac.compare_digest(_sent(authorization), token)
 
-    def _read(self) -> bytes:
-        """The present token: the file is small, and read at each request."""
+    def _read(self, _query: str) -> bytes:
+        """The present token."""
         token, trouble, hint = b"", "", ""
         try:
             token = _parse(read_private(self._files, self._path, LIMIT_BYTES, self._owner_uid).content, self._path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import cache
 from ipaddress import ip_address
@@ -34,7 +34,9 @@ TEXT = "text/plain; charset=utf-8"
 
 
 def make_handler(
-    published: Callable[[], Published], beat_age: Callable[[], float], admits: Callable[[str], bool] | None = None
+    published: Callable[[], Published],
+    beat_age: Callable[[], float],
+    admits: Callable[[str], Awaitable[bool]] | None = None,
 ) -> Handler:
     """Answers in the loop's thread.
 
@@ -57,7 +59,7 @@ def make_handler(
             if not _is_own_name(request.headers.get("host", ""), known.node):
                 # The name of a foreign page may point at this machine, and a browser would read from here for it.
                 return _answer(403, f"use the IP address, localhost or {known.node}\n")
-        elif not admits(request.headers.get("authorization", "")):
+        elif not await admits(request.headers.get("authorization", "")):
             if path not in PROBES:
                 return _answer(401, "the token of observe.token_file is needed\n")._replace(headers=(CHALLENGE,))
             probed = answer(path, replace(known, message=""), "")

@@ -31,7 +31,7 @@ def basic(userinfo: str) -> str:
 def token_file(tree: Tree, owner_uid: int = OWNER) -> tuple[TokenFile, list[tuple[str, str]]]:
     """With the troubles that it reports."""
     troubles: list[tuple[str, str]] = []
-    file = TokenFile(Files(str(tree.root)), PATH, lambda *trouble: troubles.append(trouble), owner_uid)
+    file = TokenFile(Files(str(tree.root)), PATH, lambda *trouble: troubles.append(trouble), owner_uid, 0)
     return file, troubles
 
 
@@ -65,12 +65,12 @@ def test_the_token_is_sent_as_bearer_or_as_any_users_password(
     tree: Tree, authorization: str, *, admitted: bool
 ) -> None:
     write(tree, f"{TOKEN}\n")
-    assert token_file(tree)[0].admits(authorization) is admitted
+    assert asyncio.run(token_file(tree)[0].admits(authorization)) is admitted
 
 
 def test_a_token_may_hold_colons(tree: Tree) -> None:
     write(tree, NEW)
-    assert token_file(tree)[0].admits(basic(f"a:{NEW}"))
+    assert asyncio.run(token_file(tree)[0].admits(basic(f"a:{NEW}")))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_a_bad_file_admits_nobody_and_is_reported_once(tree: Tree, text: str | N
     file, troubles = token_file(tree)
     assert len(troubles) == 1, "before the first request"
     for sent in ("", "Bearer ", basic("a:"), f"Bearer {TOKEN}", f"Bearer {text}"):
-        assert not file.admits(sent)
+        assert not asyncio.run(file.admits(sent))
     ((trouble, hint),) = troubles
     assert reason in trouble
     assert PATH in hint
@@ -102,30 +102,34 @@ def test_a_bad_file_admits_nobody_and_is_reported_once(tree: Tree, text: str | N
 
 def test_a_file_of_somebody_else_or_a_symlink_admits_nobody(tree: Tree) -> None:
     write(tree, TOKEN)
-    assert not token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}")
+    assert not asyncio.run(token_file(tree, OWNER + 1)[0].admits(f"Bearer {TOKEN}"))
     tree.link("/etc/sparkd/link", PATH)
     file = TokenFile(Files(str(tree.root)), "/etc/sparkd/link", lambda *_: None, OWNER)
-    assert not file.admits(f"Bearer {TOKEN}")
+    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
 
 
 def test_the_file_is_followed(tree: Tree) -> None:
     file, troubles = token_file(tree)
-    assert not file.admits(f"Bearer {TOKEN}")
+    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
     path = write(tree, TOKEN)
-    assert file.admits(f"Bearer {TOKEN}")
+    assert asyncio.run(file.admits(f"Bearer {TOKEN}"))
     tree.file("/etc/sparkd/new", NEW, 0o600).replace(path)
-    assert file.admits(f"Bearer {NEW}")
-    assert not file.admits(f"Bearer {TOKEN}")
+    assert asyncio.run(file.admits(f"Bearer {NEW}"))
+    assert not asyncio.run(file.admits(f"Bearer {TOKEN}"))
     path.unlink()
-    assert not file.admits(f"Bearer {NEW}")
+    assert not asyncio.run(file.admits(f"Bearer {NEW}"))
     assert len(troubles) == 2
+
+
+async def has_token(authorization: str) -> bool:
+    return authorization == f"Bearer {TOKEN}"
 
 
 def answered(
     path: str, authorization: str | None, host: str = "spark1.lan:29511", report: NodeReport = ALONE
 ) -> Response:
     headers = {"host": host} | ({} if authorization is None else {"authorization": authorization})
-    handle = make_handler(lambda: make_public(report), lambda: 0.1, f"Bearer {TOKEN}".__eq__)
+    handle = make_handler(lambda: make_public(report), lambda: 0.1, has_token)
     return asyncio.run(handle(Request("127.0.0.1", path, headers)))
 
 

@@ -21,7 +21,7 @@ TRACE = "/run/trace"
 TRACED = ("strace", "-o", TRACE, "-e", "trace=%file")
 """The first thread alone: it does not follow others, nor programs."""
 ALLOWED = ("/run/", "/proc/self/", "/proc/meminfo", "/proc/stat")
-"""The last is for psutil, from which the metrics have the moment of the boot: counters of the kernel, as those before."""
+"""The last is for psutil, from which the metrics have the moment of the boot: it has counters of the kernel alone."""
 OWN = tuple({sys.prefix, sys.base_prefix, str(Path(sparkd.__file__).parents[1])})
 """The program itself: modules are imported when they are needed."""
 REPORT = "/run/sparkd/report.json"

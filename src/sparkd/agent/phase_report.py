@@ -15,7 +15,7 @@ class PhaseReport:
 
     def __init__(self, host: Host, reporter: Reporter, events: Events, rank: OwnRank, floor_bytes: int) -> None:
         self.failed_in: Phase | None = None
-        """The phase in which the run failed or was blocked, until it goes on."""
+        """The phase in which the run failed or was blocked, until that is tried again."""
         self._host = host
         self._reporter = reporter
         self._events = events

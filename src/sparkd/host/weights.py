@@ -69,13 +69,11 @@ class Index(Struct, frozen=True):
     """Whether it has its end; one that was cut off lists too few."""
 
 
-class Weights(Struct, frozen=True):
-    """`files`: sorted names, each with `123 bytes`, `sha256 ...`, or `missing`."""
-
-    files: tuple[tuple[str, str], ...]
+Manifest = tuple[tuple[str, str], ...]
+"""Sorted names of files, each with `123 bytes`, `sha256 ...`, or `missing`."""
 
 
-def manifest(files: Files, folder: str) -> Weights:
+def manifest(files: Files, folder: str) -> Manifest:
     """Of a model's folder, symlinks followed. Raises OSError, also for more than MOST_FILES files."""
     found: dict[str, str] = {}
     for name in files.names(folder):
@@ -88,7 +86,7 @@ def manifest(files: Files, folder: str) -> Weights:
         if len(found) > MOST_FILES:
             raise OSError(errno.EFBIG, f"more than {MOST_FILES} files of weights", folder)
     named = ((os.fsencode(name).decode("utf-8", "backslashreplace"), value) for name, value in found.items())
-    return Weights(tuple(sorted(named)))
+    return tuple(sorted(named))
 
 
 def read_index(files: Files, path: str) -> Index:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from sparkd.host.weights import Weights
+from sparkd.host.weights import Manifest
 from sparkd.lib.text import Table, parse_json, sanitize
 from sparkd.plan.model import LaunchPlan
 from sparkd.vllm.args import JsonValue, check_value
@@ -70,13 +70,13 @@ class Difference(Struct, frozen=True):
 
 
 def make_agreement(
-    plan: LaunchPlan, image_identity: str, weights: Weights, script_sha256: str, allow_image_difference: bool = False
+    plan: LaunchPlan, image_identity: str, weights: Manifest, script_sha256: str, allow_image_difference: bool = False
 ) -> Agreement:
     """The plan's values and those read on the node. `script_sha256` is empty for a generated script."""
     values = {**dict(plan.shared), "image.identity": image_identity}
     if script_sha256:
         values["script.sha256"] = script_sha256
-    values |= {bound_text(f"weights.{name}"): bound_text(text) for name, text in weights.files}
+    values |= {bound_text(f"weights.{name}"): bound_text(text) for name, text in weights}
     if allow_image_difference:
         values = {(UNCHECKED + name if name in IMAGE else name): text for name, text in values.items()}
     return Agreement(values, compute_digest(item for item in values.items() if not item[0].startswith(UNCHECKED)))

@@ -39,7 +39,7 @@ def read_image_identity(host: Host, plan: LaunchPlan) -> str:
     return found
 
 
-def read_weights(host: Host, plan: LaunchPlan) -> weights.Weights:
+def read_weights(host: Host, plan: LaunchPlan) -> weights.Manifest:
     folder = plan.model_path
     try:
         return weights.manifest(host.files, folder)

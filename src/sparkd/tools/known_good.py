@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host, docker, versions
-from sparkd.host.weights import Weights
+from sparkd.host.weights import Manifest
 from sparkd.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
 from sparkd.lib.text import sanitize
 from sparkd.plan.agreement import format_table, make_agreement
@@ -32,7 +32,8 @@ def read_known_good(host: Host) -> tuple[Entry, ...]:
 
 def gather_facts(host: Host, plan: LaunchPlan) -> Facts:
     """What the plan would start with now. May wait for docker and for the model's disk."""
-    weights, identity, script = Weights(()), "", ""
+    weights: Manifest = ()
+    identity, script = "", ""
     unseen: dict[str, str] = {}
 
     @contextmanager

@@ -17,7 +17,7 @@ FOLDER = "/srv/models/m"
 
 
 def manifest(tree: Tree) -> dict[str, str]:
-    return dict(weights.manifest(Files(str(tree.root)), FOLDER).files)
+    return dict(weights.manifest(Files(str(tree.root)), FOLDER))
 
 
 def index(tree: Tree, *shards: str, name: str = "model.safetensors.index.json") -> None:

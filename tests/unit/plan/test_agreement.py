@@ -12,14 +12,14 @@ from tests.tree import Tree
 from tests.unit.plans import HEAD, WORKER, configured, plan
 
 from sparkd.host import Host
-from sparkd.host.weights import Weights
+from sparkd.host.weights import Manifest
 from sparkd.lib.errors import BlockedError
 from sparkd.plan import agreement, fingerprint
 from sparkd.plan.agreement import Agreement, Difference
 from sparkd.plan.model import LaunchPlan
 from sparkd.vllm.args import JsonValue
 
-WEIGHTS = Weights((("model.safetensors", "5 bytes"),))
+WEIGHTS = (("model.safetensors", "5 bytes"),)
 TEXTS = st.text(max_size=40)
 VALUES = st.dictionaries(TEXTS, TEXTS, max_size=12)
 
@@ -27,7 +27,7 @@ VALUES = st.dictionaries(TEXTS, TEXTS, max_size=12)
 def agreed(
     made: LaunchPlan | None = None,
     image: str = "i" * 64,
-    weights: Weights = WEIGHTS,
+    weights: Manifest = WEIGHTS,
     script: str = "",
     allow_image_difference: bool = False,
 ) -> Agreement:
@@ -144,8 +144,8 @@ def test_both_ranks_agree_and_each_reading_counts() -> None:
     readings = [
         agreed(),
         agreed(image="j"),
-        agreed(weights=Weights(())),
-        agreed(weights=Weights((("model.safetensors", "missing"),))),
+        agreed(weights=()),
+        agreed(weights=(("model.safetensors", "missing"),)),
         agreed(script="s"),
         agreed(allow_image_difference=True),
     ]
@@ -219,7 +219,7 @@ def test_fingerprint_reads_model_and_script(tree: Tree) -> None:
     tree.file("/etc/sparkd/run.sh", "exec $@")
     tree.file("/srv/models/m/model.safetensors", "12345")
     host = Host(tree.root)
-    assert fingerprint.read_weights(host, made).files == (("model.safetensors", "5 bytes"),)
+    assert fingerprint.read_weights(host, made) == (("model.safetensors", "5 bytes"),)
     assert len(fingerprint.hash_user_script(host, made)) == 64
     assert fingerprint.hash_user_script(host, plan(HEAD)) == ""
 

@@ -219,12 +219,9 @@ class Endpoint:
         fields = {"model": self.served_name, "messages": messages, "max_tokens": tokens, **more}
         match await self._post("/v1/chat/completions", fields, seconds):
             case {"choices": [{"message": {**message}, "finish_reason": finish}, *_], **rest}:
-                made, given = _usage(rest)
-                content, reasoning = (
-                    message.get("content"),
-                    message.get("reasoning") or message.get("reasoning_content"),
-                )
-                return Answer(_text(content), str(finish), made, given, _text(reasoning), _calls(message))
+                content = _text(message.get("content"))
+                reasoning = _text(message.get("reasoning") or message.get("reasoning_content"))
+                return Answer(content, str(finish), *_usage(rest), reasoning, _calls(message))
         raise ValueError("no chat completion")
 
     async def has_chat(self, seconds: float) -> bool:

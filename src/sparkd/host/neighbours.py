@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
 
@@ -62,9 +63,7 @@ def find_neighbours(host: Host, interfaces: Iterable[str], port: int) -> tuple[N
         same = (address for (where, address), one in table.items() if where == interface and one == hardware)
         found.append(Neighbour(interface, link_local, tuple(one for one in same if not ip_address(one).is_link_local)))
     opened = _find_open([one for neighbour in found for one in neighbour.addresses], port)
-    return tuple(
-        Neighbour(one.interface, one.link_local, one.addresses, bool(opened & {*one.addresses})) for one in found
-    )
+    return tuple(replace(one, sparkd=bool(opened & {*one.addresses})) for one in found)
 
 
 def ping_all(interfaces: tuple[str, ...]) -> tuple[tuple[str, str], ...]:

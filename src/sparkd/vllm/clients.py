@@ -57,7 +57,6 @@ def snippet(name: str, offer: Offer) -> str:
         "url": shlex.quote(offer.url),
         "body": shlex.quote(json.dumps({key: value for key, value in body.items() if value}, ensure_ascii=False)),
         "url_json": json.dumps(offer.url),
-        "url_shell": shlex.quote(offer.url),
         "model_json": json.dumps(offer.model, ensure_ascii=False),
         "model_shell": shlex.quote(offer.model),
         "litellm_json": json.dumps(f"hosted_vllm/{offer.model}", ensure_ascii=False),

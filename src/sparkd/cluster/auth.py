@@ -73,8 +73,12 @@ def _mac(key: bytes, *parts: str | bytes) -> str:
 
 
 def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
-    """The keys, 32 bytes each, the signing one first. Raises ConfigError."""
-    return _read_key_file(files, path, owner_uid)[1]
+    """The keys, 32 bytes each, the signing one first. Raises ConfigError, AwaitedError where there is no file."""
+    try:
+        opened = read_private(files, path, LIMIT_BYTES, owner_uid)  # a reader of the key can sign for every node
+    except FileNotFoundError:
+        raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
+    return _parse_keys(opened.content, path)
 
 
 class KeyRing:
@@ -92,8 +96,8 @@ class KeyRing:
         self._trouble = ""
         self._lock = Lock()
         self._reading, self._read_at = False, float("-inf")
-        self._seen: FileFacts | None
-        self._seen, self._keys = _read_key_file(files, path, owner_uid)
+        self._seen: FileFacts | None = None
+        self._keys = read_keys(files, path, owner_uid)
 
     def keys(self) -> tuple[bytes, ...]:
         """The keys, the signing one first: never empty. Reads the file again only if its stat has changed."""
@@ -104,7 +108,7 @@ class KeyRing:
             if facts is None or facts != self._seen:
                 before, self._trouble, self._seen = self._trouble, "", facts
                 try:
-                    self._seen, self._keys = _read_key_file(self._files, self._path, self._owner_uid)
+                    self._keys = read_keys(self._files, self._path, self._owner_uid)
                 except ConfigError as error:
                     self._trouble = str(error)
                 if self._trouble not in ("", before):
@@ -131,14 +135,6 @@ class KeyRing:
             self.keys()
         finally:
             self._reading = False
-
-
-def _read_key_file(files: Files, path: str, owner_uid: int) -> tuple[FileFacts, tuple[bytes, ...]]:
-    try:
-        opened = read_private(files, path, LIMIT_BYTES, owner_uid)  # a reader of the key can sign for every node
-    except FileNotFoundError:
-        raise AwaitedError(f"no cluster key: {path} does not exist", _NEW_KEY) from None
-    return opened.facts, _parse_keys(opened.content, path)
 
 
 def _parse_keys(content: bytes, path: str) -> tuple[bytes, ...]:

@@ -17,14 +17,14 @@ NODES = """
     RECIPE = {"schema": 1, "name": "pair", "extends": "deepseek-v4-flash-balanced"}
     WIZARD = '''
     import sys
-    from argparse import Namespace
-    from sparkd.cli.init import Wizard
+    from functools import partial
+    from sparkd.cli.console import prompt
+    from sparkd.cli.init import Wishes, Wizard
     from sparkd.tools.node_files import NodeFiles
     from sparkd.host import Host
-    args = Namespace(yes=True, plan=False, recipe=None, nodes=int(sys.argv[2]), invite="invite" in sys.argv, join=None,
-                     ssh=())
+    wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())
     try:
-        wizard = Wizard(args, NodeFiles(Host(sys.argv[1]), {}))
+        wizard = Wizard(wishes, NodeFiles(Host(sys.argv[1]), {}), partial(print, flush=True), prompt)
         wizard.join("") if "join" in sys.argv else wizard.serve()
     except Exception as error:
         print("error:", error)
@@ -142,7 +142,7 @@ def test_a_node_that_joined_by_ssh_is_written_down_where_another_one_fails_and_t
         ''')
         ssh.chmod(0o755)
         os.environ |= {"PATH": f"{ssh.parent}:{os.environ['PATH']}", "WIZARD": WIZARD}
-        by_ssh = WIZARD.replace("ssh=()", f"ssh={hosts}").replace("recipe=None", "recipe='four'")
+        by_ssh = WIZARD.replace("ssh=()", f"ssh={hosts}, recipe='four'")
         four = {"schema": 1, "name": "four", "model": {"path": "DeepSeek-V4-Flash"}, "image": {"ref": "i:1"},
                 "args": {"tensor-parallel-size": 4}, "nodes": {"min": 4, "max": 4}}
         head.file("/etc/sparkd/recipes/four.yaml", json.dumps(four))

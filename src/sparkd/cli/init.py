@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.actions.setup_manifest import Setup
-from sparkd.actions.system_config import UnitFiles
-from sparkd.cli.console import prompt
-from sparkd.cli.survey import Survey, describe, group, propose_addresses, reason, show, take_survey
+from sparkd.cli.console import LINE_LIMIT, prompt
+from sparkd.cli.survey import WIDTH, Survey, describe, group, propose_addresses, reason, take_survey
 from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
 from sparkd.cluster.membership import Peer, find_place, resolve_context
@@ -27,6 +26,7 @@ from sparkd.host import Host
 from sparkd.host.network import canonical
 from sparkd.lib import recipes_dir
 from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.lib.text import GAP, sanitize
 from sparkd.preflight.check import Level
 from sparkd.preflight.fit import Fit, find_fits
 from sparkd.preflight.render import CONFIGURATION, parts
@@ -76,7 +76,8 @@ def init(args: argparse.Namespace) -> None:
         return
     if not (args.yes or args.plan or sys.stdin.isatty()):
         raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
-    wizard = Wizard(args, NodeFiles(Host(), os.environ))
+    wishes = Wishes(args.recipe or "", args.nodes, args.invite, tuple(args.ssh), plan=args.plan, yes=args.yes)
+    wizard = Wizard(wishes, NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
     if args.join is None:
         wizard.serve()
     else:
@@ -84,16 +85,23 @@ def init(args: argparse.Namespace) -> None:
 
 
 def deinit(_args: argparse.Namespace) -> None:
-    if owner := Host().owner():
-        raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
-    setup = Setup()
-    with setup.alone():
-        NodeFiles(Host(), os.environ).adopt()
-        lines = list(setup.take_back())
-        if lines:
-            UnitFiles().daemon_reload()
+    lines = NodeFiles(Host(), os.environ).take_back()
     print("\n".join(lines) or "nothing to take back: `sparkd init` has written nothing here")
     print("left as they are: models, images, recipes, the state in /var/lib/sparkd, and which units are enabled")
+
+
+class Wishes(Struct, frozen=True):
+    """What a person wants, as far as it is said."""
+
+    recipe: str = ""
+    nodes: int | None = None
+    invite: bool = False
+    ssh: tuple[str, ...] = ()
+    """Nodes that are to join by ssh."""
+    plan: bool = False
+    """Only show what would be written."""
+    yes: bool = False
+    """Write without a question."""
 
 
 class _Choice(Struct, frozen=True):
@@ -113,8 +121,11 @@ class _Choice(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Wizard:
-    args: argparse.Namespace
+    wishes: Wishes
     files: NodeFiles
+    show_line: Callable[[str], None]
+    prompt: Callable[[str], str]
+    """A question's answer. Raises UsageError where none comes."""
 
     @property
     def host(self) -> Host:
@@ -126,7 +137,7 @@ class Wizard:
         survey = self._survey(settings)
         known = tuple(map(canonical, settings.cluster.nodes))
         if len(known) > 1 and find_place(settings, self.host).rank:
-            show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
+            self._show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
             self._finish(settings, "worker", (), changed=False)
             return
         choice = self._choose(settings, survey, known)
@@ -136,8 +147,8 @@ class Wizard:
         key = settings.cluster.key_file if choice.nodes else ""
         complete = False
         changes = list(self.files.changes(values, settings, key))
-        show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
-        if not self.args.plan:
+        self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
+        if not self.wishes.plan:
             if (changes or choice.missing) and not self._confirmed():
                 return
             with self.files.setup.alone():
@@ -160,21 +171,21 @@ class Wizard:
         self.files.refuse_overruled(early)
         key = settings.cluster.key_file
         over = " in place of the key that is there" * self.host.files.exists(key)
-        show(
+        self._show(
             [
                 ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
                 ("", f"{key}: the cluster's key{over}"),
             ]
         )
-        if self.args.plan or not self._confirmed():
+        if self.wishes.plan or not self._confirmed():
             return
         with self.files.setup.alone():
-            code = code or prompt("join code: ")
+            code = code or self.prompt("join code: ")
             joined = accept(code)
             values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
             self.files.write(values, key, cluster_key.key_text(*(one.hex() for one in joined.keys)))
             confirm(code, replace(found, follows=True))
-        show([("joined", f"{joined.head_address}, as {joined.own_address}")])
+        self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
         self._finish(self.files.load().settings, "worker", (), changed=True)
 
     def _survey(self, settings: Settings) -> Survey:
@@ -182,12 +193,12 @@ class Wizard:
             survey = take_survey(settings, self.host)
         except (OSError, ValueError) as error:
             raise ConfigError(f"this node can't be read: {error}", "sparkd preflight --dry-run names what") from None
-        show(describe(survey))
+        self._show(describe(survey))
         return survey
 
     def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
         """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
-        size = self.args.nodes or (len(known) if len(known) > 1 else 2 if self.args.invite else None)
+        size = self.wishes.nodes or (len(known) if len(known) > 1 else 2 if self.wishes.invite else None)
         best = self._find_fit(settings, survey, known, size)
         total = size or best.nodes
         if total < len(known):
@@ -195,22 +206,31 @@ class Wizard:
             raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {where}")
         if total == 1:
             return _Choice(best)
-        nodes = known or (_own_address(survey),)
-        missing, named = total - len(nodes), len(self.args.ssh)
+        nodes = known or (self._own_address(survey),)
+        missing, named = total - len(nodes), len(self.wishes.ssh)
         if 0 < missing < named:
             raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
         if missing:
             self.files.refuse_overruled({("cluster", "nodes"): None})
-        return _Choice(best, nodes, missing or named or int(self.args.invite))
+        return _Choice(best, nodes, missing or named or int(self.wishes.invite))
+
+    def _own_address(self, survey: Survey) -> str:
+        """On the fabric. Raises BlockedError where this node has none, and shows how to give it one."""
+        if survey.address:
+            return survey.address
+        if survey.fabric:
+            self.show_line(propose_addresses(survey.fabric))
+        hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
+        raise BlockedError("this node has no address on a fabric", hint)
 
     def _find_fit(self, settings: Settings, survey: Survey, known: tuple[str, ...], size: int | None) -> Fit:
         """Of the recipe that a person has chosen, else of the best one; on `size` nodes, where that is known."""
         configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
-        recipe = self.args.recipe or (settings.engine.recipe if configured else "")
-        most = MAX_NODES if size or recipe or not (survey.alone or self.args.yes) else 1
+        recipe = self.wishes.recipe or (settings.engine.recipe if configured else "")
+        most = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
         recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
         best, *others = find_fits(recipes, settings, size, most, self.host)
-        show([("recipe", reason(best)), *(("", line) for line in group(others))])
+        self._show([("recipe", reason(best)), *(("", line) for line in group(others))])
         if not (best.possible and (recipe or best.reachable)):
             hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
             raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
@@ -225,7 +245,7 @@ class Wizard:
             try:
                 yield self._recipe(name)
             except ConfigError:
-                show([("", f"{name} is broken: sparkd recipe check {name}")])
+                self._show([("", f"{name} is broken: sparkd recipe check {name}")])
 
     def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
         """Each node that joins is written down at once. Raises BlockedError where some have not."""
@@ -236,14 +256,14 @@ class Wizard:
         keys = read_keys(self.host.files, key, os.geteuid())
         with Invitation(nodes[0], choice.nodes, keys, choice.missing) as invitation:
             where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
-            show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
-            guests, hosts, failed = invitation.guests(), list(self.args.ssh), ""
+            self._show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
+            guests, hosts, failed = invitation.guests(), list(self.wishes.ssh), ""
             while len(joined) < choice.missing:
                 if hosts:  # one by one: the next one may fail
                     try:
                         SshHost(hosts.pop(0)).join(invitation.code)
                     except BlockedError as error:
-                        show([("failed", str(error))])
+                        self._show([("failed", str(error))])
                         failed = failed or f"{error.reason}; "
                         if hosts:
                             continue
@@ -255,9 +275,9 @@ class Wizard:
                         nodes += [] if one.address in nodes else [one.address]
                         self.files.write({**values, ("cluster", "nodes"): nodes}, key)
                         again = ", again" * one.known
-                        show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
+                        self._show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
                         break
-                    show([("refused", f"{one.address}: {one.reason}")])
+                    self._show([("refused", f"{one.address}: {one.reason}")])
                 else:  # the time is over
                     break
         if len(joined) < choice.missing:
@@ -276,7 +296,7 @@ class Wizard:
                 peer = Peer(settings.cluster.nodes.index(one.address), one.address)
                 missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, there)])))
                 whole = f"{one.hostname}: {node.recipe.model.path} and its image are there"
-                show(("recipe", line) for line in missing or [whole])
+                self._show(("recipe", line) for line in missing or [whole])
                 complete = complete and not missing
             return complete
         return False
@@ -290,21 +310,15 @@ class Wizard:
             good = sum(one.verdict.level is Level.OK for one in shown.findings)
             summary = f"{good} ok; the others run when the head's configuration has come"
         lines = (f"{one.verdict.level.value} {one.id}: {one.verdict.reason}" for one in found)
-        show([("check", summary), *(("", line) for line in lines)])
+        self._show([("check", summary), *(("", line) for line in lines)])
         start = f"sudo systemctl enable --now sparkd-{role}"
         if shown.owner is not None:
             start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
-        show(("next", line) for line in (*commands, start))
+        self._show(("next", line) for line in (*commands, start))
+
+    def _show(self, rows: Iterable[tuple[str, str]]) -> None:
+        for name, text in rows:
+            self.show_line(f"{name:{WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}")
 
     def _confirmed(self) -> bool:
-        return self.args.yes or prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")
-
-
-def _own_address(survey: Survey) -> str:
-    """On the fabric. Raises BlockedError where this node has none, and prints how to give it one."""
-    if survey.address:
-        return survey.address
-    if survey.fabric:
-        print(propose_addresses(survey.fabric))
-    hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
-    raise BlockedError("this node has no address on a fabric", hint)
+        return self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")

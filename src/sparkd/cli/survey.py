@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from msgspec import Struct
 
 from sparkd.actions.lldp import read_names
-from sparkd.cli.console import LINE_LIMIT
 from sparkd.cluster.inventory import Inventory, read_inventory
 from sparkd.config import Settings
 from sparkd.host import CachedHost, Host
 from sparkd.host.fabric_ports import FabricPort, read_ports
 from sparkd.host.gpu import NO_GPU
 from sparkd.host.neighbours import Neighbour, find_neighbours
-from sparkd.lib.text import GAP, sanitize, size
+from sparkd.lib.text import sanitize, size
 from sparkd.preflight.check import Verdict
 from sparkd.preflight.checks.docker import Docker
 from sparkd.preflight.fit import Fit
@@ -139,8 +138,3 @@ def group(fits: Sequence[Fit]) -> Iterator[str]:
         yield f"not {names[0]}{more}: {reason}"
     if len(groups) > MOST_REASONS:
         yield "and others: sparkd recipe list"
-
-
-def show(rows: Iterable[tuple[str, str]]) -> None:
-    for name, text in rows:
-        print(f"{name:{WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}", flush=True)

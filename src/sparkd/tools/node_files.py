@@ -18,7 +18,7 @@ from sparkd.config.reference import format_line
 from sparkd.config.settings import Section
 from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.host import Host
-from sparkd.lib.errors import ConfigError
+from sparkd.lib.errors import BlockedError, ConfigError
 from sparkd.tools import cluster_key
 
 HEAD = """\
@@ -132,6 +132,17 @@ class NodeFiles:
         return set(self._written()) <= set(KEYS) and not any(
             "#" in line for line in lines if line not in HEAD.splitlines()
         )
+
+    def take_back(self) -> list[str]:
+        """What was done with each file that `init` wrote. Raises BlockedError while an agent runs with them."""
+        if owner := self.host.owner():
+            raise BlockedError("an agent runs with what `sparkd init` wrote", owner.hint)
+        with self.setup.alone():
+            self.adopt()
+            lines = list(self.setup.take_back())
+            if lines:
+                UnitFiles(self.root).daemon_reload()
+        return lines
 
     def adopt(self) -> None:
         """Values that a person has changed in `init`'s file become its own, for `deinit` to remove; else it stays."""

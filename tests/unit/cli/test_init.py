@@ -6,16 +6,17 @@ import hashlib
 import json
 import shutil
 import tomllib
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import convert
 from tests.machines.areas import docker, healthy, model
 from tests.tree import Tree
 
 from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
-from sparkd.cli.init import Wizard
+from sparkd.cli.console import prompt
+from sparkd.cli.init import Wishes, Wizard
 from sparkd.cli.main import main
 from sparkd.config.edit import SetKey
 from sparkd.host import Host
@@ -40,17 +41,7 @@ def spark(tree: Tree) -> Tree:
 @pytest.fixture
 def run(spark: Tree, capsys: pytest.CaptureFixture[str]) -> Run:
     def started(**options: object) -> str:
-        chosen = {
-            "yes": True,
-            "plan": False,
-            "recipe": None,
-            "nodes": None,
-            "invite": False,
-            "join": None,
-            "ssh": (),
-            **options,
-        }
-        Wizard(Namespace(**chosen), NodeFiles(Host(spark.root), {})).serve()
+        Wizard(convert({"yes": True, **options}, Wishes), NodeFiles(Host(spark.root), {}), print, prompt).serve()
         return capsys.readouterr().out
 
     return started
@@ -330,8 +321,8 @@ def test_once_a_person_has_taken_a_replaced_value_out_the_new_one_holds(spark: T
 
 def test_a_join_is_not_refused_for_nodes_that_a_person_set_before_they_are_known(spark: Tree) -> None:
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.9", "10.0.0.1"]\n')
-    args, node_files = Namespace(yes=True, plan=True), NodeFiles(Host(spark.root), {})
-    Wizard(args, node_files).join("")
+    node_files = NodeFiles(Host(spark.root), {})
+    Wizard(Wishes(plan=True), node_files, print, prompt).join("")
     equal: Values = {("cluster", "nodes"): ["10.0.0.9", "10.0.0.1"], ("cluster", "follow_head"): True}
     node_files.write(equal, KEY)
     assert settings(spark) == {"cluster": {"follow_head": True}}
@@ -345,7 +336,7 @@ def test_a_join_is_not_refused_for_nodes_that_a_person_set_before_they_are_known
 def test_a_join_that_another_file_overrules_is_refused_before_the_code(spark: Tree, text: str) -> None:
     spark.file("/etc/sparkd/conf.d/theirs.toml", text)
     with pytest.raises(ConfigError, match=r"theirs\.toml sets cluster\."):
-        Wizard(Namespace(yes=True, plan=True), NodeFiles(Host(spark.root), {})).join("")
+        Wizard(Wishes(plan=True), NodeFiles(Host(spark.root), {}), print, prompt).join("")
 
 
 def test_what_was_written_is_taken_back_exactly(spark: Tree, run: Run) -> None:

@@ -19,8 +19,8 @@ NODES = """
     import sys
     from functools import partial
     from sparkd.cli.console import prompt
-    from sparkd.cli.init import Wishes, Wizard
-    from sparkd.tools.node_files import NodeFiles
+    from sparkd.tools.setup.wizard import Wishes, Wizard
+    from sparkd.tools.setup.node_files import NodeFiles
     from sparkd.host import Host
     wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())
     try:

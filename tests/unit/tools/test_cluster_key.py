@@ -10,7 +10,7 @@ import pytest
 from sparkd.cluster.auth import read_keys
 from sparkd.host.files import Files
 from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.tools.cluster_key import create_key, rotate_key
+from sparkd.tools.setup.cluster_key import create_key, rotate_key
 
 
 def keys(path: Path) -> tuple[bytes, ...]:

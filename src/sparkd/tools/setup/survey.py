@@ -20,7 +20,6 @@ from sparkd.preflight.checks.docker import Docker
 from sparkd.preflight.fit import Fit
 
 MOST_SHOWN, MOST_REASONS = 4, 3
-WIDTH = 8
 NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"
 
 

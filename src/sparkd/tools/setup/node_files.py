@@ -19,7 +19,7 @@ from sparkd.config.settings import Section
 from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, ConfigError
-from sparkd.tools import cluster_key
+from sparkd.tools.setup import cluster_key
 
 HEAD = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own

@@ -16,12 +16,12 @@ from tests.tree import Tree
 
 from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.cli.console import prompt
-from sparkd.cli.init import Wishes, Wizard
 from sparkd.cli.main import main
 from sparkd.config.edit import SetKey
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
-from sparkd.tools.node_files import HEAD, NodeFiles, Values
+from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
+from sparkd.tools.setup.wizard import Wishes, Wizard
 
 TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 NEIGHBOUR = {"interface": "enp1s0f0np0", "link_local": "fe80::2", "addresses": ["10.0.0.2"], "sparkd": True}

@@ -1,0 +1,272 @@
+"""The order of `sparkd init`: look at the node, choose recipe and nodes, write, let others join, say what is next."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.cluster.auth import read_keys
+from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.cluster.membership import Peer, find_place, resolve_context
+from sparkd.config import Settings
+from sparkd.config.layers import Key
+from sparkd.config.settings import MAX_NODES
+from sparkd.host import Host
+from sparkd.host.network import canonical
+from sparkd.lib import recipes_dir
+from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.lib.text import GAP, sanitize
+from sparkd.preflight.check import Level
+from sparkd.preflight.fit import Fit, find_fits
+from sparkd.preflight.render import CONFIGURATION, parts
+from sparkd.preflight.runner import blocking
+from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.recipes.schema import Recipe
+from sparkd.tools.dry_run import look_at
+from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.node_files import NodeFiles, Values, updated
+from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
+
+if TYPE_CHECKING:
+    from sparkd.cluster.join import Guest
+
+NAME_WIDTH, LINE_LIMIT = 8, 400
+
+class Wishes(Struct, frozen=True):
+    """What a person wants, as far as it is said."""
+
+    recipe: str = ""
+    nodes: int | None = None
+    invite: bool = False
+    ssh: tuple[str, ...] = ()
+    """Nodes that are to join by ssh."""
+    plan: bool = False
+    """Only show what would be written."""
+    yes: bool = False
+    """Write without a question."""
+
+
+class _Choice(Struct, frozen=True):
+    fit: Fit
+    """Of the recipe to serve."""
+    nodes: tuple[str, ...] = ()
+    """Fabric addresses that are known, the head's first; empty for one node."""
+    missing: int = 0
+    """Nodes that are still to join."""
+
+    def commands(self, *, complete: bool) -> Iterator[str]:
+        """To run before the start. `complete`: the other nodes lack nothing."""
+        yield from (lack.command or lack.reason for lack in self.fit.lacks)
+        if self.nodes and not complete:
+            yield "sparkd model sync && sparkd image sync   # to the other nodes, what they lack"
+
+
+@dataclass(frozen=True)
+class Wizard:
+    wishes: Wishes
+    files: NodeFiles
+    show_line: Callable[[str], None]
+    prompt: Callable[[str], str]
+    """A question's answer. Raises UsageError where none comes."""
+
+    @property
+    def host(self) -> Host:
+        return self.files.host
+
+    def serve(self) -> None:
+        """Set up a node alone, or a head with the nodes that join it."""
+        settings = self.files.load().settings
+        survey = self._survey(settings)
+        known = tuple(map(canonical, settings.cluster.nodes))
+        if len(known) > 1 and find_place(settings, self.host).rank:
+            self._show([("role", f"a worker of {known[0]}: to change it, run `sparkd init` there")])
+            self._finish(settings, "worker", (), changed=False)
+            return
+        choice = self._choose(settings, survey, known)
+        values: Values = {("engine", "recipe"): choice.fit.recipe}
+        if choice.nodes:
+            values["cluster", "nodes"] = list(choice.nodes)
+        key = settings.cluster.key_file if choice.nodes else ""
+        complete = False
+        changes = list(self.files.changes(values, settings, key))
+        self._show(zip(("writes", *[""] * len(changes)), changes or ["nothing: all of it is there"], strict=False))
+        if not self.wishes.plan:
+            if (changes or choice.missing) and not self._confirmed():
+                return
+            with self.files.setup.alone():
+                self.files.write(values, key)
+                guests = self._invite(choice, values, key) if choice.missing else []
+            settings = self.files.load().settings
+            complete = self._compare(settings, survey, guests)
+        elif not choice.missing:
+            settings = settings.model_copy(update=updated(settings, values))
+        self._finish(settings, "head", choice.commands(complete=complete), changed=bool(changes))
+
+    def join(self, code: str) -> None:
+        from sparkd.cluster.join_request import accept, confirm
+
+        settings = self.files.load().settings
+        found = self._survey(settings).inventory
+        early: dict[Key, object] = {("cluster", "follow_head"): True}
+        if not self.files.is_persons(("cluster", "nodes")):  # these may be the head's, which the code brings
+            early["cluster", "nodes"] = None
+        self.files.refuse_overruled(early)
+        key = settings.cluster.key_file
+        over = " in place of the key that is there" * self.host.files.exists(key)
+        self._show(
+            [
+                ("writes", f"{self.files.init_file}: cluster.nodes, cluster.follow_head"),
+                ("", f"{key}: the cluster's key{over}"),
+            ]
+        )
+        if self.wishes.plan or not self._confirmed():
+            return
+        with self.files.setup.alone():
+            code = code or self.prompt("join code: ")
+            joined = accept(code)
+            values: Values = {("cluster", "nodes"): list(joined.nodes), ("cluster", "follow_head"): True}
+            self.files.write(values, key, cluster_key.key_text(*(one.hex() for one in joined.keys)))
+            confirm(code, replace(found, follows=True))
+        self._show([("joined", f"{joined.head_address}, as {joined.own_address}")])
+        self._finish(self.files.load().settings, "worker", (), changed=True)
+
+    def _survey(self, settings: Settings) -> Survey:
+        try:
+            survey = take_survey(settings, self.host)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"this node can't be read: {error}", "sparkd preflight --dry-run names what") from None
+        self._show(describe(survey))
+        return survey
+
+    def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
+        """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
+        size = self.wishes.nodes or (len(known) if len(known) > 1 else 2 if self.wishes.invite else None)
+        best = self._find_fit(settings, survey, known, size)
+        total = size or best.nodes
+        if total < len(known):
+            where = self.files.load().origins["cluster.nodes"]
+            raise UsageError(f"cluster.nodes names {len(known)} nodes", f"take out those that leave, in {where}")
+        if total == 1:
+            return _Choice(best)
+        nodes = known or (self._own_address(survey),)
+        missing, named = total - len(nodes), len(self.wishes.ssh)
+        if 0 < missing < named:
+            raise UsageError(f"--ssh names {named} nodes, and {missing} are missing", f"--nodes {len(nodes) + named}")
+        if missing:
+            self.files.refuse_overruled({("cluster", "nodes"): None})
+        return _Choice(best, nodes, missing or named or int(self.wishes.invite))
+
+    def _own_address(self, survey: Survey) -> str:
+        """On the fabric. Raises BlockedError where this node has none, and shows how to give it one."""
+        if survey.address:
+            return survey.address
+        if survey.fabric:
+            self.show_line(propose_addresses(survey.fabric))
+        hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
+        raise BlockedError("this node has no address on a fabric", hint)
+
+    def _find_fit(self, settings: Settings, survey: Survey, known: tuple[str, ...], size: int | None) -> Fit:
+        """Of the recipe that a person has chosen, else of the best one; on `size` nodes, where that is known."""
+        configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
+        recipe = self.wishes.recipe or (settings.engine.recipe if configured else "")
+        most = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
+        recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
+        best, *others = find_fits(recipes, settings, size, most, self.host)
+        self._show([("recipe", reason(best)), *(("", line) for line in group(others))])
+        if not (best.possible and (recipe or best.reachable)):
+            hint = "look at: sparkd recipe list; put your own into /etc/sparkd/recipes, and: sparkd init --recipe NAME"
+            raise BlockedError(f"recipe {best.recipe} can't serve here" if recipe else "no recipe fits this node", hint)
+        return best
+
+    def _recipe(self, name: str) -> tuple[Recipe, bool]:
+        loaded = load_recipe(name, recipe_folders(self.files.root))
+        return loaded.recipe, loaded.files[0].parent != recipes_dir()
+
+    def _recipes(self) -> Iterator[tuple[Recipe, bool]]:
+        for name in find_recipes(recipe_folders(self.files.root)):
+            try:
+                yield self._recipe(name)
+            except ConfigError:
+                self._show([("", f"{name} is broken: sparkd recipe check {name}")])
+
+    def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
+        """Each node that joins is written down at once. Raises BlockedError where some have not."""
+        from sparkd.actions.ssh import SshHost
+        from sparkd.cluster.join import GRACE_SECONDS, Guest, Invitation
+
+        nodes, joined = list(choice.nodes), list[Guest]()
+        keys = read_keys(self.host.files, key, os.geteuid())
+        with Invitation(nodes[0], choice.nodes, keys, choice.missing) as invitation:
+            where = f"on {choice.missing} other node(s), within ten minutes; this one waits"
+            self._show([("join", f"sudo sparkd init --join   # {where}"), ("code", invitation.code)])
+            guests, hosts, failed = invitation.guests(), list(self.wishes.ssh), ""
+            while len(joined) < choice.missing:
+                if hosts:  # one by one: the next one may fail
+                    try:
+                        SshHost(hosts.pop(0)).join(invitation.code)
+                    except BlockedError as error:
+                        self._show([("failed", str(error))])
+                        failed = failed or f"{error.reason}; "
+                        if hosts:
+                            continue
+                    if failed and not hosts:
+                        invitation.end_in(2 * GRACE_SECONDS)  # its node may have joined before that
+                for one in guests:
+                    if isinstance(one, Guest):
+                        joined.append(one)
+                        nodes += [] if one.address in nodes else [one.address]
+                        self.files.write({**values, ("cluster", "nodes"): nodes}, key)
+                        again = ", again" * one.known
+                        self._show([("joined", f"{one.hostname} ({one.address}), sparkd {one.version}{again}")])
+                        break
+                    self._show([("refused", f"{one.address}: {one.reason}")])
+                else:  # the time is over
+                    break
+        if len(joined) < choice.missing:
+            new = f"--nodes {choice.fit.nodes}" if choice.fit.nodes > len(choice.nodes) else "--invite"
+            reason = f"{failed}{len(joined)} of {choice.missing} nodes have joined in time"
+            raise BlockedError(reason, f"for a new code: sudo sparkd init {new}")
+        return joined
+
+    def _compare(self, settings: Settings, survey: Survey, guests: Sequence[Guest]) -> bool:
+        """Show what each node that has joined lacks for the recipe; whether all others are known to have it."""
+        complete = len(guests) == len(settings.cluster.nodes) - 1
+        with suppress(ConfigError):  # which the check shows
+            node = resolve_context(settings, None, self.host)
+            for one in guests:
+                there = one.inventory or "its answer is too long, or of another version"
+                peer = Peer(settings.cluster.nodes.index(one.address), one.address)
+                missing = list(find_missing_elsewhere(node, Inventories(survey.inventory, [(peer, there)])))
+                whole = f"{one.hostname}: {node.recipe.model.path} and its image are there"
+                self._show(("recipe", line) for line in missing or [whole])
+                complete = complete and not missing
+            return complete
+        return False
+
+    def _finish(self, settings: Settings, role: str, commands: Iterable[str], *, changed: bool) -> None:
+        shown = look_at(settings, self.host)
+        summary = next(str(line) for line in reversed(parts(shown)) if not str(line).startswith("next:"))
+        found = blocking(shown.findings)
+        if settings.cluster.follow_head and any(one.id == CONFIGURATION for one in found):  # as it must be, for now
+            found = tuple(one for one in found if one.id != CONFIGURATION)
+            good = sum(one.verdict.level is Level.OK for one in shown.findings)
+            summary = f"{good} ok; the others run when the head's configuration has come"
+        lines = (f"{one.verdict.level.value} {one.id}: {one.verdict.reason}" for one in found)
+        self._show([("check", summary), *(("", line) for line in lines)])
+        start = f"sudo systemctl enable --now sparkd-{role}"
+        if shown.owner is not None:
+            start = f"sudo systemctl restart sparkd-{role}   # it runs" if changed else "sparkd status   # it runs"
+        self._show(("next", line) for line in (*commands, start))
+
+    def _show(self, rows: Iterable[tuple[str, str]]) -> None:
+        for name, text in rows:
+            self.show_line(f"{name:{NAME_WIDTH}}{GAP}{sanitize(text, LINE_LIMIT)}")
+
+    def _confirmed(self) -> bool:
+        return self.wishes.yes or self.prompt("write it? [Y/n] ").strip().lower() in ("", "y", "yes")

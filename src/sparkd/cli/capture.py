@@ -80,20 +80,10 @@ def capture(args: argparse.Namespace) -> None:
     if args.issue:
         print(collector.redact(summarize(collector.settings, collector.host)), end="")
         return
-    at = datetime.now(UTC)
-    name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', collector.host.name())}-{at:%Y%m%dT%H%M%SZ}"
-    path = Path(args.output or f"{name}.tar.gz")
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-        try:
-            content = collector.archive(name, at)
-            file.write(content)
-            file.flush()
-        except BaseException:
-            path.unlink()  # a part of it is none
-            raise
+    path, size_bytes = collector.save(args.output)
     for line in collector.missing:
         print(f"not in it: {line}")
-    print(f"{path}: {len(content) / 1e6:.1f} MB; look into it before you give it away")
+    print(f"{path}: {size_bytes / 1e6:.1f} MB; look into it before you give it away")
 
 
 class Collector:
@@ -149,7 +139,22 @@ class Collector:
             self.missing.append(f"{name}: {sanitize(reason)}")
         return found[0] if found else None
 
-    def archive(self, name: str, at: datetime) -> bytes:
+    def save(self, output: str | None) -> tuple[Path, int]:
+        """Write the archive, which is for root alone, to a new file; its path and its length in bytes."""
+        at = datetime.now(UTC)
+        name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', self.host.name())}-{at:%Y%m%dT%H%M%SZ}"
+        path = Path(output or f"{name}.tar.gz")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            try:
+                content = self._archive(name, at)
+                file.write(content)
+                file.flush()
+            except BaseException:
+                path.unlink()  # a part of it is none
+                raise
+        return path, len(content)
+
+    def _archive(self, name: str, at: datetime) -> bytes:
         out = Archive(name, at, self.redact)
         for path, work in self._parts():
             if (part := self._attempt(path, work)) is not None:

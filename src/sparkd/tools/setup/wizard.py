@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 NAME_WIDTH, LINE_LIMIT = 8, 400
 
+
 class Wishes(Struct, frozen=True):
     """What a person wants, as far as it is said."""
 

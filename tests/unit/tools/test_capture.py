@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.cli import capture
-from sparkd.cli.capture import Collector
 from sparkd.cluster.logs import NodeLog, Page
 from sparkd.config import load_settings
 from sparkd.host import Host
@@ -25,7 +23,9 @@ from sparkd.host.journal import Line, Lines, Query
 from sparkd.host.recorder import SETTINGS, RecordingFiles, read_tree
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import Redaction
+from sparkd.tools import capture_collector
 from sparkd.tools.capture_archive import Archive
+from sparkd.tools.capture_collector import Collector
 from sparkd.tools.capture_tree import cut_words, keep_content
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
@@ -116,7 +116,7 @@ def test_what_only_root_may_read_is_copied_of_the_settings_alone(tmp_path: Path)
 @pytest.fixture
 def collector(tree: Tree, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Collector]:
     """Of the machine `tree`, whose configuration is broken."""
-    monkeypatch.setattr(capture, "load_settings", lambda _env: load_settings({}, tree.root))
+    monkeypatch.setattr(capture_collector, "load_settings", lambda _env: load_settings({}, tree.root))
     tree.file("/etc/sparkd/sparkd.toml", "[cluster\n")
     return lambda: Collector(Host(str(tree.root)))
 
@@ -157,7 +157,9 @@ def test_own_lines_are_there_where_another_node_is_silent(
         raise HttpError("no answer")
 
     made, failure = collector(), datetime(2026, 11, 23, 1, tzinfo=UTC)
-    monkeypatch.setattr(capture, "open_logs", lambda *_: ([NodeLog("", own), NodeLog("10.0.0.2", silent)], ""))
+    monkeypatch.setattr(
+        capture_collector, "open_logs", lambda *_: ([NodeLog("", own), NodeLog("10.0.0.2", silent)], "")
+    )
     monkeypatch.setattr(Collector, "_failures", lambda _: [failure])
     asyncio.run(made._read_nodes())
     assert len(made.of_nodes) == 2

@@ -1,0 +1,272 @@
+"""What `sparkd capture` puts into its archive, part by part: of this node, and of what the others say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from sparkd import __version__
+from sparkd.actions import history as store
+from sparkd.cluster import inventory, membership
+from sparkd.cluster.auth import KeyRing
+from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.cluster.logs import Entry, merge, open_logs
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host, versions
+from sparkd.host.files import Kind
+from sparkd.host.gpu import read_clocks, read_driver
+from sparkd.host.journal import LATEST_US, Query
+from sparkd.lib.errors import BlockedError, SparkdError
+from sparkd.lib.http_client import HttpError
+from sparkd.lib.redaction import HIDDEN, Redaction
+from sparkd.lib.text import sanitize
+from sparkd.measure.past import as_json
+from sparkd.plan.trial import plan_as_json
+from sparkd.preflight import render
+from sparkd.state import launch_history
+from sparkd.status import model
+from sparkd.status.report_file import read_report
+from sparkd.tools import known_good
+from sparkd.tools.capture_archive import MOST_BYTES, Archive
+from sparkd.tools.capture_summary import summarize
+from sparkd.tools.capture_tree import read_machine
+from sparkd.tools.dry_run import look_at
+
+T = TypeVar("T")
+
+PART_SECONDS, NODES_SECONDS = 20.0, 60.0
+FOLDER, SETTINGS = "/etc/sparkd", (".toml", ".yaml", ".yml")
+RECENT = timedelta(hours=24)
+BEFORE_FAILURE, AFTER_FAILURE = timedelta(minutes=15), timedelta(minutes=1)
+LAUNCHES = 100
+INSPECTED = (
+    "Id",
+    "Created",
+    "Path",
+    "State",
+    "Image",
+    "Name",
+    "RestartCount",
+    "Driver",
+    "Platform",
+    "HostConfig",
+    "Mounts",
+)
+
+
+class Collector:
+    """Each part has a deadline of its own, and is named in `missing` where it can't be had."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.missing: list[str] = []
+        self.of_nodes = dict[str, str]()
+        loaded = self._attempt("settings (LOOK FOR SECRETS that they name)", lambda: load_settings(os.environ))
+        self.settings = loaded or Settings()
+        named = self._attempt("the plan's secrets (LOOK FOR THEM)", lambda: [*self._named_secrets()])
+        self.secret_files = frozenset({*self._configured_secrets(), *self._private_files(), *(named or ())} - {""})
+        self.redact = Redaction(text for path in self.secret_files if (text := self._secret(path)))
+
+    def _configured_secrets(self) -> Iterator[str]:
+        yield from (self.settings.cluster.key_file, self.settings.observe.token_file, self.settings.notify.webhook_file)
+        yield from self.settings.engine.secrets.values()
+
+    def _named_secrets(self) -> Iterator[str]:
+        yield from (one.file for one in membership.resolve_context(self.settings, None, self.host).plan.secrets)
+
+    def _private_files(self) -> Iterator[str]:
+        """What only root may read beside the settings: with a configuration that is broken, nothing names it."""
+        for name in self.host.files.names_if_any(FOLDER):
+            path = f"{FOLDER}/{name}"
+            with suppress(OSError):
+                facts = self.host.files.lstat(path)
+                if facts.kind is Kind.FILE and not facts.permissions & 0o077 and not name.endswith(SETTINGS):
+                    yield path
+
+    def _secret(self, path: str) -> str | None:
+        what = f"the content of {path} (LOOK FOR IT, it is not hidden)"
+        return self._attempt(what, lambda: self.host.files.text(path, 1 << 16) if self.host.files.exists(path) else "")
+
+    def _attempt(self, name: str, work: Callable[[], T], seconds: float = PART_SECONDS) -> T | None:
+        """None where it fails or takes too long; then it is named."""
+        found, reasons = list[T](), list[str]()
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except (SparkdError, OSError, ValueError) as error:
+                reasons.append(str(error))
+            except Exception as error:  # a part less is better than no archive
+                reasons.append(f"{type(error).__name__}: {error}")
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        thread.join(seconds)
+        if not found:
+            reason = reasons[0] if reasons else f"not read within {seconds:g} s"
+            self.missing.append(f"{name}: {sanitize(reason)}")
+        return found[0] if found else None
+
+    def save(self, output: str | None) -> tuple[Path, int]:
+        """Write the archive, which is for root alone, to a new file; its path and its length in bytes."""
+        at = datetime.now(UTC)
+        name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', self.host.name())}-{at:%Y%m%dT%H%M%SZ}"
+        path = Path(output or f"{name}.tar.gz")
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
+            try:
+                content = self._archive(name, at)
+                file.write(content)
+                file.flush()
+            except BaseException:
+                path.unlink()  # a part of it is none
+                raise
+        return path, len(content)
+
+    def _archive(self, name: str, at: datetime) -> bytes:
+        out = Archive(name, at, self.redact)
+        for path, work in self._parts():
+            if (part := self._attempt(path, work)) is not None:
+                out.add(path, part)
+        self._attempt("nodes", lambda: asyncio.run(self._read_nodes()), NODES_SECONDS)
+        for path, text in tuple(self.of_nodes.items()):  # what there is, also where the rest took too long
+            out.add(path, text)
+        tree = self._attempt("tree", lambda: read_machine(self.settings, self.host, self.secret_files))
+        for one in tree or ():
+            out.add(f"tree{one.path}", one.content, one.target, executable=one.executable)
+        if out.left_out:
+            self.missing.append(f"{out.left_out} files: the archive would be over {MOST_BYTES >> 20} MiB")
+        out.add("README.txt", self._readme(name))
+        return out.close()
+
+    def _parts(self) -> Iterator[tuple[str, Callable[[], str]]]:
+        yield "summary.md", lambda: summarize(self.settings, self.host)
+        yield "preflight.json", lambda: render.as_json(look_at(self.settings, self.host))
+        yield "report.json", lambda: read_report(self.host.files)
+        yield "plan.json", lambda: plan_as_json(membership.resolve_context(self.settings, None, self.host).plan)
+        yield "diff.txt", self._diff
+        yield "versions.json", lambda: _json(dict(versions.read_versions(self.host)))
+        yield "gpu.json", lambda: _json(msgspec.to_builtins((read_driver(), read_clocks())))
+        yield "containers.json", self._containers
+        yield "history.json", self._history
+
+    def _diff(self) -> str:
+        entries = known_good.read_known_good(self.host)
+        if not entries:
+            return "no start is known good on this node yet\n"
+        now = known_good.gather_facts(self.host, membership.configured_context(self.settings, self.host).plan)
+        return f"{known_good.as_text(entries[0], now)}\n"
+
+    def _history(self) -> str:
+        files = self.host.files
+        return f"{as_json(store.read(files), store.read_totals(files), LAUNCHES)}\n"
+
+    def _containers(self) -> str:
+        """sparkd's own: without what is in their environment, and of their command only its beginning."""
+        facts = self.host.docker()
+        if not facts.running or facts.error:
+            raise BlockedError(facts.error or "docker is not running")
+        found = []
+        reader = self.host.docker_reader()
+        try:
+            for one in facts.containers:
+                answer = reader.container(one.id) if one.ours else None
+                if isinstance(answer, dict):
+                    config = answer.get("Config") or {}
+                    kept = {key: answer.get(key) for key in INSPECTED}
+                    names = [str(line).partition("=")[0] for line in config.get("Env") or ()]
+                    found.append(
+                        {**kept, "Labels": config.get("Labels"), "Env": names, "ImageName": config.get("Image")}
+                    )
+        finally:
+            reader.close()
+        return _json(found)
+
+    async def _read_nodes(self) -> None:
+        """The logs of all nodes, and what the agents of the others say."""
+        await self._read_reports(await self._read_logs())
+
+    async def _read_logs(self) -> set[str]:
+        """Addresses of the nodes that are silent, which are left out from then on."""
+        silent = set[str]()
+        now = datetime.now(UTC)
+        windows = [(now - RECENT, None), *((at - BEFORE_FAILURE, at + AFTER_FAILURE) for at in self._failures())]
+        for since, until in windows:
+            query = Query(_us(since), LATEST_US if until is None else _us(until))
+            opened, trouble = open_logs(self.settings, self.host)
+            if trouble and until is None:
+                self.missing.append(f"lines of other nodes: {sanitize(trouble, 400)}")
+            logs = [one for one in opened if one.name not in silent]
+            answers = await asyncio.gather(*(one.next(query) for one in logs))
+            name = "recent" if until is None else f"until-{until:%Y%m%dT%H%M%SZ}"
+            self.of_nodes[f"logs/{name}.log"] = "".join(map(_line, merge(entries for entries, _ in answers)))
+            for log, (entries, trouble) in zip(logs, answers, strict=True):
+                if trouble:
+                    silent |= {log.name} if log.name and not entries else set()
+                    place = f"{log.name} (there: sudo sparkd capture)" if log.name else "this node"
+                    self.missing.append(f"lines of {place}, {name}: {trouble}")
+        return silent
+
+    async def _read_reports(self, silent: set[str]) -> None:
+        rank = membership.find_place(self.settings, self.host).rank
+        if peers := membership.peers_of(self.settings, rank):
+            keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
+            own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
+            for peer in (one for one in peers if one.address not in silent):
+                reader = PeerReader(Source(*peer, port, own, 0, inventory.ANSWER_SECONDS), keys, lambda: None)
+                try:
+                    report = parse_peer_report(await reader.fetch("/report"), peer.rank)
+                    self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""
+                    there = inventory.parse(await reader.fetch(inventory.PATH))
+                    self.of_nodes[f"nodes/{peer.address}/inventory.json"] = inventory.dump(there).decode()
+                except (HttpError, UnsignedError, ValueError) as error:
+                    self.missing.append(
+                        f"report of {peer.address} (there: sudo sparkd capture): {sanitize(str(error))}"
+                    )
+
+    def _failures(self) -> list[datetime]:
+        """The last two, newest first."""
+        history = launch_history.read_history(self.host.files)
+        ends = (*history.ends, *([history.last_cause] if history.last_cause else []))
+        stamps = sorted({one.at for one in ends if one.at}, reverse=True)[:2]
+        found = []
+        for stamp in stamps:
+            with suppress(ValueError):
+                found.append(datetime.fromisoformat(stamp))
+        return found
+
+    def _readme(self, name: str) -> str:
+        missing = "".join(f"  {line}\n" for line in self.missing) or "  nothing\n"
+        return (
+            f"{name}, by sparkd {__version__}\n\n"
+            "summary.md       for a forum\n"
+            "preflight.json   what the checks find; diff.txt: what differs from the last known good start\n"
+            "logs/            agents and engines of all nodes, of the last day and around the last failures\n"
+            "nodes/           what the agents of the other nodes say\n"
+            "tree/            the files that the checks read: sparkd preflight --root tree\n\n"
+            f"Secrets and prompts are replaced by {HIDDEN}.\n"
+            "Host names, addresses, paths and names of processes are in it.\n\n"
+            f"Missing:\n{missing}"
+        )
+
+
+def _line(entry: Entry) -> str:
+    at = datetime.fromtimestamp(entry.at_us / 1e6, UTC).isoformat(timespec="milliseconds")
+    return f"{at} {entry.node} <{entry.line.priority}> {entry.line.text}\n"
+
+
+def _us(at: datetime) -> int:
+    return max(0, round(at.timestamp() * 1_000_000))
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"

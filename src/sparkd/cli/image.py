@@ -5,21 +5,25 @@ from __future__ import annotations
 import argparse
 import os
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sparkd.actions import dockerd
+from sparkd.actions.dockerd import lock_scratch
+from sparkd.actions.files import remove
+from sparkd.actions.ssh import SshHost
+from sparkd.cli.console import Progress
 from sparkd.cli.sync import add_targets, choose_peers, require_room, run_on_each
+from sparkd.cluster.membership import resolve_context
 from sparkd.config import Settings, load_settings
-from sparkd.host import Host
+from sparkd.host import Host, docker, docker_image
 from sparkd.host.disks import read_rooms
-from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.dockerd.reader import DockerError
+from sparkd.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.lib.text import size
-
-if TYPE_CHECKING:
-    from sparkd.actions.ssh import SshHost
 
 SCRATCH = ".cache/sparkd"
 """Below the user's home, on both sides: nobody else can put a file there."""
@@ -41,22 +45,19 @@ def add_image(parser: argparse.ArgumentParser) -> None:
 
 
 def sync_image(args: argparse.Namespace) -> int:
-    from sparkd.actions.dockerd import lock_scratch
-    from sparkd.actions.files import remove
-
     host, configured = Host(), load_settings(os.environ)
-    peers = choose_peers(args, configured, host)
-    image = _inspect(_ref(args.ref, configured, host), host)
-    with lock_scratch(image.file.parent):
-        code = run_on_each(peers, partial(_copy, image, host))
-        if code and image.file.exists():
-            print(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
-        else:
-            remove(image.file)
-    return code
+    peers = choose_peers(args.to, args.user, configured, host)
+    return send_image(find_image(args.ref, configured, host), peers, host, _save, partial(print, flush=True))
 
 
-class _Image(Struct, frozen=True):
+def _save(image: Image) -> None:
+    print(f"docker writes {image.ref} to {image.file}", flush=True)
+    with Progress(1, image.size_bytes) as progress:
+        progress.next(image.ref)
+        dockerd.save(image.ref, image.file, progress.done)
+
+
+class Image(Struct, frozen=True):
     ref: str
     identity: str
     size_bytes: int
@@ -68,22 +69,14 @@ class _Image(Struct, frozen=True):
         return Path.home() / SCRATCH / f"image-{self.identity[:32]}.tar"
 
 
-def _ref(word: str | None, settings: Settings, host: Host) -> str:
-    from sparkd.cluster.membership import resolve_context
-
+def find_image(word: str | None, settings: Settings, host: Host) -> Image:
+    """By its name, or the plan's. Raises UsageError, BlockedError."""
     ref = word or resolve_context(settings, None, host).plan.image
     if not _REF.fullmatch(ref):
         raise UsageError(f"{ref!r} is no name of an image", "such as name:tag")
     if "@" in ref:
         hint = "docker pull it there; or docker tag it here, and name the tag"
         raise UsageError(f"{ref} is named by its digest, which no docker load brings back", hint)
-    return ref
-
-
-def _inspect(ref: str, host: Host) -> _Image:
-    from sparkd.host import docker, docker_image
-    from sparkd.lib.dockerd.reader import DockerError
-
     try:
         found = docker.query(
             host, lambda one: (docker_image.image_identity(one, ref), docker_image.read_image(one, ref))
@@ -94,26 +87,43 @@ def _inspect(ref: str, host: Host) -> _Image:
         case None:
             raise BlockedError("docker is not running on this node", "systemctl start docker")
         case str(identity), docker_image.Image(size_bytes=size_bytes):
-            return _Image(ref, identity, size_bytes)
+            return Image(ref, identity, size_bytes)
     raise BlockedError(f"image {ref} is not on this node", "get it on one node: sparkd preflight says how")
 
 
-def _copy(image: _Image, host: Host, peer: SshHost) -> None:
-    from sparkd.actions.files import remove
+def send_image(
+    image: Image,
+    peers: Sequence[SshHost],
+    host: Host,
+    save: Callable[[Image], None],
+    show: Callable[[str], None],
+) -> ExitCode:
+    """To each of these nodes; `save` has docker write it to its file. 10 where any has failed."""
+    with lock_scratch(image.file.parent):
+        code = run_on_each(peers, partial(_copy, image, host, save, show))
+        if code and image.file.exists():
+            show(f"kept {image.file} ({size(image.file.stat().st_size)}): the same command resumes with it")
+        else:
+            remove(image.file)
+    return code
 
+
+def _copy(image: Image, host: Host, save: Callable[[Image], None], show: Callable[[str], None], peer: SshHost) -> None:
     there = f"{SCRATCH}/{image.file.name}"
     before = _identity(image, peer)
     if before == image.identity:
         peer.run_checked("rm", "-f", "--", there)
-        print(f"{peer.address}: has {image.ref} already", flush=True)
+        show(f"{peer.address}: has {image.ref} already")
         return
     _check_room(image, peer, there)
     if not image.file.exists():
-        _save(image, host)
-    print(f"{peer.address}: {size(image.file.stat().st_size)} to send", flush=True)
+        (room,) = read_rooms(host, (str(image.file.parent),))
+        require_room(room, image.size_bytes, f" here for {image.file}", "; docker system df", None)
+        save(image)
+    show(f"{peer.address}: {size(image.file.stat().st_size)} to send")
     # In place: nothing reads it meanwhile, and a partial file is resumed.
     peer.send(str(image.file), f"{SCRATCH}/", "--inplace")
-    print(f"{peer.address}: docker loads it", flush=True)
+    show(f"{peer.address}: docker loads it")
     peer.run_checked("docker", "load", "--input", there, seconds=LOAD_SECONDS)
     after = _identity(image, peer)
     peer.run_checked("rm", "-f", "--", there)
@@ -121,20 +131,17 @@ def _copy(image: _Image, host: Host, peer: SshHost) -> None:
         remove(image.file)
         raise BlockedError(f"{peer.address}: what docker has loaded is not {image.ref} as it is here", "try once more")
     replaced = "; the image that had this name stays there without it" if before else ""
-    print(f"{peer.address}: has {image.ref} now{replaced}", flush=True)
+    show(f"{peer.address}: has {image.ref} now{replaced}")
 
 
-def _identity(image: _Image, peer: SshHost) -> str | None:
-    from sparkd.host import docker_image
-    from sparkd.lib.dockerd.reader import DockerError
-
+def _identity(image: Image, peer: SshHost) -> str | None:
     try:
         return docker_image.identity_of(peer.inspect_image(image.ref), image.ref)
     except DockerError as error:
         raise BlockedError(f"{peer.address}: its docker can't look up {image.ref}: {error}") from None
 
 
-def _check_room(image: _Image, peer: SshHost, there: str) -> None:
+def _check_room(image: Image, peer: SshHost, there: str) -> None:
     """Check the room for the rest of the file, and for the layers that docker unpacks."""
     root = peer.run_checked("docker", "info", "--format", "{{.DockerRootDir}}").strip()
     file_bytes = max(0, image.size_bytes - peer.read_size(there))
@@ -142,15 +149,3 @@ def _check_room(image: _Image, peer: SshHost, there: str) -> None:
     for room, _ in wanted:
         need_bytes = sum(size_bytes for other, size_bytes in wanted if other.mount == room.mount)
         require_room(room, need_bytes, f" for {image.ref}", "; docker system df", peer)
-
-
-def _save(image: _Image, host: Host) -> None:
-    from sparkd.actions import dockerd
-    from sparkd.cli.console import Progress
-
-    (room,) = read_rooms(host, (str(image.file.parent),))
-    require_room(room, image.size_bytes, f" here for {image.file}", "; docker system df", None)
-    print(f"docker writes {image.ref} to {image.file}", flush=True)
-    with Progress(1, image.size_bytes) as progress:
-        progress.next(image.ref)
-        dockerd.save(image.ref, image.file, progress.done)

@@ -6,25 +6,28 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from sparkd.cli import sync
+from sparkd.actions import hub
+from sparkd.actions.hub import Repo
+from sparkd.actions.ssh import SshHost
 from sparkd.cli.console import Progress
+from sparkd.cli.sync import add_targets, choose_peers, require_room, run_on_each
+from sparkd.cluster.membership import resolve_context
 from sparkd.config import Settings, load_settings
 from sparkd.host import Host, shm, weights
-from sparkd.host.disks import read_rooms
+from sparkd.host.disks import Room, read_rooms
 from sparkd.host.files import Files
 from sparkd.host.ownership import ROOT, read_private
 from sparkd.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.lib.text import sanitize, size
-
-if TYPE_CHECKING:
-    from sparkd.actions.ssh import SshHost
-    from sparkd.recipes.schema import Model
+from sparkd.preflight.checks.weights import ModelWeights
+from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
+from sparkd.recipes.schema import REPO, Model
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
@@ -74,46 +77,20 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     copy.set_defaults(run=sync_model)
     copy.add_argument("model", nargs="?", help=_MODEL)
     copy.add_argument("--quick", action="store_true", help="check names and sizes alone there, no hashes")
-    sync.add_targets(copy)
+    add_targets(copy)
 
 
 def check_model(args: argparse.Namespace) -> None:
     host = Host()
-    folder = _folder_of(args.model, host)
-    _check_files(folder, host)
+    folder = find_folder(args.model, host)
+    print(describe_files(folder, host))
     if not args.quick:
         _check_hashes(folder, host.files)
 
 
-def _folder_of(word: str | None, host: Host) -> str:
-    """Of a model by name, or the plan's."""
-    from sparkd.cluster.membership import resolve_context
-
-    if word and word.startswith("/"):
-        return word.rstrip("/")
-    configured = load_settings(os.environ)
-    if word:
-        return f"{configured.engine.models_dir}/{word.strip('/')}"
-    return resolve_context(configured, None, host).plan.model_path
-
-
-def _check_files(folder: str, host: Host) -> None:
-    """Raises BlockedError (10) where the loader would fail."""
-    from sparkd.preflight.checks.weights import ModelWeights
-
-    facts, verdict = ModelWeights(folder).run(host)
-    if not facts.there:
-        raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
-    if verdict.level.blocks:
-        raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
-    print(f"{folder}: {verdict.reason}")
-
-
 def _warn_if_loading(folder: str, host: Host) -> None:
-    """Print a warning where a program, such as a loading engine, has the model's files open."""
-    with suppress(OSError):
-        if shm.find_uses(host.files, host.processes(), weights.list_shards(host.files, folder)).used:
-            print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
+    if is_open(folder, host):
+        print(f"{folder} is being loaded: that takes longer, and so does this", file=sys.stderr)
 
 
 def _check_hashes(folder: str, files: Files) -> None:
@@ -122,39 +99,25 @@ def _check_hashes(folder: str, files: Files) -> None:
     if not wanted:
         print("no hashes to compare with: they are kept by Hugging Face's client, in its cache or beside --local-dir")
         return
-    wrong = []
     with Progress(len(wanted), sum(files.stat(f"{folder}/{name}").size_bytes for name in wanted)) as progress:
-        for name, sha256 in wanted.items():
-            progress.next(name)
-            if weights.compute_hash(files, f"{folder}/{name}", progress.done) != sha256:
-                wrong.append(name)
-    if wrong:
-        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
-        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
-        raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
+        refuse_changed(folder, wanted, files, progress.next, progress.done)
     print(f"as they were downloaded, by SHA-256: {len(wanted)} of its files")
 
 
 def pull_model(args: argparse.Namespace) -> None:
-    from sparkd.actions import hub
-
     host, configured = Host(), load_settings(os.environ)
-    name, model = _choose_repo(args.name, configured, host)
-    folder = _model_folder(name, model, configured) if args.to is None else os.path.abspath(args.to)  # noqa: PTH100
-    revision = args.revision or (model.revision if name == model.repo else "") or None
-    token = _read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
-    repo = hub.find_repo(name, revision, token, tuple(args.exclude))
-    print(f"{name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
-    need_bytes = repo.missing_bytes(Path(folder))
-    (room,) = read_rooms(host, (folder,))
-    if need_bytes > 0:
-        sync.require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
+    published = choose_repo(args.name, configured, host)
+    folder = published.folder(configured) if args.to is None else os.path.abspath(args.to)  # noqa: PTH100
+    token = read_token(args.token_file or configured.engine.secrets.get(TOKEN), host.files)
+    repo = hub.find_repo(published.name, args.revision or published.revision, token, tuple(args.exclude))
+    print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
+    need_bytes, room = require_download_room(repo, folder, host)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     _warn_if_loading(folder, host)
     with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
-        progress.next(name)
+        progress.next(repo.name)
         hub.download(repo, Path(folder), token, progress.done)
-    _check_files(folder, host)
+    print(describe_files(folder, host))
     _check_hashes(folder, host.files)
 
 
@@ -174,18 +137,95 @@ def _ended_by_interrupt(progress: Progress) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _choose_repo(word: str | None, settings: Settings, host: Host) -> tuple[str, Model]:
-    """Name of the repository, and the model of the recipe, which may be another one. Raises UsageError."""
-    from sparkd.cluster.membership import resolve_context
-    from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
-    from sparkd.recipes.schema import REPO, Model
+def sync_model(args: argparse.Namespace) -> int:
+    host = Host()
+    peers = choose_peers(args.to, args.user, load_settings(os.environ), host)
+    folder = find_folder(args.model, host)
+    print(describe_files(folder, host))
+    _warn_if_loading(folder, host)
+    return run_on_each(peers, partial(send_model, folder, partial(print, flush=True), quick=args.quick))
 
+
+def find_folder(word: str | None, host: Host) -> str:
+    """Of a model by name, or the plan's."""
+    if word and word.startswith("/"):
+        return word.rstrip("/")
+    configured = load_settings(os.environ)
+    if word:
+        return f"{configured.engine.models_dir}/{word.strip('/')}"
+    return resolve_context(configured, None, host).plan.model_path
+
+
+def describe_files(folder: str, host: Host) -> str:
+    """What is there of a model. Raises BlockedError (10) where the loader would fail."""
+    facts, verdict = ModelWeights(folder).run(host)
+    if not facts.there:
+        raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
+    if verdict.level.blocks:
+        raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
+    return f"{folder}: {verdict.reason}"
+
+
+def is_open(folder: str, host: Host) -> bool:
+    """Whether a program, such as a loading engine, has the model's files open."""
+    with suppress(OSError):
+        return bool(shm.find_uses(host.files, host.processes(), weights.list_shards(host.files, folder)).used)
+    return False
+
+
+def refuse_changed(
+    folder: str,
+    wanted: Mapping[str, str],
+    files: Files,
+    begun: Callable[[str], None],
+    read: Callable[[int], None],
+) -> None:
+    """Raises BlockedError (10) where a file has another SHA-256 than is wanted.
+
+    `begun` gets the name of each file, `read` the bytes of each piece.
+    """
+    wrong = []
+    for name, sha256 in wanted.items():
+        begun(name)
+        if weights.compute_hash(files, f"{folder}/{name}", read) != sha256:
+            wrong.append(name)
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
+        raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
+
+
+class Published(NamedTuple):
+    """A repository of the hub."""
+
+    name: str
+    model: Model
+    """Of the recipe, which may be another one."""
+
+    @property
+    def revision(self) -> str | None:
+        """The recipe's, where it is of this model."""
+        return (self.model.revision if self.name == self.model.repo else "") or None
+
+    def folder(self, settings: Settings) -> str:
+        """The recipe's, where that is the same model. Raises UsageError where another one's is of that name."""
+        name, model = self
+        last = name.rpartition("/")[2]
+        fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
+        path = model.path if fits else last
+        if path == model.path and model.repo and name.lower() != model.repo.lower():
+            raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
+        return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+
+
+def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
+    """By its name, or by a recipe's, which is the configured one without a word. Raises UsageError."""
     if word and "/" in word and not word.endswith(SUFFIX):
         if not REPO.fullmatch(word):
             raise UsageError(f"{word} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
         with suppress(ConfigError):  # a named model needs no good recipe
-            return word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model
-        return word, Model()
+            return Published(word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model)
+        return Published(word, Model())
     if word is None and settings.cluster.follow_head:
         used = resolve_context(settings, None, host).recipe
         model, recipe = used.model, used.name
@@ -196,20 +236,19 @@ def _choose_repo(word: str | None, settings: Settings, host: Host) -> tuple[str,
     if not model.repo:
         hint = "name it: sparkd model pull ORGANISATION/NAME"
         raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
-    return model.repo, model
+    return Published(model.repo, model)
 
 
-def _model_folder(name: str, model: Model, settings: Settings) -> str:
-    """The recipe's, where that is the same model. Raises UsageError where another one's is of that name."""
-    last = name.rpartition("/")[2]
-    fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
-    path = model.path if fits else last
-    if path == model.path and model.repo and name.lower() != model.repo.lower():
-        raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
-    return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Room]:
+    """Bytes that are still to come, and the room for them. Raises BlockedError."""
+    need_bytes = repo.missing_bytes(Path(folder))
+    (room,) = read_rooms(host, (folder,))
+    if need_bytes > 0:
+        require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
+    return need_bytes, room
 
 
-def _read_token(path: str | None, files: Files) -> str | None:
+def read_token(path: str | None, files: Files) -> str | None:
     """None leaves it to the client, which has the token of `hf auth login`. Raises UsageError."""
     if not path:
         return None
@@ -226,28 +265,19 @@ def _read_token(path: str | None, files: Files) -> str | None:
     return token.decode()
 
 
-def sync_model(args: argparse.Namespace) -> int:
-    host = Host()
-    peers = sync.choose_peers(args, load_settings(os.environ), host)
-    folder = _folder_of(args.model, host)
-    _check_files(folder, host)
-    _warn_if_loading(folder, host)
-    return sync.run_on_each(peers, partial(_copy, folder, quick=args.quick))
-
-
-def _copy(folder: str, peer: SshHost, *, quick: bool) -> None:
+def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
     source, where = f"{folder}/", f"{peer.address}: "
     need_bytes, room = peer.count_to_send(source, folder, *RSYNC_OPTIONS), peer.read_room(folder)
     if need_bytes:
-        sync.require_room(room, need_bytes, "", "", peer)
-    print(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"), flush=True)
+        require_room(room, need_bytes, "", "", peer)
+    show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
     peer.send(source, folder, *RSYNC_OPTIONS)
     ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
     if ended.code == NOT_FOUND:
-        print(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
+        show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
         return
     if ended.code:
         lines = ended.trouble.strip().splitlines()
         raise BlockedError(where + (sanitize(lines[-1], 400) if lines else f"ended with {ended.code}"))
     for line in ended.answer.splitlines():
-        print(f"{where}{sanitize(line, 400)}", flush=True)
+        show(f"{where}{sanitize(line, 400)}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from shlex import quote
 from typing import TYPE_CHECKING
@@ -30,30 +30,31 @@ def add_targets(parser: argparse.ArgumentParser) -> None:
         "--to",
         metavar="ADDRESS",
         action="append",
+        default=[],
         help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
         "cluster.nodes by default",
     )
     parser.add_argument("--user", help="user to log in as there; ssh's own choice by default")
 
 
-def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
     """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
     from sparkd.actions.ssh import SshHost
     from sparkd.host.network import canonical
 
-    if args.user is not None and not _USER.fullmatch(args.user):
-        raise UsageError(f"{args.user!r} is no name of a user")
+    if user is not None and not _USER.fullmatch(user):
+        raise UsageError(f"{user!r} is no name of a user")
     own = host.addresses()
-    for one in args.to or ():
+    for one in named:
         if not _HOST.fullmatch(one):
             raise UsageError(f"{one!r} is neither an address nor the name of a host")
         with suppress(ValueError):
             if canonical(one) in own:
                 raise UsageError(f"{one} is this node itself")
-    addresses = args.to or [one for one in settings.cluster.nodes if canonical(one) not in own]
+    addresses = named or [one for one in settings.cluster.nodes if canonical(one) not in own]
     if not addresses:
         raise UsageError("cluster.nodes names no other node", "name one: --to ADDRESS")
-    return tuple(SshHost(one, args.user or "") for one in dict.fromkeys(addresses))
+    return tuple(SshHost(one, user or "") for one in dict.fromkeys(addresses))
 
 
 def run_on_each(peers: Iterable[SshHost], act: Callable[[SshHost], None]) -> ExitCode:

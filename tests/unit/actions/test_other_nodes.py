@@ -38,6 +38,10 @@ def parse_arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
+    return sync.choose_peers(args.to, args.user, settings, host)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -49,7 +53,7 @@ def parse_arguments(*words: str) -> argparse.Namespace:
 def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
     second: Host, words: tuple[str, ...], expected: tuple[SshHost, ...]
 ) -> None:
-    assert sync.choose_peers(parse_arguments(*words), NODES, second) == expected
+    assert choose_peers(parse_arguments(*words), NODES, second) == expected
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def test_a_copy_goes_to_every_other_node_or_to_those_that_are_named(
 )
 def test_what_ssh_would_read_as_more_than_a_name_is_refused(second: Host, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
-        sync.choose_peers(parse_arguments(*words), NODES, second)
+        choose_peers(parse_arguments(*words), NODES, second)
 
 
 def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
@@ -66,12 +70,12 @@ def test_what_is_copied_is_never_taken_for_one_more_node() -> None:
 
 def test_nothing_is_copied_onto_itself(second: Host) -> None:
     with pytest.raises(UsageError, match=r"10\.0\.0\.2 is this node itself"):
-        sync.choose_peers(parse_arguments("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
+        choose_peers(parse_arguments("--to", "10.0.0.3", "--to", "10.0.0.2"), NODES, second)
 
 
 def test_a_node_alone_has_nobody_to_copy_to(second: Host) -> None:
     with pytest.raises(UsageError, match="names no other node"):
-        sync.choose_peers(parse_arguments(), Settings(), second)
+        choose_peers(parse_arguments(), Settings(), second)
 
 
 def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +179,7 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     if there_gib:
         with (programs.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
-    looked = image._Image("name:tag", "0" * 64, 30 << 30)
+    looked = image.Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
         image._check_room(looked, peer, there)
 

@@ -37,7 +37,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("units", "setup", "render, install, check or remove what systemd runs"),
     ("recipe", "recipe", "list, show and check recipes"),
     ("model", "model", "check, download or copy the files of a model"),
-    ("image", "image", "copy an image of the engine to the other nodes"),
+    ("image", "model", "copy an image of the engine to the other nodes"),
     ("config", "config", "show or check the configuration"),
     ("tune", "setup", "show, apply or take back settings of the kernel"),
     ("notify", "notify", "send messages to people, or try whether they arrive"),

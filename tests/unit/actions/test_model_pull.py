@@ -17,10 +17,10 @@ from tests.unit.commands import INTERRUPTIBLE, Done, sparkd
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
-from sparkd.cli.sync import SPARE_BYTES
 from sparkd.host import Host
 from sparkd.host.disks import read_rooms
 from sparkd.lib.text import size
+from sparkd.tools.other_nodes import SPARE_BYTES
 
 SHARD = "model.safetensors"
 DATA_BYTES = 20_000_000

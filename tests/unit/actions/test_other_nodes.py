@@ -12,13 +12,14 @@ from tests.tree import Tree
 
 from sparkd.actions.dockerd import lock_scratch
 from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
-from sparkd.cli import image, main, sync
-from sparkd.cli.image import SCRATCH
+from sparkd.cli import main, model
 from sparkd.config import Settings
 from sparkd.config.settings import Cluster
 from sparkd.host import Host
 from sparkd.host.docker_image import identity_of
 from sparkd.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.tools import image_copy, other_nodes
+from sparkd.tools.image_copy import SCRATCH
 
 NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 
@@ -33,13 +34,13 @@ def second(tmp_path: Path) -> Host:
 
 def parse_arguments(*words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    sync.add_targets(parser)
+    model.add_targets(parser)
     parser.add_argument("model", nargs="*")
     return parser.parse_args(words)
 
 
 def choose_peers(args: argparse.Namespace, settings: Settings, host: Host) -> tuple[SshHost, ...]:
-    return sync.choose_peers(args.to, args.user, settings, host)
+    return other_nodes.choose_peers(args.to, args.user, settings, host)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_what_fails_on_one_node_does_not_keep_the_others_from_theirs(capsys: pyt
             raise BlockedError("a: its disk is full")
         served.append(peer.address)
 
-    assert sync.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
+    assert other_nodes.run_on_each((SshHost("a"), SshHost("b")), act) is ExitCode.BLOCKED
     assert served == ["b"]
     assert capsys.readouterr().err == "sparkd: a: its disk is full\n"
 
@@ -179,9 +180,9 @@ def test_what_is_there_of_an_image_needs_no_room_again(programs: Path, there_gib
     if there_gib:
         with (programs.parent / "far" / there).open("wb") as file:
             file.truncate(there_gib << 30)
-    looked = image.Image("name:tag", "0" * 64, 30 << 30)
+    looked = image_copy.Image("name:tag", "0" * 64, 30 << 30)
     with nullcontext() if fits else pytest.raises(BlockedError, match=r"45.0 GiB free on /, 61.0 GiB needed"):
-        image._check_room(looked, peer, there)
+        image_copy._check_room(looked, peer, there)
 
 
 def test_a_slow_login_is_not_taken_for_a_docker_that_hangs() -> None:

@@ -1,9 +1,7 @@
-"""`sparkd image sync`: the engine's image on the other nodes."""
+"""The engine's image, from this node's docker to the dockers of other nodes."""
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,50 +9,22 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.actions import dockerd
 from sparkd.actions.dockerd import lock_scratch
 from sparkd.actions.files import remove
 from sparkd.actions.ssh import SshHost
-from sparkd.cli.console import Progress
-from sparkd.cli.sync import add_targets, choose_peers, require_room, run_on_each
 from sparkd.cluster.membership import resolve_context
-from sparkd.config import Settings, load_settings
+from sparkd.config import Settings
 from sparkd.host import Host, docker, docker_image
 from sparkd.host.disks import read_rooms
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.lib.text import size
+from sparkd.tools.other_nodes import require_room, run_on_each
 
 SCRATCH = ".cache/sparkd"
 """Below the user's home, on both sides: nobody else can put a file there."""
 LOAD_SECONDS = 3600.0
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]*")
-
-
-def add_image(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    sync = actions.add_parser(
-        "sync",
-        help="copy an image to the other nodes, or resume that",
-        description="Give the other nodes the image that this one has, by docker save, rsync over ssh and docker load. "
-        "A node that has it already is left alone.",
-    )
-    sync.add_argument("ref", nargs="?", metavar="IMAGE", help="such as name:tag; the plan's where none is named")
-    sync.set_defaults(run=sync_image)
-    add_targets(sync)
-
-
-def sync_image(args: argparse.Namespace) -> int:
-    host, configured = Host(), load_settings(os.environ)
-    peers = choose_peers(args.to, args.user, configured, host)
-    return send_image(find_image(args.ref, configured, host), peers, host, _save, partial(print, flush=True))
-
-
-def _save(image: Image) -> None:
-    print(f"docker writes {image.ref} to {image.file}", flush=True)
-    with Progress(1, image.size_bytes) as progress:
-        progress.next(image.ref)
-        dockerd.save(image.ref, image.file, progress.done)
 
 
 class Image(Struct, frozen=True):

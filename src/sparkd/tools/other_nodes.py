@@ -1,8 +1,7 @@
-"""Copies to other nodes: what every `sync` shares."""
+"""Copies to other nodes: to which, one after the other, and the room that they need there."""
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -23,18 +22,6 @@ SPARE_BYTES = 1 << 30
 """Left on a disk beside what is written."""
 _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]*(%[A-Za-z0-9._-]+)?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
-
-
-def add_targets(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--to",
-        metavar="ADDRESS",
-        action="append",
-        default=[],
-        help="node to copy to, by address or by name in ssh's configuration, given for each one; all others of "
-        "cluster.nodes by default",
-    )
-    parser.add_argument("--user", help="user to log in as there; ssh's own choice by default")
 
 
 def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:

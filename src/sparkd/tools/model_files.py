@@ -1,0 +1,170 @@
+"""A model's files: which they are, whether they are whole, where they are published, and copies on other nodes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from sparkd.actions.hub import Repo
+from sparkd.actions.ssh import SshHost
+from sparkd.cluster.membership import resolve_context
+from sparkd.config import Settings, load_settings
+from sparkd.host import Host, shm, weights
+from sparkd.host.disks import Room, read_rooms
+from sparkd.host.files import Files
+from sparkd.host.ownership import ROOT, read_private
+from sparkd.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.lib.text import sanitize, size
+from sparkd.preflight.checks.weights import ModelWeights
+from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
+from sparkd.recipes.schema import REPO, Model
+from sparkd.tools.other_nodes import require_room
+
+TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
+TOKEN_LIMIT_BYTES = 4096
+CHECK_SECONDS = 4 * 3600.0
+"""To read a model whole, from a slow disk too."""
+NOT_FOUND = 127
+"""Exit code of a shell that does not find the program."""
+RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
+"""A file gets its name there when it is whole; an interrupted one is kept aside and resumed."""
+
+
+def find_folder(word: str | None, host: Host) -> str:
+    """Of a model by name, or the plan's."""
+    if word and word.startswith("/"):
+        return word.rstrip("/")
+    configured = load_settings(os.environ)
+    if word:
+        return f"{configured.engine.models_dir}/{word.strip('/')}"
+    return resolve_context(configured, None, host).plan.model_path
+
+
+def describe_files(folder: str, host: Host) -> str:
+    """What is there of a model. Raises BlockedError (10) where the loader would fail."""
+    facts, verdict = ModelWeights(folder).run(host)
+    if not facts.there:
+        raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")
+    if verdict.level.blocks:
+        raise BlockedError(f"{folder}: {verdict.reason}", verdict.hint)
+    return f"{folder}: {verdict.reason}"
+
+
+def is_open(folder: str, host: Host) -> bool:
+    """Whether a program, such as a loading engine, has the model's files open."""
+    with suppress(OSError):
+        return bool(shm.find_uses(host.files, host.processes(), weights.list_shards(host.files, folder)).used)
+    return False
+
+
+def refuse_changed(
+    folder: str,
+    wanted: Mapping[str, str],
+    files: Files,
+    begun: Callable[[str], None],
+    read: Callable[[int], None],
+) -> None:
+    """Raises BlockedError (10) where a file has another SHA-256 than is wanted.
+
+    `begun` gets the name of each file, `read` the bytes of each piece.
+    """
+    wrong = []
+    for name, sha256 in wanted.items():
+        begun(name)
+        if weights.compute_hash(files, f"{folder}/{name}", read) != sha256:
+            wrong.append(name)
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+        hint = "remove them there, and fetch them again: `sparkd model pull` or `sync`; then look at dmesg for the disk"
+        raise BlockedError(f"{folder}: {wrong[0]}{more} is not what was downloaded: another SHA-256", hint)
+
+
+class Published(NamedTuple):
+    """A repository of the hub."""
+
+    name: str
+    model: Model
+    """Of the recipe, which may be another one."""
+
+    @property
+    def revision(self) -> str | None:
+        """The recipe's, where it is of this model."""
+        return (self.model.revision if self.name == self.model.repo else "") or None
+
+    def folder(self, settings: Settings) -> str:
+        """The recipe's, where that is the same model. Raises UsageError where another one's is of that name."""
+        name, model = self
+        last = name.rpartition("/")[2]
+        fits = name == model.repo or last.lower() == model.path.rpartition("/")[2].lower()
+        path = model.path if fits else last
+        if path == model.path and model.repo and name.lower() != model.repo.lower():
+            raise UsageError(f"{path} is the folder of {model.repo}, not of {name}", "name another folder by --to")
+        return path if path.startswith("/") else f"{settings.engine.models_dir}/{path}"
+
+
+def choose_repo(word: str | None, settings: Settings, host: Host) -> Published:
+    """By its name, or by a recipe's, which is the configured one without a word. Raises UsageError."""
+    if word and "/" in word and not word.endswith(SUFFIX):
+        if not REPO.fullmatch(word):
+            raise UsageError(f"{word} is no name of a model on the hub", "such as deepseek-ai/DeepSeek-V4-Flash")
+        with suppress(ConfigError):  # a named model needs no good recipe
+            return Published(word, load_recipe(settings.engine.recipe, recipe_folders()).recipe.model)
+        return Published(word, Model())
+    if word is None and settings.cluster.follow_head:
+        used = resolve_context(settings, None, host).recipe
+        model, recipe = used.model, used.name
+    else:
+        recipe = word or settings.engine.recipe
+        recipe = os.path.abspath(recipe) if word and "/" in word else recipe  # noqa: PTH100 - links stay as they are
+        model = load_recipe(recipe, recipe_folders()).recipe.model
+    if not model.repo:
+        hint = "name it: sparkd model pull ORGANISATION/NAME"
+        raise UsageError(f"recipe {recipe} does not say where its model is published", hint)
+    return Published(model.repo, model)
+
+
+def require_download_room(repo: Repo, folder: str, host: Host) -> tuple[int, Room]:
+    """Bytes that are still to come, and the room for them. Raises BlockedError."""
+    need_bytes = repo.missing_bytes(Path(folder))
+    (room,) = read_rooms(host, (folder,))
+    if need_bytes > 0:
+        require_room(room, need_bytes, f" for {repo.name}", "; or name a folder elsewhere by --to", None)
+    return need_bytes, room
+
+
+def read_token(path: str | None, files: Files) -> str | None:
+    """None leaves it to the client, which has the token of `hf auth login`. Raises UsageError."""
+    if not path:
+        return None
+    private = f"chmod 600 {path}, of root or yourself; the token alone on one line"
+    try:
+        file = read_private(files, os.path.abspath(path), TOKEN_LIMIT_BYTES, *ROOT, os.geteuid())  # noqa: PTH100
+    except FileNotFoundError as error:
+        raise UsageError(f"the token can't be read from {path}: {error.strerror}", private) from None
+    except ConfigError as error:
+        raise UsageError(error.reason, private) from None
+    token = file.content.strip()
+    if not token.isascii() or not token.decode("ascii", "replace").isprintable() or b" " in token or not token:
+        raise UsageError(f"{path} holds no token", private)
+    return token.decode()
+
+
+def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
+    source, where = f"{folder}/", f"{peer.address}: "
+    need_bytes, room = peer.count_to_send(source, folder, *RSYNC_OPTIONS), peer.read_room(folder)
+    if need_bytes:
+        require_room(room, need_bytes, "", "", peer)
+    show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
+    peer.send(source, folder, *RSYNC_OPTIONS)
+    ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
+    if ended.code == NOT_FOUND:
+        show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")
+        return
+    if ended.code:
+        lines = ended.trouble.strip().splitlines()
+        raise BlockedError(where + (sanitize(lines[-1], 400) if lines else f"ended with {ended.code}"))
+    for line in ended.answer.splitlines():
+        show(f"{where}{sanitize(line, 400)}")

@@ -9,8 +9,10 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from sparkd.cluster import membership
-from sparkd.cluster.inventory import find_missing_elsewhere, request_inventories
+from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
 from sparkd.cluster.membership import NodeContext, check_inputs
 from sparkd.config import Settings
 from sparkd.host import Host, docker, docker_image
@@ -18,19 +20,22 @@ from sparkd.host.ownership import refuse_writable
 from sparkd.lib import recipes_dir
 from sparkd.lib.dockerd.reader import DockerError
 from sparkd.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
-from sparkd.lib.text import sanitize
+from sparkd.lib.text import Table, sanitize
 from sparkd.preflight.check import Finding
 from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.registry import build_checks
 from sparkd.preflight.runner import chosen as without_skipped
 from sparkd.preflight.runner import downgraded, examine, uncleared
-from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.state import launch_history
+from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.state import known_good, launch_history
 from sparkd.state.launch_history import End
-from sparkd.state.switch import FILE, Chosen, Stage, Switch, label
-from sparkd.status.model import NodeReport, read_living_report
+from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
+from sparkd.status.model import NodeReport, Phase, parse, utc_now
 from sparkd.status.publisher import status_line
+from sparkd.status.report_file import read_living_report, read_report
 
+BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
+"""Checks whose outcome a recipe decides."""
 _NUMBER = re.compile(r"[0-9]+")
 """Counts alone are no news."""
 
@@ -104,6 +109,63 @@ def findings_of(node: NodeContext, host: Host, config: Settings, ids: tuple[str,
 def explain_findings(found: Iterable[Finding]) -> Iterator[str]:
     for one in found:
         yield f"{one.id}: {one.verdict.reason}{f' ({one.verdict.hint})' * bool(one.verdict.hint)}"
+
+
+def make_switch(
+    name: str | None, span: int, drain: int, found: Switch | None, config: Settings, host: Host
+) -> Switch | None:
+    """The switch to a recipe, or to what is configured; None where that holds. Raises what keeps the node from it.
+
+    `found`: the choice that the file has now.
+    """
+    replaces = membership.fingerprint_config(config, host)
+    now = found if found is not None and found.replaces == replaces else None
+    to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
+    node = membership.chosen_context(to, config, host)
+    if now is None and to is None:
+        return None
+    if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and now.to.is_same_plan(to):
+        return None if now.to == to else replace(now, to=to)
+    refuse_blocked(node, findings_of(node, host, config), config, host)
+    back = plans_before(now, config, host)[:MOST_BACK]
+    return Switch(replaces, Stage.DRAINING, to, back, 0, drain, utc_now())
+
+
+def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chosen, ...]:
+    """What to go back to: what is in force; the last known good plan where that is neither known good nor serves."""
+    before = now.plans if now is not None else ()
+    report, known = parse(read_report(host.files)), known_good.read_known_good(host.files)
+    if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
+        return before
+    with suppress(ConfigError):
+        plan = membership.chosen_context(before[0] if before else None, config, host).plan
+        if any(one.plan == plan.digest for one in known):
+            return before
+    found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
+    return (found.to,) if found is not None and found.to is not None else before
+
+
+def list_usable(config: Settings, host: Host) -> Table:
+    """One line a recipe: whether it could be used now, or why not."""
+    now, seen, nodes = membership.current_switch(config, host), NextStart(host), request_inventories(config, host)
+    in_force = now.chosen if now is not None else None
+    name = in_force.recipe.name if in_force is not None else config.engine.recipe
+    chosen = "in force" if now is None or now.stage is Stage.IN_FORCE else "on the way"
+    rows = [("RECIPE", "NOW", "")]
+    for one in find_recipes(recipe_folders(Path(host.files.root))):
+        reason = _why_not(one, config, seen, nodes)
+        rows.append((one, chosen if one == name else "no" if reason else "yes", sanitize(reason)))
+    return Table(rows, heading=True)
+
+
+def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
+    """Empty where it could be used."""
+    try:
+        node = membership.chosen_context(load_chosen(name, 0, config, host), config, host)
+    except ConfigError as error:
+        return error.reason.splitlines()[0].partition("; chosen for")[0]
+    found = findings_of(node, host, config, BY_RECIPE)
+    return f"{found[0].id}: {found[0].verdict.reason}" if found else next(find_missing_elsewhere(node, nodes), "")
 
 
 def follow_agent(host: Host) -> Iterator[NodeReport | None]:

@@ -13,7 +13,6 @@ from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
 from tests.unit.node_reports import HEAD
 from tests.unit.plans import configured
 
-from sparkd.cli import use
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
@@ -22,7 +21,15 @@ from sparkd.lib.text import parse_time
 from sparkd.state import known_good, launch_history
 from sparkd.state.switch import FILE, Chosen, Stage, Switch
 from sparkd.status.model import Phase, dump
-from sparkd.tools.switching import find_outcome, follow, follow_agent, load_chosen, read_choice
+from sparkd.tools.switching import (
+    find_outcome,
+    follow,
+    follow_agent,
+    load_chosen,
+    make_switch,
+    plans_before,
+    read_choice,
+)
 
 LATER = "2999-01-01T00:00:00+00:00"
 CONFIG = configured(engine={"recipe": "mine", "args": {"seed": 7}})
@@ -118,7 +125,7 @@ def test_the_way_back_leads_to_what_is_in_force_never_to_what_is_only_tried(
     tree: Tree, found: Switch | None, names: list[str]
 ) -> None:
     recipe_file(tree, "mine")
-    before = use._plans_before(found, CONFIG, Host(tree.root))
+    before = plans_before(found, CONFIG, Host(tree.root))
     assert [one.recipe.name for one in before] == names
 
 
@@ -126,11 +133,11 @@ def test_what_neither_serves_nor_is_known_good_is_no_way_back(tree: Tree) -> Non
     recipe_file(tree, "mine")
     good = known_good_entry()
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good,))))
-    (before,) = use._plans_before(None, CONFIG, Host(tree.root))
+    (before,) = plans_before(None, CONFIG, Host(tree.root))
     assert before.plan == good.plan
     own = membership.make_context(CONFIG, Host(tree.root)).plan.digest
     tree.file(known_good.FILE.path, known_good.FILE.encode(known_good.History((good, replace(good, plan=own)))))
-    assert use._plans_before(None, CONFIG, Host(tree.root)) == ()
+    assert plans_before(None, CONFIG, Host(tree.root)) == ()
 
 
 def test_more_time_is_no_switch(tree: Tree) -> None:
@@ -138,8 +145,8 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
     recipe_file(tree, "other")
     host = Host(tree.root)
     in_force = put(tree, switch(Stage.IN_FORCE, load_chosen("other", 0, CONFIG, host)))
-    assert use._choose("other", 0, 60, in_force, CONFIG, host) is None
-    longer = use._choose("other", 3600, 60, in_force, CONFIG, host)
+    assert make_switch("other", 0, 60, in_force, CONFIG, host) is None
+    longer = make_switch("other", 3600, 60, in_force, CONFIG, host)
     assert longer is not None
     assert longer.to is not None
     assert (longer.stage, longer.chosen_at, bool(longer.to.until)) == (Stage.IN_FORCE, in_force.chosen_at, True)
@@ -148,7 +155,7 @@ def test_more_time_is_no_switch(tree: Tree) -> None:
 def test_what_is_configured_needs_no_file(tree: Tree) -> None:
     recipe_file(tree, "mine")
     for name in (None, "mine"):
-        assert use._choose(name, 0, 60, None, CONFIG, Host(tree.root)) is None
+        assert make_switch(name, 0, 60, None, CONFIG, Host(tree.root)) is None
 
 
 def test_a_choice_that_cannot_be_read_is_no_news_of_any_plan(tree: Tree) -> None:

@@ -16,7 +16,7 @@ from tests.tree import Tree
 from tests.unit.terminal import shown
 from tests.unit.traffic_programs import Programs
 
-from sparkd.cli import fabric
+from sparkd.cli import fabric as command
 from sparkd.cluster import traffic_programs
 from sparkd.cluster.membership import Peer
 from sparkd.cluster.traffic import RESULT, Measured, Measurer, receive_result
@@ -24,6 +24,7 @@ from sparkd.cluster.traffic_programs import IPERF3, TrafficError
 from sparkd.host import Host
 from sparkd.lib.errors import AwaitedError, BlockedError
 from sparkd.measure.fabric import Facts, Pair, Port, Result
+from sparkd.tools import fabric
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 KEY = b"k" * 32
@@ -57,7 +58,7 @@ def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tr
     (pair,) = result.pairs
     assert pair.measured is not None
     assert round(pair.measured.sent_gbps, 1) == round(result.ceiling_gbps, 1) == 19.3
-    found = json.loads(fabric.as_json(result))
+    found = json.loads(command.as_json(result))
     assert (found["schema"], found["own"]["node"], len(found["verdicts"])) == (1, "spark1", 1)
 
 
@@ -147,7 +148,7 @@ def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -
     other = Port("\x1b[31mred", "10.0.0.2", 200_000, 9000)
     pairs = (Pair(own, other, Measured(12.86, 110.1, 48.2, 99.7)), Pair(own, own, None, "timed out"))
     result = Result(Facts("spark1", (own,)), Facts("\x1b[31mspark2", (other,)), 180.0, pairs)
-    text = COLOURS.sub("", shown(fabric.render(result), NO_COLOR="1"))
+    text = COLOURS.sub("", shown(command.render(result), NO_COLOR="1"))
     assert "\x1b" not in text
     assert max(map(len, text.splitlines())) <= 80
     assert "slow" in text

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from sparkd.cli import bench_table, console
 from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
 from sparkd.host import Host
-from sparkd.lib.errors import EngineEndedError, ExitCode, UsageError
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.errors import ExitCode, UsageError
 from sparkd.lib.text import parse_time
 from sparkd.measure.bench import Result, Wanted
 from sparkd.measure.past import describe_slower, find_runs, find_usual
@@ -31,7 +30,6 @@ from sparkd.tools.measuring import (
     start_result,
 )
 from sparkd.tools.served import Served, open_endpoint
-from sparkd.vllm.streaming import StreamError
 
 CONCURRENCY, DEPTHS = (1, 2, 4, 8), (2048, 8192, 32768)
 MOST_TOKENS, MOST_RUNS = 1 << 20, 100
@@ -68,11 +66,7 @@ def bench(args: argparse.Namespace) -> int:
         wanted = choose(given, served)
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
-        blank = start_result(served, wanted)
-        try:
-            found = run(served, wanted, blank)
-        except (HttpError, StreamError) as error:
-            raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
+        found = run(served, wanted, start_result(served, wanted))
     report(args, found, served)
     if found.interrupted:
         return 130

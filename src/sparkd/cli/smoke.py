@@ -10,8 +10,7 @@ import uuid
 
 from msgspec.structs import asdict
 
-from sparkd.lib.errors import EngineEndedError, ExitCode
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import sanitize
 from sparkd.measure.smoke import Round
 from sparkd.recipes.schema import KV_CACHE_TOKENS
@@ -41,10 +40,7 @@ def smoke(args: argparse.Namespace) -> int:
     with open_endpoint(CONNECTIONS) as served:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
-        try:
-            rounds = asyncio.run(collect(served) if args.json else collect(served, show))
-        except HttpError as error:
-            raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
+        rounds = asyncio.run(collect(served) if args.json else collect(served, show))
         cache = describe_cache(served)
         faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id

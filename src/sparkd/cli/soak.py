@@ -9,14 +9,12 @@ import select
 from msgspec import to_builtins
 
 from sparkd.host import Host
-from sparkd.lib.errors import EngineEndedError, ExitCode
-from sparkd.lib.http_client import HttpError
+from sparkd.lib.errors import ExitCode
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
 from sparkd.measure.soak import STEADY, Sample, Soak, judge
 from sparkd.tools.measuring import look, report_progress
 from sparkd.tools.served import Served
-from sparkd.vllm.streaming import StreamError
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
 """In less there are too few samples for a verdict."""
@@ -24,7 +22,7 @@ PROGRESS_SECONDS = 60.0
 
 
 def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
-    """Raises EngineEndedError where not even the first request is answered."""
+    """Raises HttpError, StreamError where not even the first request is answered."""
     host, shown = Host(), [0.0]
 
     def sampled(sample: Sample) -> None:
@@ -42,8 +40,6 @@ def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
         asyncio.run(work.run(seconds))
     except KeyboardInterrupt:
         interrupted = True
-    except (HttpError, StreamError) as error:
-        raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
     verdict = judge(work.samples, work.first_failure)
     if as_json:
         found = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}

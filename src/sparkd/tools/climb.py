@@ -19,7 +19,6 @@ from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
-from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Wanted
 from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
@@ -40,7 +39,6 @@ from sparkd.tools.switching import (
     refuse_blocked,
     write_switch,
 )
-from sparkd.vllm.streaming import StreamError
 
 PROMPT_TOKENS, ANSWER_TOKENS, RUNS = 64, 128, 5
 DEFAULT_CONCURRENCY, DRAIN_SECONDS = 4, 60
@@ -191,11 +189,11 @@ class Climb:
         began = utc_now()
         try:
             one = self._test(step)
-        except (HttpError, StreamError, EngineEndedError) as error:
+        except EngineEndedError as error:
             end = await_end(self._host, lambda last: last.at > began)
             if end is not None and end.cause in NOT_OF_THE_RECIPE:
                 raise BlockedError(f"the engine was ended: {end.reason}", AGAIN) from None
-            one = Measured(*step, fault=sanitize(f"the endpoint did not answer: {error}", FAULT_LENGTH))
+            one = Measured(*step, fault=sanitize(error.reason, FAULT_LENGTH))
         self._refuse_other()
         return one
 

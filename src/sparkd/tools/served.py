@@ -16,7 +16,8 @@ from sparkd.engine.api_owner import ApiOwner
 from sparkd.host import Host
 from sparkd.host.docker import LABEL, ContainerFacts
 from sparkd.lib import log
-from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.errors import BlockedError, EngineEndedError, UsageError
+from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import Redactor
 from sparkd.measure.smoke import Round, Wanted, run_all
 from sparkd.plan.fingerprint import read_secrets
@@ -25,6 +26,7 @@ from sparkd.tools.endpoint import context_tokens
 from sparkd.vllm.api import Endpoint
 from sparkd.vllm.args import API_KEY
 from sparkd.vllm.flag import first_values
+from sparkd.vllm.streaming import StreamError
 
 REQUEST_SECONDS = 60.0
 CONNECTIONS = 8
@@ -39,7 +41,9 @@ class Served(NamedTuple):
 
 @contextmanager
 def open_endpoint(connections: int) -> Iterator[Served]:
-    """For the time of a command. Raises UsageError for other users than root, BlockedError where nothing serves."""
+    """For the time of a command. Raises UsageError for other users than root, BlockedError where nothing serves,
+    EngineEndedError where the command's requests fail.
+    """
     if os.geteuid():
         # Only root sees which process answers on the port, and can read the key.
         raise UsageError("only root can prove which process answers", f"sudo sparkd {' '.join(sys.argv[1:])}")
@@ -72,6 +76,8 @@ def open_endpoint(connections: int) -> Iterator[Served]:
         yield Served(
             node, report, rank, Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
         )
+    except (HttpError, StreamError) as error:
+        raise EngineEndedError(f"the endpoint did not answer: {error}", "sparkd status") from None
     finally:
         os.close(pidfd)
 

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import time
-import uuid
 
 import msgspec
-from msgspec.structs import replace
 
 from sparkd.cli import bench_table, console
-from sparkd.cli.soak import LONGEST_SECONDS, SHORTEST_SECONDS, soak
-from sparkd.host import Host
 from sparkd.lib.errors import ExitCode, UsageError
-from sparkd.lib.text import parse_time
+from sparkd.lib.text import parse_time, sanitize
 from sparkd.measure.bench import Result, Wanted
 from sparkd.measure.past import describe_slower, find_runs, find_usual
-from sparkd.state.history import Bench
-from sparkd.tools.endpoint import context_tokens
+from sparkd.measure.soak import STEADY, judge
 from sparkd.tools.measuring import (
     MOST_AT_ONCE,
+    MOST_TOKENS,
     catch_ends,
-    expected_levels,
+    choose_lengths,
     keep,
+    make_row,
     only_one,
     read_rows,
     run,
+    run_soak,
     start_result,
 )
 from sparkd.tools.served import Served, open_endpoint
 
-CONCURRENCY, DEPTHS = (1, 2, 4, 8), (2048, 8192, 32768)
-MOST_TOKENS, MOST_RUNS = 1 << 20, 100
-SPARE_TOKENS = 32
-"""Of the context: a prompt's length is met to within a few tokens."""
+MOST_RUNS = 100
+SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400
+"""In less there are too few samples for a verdict."""
 _LIST = re.compile(r"[0-9]{1,7}(?:,[0-9]{1,7}){0,15}")
 
 
@@ -63,7 +61,7 @@ def bench(args: argparse.Namespace) -> int:
         raise UsageError("--soak takes --concurrency, --prompt, --answer and --json alone")
     with open_endpoint(MOST_AT_ONCE) as served, only_one():
         catch_ends()
-        wanted = choose(given, served)
+        wanted = choose_lengths(given, served)
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
         found = run(served, wanted, start_result(served, wanted))
@@ -71,6 +69,20 @@ def bench(args: argparse.Namespace) -> int:
     if found.interrupted:
         return 130
     return ExitCode.ENGINE_ENDED if found.fault else ExitCode.GOOD
+
+
+def soak(served: Served, wanted: Wanted, seconds: int, *, as_json: bool) -> int:
+    """Print what a soak shows. Raises HttpError, StreamError where not even the first request is answered."""
+    work, interrupted = run_soak(served, wanted, seconds)
+    verdict = judge(work.samples, work.first_failure)
+    if as_json:
+        found = {"verdict": verdict.outcome, "lines": verdict.lines, "interrupted": interrupted}
+        print(json.dumps({"schema": 1, **found, "samples": msgspec.to_builtins(work.samples)}))
+    else:
+        print("\n".join([*map(sanitize, verdict.lines), f"verdict: {verdict.outcome}"]))
+    if interrupted:
+        return 130
+    return ExitCode.GOOD if verdict.outcome == STEADY else ExitCode.ENGINE_ENDED
 
 
 def report(args: argparse.Namespace, found: Result, served: Served) -> None:
@@ -114,23 +126,3 @@ def read_numbers(args: argparse.Namespace) -> Wanted:
         staggered=args.staggered,
         seed=time.time_ns(),
     )
-
-
-def choose(given: Wanted, served: Served) -> Wanted:
-    """With the defaults that fit the recipe and the context. Raises UsageError where the given lengths do not."""
-    at_once = expected_levels(served.node.recipe) or CONCURRENCY
-    context = context_tokens(served.node.plan, Host())
-    most = (context or MOST_TOKENS) - given.answer_tokens - SPARE_TOKENS
-    longest = max(given.prompt_tokens, *given.depths, 0)
-    if longest > most:
-        both = f"a prompt of {longest} tokens and an answer of {given.answer_tokens}"
-        raise UsageError(
-            f"{both} do not fit into {context or MOST_TOKENS} tokens", f"at most {max(most, 0)} for the prompt"
-        )
-    depths = given.depths or tuple(one for one in DEPTHS if context is None or one <= most)
-    return replace(given, concurrency=given.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
-
-
-def make_row(found: Result, served: Served) -> Bench:
-    figures = msgspec.Raw(msgspec.json.encode(found))
-    return Bench(uuid.uuid4().hex, found.made, served.report.launch_id, found.recipe, figures)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import signal
 import sys
+import uuid
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 
+import msgspec
 from msgspec.structs import replace
 
 from sparkd import __version__
@@ -17,17 +20,25 @@ from sparkd.actions import files
 from sparkd.actions import history as store
 from sparkd.host import Host
 from sparkd.host.meminfo import read_swaps
+from sparkd.lib.errors import UsageError
 from sparkd.lib.http_client import HttpError
+from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Result, Wanted, measure
 from sparkd.measure.figures import DECODE, Depth, Level, progress
-from sparkd.measure.soak import Sample
+from sparkd.measure.soak import Look, Sample, Soak
 from sparkd.recipes.schema import Recipe
-from sparkd.state.history import PATH, Row
-from sparkd.status.model import read_living_report, utc_now
+from sparkd.state.history import PATH, Bench, Row
+from sparkd.status.model import utc_now
+from sparkd.status.report_file import read_living_report
+from sparkd.tools.endpoint import context_tokens
 from sparkd.tools.served import Served
 from sparkd.vllm.streaming import StreamError
 
 MOST_AT_ONCE = 256
+SOAK_PROGRESS_SECONDS = 60.0
+CONCURRENCY, DEPTHS, MOST_TOKENS = (1, 2, 4, 8), (2048, 8192, 32768), 1 << 20
+SPARE_TOKENS = 32
+"""Of the context: a prompt's length is met to within a few tokens."""
 ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -94,6 +105,26 @@ def start_result(served: Served, wanted: Wanted) -> Result:
     )
 
 
+def choose_lengths(given: Wanted, served: Served) -> Wanted:
+    """With the defaults that fit the recipe and the context. Raises UsageError where the given lengths do not."""
+    at_once = expected_levels(served.node.recipe) or CONCURRENCY
+    context = context_tokens(served.node.plan, Host())
+    most = (context or MOST_TOKENS) - given.answer_tokens - SPARE_TOKENS
+    longest = max(given.prompt_tokens, *given.depths, 0)
+    if longest > most:
+        both = f"a prompt of {longest} tokens and an answer of {given.answer_tokens}"
+        raise UsageError(
+            f"{both} do not fit into {context or MOST_TOKENS} tokens", f"at most {max(most, 0)} for the prompt"
+        )
+    depths = given.depths or tuple(one for one in DEPTHS if context is None or one <= most)
+    return replace(given, concurrency=given.concurrency or tuple(at_once), depths=tuple(filter(None, depths)))
+
+
+def make_row(found: Result, served: Served) -> Bench:
+    figures = msgspec.Raw(msgspec.json.encode(found))
+    return Bench(uuid.uuid4().hex, found.made, served.report.launch_id, found.recipe, figures)
+
+
 def run(served: Served, wanted: Wanted, result: Result) -> Result:
     """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
     found: list[Level | Depth] = []
@@ -118,7 +149,29 @@ def run(served: Served, wanted: Wanted, result: Result) -> Result:
     return replace(result, levels=levels, depths=depths, interrupted=interrupted, fault=fault or lost)
 
 
-def look(host: Host) -> Sample | None:
+def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
+    """The samples, and whether it was interrupted. Raises HttpError, StreamError without a first answer."""
+    host, shown = Host(), [0.0]
+
+    def sampled(sample: Sample) -> None:
+        if sample.seconds >= shown[0]:
+            shown[0] = sample.seconds + SOAK_PROGRESS_SECONDS
+            known = sample.available_bytes.items()
+            nodes = ", ".join(f"{sanitize(name)} {'unknown' if free is None else size(free)}" for name, free in known)
+            counts = f"{sample.answered} answered, {sample.failed} failed"
+            report_progress(f"{sample.seconds:.0f} s: available {nodes}; {counts}")
+
+    end = select.poll()
+    end.register(served.rank.pidfd, select.POLLIN)
+    work, interrupted = Soak(served.endpoint, wanted, lambda: look(host), sampled, lambda: not end.poll(0)), False
+    try:
+        asyncio.run(work.run(seconds))
+    except KeyboardInterrupt:
+        interrupted = True
+    return work, interrupted
+
+
+def look(host: Host) -> Look | None:
     """This node now, and the others as they last reported; None where this node can't be read."""
     try:
         own, swaps = host.meminfo(), read_swaps(host.files)

@@ -89,7 +89,7 @@ signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
 from sparkd.actions.processes import Rank
 from sparkd.tools.measuring import catch_ends
 from sparkd.tools.served import Served
-from sparkd.cli.soak import soak
+from sparkd.cli.bench import soak
 from sparkd.measure.bench import Wanted
 from sparkd.vllm.api import Endpoint
 catch_ends()

@@ -23,7 +23,7 @@ from sparkd.state import switch
 from sparkd.state.history import Launch
 from sparkd.state.known_good import Facts
 from sparkd.state.switch import Chosen, Stage, Switch
-from sparkd.tools import climb
+from sparkd.tools import climb, ladder_ends
 from sparkd.tools.climb import FILE, Climb, Tuning
 from sparkd.tools.switching import load_chosen
 
@@ -59,10 +59,10 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...]) -> None:
 def test_names(tree: Tree, base: str, name: str, words: str) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     if not words:
-        tune_recipe.refuse_name(base, name, Host(tree.root))
+        ladder_ends.refuse_name(base, name, Host(tree.root))
         return
     with pytest.raises(UsageError, match=words):
-        tune_recipe.refuse_name(base, name, Host(tree.root))
+        ladder_ends.refuse_name(base, name, Host(tree.root))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_names(tree: Tree, base: str, name: str, words: str) -> None:
 )
 def test_the_load_is_the_same_in_all_steps(knobs: tuple[Knob, ...], expect: dict[str, object], load: int) -> None:
     base = Chosen(RECIPE.model_copy(update={"expect": expect}), SETTINGS.engine)
-    assert tune_recipe.choose_load(knobs, base) == load
+    assert ladder_ends.choose_load(knobs, base) == load
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_warning_needs_a_word_of_a_person(
 def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     host = Host(tree.root)
-    lines = [*tune_recipe.announce(TUNING, BASE, host)]
+    lines = [*ladder_ends.announce(TUNING, BASE, CONFIG, host)]
     assert lines[:3] == [
         "recipe mine under 16 requests at once, at most 4 steps:",
         "  max-num-seqs 4: up 8 16; down none",
@@ -109,7 +109,7 @@ def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     launch = Launch("1", "", 0, "d", "other", Facts({}, {}, {}), load_seconds=510)
     history.write(host.files, launch)
     half = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0), Measured(SEQUENCES, 8)))
-    lines = [*tune_recipe.announce(half, BASE, host)]
+    lines = [*ladder_ends.announce(half, BASE, CONFIG, host)]
     assert lines[0].endswith("at most 2 steps more, 2 are measured:")
     assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
     history.write(host.files, replace(launch, id="2", recipe="mine", load_seconds=210))
@@ -128,13 +128,13 @@ def test_a_knob_without_effect_is_refused_before_the_first_step(tree: Tree, engi
     tree.file("/etc/sparkd/recipes/mine.yaml", f"{MINE}args: {{max-num-seqs: 4, max-model-len: 1024}}\n")
     host, config = Host(tree.root), configured(engine={"recipe": "mine"})
     base = load_chosen("mine", 0, config, host)
-    tune_recipe.refuse_without_effect(KNOBS, base, config, host)
+    ladder_ends.refuse_without_effect(KNOBS, base, config, host)
     config = configured(engine={"recipe": "mine", **engine})
     base = load_chosen("mine", 0, config, host)
     with pytest.raises(UsageError, match="changes nothing"):
-        tune_recipe.refuse_without_effect(KNOBS, base, config, host)
+        ladder_ends.refuse_without_effect(KNOBS, base, config, host)
     with pytest.raises(UsageError, match="own value alone"):
-        tune_recipe.refuse_without_effect([Knob(SEQUENCES, 4, 4, 4)], base, config, host)
+        ladder_ends.refuse_without_effect([Knob(SEQUENCES, 4, 4, 4)], base, config, host)
 
 
 def test_the_end_is_the_plan_before_also_while_that_loads(tree: Tree) -> None:

@@ -1,0 +1,100 @@
+"""The two ends of a ladder: what it may begin with and about how long it takes, and the recipe that it leaves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from sparkd.actions import files
+from sparkd.cluster import membership
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.lib.errors import ConfigError, NotReadyError, UsageError
+from sparkd.lib.text import sanitize
+from sparkd.measure import ladder
+from sparkd.measure.ladder import Knob
+from sparkd.measure.past import find_runs
+from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
+from sparkd.state import launch_history
+from sparkd.state.switch import Chosen
+from sparkd.status.model import format_duration, utc_now
+from sparkd.tools.climb import DEFAULT_CONCURRENCY, RUNS, Climb, Tuning
+from sparkd.tools.measuring import MOST_AT_ONCE, expected_levels, read_rows
+
+SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
+"""As far as nothing better is known."""
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,100}", re.ASCII)
+
+
+def refuse_name(base: str, name: str, host: Host) -> None:
+    """Raises UsageError where the recipe to write would hide one, or could not extend the first."""
+    known = find_recipes(recipe_folders(Path(host.files.root)))
+    if base not in known:
+        raise UsageError("the first recipe needs a name, to be extended", "sparkd recipe list")
+    if name in known:
+        raise UsageError(f"there is a recipe {name} already: {known[name]}", "--name chooses another name")
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"--name {sanitize(name, 60)}: needed are small letters, digits, dots and dashes")
+
+
+def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings, host: Host) -> None:
+    """Raises UsageError for a knob that turns nothing."""
+    plan = membership.chosen_context(base, config, host).plan
+    for knob in knobs:
+        rung = next(chain(ladder.rungs(knob, up=True), ladder.rungs(knob, up=False)), None)
+        if rung is None:
+            raise UsageError(f"--knob {knob.name}: the bounds have the recipe's own value alone")
+        with suppress(ConfigError):  # then it is a bad step
+            recipe = ladder.apply(base.recipe, base.recipe.name, {knob.name: rung})
+            made = membership.chosen_context(replace(base, recipe=recipe), config, host).plan
+            if made.user_script or made.argv == plan.argv:
+                reason = f"{knob.name} changes nothing: engine.args or engine.script holds over every recipe"
+                raise UsageError(reason, "sparkd config show")
+
+
+def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
+    """Requests at once, in all steps: what the most sequences can use, else what the recipe's figures are of."""
+    most = next((int(one.high) for one in knobs if one.name == ladder.SEQUENCES), 0)
+    return min(most or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
+
+
+def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iterator[str]:
+    """What is to be done, and about how long it takes."""
+    ways = {one: [tuple(ladder.rungs(one, up=up)) for up in (True, False)] for one in tuning.knobs}
+    done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(ways.values())))
+    steps = f"{most - done} steps more, {done} are measured" if done else f"{most} steps"
+    yield f"recipe {base.recipe.name} under {tuning.at_once} requests at once, at most {steps}:"
+    for one, way in ways.items():
+        up, down = (" ".join(map(str, rungs)) or "none" for rungs in way)
+        yield f"  {one.name} {one.start}: up {up}; down {down}"
+    history, runs = launch_history.read_history(host.files), find_runs(read_rows())
+    plan = membership.chosen_context(base, config, host).plan
+    load = history.load_seconds(plan.counted_as) or (history.loads[-1].seconds if history.loads else None)
+    levels = runs[-1].result.levels if runs else ()
+    request = next((one.request_seconds for one in levels if one.concurrency == tuning.at_once), None)
+    seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)
+    known = "the last load's time included" if load is not None else "and a load each time, whose time is not known yet"
+    yield f"each about {format_duration(seconds)}, all {format_duration(seconds * (most - done))}, {known}"
+    yield "while the plan changes, no request is answered; in the end the plan before is in force again"
+
+
+def write_best(base: Chosen, climb: Climb, at: ladder.Position, host: Host, show: Callable[[str], None]) -> None:
+    """Raises UsageError where it can't be written: the same command tries again. NotReadyError without a good step."""
+    tuning = climb.tuning
+    if at.values:
+        path = Path(host.files.root, ADMINISTRATORS, f"{tuning.name}{SUFFIX}")
+        text = ladder.render(base.recipe, tuning.name, at, tuning.measured, tuning.at_once, utc_now())
+        with files.usage_error(f"{path} can't be written"):
+            files.write(path, text, 0o644, durable=True, over=False)
+        show(f"written: {path}; sudo sparkd use {tuning.name}")
+    elif at.best is not None:
+        show(f"nothing was better than recipe {base.recipe.name} beyond the spread: no recipe is written")
+    climb.keep(None)
+    if at.best is None:
+        reason = f"recipe {base.recipe.name} as it is: {ladder.describe(tuning.measured[0])}"
+        raise NotReadyError(reason, "repair it first: sparkd smoke")

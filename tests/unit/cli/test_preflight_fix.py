@@ -13,7 +13,6 @@ from tests.tree import Tree
 from tests.unit.commands import sparkd
 
 from sparkd.actions import acquire_lock
-from sparkd.cli.preflight import end_named
 from sparkd.host import Host
 from sparkd.host.owner import NodeOwner
 from sparkd.host.processes import read_process
@@ -24,6 +23,7 @@ from sparkd.preflight.next_start import NextStart
 from sparkd.preflight.render import Owner, Shown
 from sparkd.preflight.runner import examine
 from sparkd.status.model import Phase
+from sparkd.tools.fixing import end_named
 
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope"

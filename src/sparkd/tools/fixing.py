@@ -1,0 +1,85 @@
+"""What preflight changes on a person's word: by allowed fixes, or by the end of a process that a finding offers."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+
+from msgspec.structs import replace
+
+from sparkd.actions import Actions
+from sparkd.actions.processes import end_process
+from sparkd.agent import hooks
+from sparkd.cluster.membership import NodeContext, check_inputs
+from sparkd.config import Settings
+from sparkd.host import Host
+from sparkd.host.owner import NodeOwner
+from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.lib.log import events
+from sparkd.lib.main_loop import MainLoop
+from sparkd.lib.systemd import Notifier
+from sparkd.lib.text import Redactor
+from sparkd.preflight.check import Finding
+from sparkd.preflight.fixes import FixState
+from sparkd.preflight.gate import Gate, GateIO
+from sparkd.preflight.hooks import list_hooks
+from sparkd.preflight.registry import build_checks
+from sparkd.preflight.render import Shown
+from sparkd.status.model import Phase
+
+
+def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:
+    """Raises BlockedError (10), which names the owner, where somebody else owns the node."""
+    if os.geteuid() != 0:
+        hint = f"sudo sparkd preflight{option}, or only look: sparkd preflight --dry-run"
+        raise UsageError("only root may change this node", hint)
+    return Actions.acquire(host, loop, NodeOwner(os.getpid(), "sparkd preflight", uuid.uuid4().hex))
+
+
+def end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
+    """End a process, with what descends from it, on a person's word, where a finding offers that. Raises as `_own`.
+
+    A blocked agent keeps the lock, and launches nothing as long as that finding blocks.
+    """
+    before = look()
+    with MainLoop(Notifier(), {}) as loop, ExitStack() as owned:
+        try:
+            owned.callback(_own(host, loop, f" --fix {pid}").release)
+        except BlockedError:
+            if before.owner is None or before.owner.phase != Phase.BLOCKED.value:
+                raise
+        offers = [one for finding in before.findings for one in finding.verdict.offers]
+        offer = next((one for one in offers if one[0].pid == pid), None)
+        if offer is None:
+            hint = "a hint names what may be ended like that: sparkd preflight --dry-run"
+            raise UsageError(f"no finding offers to end pid {pid}", hint)
+        if os.getpid() in (fix.pid for fix in offer):
+            raise UsageError(f"this command descends from pid {pid}, and would end itself", "run it elsewhere")
+        ended = [(fix, end_process(fix)) for fix in offer]
+    states = tuple(FixState(fix, applied.state, applied.note) for fix, applied in ended)
+    return replace(look(), changes_nothing=False, fixes=states, hooks=(), before=before.findings)
+
+
+def fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
+    """Raises as `_own`."""
+    loop = MainLoop(Notifier(), {})
+
+    def run_hooks() -> tuple[Finding, ...]:
+        return hooks.run_hooks(list_hooks(host.files), loop.wait, hooks.hook_environment(node.role, node.rank))
+
+    def wait(seconds: float, _for: str) -> None:
+        loop.wait(seconds)
+
+    silent = events(lambda _priority, _line: None, Redactor())  # events are for the journal; a person reads the table
+    policy = config.preflight.model_copy(update={"wait_seconds": 0})  # a person waits instead
+    actions = _own(host, loop)
+    try:
+        io = GateIO(actions.apply, run_hooks, wait, loop, silent, show=lambda _findings: None)
+        admission = Gate(partial(build_checks, check_inputs(node)), host, policy, io).fix_and_recheck()
+    finally:
+        actions.release()
+        loop.close()
+    return Shown(host.name(), node.role, False, admission.findings, admission.fixes, admission.before)

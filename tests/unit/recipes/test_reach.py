@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from tests.unit.plans import recipe, shipped
 
-from sparkd.cli import recipe as command
 from sparkd.lib import recipes_dir
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.reach import find_reach
+from sparkd.tools.recipe_lint import lint
 from sparkd.vllm.lint.rules import Issue
 
 
@@ -107,7 +107,7 @@ def test_check_warns_with_file_and_line_and_the_recipe_stays_good(tmp_path: Path
         "schema: 1\nname: x\nmodel: {path: /root}\nimage: {ref: i}\nargs: {gpu-memory-utilization: 0.9}\n"
         "secrets:\n  A: /etc/shadow\ncontainer:\n  privileged: true\n  volumes: ['/var/run/docker.sock:/s:ro']\n"
     )
-    errors, warnings = command._lint(load_recipe(str(path), []))
+    errors, warnings = lint(load_recipe(str(path), []))
     assert errors == []
     places = [one.partition(": ")[2].partition(": ")[0] for one in warnings if ": the container " in one]
     assert places == ["line 9", "line 3", "line 7", "line 10"]

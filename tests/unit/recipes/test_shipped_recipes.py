@@ -16,7 +16,6 @@ import pytest
 from tests.unit import reported
 from tests.unit.plans import ALONE, HEAD, shipped
 
-from sparkd.cli import recipe as command
 from sparkd.config import Settings
 from sparkd.lib import recipes_dir
 from sparkd.plan import script
@@ -25,6 +24,7 @@ from sparkd.plan.model import LaunchPlan, Node
 from sparkd.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT, VERBS
 from sparkd.recipes.loader import find_recipes, load_recipe
 from sparkd.recipes.schema import Lines, Recipe
+from sparkd.tools.recipe_lint import lint
 from sparkd.vllm.flag import first_values, parse_json
 
 GOLDEN = Path(__file__).parent / "golden-recipes"
@@ -60,7 +60,7 @@ def flags(argv: Iterable[str]) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_passes_the_rules_of_a_launch(name: str) -> None:
-    errors, warnings = command._lint(load_recipe(name, [recipes_dir()]))
+    errors, warnings = lint(load_recipe(name, [recipes_dir()]))
     assert (errors, warnings) == ([], [])
 
 

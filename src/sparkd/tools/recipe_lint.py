@@ -1,0 +1,95 @@
+"""What is wrong with a recipe on any node, and what could be better, each with its file and line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+
+from sparkd.host.files import Files
+from sparkd.plan.model import LaunchPlan
+from sparkd.plan.trial import try_recipe
+from sparkd.preflight.checks.paths import find_wrong, paths_of_plan
+from sparkd.recipes.additions import VERBS
+from sparkd.recipes.loader import (
+    Loaded,
+)
+from sparkd.recipes.reach import find_reach
+from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder
+from sparkd.vllm.args import command_line
+from sparkd.vllm.container_paths import is_below
+from sparkd.vllm.flag import first_values, parse_flags
+from sparkd.vllm.lint import rules
+from sparkd.vllm.lint.predicates import Launch
+from sparkd.vllm.lint.rules import Issue
+
+
+def lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
+    """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
+
+    Of a recipe that is not whole, only what is written counts: what seems to be left out may be wrong instead.
+    """
+    errors: list[str] = []
+    warnings: list[str] = []
+    for issue in (*rules.find_issues(_launch(loaded.recipe)), *_find_reach(loaded.recipe)):
+        where = _find_origin(loaded, issue.at)
+        if where is None and not whole:
+            continue
+        where = where or str(loaded.files[0])
+        (errors if issue.blocks else warnings).append(f"{where}: {issue.reason} ({issue.hint})")
+    if whole:
+        trial = try_recipe(loaded.recipe)
+        missing = _find_missing(trial.plan) if trial.plan else ()
+        errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
+        warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
+    return errors, warnings
+
+
+def _find_origin(loaded: Loaded, key: str) -> str | None:
+    """Where a key is written: under its positive name, as a field of it, or as part of its JSON."""
+    positive = key.replace("args.no-", "args.", 1)
+    fields = (one for one in loaded.origins if one.startswith(f"{key}."))
+    flag = ".".join(key.split(".")[:2])
+    return next(filter(None, map(loaded.origins.get, (key, positive, *fields, flag))), None)
+
+
+def _locate_key(loaded: Loaded, text: str) -> str:
+    """Where the first key that a text names is written."""
+    keys = (found.rstrip(".") for found in re.findall(r"\b[a-z]+\.[\w.-]+", text))
+    return next(filter(None, (_find_origin(loaded, key) for key in keys)), str(loaded.files[0]))
+
+
+def _find_missing(plan: LaunchPlan) -> Iterator[str]:
+    """Files that the recipe names, and that are not on this machine. Models and RDMA devices may come later."""
+    missing = [plan.container.volumes[0].source, VERBS]
+    for one in paths_of_plan(plan):
+        if not any(is_below(one.path, folder) for folder in missing):
+            with suppress(OSError):  # unreadable for this user
+                if wrong := find_wrong(Files(), one):
+                    missing.append(one.path)
+                    yield f"{one.path} {wrong} on this machine: {one.what} ({one.hint})"
+
+
+def _find_reach(recipe: Recipe) -> Iterator[Issue]:
+    read = {f"secrets.{name}": file for name, file in recipe.secrets.items()}
+    model = {"model.path": recipe.model.path} if recipe.model.path.startswith("/") else {}
+    return find_reach(recipe.container, {**model, **read})
+
+
+def _launch(recipe: Recipe) -> Launch:
+    """The recipe's engine on any node, so without the values of placeholders."""
+    words = command_line(recipe.args)
+    tokens = recipe.expect.get(KV_CACHE_TOKENS)
+    texts = [("model.path", recipe.model.path), ("model.served_name", recipe.model.served_name)]
+    texts += [(f"secrets.{name}", file) for name, file in recipe.secrets.items()]
+    texts += [(f"caches.{name}", target or "") for name, target in recipe.caches.items()]
+    texts += [("container.volumes", f"{one.source}:{one.target}") for one in recipe.container.volumes]
+    return Launch(
+        flags={flag: None if text and has_placeholder(text) else text for flag, text in first_values(words).items()},
+        env={name: text for name, text in recipe.env.items() if text is not None and not has_placeholder(text)},
+        gpu=recipe.container.gpus == "all",
+        pool_tokens=tokens if isinstance(tokens, int) else None,
+        given=parse_flags([*recipe.image.entrypoint, *words], has_placeholder),
+        extra=recipe.flags.extra,
+        texts=tuple(texts),
+    )

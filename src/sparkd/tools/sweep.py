@@ -1,0 +1,69 @@
+"""The end of containers whose agent is gone: which these are, and why one is left alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from sparkd.actions.dockerd import Containers
+from sparkd.actions.processes import end_orphan
+from sparkd.host import Host, docker
+from sparkd.host.docker import LABEL, ContainerFacts
+from sparkd.host.owner import NodeOwner
+from sparkd.lib.errors import ExitCode, LaunchError
+from sparkd.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
+
+
+def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
+    """As `find_orphans`. Raises LaunchError where it is unknown whose a container is, or docker gives no list."""
+    if not docker.running(host):
+        # A query would start dockerd; the next preflight removes what is left.
+        print("docker is not running: nothing swept", file=sys.stderr)
+        return ExitCode.GOOD
+    facts = host.docker()
+    if facts.error:
+        raise LaunchError(f"docker can't list its containers: {facts.error}", "systemctl status docker")
+    # The owner is read after the containers: the agent of a listed container holds the lock already, or is gone.
+    try:
+        owner = host.owner()
+    except OSError as error:
+        reason = f"nothing swept, whose the containers are is unknown: {error.strerror}"
+        raise LaunchError(reason, "the next preflight removes what is left over") from None
+    known = read_rank(host)
+    orphans = find_orphans(facts.containers, owner, known, invocation, role)
+    code = _end(host, orphans, show) if orphans else ExitCode.GOOD
+    unknown = [one for one in facts.containers if one.ours and whose(one, owner, known) is Whose.UNKNOWN]
+    if unknown and known.error:
+        raise LaunchError(f"{unknown[0].name} is left alone: {known.error}", RECORD_HINT)
+    return code
+
+
+def find_orphans(
+    containers: tuple[ContainerFacts, ...],
+    owner: NodeOwner | None,
+    known: KnownRank,
+    invocation: str,
+    role: str | None,
+) -> tuple[ContainerFacts, ...]:
+    """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner."""
+    return tuple(
+        one
+        for one in containers
+        if one.ours
+        and (role is None or one.label(f"{LABEL}role") == role)
+        and whose(one, owner, known) is Whose.ORPHAN
+        and (not invocation or known.holder(one) == invocation)
+    )
+
+
+def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
+    containers = Containers()
+    code = ExitCode.GOOD
+    for one in orphans:
+        try:
+            end_orphan(host, containers, one)
+            show(f"stopped and removed container {one.name} ({one.id[:12]}): its agent is gone")
+        except LaunchError as error:
+            print(f"sparkd: {error}", file=sys.stderr)
+            code = ExitCode.LAUNCH_FAILED
+    return code

@@ -7,8 +7,6 @@ import os
 import shutil
 import time
 from base64 import urlsafe_b64decode
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import msgspec
@@ -31,14 +29,15 @@ WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 
 
 def measure_all(settings: Settings, host: Host) -> list[Result]:
-    """With each other node; on a worker, what its head has measured with it. Raises as `await_result` and `measure`."""
+    """With each other node; on a worker, what its head has measured with it. Raises as `acquire_lock` and `measure`."""
     place = find_place(settings, host)
     if not (peers := peers_of(settings, place.rank)):
         raise UsageError("cluster.nodes names no other node", "a fabric joins two nodes or more")
     if shutil.which(IPERF3) is None:
         raise BlockedError("iperf3 is not on this node: all nodes need it, to measure TCP", "sudo apt install iperf3")
     keys, port = KeyRing(host.files, settings.cluster.key_file).keys, settings.cluster.report_port
-    with own_node(host):
+    # No agent runs here meanwhile, and so no engine of one.
+    with os.fdopen(acquire_lock(host, NodeOwner(os.getpid(), "sparkd fabric test", "")), "rb"):
         try:
             ports = fabric_ports.read_ports(host.files)
             facts = describe_ports(host.name(), place.address, ports, perftest=shutil.which(IB_WRITE_BW) is not None)
@@ -47,16 +46,6 @@ def measure_all(settings: Settings, host: Host) -> list[Result]:
         if place.rank:
             return [await_result(facts, port, keys, peers[0].address)]
         return [measure(facts, one, port, keys, host) for one in peers]
-
-
-@contextmanager
-def own_node(host: Host) -> Iterator[None]:
-    """No agent runs here meanwhile, and so no engine of one. Raises BlockedError where one does."""
-    fd = acquire_lock(host, NodeOwner(os.getpid(), "sparkd fabric test", ""))
-    try:
-        yield
-    finally:
-        os.close(fd)
 
 
 def await_result(facts: Facts, port: int, keys: Keys, head: str) -> Result:

@@ -7,16 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from shlex import quote
-from typing import TYPE_CHECKING
 
+from sparkd.actions.ssh import PeerRoom, SshHost
 from sparkd.config import Settings
 from sparkd.host import Host
 from sparkd.host.disks import Room
+from sparkd.host.network import canonical
 from sparkd.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
 from sparkd.lib.text import size
-
-if TYPE_CHECKING:
-    from sparkd.actions.ssh import PeerRoom, SshHost
 
 SPARE_BYTES = 1 << 30
 """Left on a disk beside what is written."""
@@ -26,9 +24,6 @@ _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 
 def choose_peers(named: Sequence[str], user: str | None, settings: Settings, host: Host) -> tuple[SshHost, ...]:
     """The nodes of the cluster, or those that are named. Raises UsageError where there are none."""
-    from sparkd.actions.ssh import SshHost
-    from sparkd.host.network import canonical
-
     if user is not None and not _USER.fullmatch(user):
         raise UsageError(f"{user!r} is no name of a user")
     own = host.addresses()

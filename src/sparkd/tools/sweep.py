@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from sparkd.actions.dockerd import Containers
-from sparkd.actions.processes import end_orphan
 from sparkd.host import Host, docker
 from sparkd.host.docker import LABEL, ContainerFacts
 from sparkd.host.owner import NodeOwner
@@ -57,6 +55,9 @@ def find_orphans(
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
+    from sparkd.actions.dockerd import Containers  # half a second, which an end that leaves nothing is spared
+    from sparkd.actions.processes import end_orphan
+
     containers = Containers()
     code = ExitCode.GOOD
     for one in orphans:

@@ -6,13 +6,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from sparkd.actions.ssh import SshHost
 from sparkd.cluster.auth import read_keys
 from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.cluster.join import GRACE_SECONDS, Guest, Invitation
+from sparkd.cluster.join_request import accept, confirm
 from sparkd.cluster.membership import Peer, find_place, resolve_context
 from sparkd.config import Settings
 from sparkd.config.layers import Key
@@ -32,9 +34,6 @@ from sparkd.tools.dry_run import look_at
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
-
-if TYPE_CHECKING:
-    from sparkd.cluster.join import Guest
 
 NAME_WIDTH, LINE_LIMIT = 8, 400
 
@@ -110,8 +109,6 @@ class Wizard:
         self._finish(settings, "head", choice.commands(complete=complete), changed=bool(changes))
 
     def join(self, code: str) -> None:
-        from sparkd.cluster.join_request import accept, confirm
-
         settings = self.files.load().settings
         found = self._survey(settings).inventory
         early: dict[Key, object] = {("cluster", "follow_head"): True}
@@ -198,9 +195,6 @@ class Wizard:
 
     def _invite(self, choice: _Choice, values: Values, key: str) -> list[Guest]:
         """Each node that joins is written down at once. Raises BlockedError where some have not."""
-        from sparkd.actions.ssh import SshHost
-        from sparkd.cluster.join import GRACE_SECONDS, Guest, Invitation
-
         nodes, joined = list(choice.nodes), list[Guest]()
         keys = read_keys(self.host.files, key, os.geteuid())
         with Invitation(nodes[0], choice.nodes, keys, choice.missing) as invitation:

@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sparkd.agent.notify import FILE, Outbox, deliver
+from sparkd.config import Notify, load_settings
+from sparkd.host import Host
+from sparkd.lib import log
 from sparkd.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
-
-if TYPE_CHECKING:
-    from sparkd.host import Host
+from sparkd.lib.text import Redactor
+from sparkd.status.notices import TEST, Notice, unit_down
 
 STAYS_DOWN = ("2", "17", "78")
 """Exit codes after which no unit is started again."""
@@ -30,11 +32,6 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
 
 
 def send_test(_: argparse.Namespace) -> int:
-    from sparkd.agent.notify import deliver
-    from sparkd.config import load_settings
-    from sparkd.host import Host
-    from sparkd.status.notices import TEST, Notice
-
     settings, host = load_settings(os.environ).notify, Host()
     if not settings.ways:
         raise UsageError("no way for messages is configured", "set notify.command or notify.webhook_file: README")
@@ -52,18 +49,11 @@ def send_test(_: argparse.Namespace) -> int:
 
 
 def send_rest(_: argparse.Namespace) -> int:
-    from sparkd.host import Host
-
     return flush(Host(), os.environ)
 
 
 def flush(host: Host, env: Mapping[str, str], owner_uid: int = 0) -> ExitCode:
     """Exit code 11 while something is left to be sent. What has ended is in systemd's variables (systemd.exec(5))."""
-    from sparkd.agent.notify import FILE, Outbox
-    from sparkd.config import Notify, load_settings
-    from sparkd.lib import log
-    from sparkd.lib.text import Redactor
-    from sparkd.status.notices import unit_down
 
     def put(_priority: int, line: str) -> None:
         print(line, file=sys.stderr)

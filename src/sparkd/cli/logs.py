@@ -1,4 +1,7 @@
-"""`sparkd logs`: the journals of all nodes as one, with the first failure marked and known errors explained."""
+"""What is looked at after a failure. `sparkd logs`: the journals of all nodes as one, with the first failure marked and
+known errors explained; `explain`: what known errors mean, and what to do; `capture`: what a helper needs of the nodes
+in one archive, without secrets.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,23 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from datetime import datetime, time, timedelta
+from functools import partial
 
 from sparkd.cli import console
 from sparkd.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
 from sparkd.config import load_settings
+from sparkd.engine.log_lines import LineSplitter
 from sparkd.host import Host
 from sparkd.host.journal import Query
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.log import PRIORITIES
 from sparkd.lib.text import Table, parse_time, sanitize
+from sparkd.tools.capture_collector import Collector
+from sparkd.tools.capture_summary import summarize
+from sparkd.vllm.known_errors import KnownError, explain
 
 POLL_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400
@@ -116,3 +124,64 @@ def parse_since(text: str, now: datetime) -> datetime:
         if ":" in text:
             return datetime.combine(now.date(), time.fromisoformat(text)).astimezone()
     raise UsageError(f"--since {sanitize(text, 40)}: no time", "such as 10m, 2d, 14:30 or 2026-11-23T14:30")
+
+
+CHUNK_BYTES = 1 << 16
+SHOWN = 200
+"""Characters of a line."""
+NOTHING = "no error that sparkd knows; it may still be one"
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "line", nargs="?", default="-", metavar="LINE|-", help="one line, or - (default) for a log on stdin"
+    )
+    parser.epilog = "such as: journalctl -b -u sparkd-head | sparkd explain; or: journalctl -k | sparkd explain"
+    parser.set_defaults(run=show_explanations)
+
+
+def show_explanations(args: argparse.Namespace) -> None:
+    lines = _stdin_lines() if args.line == "-" else [args.line]
+    console.show(list(render_explanations(lines)) or [NOTHING])
+
+
+def render_explanations(lines: Iterable[str]) -> Iterator[str]:
+    """Each known error once, at its first line, with a count of its lines."""
+    seen: dict[KnownError, tuple[str, int]] = {}
+    for line in lines:
+        if (known := explain(line)) is not None:
+            first, count = seen.get(known, (line, 0))
+            seen[known] = first, count + 1
+    for known, (line, count) in seen.items():
+        times = f" ({count} lines)" if count > 1 else ""
+        yield f"{sanitize(line.strip(), SHOWN)}{times}"
+        yield f"  means: {known.meaning}\n  do:    {known.remedy}\n  known: {known.source}"
+
+
+def _stdin_lines() -> Iterator[str]:
+    if sys.stdin is None:  # closed: <&-
+        raise UsageError("there is no stdin", "give a line, or a log: journalctl -b -u sparkd-head | sparkd explain")
+    splitter = LineSplitter()
+    for data in iter(partial(os.read, sys.stdin.fileno(), CHUNK_BYTES), b""):
+        yield from splitter.feed(data)
+    yield from splitter.flush()
+
+
+def add_capture(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--output", metavar="FILE", help="where to write it, instead of sparkd-capture-NODE-TIME.tar.gz"
+    )
+    parser.add_argument("--issue", action="store_true", help="only print a summary to paste into a forum")
+    parser.epilog = "Look into it before you give it away: it has host names, addresses, paths and names of processes."
+    parser.set_defaults(run=capture, as_root=("only root may read all that it needs", "sudo sparkd capture"))
+
+
+def capture(args: argparse.Namespace) -> None:
+    collector = Collector(Host())
+    if args.issue:
+        print(collector.redact(summarize(collector.settings, collector.host)), end="")
+        return
+    path, size_bytes = collector.save(args.output)
+    for line in collector.missing:
+        print(f"not in it: {line}")
+    print(f"{path}: {size_bytes / 1e6:.1f} MB; look into it before you give it away")

@@ -11,9 +11,7 @@ from sparkd.plan.model import LaunchPlan
 from sparkd.plan.trial import try_recipe
 from sparkd.preflight.checks.paths import find_wrong, paths_of_plan
 from sparkd.recipes.additions import VERBS
-from sparkd.recipes.loader import (
-    Loaded,
-)
+from sparkd.recipes.loader import Loaded
 from sparkd.recipes.reach import find_reach
 from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder
 from sparkd.vllm.args import command_line

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.engine_server import Reply, engine
 
-from sparkd.cli.smoke import lines
+from sparkd.cli.bench import lines
 from sparkd.measure.answers import differ, find_end_fault, find_fault
 from sparkd.measure.smoke import TOOL, Round, Wanted, run, run_all
 from sparkd.vllm.api import Answer, Endpoint

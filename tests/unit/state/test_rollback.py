@@ -12,7 +12,7 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import configured, plan, recipe
 
-from sparkd.cli import known_good as command
+from sparkd.cli import switching as command
 from sparkd.cluster import membership
 from sparkd.config import Settings
 from sparkd.host import Host

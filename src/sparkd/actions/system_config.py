@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import errno
 import subprocess
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -116,9 +116,10 @@ class SysctlManager:
     def apply(self, wanted: Mapping[str, str], text: str) -> list[str]:
         """Set `wanted` now and, by the file `text`, at each boot; revert what is no longer wanted. Returns the changes.
 
-        The values before are saved first: wherever this is interrupted, `revert` restores them.
+        The values before are saved first: wherever this is interrupted, `revert` restores them. Two at once would save
+        each other's values as the ones to restore: each takes the lock.
         """
-        with self._locked():
+        with files.locked(self._root):
             content, saved = self.file_content(), self.saved()
             before = dict(saved)
             for name in wanted:
@@ -137,7 +138,7 @@ class SysctlManager:
 
     def revert(self) -> list[str]:
         """Remove the file and restore each setting. Returns the changes."""
-        with self._locked():
+        with files.locked(self._root):
             content, before = self.file_content(), self.saved()
             changes: list[str] = []
             stuck: dict[str, str] = {}
@@ -158,12 +159,6 @@ class SysctlManager:
             if before:
                 _remove(self._root, STATE)
             return changes
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Two at once would save each other's values as the ones to restore."""
-        with files.locked(self._root):
-            yield
 
     def _set(self, values: Mapping[str, str]) -> list[str]:
         """Skips a setting that this kernel no longer has."""

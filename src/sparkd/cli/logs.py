@@ -24,8 +24,7 @@ from sparkd.host.journal import Query
 from sparkd.lib.errors import BlockedError, UsageError
 from sparkd.lib.log import PRIORITIES
 from sparkd.lib.text import Table, parse_time, sanitize
-from sparkd.tools.capture_collector import Collector
-from sparkd.tools.capture_summary import summarize
+from sparkd.tools.capture_collector import Collector, summarize
 from sparkd.vllm.known_errors import KnownError, explain
 
 POLL_SECONDS = 1.0

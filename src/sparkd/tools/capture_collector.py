@@ -1,4 +1,6 @@
-"""What `sparkd capture` puts into its archive, part by part: of this node, and of what the others say."""
+"""What `sparkd capture` puts into its archive, part by part: of this node, and of what the others say; and
+what a forum needs to know of a node.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,12 @@ from sparkd.lib.text import sanitize
 from sparkd.measure.past import as_json
 from sparkd.plan.trial import plan_as_json
 from sparkd.preflight import render
+from sparkd.preflight.render import Shown
 from sparkd.state import launch_history
 from sparkd.status import model
 from sparkd.status.report_file import read_report
 from sparkd.tools import known_good
 from sparkd.tools.capture_archive import MOST_BYTES, Archive
-from sparkd.tools.capture_summary import summarize
 from sparkd.tools.capture_tree import read_machine
 from sparkd.tools.dry_run import look_at
 
@@ -270,3 +272,32 @@ def _us(at: datetime) -> int:
 
 def _json(value: object) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+
+def summarize(settings: Settings, host: Host) -> str:
+    """Markdown, for people who know neither node."""
+    shown, report = look_at(settings, host), model.parse(read_report(host.files))
+    found = (f"{name} {text}" for name, text in versions.read_versions(host).items())
+    lines, names = [f"**{', '.join(found)}**", ""], {host.name(): "this-node"}
+    if report is None:
+        lines.append("- no agent has run since the boot")
+    else:
+        names |= {one.report.node: f"rank{one.rank}" for one in report.peers if one.report}
+        since = f"phase `{report.phase.value}` since {report.since}: {report.message}"
+        lines.append(f"- rank {report.rank} of {1 + len(report.peers)}; recipe `{report.recipe}`; {since}")
+        if report.last_cause:
+            lines.append(f"- the agent before ended: {report.last_cause} (hint: {report.last_hint or 'none'})")
+        lines += (f"- ended {one.count} time(s) in a day: `{one.cause}`: {one.reason}" for one in report.restarts)
+        lines += (f"- rank {one.rank}: contact `{one.contact.value}`" for one in report.peers)
+    lines += ["", "| check | level | found | hint |", "|---|---|---|---|", *_findings(shown)]
+    text = "\n".join(lines) + "\n"
+    for name, place in names.items():
+        text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", place, text) if len(name) > 2 else text
+    return text
+
+
+def _findings(shown: Shown) -> Iterator[str]:
+    for one in shown.findings:
+        if one.verdict.level.value not in ("ok", "skipped"):
+            cells = (one.id, one.verdict.level.value, one.verdict.reason, one.verdict.hint)
+            yield f"| {' | '.join(cell.replace('|', '/').replace(chr(10), ' ') for cell in cells)} |"

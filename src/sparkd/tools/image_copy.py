@@ -62,11 +62,7 @@ def find_image(word: str | None, settings: Settings, host: Host) -> Image:
 
 
 def send_image(
-    image: Image,
-    peers: Sequence[SshHost],
-    host: Host,
-    save: Callable[[Image], None],
-    show: Callable[[str], None],
+    image: Image, peers: Sequence[SshHost], host: Host, save: Callable[[Image], None], show: Callable[[str], None]
 ) -> ExitCode:
     """To each of these nodes; `save` has docker write it to its file. 10 where any has failed."""
     with lock_scratch(image.file.parent):

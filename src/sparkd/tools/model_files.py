@@ -61,11 +61,7 @@ def is_open(folder: str, host: Host) -> bool:
 
 
 def refuse_changed(
-    folder: str,
-    wanted: Mapping[str, str],
-    files: Files,
-    begun: Callable[[str], None],
-    read: Callable[[int], None],
+    folder: str, wanted: Mapping[str, str], files: Files, begun: Callable[[str], None], read: Callable[[int], None]
 ) -> None:
     """Raises BlockedError (10) where a file has another SHA-256 than is wanted.
 

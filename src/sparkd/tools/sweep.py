@@ -37,11 +37,7 @@ def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], N
 
 
 def find_orphans(
-    containers: tuple[ContainerFacts, ...],
-    owner: NodeOwner | None,
-    known: KnownRank,
-    invocation: str,
-    role: str | None,
+    containers: tuple[ContainerFacts, ...], owner: NodeOwner | None, known: KnownRank, invocation: str, role: str | None
 ) -> tuple[ContainerFacts, ...]:
     """Those whose agent is gone: the agent of `invocation`; where it is empty, any but the owner."""
     return tuple(

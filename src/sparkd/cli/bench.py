@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import asdict
 
 from sparkd.cli import bench_table, console
+from sparkd.host import Host
 from sparkd.lib.errors import ExitCode, UsageError
 from sparkd.lib.text import parse_time, sanitize
 from sparkd.measure.bench import Result, Wanted

@@ -22,7 +22,7 @@ from sparkd.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageE
 from sparkd.lib.text import Table, parse_time, sanitize
 from sparkd.state.known_good import Entry, format_utc
 from sparkd.state.switch import label
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import read_living_report
 from sparkd.tools.known_good import (
     DIGITS,
     as_json,

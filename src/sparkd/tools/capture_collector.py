@@ -31,6 +31,7 @@ from sparkd.host.journal import LATEST_US, Query
 from sparkd.lib.errors import BlockedError, SparkdError
 from sparkd.lib.http_client import HttpError
 from sparkd.lib.redaction import HIDDEN, Redaction
+from sparkd.lib.slow_document import ANSWER_SECONDS
 from sparkd.lib.text import sanitize
 from sparkd.measure.past import as_json
 from sparkd.plan.trial import plan_as_json
@@ -38,7 +39,7 @@ from sparkd.preflight import render
 from sparkd.preflight.render import Shown
 from sparkd.state import launch_history
 from sparkd.status import model
-from sparkd.status.report_file import read_report
+from sparkd.status.model import read_report
 from sparkd.tools import known_good
 from sparkd.tools.capture_archive import MOST_BYTES, Archive
 from sparkd.tools.capture_tree import read_machine
@@ -165,7 +166,7 @@ class Collector:
         entries = known_good.read_known_good(self.host)
         if not entries:
             return "no start is known good on this node yet\n"
-        now = known_good.gather_facts(self.host, membership.configured_context(self.settings, self.host).plan)
+        now = known_good.gather_facts(self.host, membership.make_context(self.settings, self.host).plan)
         return f"{known_good.as_text(entries[0], now)}\n"
 
     def _history(self) -> str:
@@ -224,7 +225,7 @@ class Collector:
             keys = KeyRing(self.host.files, self.settings.cluster.key_file).keys
             own, port = self.settings.cluster.nodes[rank], self.settings.cluster.report_port
             for peer in (one for one in peers if one.address not in silent):
-                reader = PeerReader(Source(*peer, port, own, 0, inventory.ANSWER_SECONDS), keys, lambda: None)
+                reader = PeerReader(Source(*peer, port, own, 0, ANSWER_SECONDS), keys, lambda: None)
                 try:
                     report = parse_peer_report(await reader.fetch("/report"), peer.rank)
                     self.of_nodes[f"nodes/{peer.address}/report.json"] = model.dump(report) if report else ""

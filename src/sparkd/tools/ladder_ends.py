@@ -20,7 +20,7 @@ from sparkd.measure import ladder
 from sparkd.measure.ladder import Knob
 from sparkd.measure.past import find_runs
 from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
-from sparkd.state import launch_history
+from sparkd.state.history import last_load
 from sparkd.state.switch import Chosen
 from sparkd.status.model import format_duration, utc_now
 from sparkd.tools.climb import DEFAULT_CONCURRENCY, RUNS, Climb, Tuning
@@ -44,14 +44,14 @@ def refuse_name(base: str, name: str, host: Host) -> None:
 
 def refuse_without_effect(knobs: Iterable[Knob], base: Chosen, config: Settings, host: Host) -> None:
     """Raises UsageError for a knob that turns nothing."""
-    plan = membership.chosen_context(base, config, host).plan
+    plan = membership.make_context(config, host, base).plan
     for knob in knobs:
         rung = next(chain(ladder.rungs(knob, up=True), ladder.rungs(knob, up=False)), None)
         if rung is None:
             raise UsageError(f"--knob {knob.name}: the bounds have the recipe's own value alone")
         with suppress(ConfigError):  # then it is a bad step
             recipe = ladder.apply(base.recipe, base.recipe.name, {knob.name: rung})
-            made = membership.chosen_context(replace(base, recipe=recipe), config, host).plan
+            made = membership.make_context(config, host, replace(base, recipe=recipe)).plan
             if made.user_script or made.argv == plan.argv:
                 reason = f"{knob.name} changes nothing: engine.args or engine.script holds over every recipe"
                 raise UsageError(reason, "sparkd config show")
@@ -63,7 +63,7 @@ def choose_load(knobs: Iterable[Knob], base: Chosen) -> int:
     return min(most or max(expected_levels(base.recipe), default=DEFAULT_CONCURRENCY), MOST_AT_ONCE)
 
 
-def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iterator[str]:
+def announce(tuning: Tuning, base: Chosen, host: Host) -> Iterator[str]:
     """What is to be done, and about how long it takes."""
     ways = {one: [tuple(ladder.rungs(one, up=up)) for up in (True, False)] for one in tuning.knobs}
     done, most = len(tuning.measured), 1 + sum(map(len, chain.from_iterable(ways.values())))
@@ -72,9 +72,9 @@ def announce(tuning: Tuning, base: Chosen, config: Settings, host: Host) -> Iter
     for one, way in ways.items():
         up, down = (" ".join(map(str, rungs)) or "none" for rungs in way)
         yield f"  {one.name} {one.start}: up {up}; down {down}"
-    history, runs = launch_history.read_history(host.files), find_runs(read_rows())
-    plan = membership.chosen_context(base, config, host).plan
-    load = history.load_seconds(plan.counted_as) or (history.loads[-1].seconds if history.loads else None)
+    rows = read_rows(host)
+    runs = find_runs(rows)
+    load = last_load(rows, lambda launch: launch.recipe == base.recipe.name) or last_load(rows)
     levels = runs[-1].result.levels if runs else ()
     request = next((one.request_seconds for one in levels if one.concurrency == tuning.at_once), None)
     seconds = SMOKE_SECONDS + (request.median * (RUNS + 1) if request else BENCH_SECONDS) + (load or 0)

@@ -25,11 +25,10 @@ from sparkd.lib.http_client import HttpError
 from sparkd.lib.text import sanitize, size
 from sparkd.measure.bench import Result, Wanted, measure
 from sparkd.measure.figures import DECODE, Depth, Level, progress
-from sparkd.measure.soak import Look, Sample, Soak
+from sparkd.measure.soak import Sample, Soak
 from sparkd.recipes.schema import Recipe
 from sparkd.state.history import PATH, Bench, Row
-from sparkd.status.model import utc_now
-from sparkd.status.report_file import read_living_report
+from sparkd.status.model import read_living_report, utc_now
 from sparkd.tools.endpoint import context_tokens
 from sparkd.tools.served import Served
 from sparkd.vllm.streaming import StreamError
@@ -171,7 +170,7 @@ def run_soak(served: Served, wanted: Wanted, seconds: int) -> tuple[Soak, bool]:
     return work, interrupted
 
 
-def look(host: Host) -> Look | None:
+def look(host: Host) -> Sample | None:
     """This node now, and the others as they last reported; None where this node can't be read."""
     try:
         own, swaps = host.meminfo(), read_swaps(host.files)

@@ -30,9 +30,8 @@ from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.state import known_good, launch_history
 from sparkd.state.launch_history import End
 from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.status.model import NodeReport, Phase, parse, utc_now
+from sparkd.status.model import NodeReport, Phase, parse, read_living_report, read_report, utc_now
 from sparkd.status.publisher import status_line
-from sparkd.status.report_file import read_living_report, read_report
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
@@ -121,7 +120,7 @@ def make_switch(
     replaces = membership.fingerprint_config(config, host)
     now = found if found is not None and found.replaces == replaces else None
     to = None if name in (None, config.engine.recipe) and not span else load_chosen(name or "", span, config, host)
-    node = membership.chosen_context(to, config, host)
+    node = membership.make_context(config, host, to)
     if now is None and to is None:
         return None
     if now is not None and now.stage is Stage.IN_FORCE and now.to is not None and now.to.is_same_plan(to):
@@ -138,7 +137,7 @@ def plans_before(now: Switch | None, config: Settings, host: Host) -> tuple[Chos
     if not known or (report is not None and report.phase in (Phase.SERVING, Phase.DEGRADED)):
         return before
     with suppress(ConfigError):
-        plan = membership.chosen_context(before[0] if before else None, config, host).plan
+        plan = membership.make_context(config, host, before[0] if before else None).plan
         if any(one.plan == plan.digest for one in known):
             return before
     found = make_rollback(known[0], "", known[0].image_id if image_id(host, known[0].image_id) else "")
@@ -161,7 +160,7 @@ def list_usable(config: Settings, host: Host) -> Table:
 def _why_not(name: str, config: Settings, host: Host, nodes: Inventories) -> str:
     """Empty where it could be used."""
     try:
-        node = membership.chosen_context(load_chosen(name, 0, config, host), config, host)
+        node = membership.make_context(config, host, load_chosen(name, 0, config, host))
     except ConfigError as error:
         return error.reason.splitlines()[0].partition("; chosen for")[0]
     found = findings_of(node, host, config, BY_RECIPE)

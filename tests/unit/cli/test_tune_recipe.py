@@ -99,7 +99,7 @@ def test_a_warning_needs_a_word_of_a_person(
 def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/mine.yaml", MINE)
     host = Host(tree.root)
-    lines = [*ladder_ends.announce(TUNING, BASE, CONFIG, host)]
+    lines = [*ladder_ends.announce(TUNING, BASE, host)]
     assert lines[:3] == [
         "recipe mine under 16 requests at once, at most 4 steps:",
         "  max-num-seqs 4: up 8 16; down none",
@@ -109,12 +109,12 @@ def test_it_says_how_many_steps_and_how_long(tree: Tree) -> None:
     launch = Launch("1", "", 0, "d", "other", Facts({}, {}, {}), load_seconds=510)
     history.write(host.files, launch)
     half = Tuning("mine-tuned", "f", KNOBS, 16, (Measured("", 0), Measured(SEQUENCES, 8)))
-    lines = [*ladder_ends.announce(half, BASE, CONFIG, host)]
+    lines = [*ladder_ends.announce(half, BASE, host)]
     assert lines[0].endswith("at most 2 steps more, 2 are measured:")
     assert lines[3] == "each about 10 min, all 20 min, the last load's time included"
     history.write(host.files, replace(launch, id="2", recipe="mine", load_seconds=210))
     history.write(host.files, replace(launch, id="3"))
-    assert [*tune_recipe.announce(half, BASE, host)][3].startswith("each about 5 min"), "of this recipe"
+    assert [*ladder_ends.announce(half, BASE, host)][3].startswith("each about 5 min"), "of this recipe"
 
 
 def put(tree: Tree, stage: Stage, to: Chosen | None, *back: Chosen) -> Switch:

@@ -40,24 +40,29 @@ def add_deinit(parser: argparse.ArgumentParser) -> None:
 
 
 def init(args: argparse.Namespace) -> None:
-    if args.rotate and not args.new_cluster_key:
-        raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
-    if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
-        raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
-    if os.geteuid() and not args.plan:
-        raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
+    _refuse(args)
     if args.new_cluster_key:
         path = load_settings(os.environ).cluster.key_file
         print(cluster_key.rotate_key(path) if args.rotate else cluster_key.create_key(path))
         return
-    if not (args.yes or args.plan or sys.stdin.isatty()):
-        raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
     wishes = Wishes(args.recipe or "", args.nodes, args.invite, tuple(args.ssh), plan=args.plan, yes=args.yes)
     wizard = Wizard(wishes, NodeFiles(Host(), os.environ), partial(print, flush=True), prompt)
     if args.join is None:
         wizard.serve()
     else:
         wizard.join(args.join)
+
+
+def _refuse(args: argparse.Namespace) -> None:
+    """Raises UsageError."""
+    if args.rotate and not args.new_cluster_key:
+        raise UsageError("--rotate is of the cluster's key", f"sparkd init {NEW_KEY} --rotate")
+    if args.nodes is not None and not 1 <= args.nodes <= MAX_NODES:
+        raise UsageError(f"--nodes {args.nodes}: 1 to {MAX_NODES} serve together")
+    if os.geteuid() and not args.plan:
+        raise UsageError("only root may set up this node", "sudo sparkd init, or only look: sparkd init --plan")
+    if not (args.new_cluster_key or args.yes or args.plan or sys.stdin.isatty()):
+        raise UsageError("there is no terminal to confirm on", "--yes writes at once, --plan only shows")
 
 
 def deinit(_args: argparse.Namespace) -> None:

@@ -166,11 +166,9 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         config = parse_json(str(args.get(DRAFT))) if flag == DRAFT else {"model": args.get(flag)}
         if not isinstance(config, dict):
             continue
-        draft, revision = str(config.get("model")), str(config.get("revision") or "")
-        if cached := _OF_HUB_CACHE.fullmatch(draft):
-            draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
+        draft, revision = _read_draft(config)
         name = draft.rpartition("/")[2]
-        if not REPO.fullmatch(draft) or (revision and not REVISION.fullmatch(revision)):
+        if not draft:
             continue
         if model.path.startswith("/") or (name == model.path and draft != model.repo):
             source.note(("command",), f"draft model {draft}: it is not pulled: mount it, and name its folder in {flag}")
@@ -180,6 +178,15 @@ def _find_drafts(source: Source, bundle: Bundle) -> None:
         config["model"] = f"{MODELS}/{name}"
         args[flag] = json.dumps(config) if flag == DRAFT else config["model"]
     bundle.recipe = bundle.recipe.model_copy(update={"args": args})
+
+
+def _read_draft(config: Mapping[str, object]) -> tuple[str, str]:
+    """Name on the hub and revision, which may be empty; no name where it is no model of the hub."""
+    draft, revision = str(config.get("model")), str(config.get("revision") or "")
+    if cached := _OF_HUB_CACHE.fullmatch(draft):
+        draft, revision = f"{cached[1]}/{cached[2]}", cached[3]
+    good = REPO.fullmatch(draft) and (not revision or REVISION.fullmatch(revision))
+    return (draft, revision) if good else ("", "")
 
 
 def _take_mods(source: Source, bundle: Bundle, path: Path | None) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import shtab
 
 from manuals import leaves, whole_parser
-from sparkd.cli.main import COMPLETE
-from sparkd.preflight.registry import CHECKS
+from sparkd.agent.preflight.registry import CHECKS
+from sparkd.tools.cli.main import COMPLETE
 
 FILES = {
     "bash": "usr/share/bash-completion/completions/sparkd",

@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 
 import manuals
-from sparkd.config import reference
-from sparkd.preflight.registry import IDS
+from sparkd.agent.preflight.registry import IDS
+from sparkd.base.config import reference
 
 CHECKOUT = Path(__file__).parents[1]
 PART = re.compile(

@@ -9,12 +9,12 @@ from typing import Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from sparkd.cli.main import COMMANDS, build_parser
-from sparkd.config.reference import describe, format_line
-from sparkd.config.settings import Settings
-from sparkd.config.types import Section
-from sparkd.recipes.schema import Limit, Lines, Recipe, Volume
-from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, KnownError
+from sparkd.base.config.reference import describe, format_line
+from sparkd.base.config.settings import Settings
+from sparkd.base.config.types import Section
+from sparkd.base.recipes.schema import Limit, Lines, Recipe, Volume
+from sparkd.base.vllm.known_errors import GAP, KERNEL_TABLE, TABLE, KnownError
+from sparkd.tools.cli.main import COMMANDS, build_parser
 
 _MARKUP = re.compile(r"[\\<>*_\[\]]")
 

@@ -26,6 +26,6 @@ fi
 "$venv/bin/python" -m pip install -q --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 echo "$PWD/src" >"$site/sparkd.pth"
-printf '#!%s -IB\nfrom sparkd.cli.main import main\n\nraise SystemExit(main())\n' "$PWD/$venv/bin/python" >"$venv/bin/sparkd"
+printf '#!%s -IB\nfrom sparkd.tools.cli.main import main\n\nraise SystemExit(main())\n' "$PWD/$venv/bin/python" >"$venv/bin/sparkd"
 chmod 755 "$venv/bin/sparkd"
 cat requirements.lock packaging/venv.sh >"$stamp"

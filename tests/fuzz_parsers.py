@@ -12,48 +12,60 @@ from typing import NamedTuple
 from tests.tree import Tree
 from tests.unit.node_reports import HEAD
 
-from sparkd.cluster import logs
-from sparkd.cluster.auth import KeyRing
-from sparkd.cluster.client import parse_peer_report
-from sparkd.cluster.following import followed_context
-from sparkd.cluster.inventory import Image, Inventory, Model, find_missing
-from sparkd.cluster.inventory import dump as dump_inventory
-from sparkd.cluster.inventory import parse as parse_inventory
-from sparkd.cluster.join_code import JoinCode
-from sparkd.config import Settings
-from sparkd.config.settings import Allow, Cluster, Fabric
-from sparkd.config.sources import load_settings
-from sparkd.engine.load_progress import LoadProgress, advance_progress
-from sparkd.engine.log_lines import LineSplitter, LogForwarder
-from sparkd.host import Host, cgroups, docker, docker_config, kernel, meminfo, owner, processes, sockets, units, weights
-from sparkd.host.journal import Line, Lines, parse_line
-from sparkd.lib.dockerd.reader import DockerError, frames
-from sparkd.lib.errors import SparkdError
-from sparkd.lib.text import Redactor, sanitize
-from sparkd.plan.agreement import parse_values
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.plan.script import exec_lines, find_fault, render_script
-from sparkd.preflight.checks import kernel_log
-from sparkd.recipes.importers.command import is_serve, parse_serve, split_commands
-from sparkd.recipes.importers.convert import import_file
-from sparkd.recipes.importers.source import CommandError, Unusable, Values, format_template, substitute
-from sparkd.recipes.loader import load_recipe
-from sparkd.state.known_good import FILE as KNOWN_GOOD
-from sparkd.state.launch_history import read_history
-from sparkd.state.rank_record import FILE as RANK_FILE
-from sparkd.state.rank_record import RankRecord, read_rank
-from sparkd.state.shared_config import FILE as HEAD_CONFIG
-from sparkd.state.shared_config import dump as dump_shared
-from sparkd.state.shared_config import make_shared
-from sparkd.state.switch import FILE as SWITCH
-from sparkd.state.switch import Chosen, Event, Stage, Switch, step
-from sparkd.status.model import dump, parse
-from sparkd.vllm.api import parse_counters
-from sparkd.vllm.flag import parse_amount, parse_flags, parse_json
-from sparkd.vllm.known_errors import explain
-from sparkd.vllm.lint.predicates import parse_limits
-from sparkd.vllm.lint.script import parse_script
+from sparkd.agent.cluster import logs
+from sparkd.agent.cluster.client import parse_peer_report
+from sparkd.agent.cluster.inventory import Image, Inventory, Model, find_missing
+from sparkd.agent.cluster.inventory import dump as dump_inventory
+from sparkd.agent.cluster.inventory import parse as parse_inventory
+from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.agent.preflight.checks import kernel_log
+from sparkd.base.cluster.auth import KeyRing
+from sparkd.base.cluster.following import followed_context
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Allow, Cluster, Fabric
+from sparkd.base.config.sources import load_settings
+from sparkd.base.host import (
+    Host,
+    cgroups,
+    docker,
+    docker_config,
+    kernel,
+    meminfo,
+    owner,
+    processes,
+    sockets,
+    units,
+    weights,
+)
+from sparkd.base.host.journal import Line, Lines, parse_line
+from sparkd.base.lib.dockerd.reader import DockerError, frames
+from sparkd.base.lib.errors import SparkdError
+from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.base.plan.agreement import parse_values
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.plan.script import exec_lines, find_fault, render_script
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.state.known_good import FILE as KNOWN_GOOD
+from sparkd.base.state.launch_history import read_history
+from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RankRecord, read_rank
+from sparkd.base.state.shared_config import FILE as HEAD_CONFIG
+from sparkd.base.state.shared_config import dump as dump_shared
+from sparkd.base.state.shared_config import make_shared
+from sparkd.base.state.switch import FILE as SWITCH
+from sparkd.base.state.switch import Chosen, Event, Stage, Switch, step
+from sparkd.base.status.model import dump, parse
+from sparkd.base.vllm.api import parse_counters
+from sparkd.base.vllm.flag import parse_amount, parse_flags, parse_json
+from sparkd.base.vllm.known_errors import explain
+from sparkd.base.vllm.lint.predicates import parse_limits
+from sparkd.base.vllm.lint.script import parse_script
+from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
+from sparkd.tools.importers.command import is_serve, parse_serve, split_commands
+from sparkd.tools.importers.convert import import_file
+from sparkd.tools.importers.source import CommandError, Unusable, Values, format_template, substitute
+from sparkd.tools.setup.join_code import JoinCode
 
 TESTS = Path(__file__).parent
 LOGS, RECIPES = TESTS / "unit/engine/engine-logs", TESTS.parent / "config/recipes"

@@ -16,7 +16,7 @@ from deb.source import Source
 from deb.targets import Architecture
 from deb.tree import Tree
 from deb.vendor import Vendored
-from sparkd.config import units
+from sparkd.base.config import units
 
 DOC = "usr/share/doc/sparkd"
 _CODE_FONT = re.compile(rb"\\fC|\\f\(C[RW]")

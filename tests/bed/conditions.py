@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from sparkd.cli.main import COMMANDS, build_parser
-from sparkd.lib.errors import ExitCode
+from sparkd.base.lib.errors import ExitCode
+from sparkd.tools.cli.main import COMMANDS, build_parser
 
 from .node import Node
 

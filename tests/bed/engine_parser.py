@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import convert, to_builtins
 
-from sparkd.vllm.flag import FILE, Field, Flag, FlagTable
+from sparkd.base.vllm.flag import FILE, Field, Flag, FlagTable
 
 from . import cache, engine_image
 from .command import run

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterator
 from random import Random
 
-from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import FIELDS, FLAGS, Flag, Kind
+from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.flag import FIELDS, FLAGS, Flag, Kind
 
 START = ("serve", "/models/m")
 GOOD: dict[Kind, tuple[str, ...]] = {

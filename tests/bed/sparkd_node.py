@@ -16,7 +16,7 @@ from .node import Node
 from .processes import Identity, wait_for
 
 if TYPE_CHECKING:
-    from sparkd.status.model import NodeReport
+    from sparkd.base.status.model import NodeReport
 
 HEAD, WORKER = "sparkd-head", "sparkd-worker"
 RANK = r"^VLLM::|vllm serve"
@@ -99,7 +99,7 @@ class SparkdNode:
 
     def failures(self) -> dict[str, int]:
         """By the launch history: how often in a row, by plan digest."""
-        from sparkd.state.launch_history import FILE
+        from sparkd.base.state.launch_history import FILE
 
         text = self.node.run("cat", FILE.path, check=False).stdout
         return FILE.decode(text.encode()).failures if text else {}
@@ -118,7 +118,7 @@ class SparkdNode:
 
     def report(self) -> NodeReport | None:
         """As the agent last wrote it; None where there is none, or where the node is off."""
-        from sparkd.status.model import parse  # needs the project's environment, which people's verbs do without
+        from sparkd.base.status.model import parse  # needs the project's environment, which people's verbs do without
 
         return parse(self.node.run("cat", "/run/sparkd/report.json", check=False).stdout) if self.node.init else None
 

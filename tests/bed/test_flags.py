@@ -10,13 +10,13 @@ import pytest
 from tests.bed.engine_parser import TABLE, query_parser
 from tests.bed.flag_lines import lines, wrong_fields
 
-from sparkd.config import Settings
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.flag import first_values, parse_flags
-from sparkd.vllm.lint import rules
-from sparkd.vllm.lint.predicates import Launch
+from sparkd.base.config import Settings
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.vllm.flag import first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
 
 RECIPES = Path("config/recipes")
 ON_THE_WORDS = {"json", "flag-value", "flag-misprint", "flag-unknown", "flag-choice", "misnamed-flag"}

@@ -12,12 +12,12 @@ from tests.bed import sparkrun_tool
 from tests.bed.sparkrun_tool import Answer
 from tests.unit import foreign_recipes as foreign
 
-from sparkd.config import Settings
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.importers import convert
-from sparkd.recipes.loader import load_recipe
-from sparkd.recipes.schema import Container
+from sparkd.base.config import Settings
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Container
+from sparkd.tools.importers import convert
 
 COUNT = 150
 """Of each tool's recipes."""

@@ -24,7 +24,7 @@ from tests.bed.sparkd_node import HEAD, SERVING_SECONDS, WORKER, SparkdNode, com
 from tests.bed.trial import Result
 from tests.unit.lib.test_redaction import CARRIERS, SECRETS
 
-from sparkd.status.model import parse
+from sparkd.base.status.model import parse
 
 Record = Callable[[Result], None]
 FABRIC_LATE_SECONDS = 30.0

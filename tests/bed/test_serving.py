@@ -182,9 +182,9 @@ PLANTER = """
 import json, sys
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
 from msgspec import Raw, structs
-from sparkd.actions import history
-from sparkd.host import Host
-from sparkd.state.history import Bench, Launch
+from sparkd.agent.actions import history
+from sparkd.base.host import Host
+from sparkd.base.state.history import Bench, Launch
 rows = history.read(Host().files)
 launch = next(one for one in reversed(rows) if isinstance(one, Launch))
 last = next(one for one in reversed(rows) if isinstance(one, Bench))

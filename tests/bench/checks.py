@@ -82,12 +82,12 @@ def _figure(
 
 
 def _look(tree: Tree) -> float:
-    from sparkd.cluster import membership
-    from sparkd.config import load_settings
-    from sparkd.host import Host
-    from sparkd.preflight.check import Level
-    from sparkd.preflight.registry import build_checks
-    from sparkd.preflight.runner import examine
+    from sparkd.agent.preflight.check import Level
+    from sparkd.agent.preflight.registry import build_checks
+    from sparkd.agent.preflight.runner import examine
+    from sparkd.base.cluster import membership
+    from sparkd.base.config import load_settings
+    from sparkd.base.host import Host
 
     host = Host(tree.root)
     node = membership.resolve_context(load_settings({}, tree.root), "head", host)

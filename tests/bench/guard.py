@@ -42,9 +42,9 @@ def measure() -> tuple[Figure, ...]:
 @contextmanager
 def _standing() -> Iterator[Path]:
     """The process of a guard that has begun to watch: its folder in /proc. It ends with what it watches."""
-    from sparkd.engine.memory_guard.guard import MemoryGuard
-    from sparkd.lib.log import events
-    from sparkd.lib.text import Redactor
+    from sparkd.agent.engine.memory_guard.guard import MemoryGuard
+    from sparkd.base.lib.log import events
+    from sparkd.base.lib.text import Redactor
 
     with subprocess.Popen(["sleep", "infinity"]) as rank:
         pidfd = os.pidfd_open(rank.pid)

@@ -29,7 +29,7 @@ from tests.count.source import Module, import_closure, read_modules
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "src/sparkd"
-RUN = "sparkd.cli.run"
+RUN = "sparkd.tools.cli.run"
 """Where `sparkd run` begins. At d40baf0 its closure has 182 modules and 27,606 lines.
 
 Where there is no such module, it has none.

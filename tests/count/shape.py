@@ -15,14 +15,14 @@ from tests.count.source import FunctionNode, Module, functions, qualified_name
 MAX_BRANCHES = 12
 BRANCHES = (*(ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.match_case, ast.Assert),)
 WAITS = (
-    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("wait", "wait_until", "beside", "start", "spawn")),
-    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("submit", "result")),
-    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("sleep_uninterruptible", "wait_fd_uninterruptible")),
-    *(f"lib/main_loop.py:MainLoop.{name}" for name in ("run_with_timeout", "run_until_stop")),
-    *(f"agent/deps.py:Deps.{name}" for name in ("wait", "run_aside")),
-    "agent/context.py:Context.run_aside",
-    *(f"lib/event_loop.py:EventLoop.{name}" for name in ("submit", "spawn", "begin", "call")),
-    *(f"lib/event_loop.py:{name}" for name in ("read_in_thread", "run_in_thread")),
+    *(f"base/lib/main_loop.py:MainLoop.{name}" for name in ("wait", "wait_until", "beside", "start", "spawn")),
+    *(f"base/lib/main_loop.py:MainLoop.{name}" for name in ("submit", "result")),
+    *(f"base/lib/main_loop.py:MainLoop.{name}" for name in ("sleep_uninterruptible", "wait_fd_uninterruptible")),
+    *(f"base/lib/main_loop.py:MainLoop.{name}" for name in ("run_with_timeout", "run_until_stop")),
+    *(f"agent/daemon/deps.py:Deps.{name}" for name in ("wait", "run_aside")),
+    "agent/daemon/context.py:Context.run_aside",
+    *(f"base/lib/event_loop.py:EventLoop.{name}" for name in ("submit", "spawn", "begin", "call")),
+    *(f"base/lib/event_loop.py:{name}" for name in ("read_in_thread", "run_in_thread")),
 )
 """The functions by which code waits or leaves work to others, now or in earlier commits. New ones are added by hand."""
 SUBJECTS = {

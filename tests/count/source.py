@@ -14,7 +14,7 @@ class Module(NamedTuple):
     name: str
     """Dotted; of a package's `__init__.py` it is the package."""
     path: str
-    """Below the top package, such as `cli/run.py`."""
+    """Below the top package, such as `tools/cli/run.py`."""
     text: str
     tree: ast.Module
 

@@ -23,12 +23,12 @@ from tests.integration.peer_alike import PeerAlike, listen_in, serving
 from tests.tree import Tree
 from tests.unit.nodes import KEY, until
 
-from sparkd.preflight.registry import IDS
-from sparkd.status.model import Phase
+from sparkd.agent.preflight.registry import IDS
+from sparkd.base.status.model import Phase
 
 OWN, PEER, REPORT_PORT, API_PORT = "10.77.0.1", "10.77.0.2", 29510, 8000
 PROGRAMS = Path(__file__).parent / "programs"
-AGENT = (sys.executable, "-I", "-c", "from sparkd.cli.main import main; raise SystemExit(main())")
+AGENT = (sys.executable, "-I", "-c", "from sparkd.tools.cli.main import main; raise SystemExit(main())")
 START_SECONDS = 60.0
 WATCHDOG_SECONDS = 30.0
 """As in the units."""

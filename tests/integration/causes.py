@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 from tests.integration.agent_world import API_PORT, World, world
 
-from sparkd.config import load_settings
-from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.state.switch import FILE, NOTICE, Chosen, Stage, Switch, fingerprint_engine
-from sparkd.status.model import Phase
+from sparkd.base.config import load_settings
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.state.switch import FILE, NOTICE, Chosen, Stage, Switch, fingerprint_engine
+from sparkd.base.status.model import Phase
 
 END_SECONDS = 60.0
 SETTLE_SECONDS = 0.15

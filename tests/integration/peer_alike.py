@@ -15,8 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec.structs import replace
 from tests.unit.nodes import KEY, report
 
-from sparkd.cluster import auth
-from sparkd.status.model import NodeReport, dump
+from sparkd.base.cluster import auth
+from sparkd.base.status.model import NodeReport, dump
 
 CLONE_NEWNET = 0x40000000
 HOLD_SECONDS = 5.0

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.actions.processes import Rank
-from sparkd.engine.api_owner import ApiOwner, find_holder
-from sparkd.engine.readiness import ProbeResult, ReadinessStage, probe
-from sparkd.host import Host
-from sparkd.lib.log import events
-from sparkd.lib.text import Redactor
-from sparkd.vllm.api import Endpoint
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.engine.api_owner import ApiOwner, find_holder
+from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, probe
+from sparkd.base.host import Host
+from sparkd.base.lib.log import events
+from sparkd.base.lib.text import Redactor
+from sparkd.base.vllm.api import Endpoint
 
 KEY = "the-key-of-the-api"
 SERVER = """\

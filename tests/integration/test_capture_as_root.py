@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli.main import main
+from sparkd.tools.cli.main import main
 
 
 def test_it_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

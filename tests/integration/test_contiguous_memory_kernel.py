@@ -13,10 +13,10 @@ import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.actions import page_cache
-from sparkd.engine.contiguous_memory import WORTH_BYTES, ContiguousMemory
-from sparkd.host import Host
-from sparkd.host.meminfo import LARGE_BLOCK_BYTES
+from sparkd.agent.actions import page_cache
+from sparkd.agent.engine.contiguous_memory import WORTH_BYTES, ContiguousMemory
+from sparkd.base.host import Host
+from sparkd.base.host.meminfo import LARGE_BLOCK_BYTES
 
 TOLERANCE_BYTES = 64 << 20
 """Other programs take and give memory between two looks."""

@@ -18,13 +18,13 @@ from tests.unit.cluster_nodes import addresses, context, joined, machine, settin
 from tests.unit.nodes import KEY, OTHER_KEY, heard, reading, report, resident_bytes, until
 from tests.unit.wire import http, message, passed_on
 
-from sparkd.cluster.auth import new_nonce, sign_request
-from sparkd.cluster.client import PeerReader
-from sparkd.cluster.service import Cluster
-from sparkd.lib.errors import AwaitedError
-from sparkd.lib.http_connection import Limits
-from sparkd.status.model import NodeReport
-from sparkd.status.publisher import make_public
+from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.service import Cluster
+from sparkd.base.cluster.auth import new_nonce, sign_request
+from sparkd.base.lib.errors import AwaitedError
+from sparkd.base.lib.http_connection import Limits
+from sparkd.base.status.model import NodeReport
+from sparkd.base.status.publisher import make_public
 
 OWN, PEER, OTHER_PEER, STRANGER = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.9"
 HOLD_SECONDS = 2.5

@@ -9,7 +9,7 @@ from tests.integration import world
 
 COMMON = """
     import json, os, subprocess, sys, time
-    from sparkd.host import Host, datagrams
+    from sparkd.base.host import Host, datagrams
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True)
@@ -166,8 +166,8 @@ def test_a_kernel_that_grows_tired_of_answering_is_not_called_a_narrow_path() ->
 
 def test_the_check_of_the_link_reads_this_kernels_interfaces() -> None:
     found = run("""
-        from sparkd.preflight.checks.fabric import FabricAddress
-        from sparkd.preflight.checks.fabric import FabricLink
+        from sparkd.agent.preflight.checks.fabric import FabricAddress
+        from sparkd.agent.preflight.checks.fabric import FabricLink
 
         def looked():
             checks = (FabricAddress("10.0.0.1", 2), FabricLink("spark0", ("10.0.0.2",), 29510, 9000))

@@ -10,7 +10,7 @@ COMMON = """
     import json, os, signal, socket, subprocess, sys, threading, time
     from pathlib import Path
 
-    MAIN = "from sparkd.cli.main import main; raise SystemExit(main())"
+    MAIN = "from sparkd.tools.cli.main import main; raise SystemExit(main())"
     COMMAND = [sys.executable, "-B", "-c", MAIN, "fabric", "test"]
     OWN_RUN = 'mkdir -p /run/sparkd && mount -t tmpfs run /run/sparkd && exec "$@"'
     THERE = ["ip", "netns", "exec", "node2"]
@@ -127,7 +127,7 @@ def test_nothing_is_started_for_strangers_and_ctrl_c_leaves_nothing() -> None:
 def test_a_stranger_that_takes_the_place_of_the_other_node_is_named_and_gone_at_the_end() -> None:
     found = run("""
         nodes("200mbit")
-        from sparkd.cluster import traffic_programs as programs
+        from sparkd.tools.measure import traffic_programs as programs
         programs.LISTEN_SECONDS["iperf3"] = 5.0
         process = programs.listen(programs.tcp_command("127.0.0.1"))
         while True:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.actions import Actions, files, processes
-from sparkd.host import Host
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.preflight.fixes import CompactMemory, DropPageCache, EndProcess, UnlinkSegment
+from sparkd.agent.actions import Actions, files, processes
+from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache, EndProcess, UnlinkSegment
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
 
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -104,7 +104,8 @@ def test_an_orphaned_segment_is_unlinked(segment: Path) -> None:
     # sandbox, say) would rightly make sparkd keep the segment.
     fix = unlink_fix(segment)
     code = (
-        "from sparkd.actions import processes; from sparkd.host import Host; from sparkd.preflight.fixes import *;"
+        "from sparkd.agent.actions import processes; from sparkd.base.host import Host;"
+        "from sparkd.agent.preflight.fixes import *;"
         f"print(processes.unlink_segment({fix!r}, Host()).state)"
     )
     alone = ("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli.main import main
-from sparkd.cluster.auth import read_keys
-from sparkd.host.files import Files
-from sparkd.lib.errors import ExitCode
+from sparkd.base.cluster.auth import read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ExitCode
+from sparkd.tools.cli.main import main
 
 
 def test_the_command_prints_what_to_do_next_and_no_key(

@@ -18,10 +18,10 @@ NODES = """
     WIZARD = '''
     import sys
     from functools import partial
-    from sparkd.cli.console import prompt
+    from sparkd.tools.cli.console import prompt
     from sparkd.tools.setup.wizard import Wishes, Wizard
     from sparkd.tools.setup.node_files import NodeFiles
-    from sparkd.host import Host
+    from sparkd.base.host import Host
     wishes = Wishes(nodes=int(sys.argv[2]), invite="invite" in sys.argv, yes=True, ssh=())
     try:
         wizard = Wizard(wishes, NodeFiles(Host(sys.argv[1]), {}), partial(print, flush=True), prompt)

@@ -10,13 +10,13 @@ from tests.integration.test_fabric_kernel import COMMON
 
 JOIN = """
     import re, socket, threading
-    from sparkd.cluster.join import Guest, Invitation
+    from sparkd.tools.setup.join import Guest, Invitation
 
     ACCEPT = '''
     import sys
-    from sparkd.cluster.inventory import Inventory
-    from sparkd.cluster.join_request import accept, confirm
-    from sparkd.config.settings import Allow
+    from sparkd.agent.cluster.inventory import Inventory
+    from sparkd.tools.setup.join_request import accept, confirm
+    from sparkd.base.config.settings import Allow
     try:
         code = sys.stdin.readline()
         print(accept(code))

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.host import Host, kernel
-from sparkd.host.files import Files
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.kernel import Kernel
-from sparkd.preflight.checks.kernel_log import KernelLog, Kind, parse_event
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.kernel import Kernel
+from sparkd.agent.preflight.checks.kernel_log import KernelLog, Kind, parse_event
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.files import Files
 
 REPOSITORY = Path(__file__).parents[2]
 LIVE = Files("/")
@@ -82,7 +82,7 @@ def test_a_process_that_a_container_limit_killed_differs_from_one_of_a_node_that
 
 def look_with(capabilities: str) -> str:
     code = (
-        "from sparkd.host import Host; from sparkd.preflight.checks.kernel_log import KernelLog;"
+        "from sparkd.base.host import Host; from sparkd.agent.preflight.checks.kernel_log import KernelLog;"
         "verdict = KernelLog(uses_gpu=False).run(Host())[1]; print(verdict.level.value, verdict.reason)"
     )
     done = subprocess.run(

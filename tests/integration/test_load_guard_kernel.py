@@ -15,14 +15,14 @@ import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.actions import page_cache
-from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
-from sparkd.host import Host, weights
-from sparkd.host.activity import read_activity
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
+from sparkd.agent.actions import page_cache
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.page_cache_release import LEAST_BYTES, PageCacheRelease
+from sparkd.base.host import Host, weights
+from sparkd.base.host.activity import read_activity
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
 
 REPOSITORY = Path(__file__).parents[2]
 SHARD_BYTES = 64 << 20
@@ -216,9 +216,9 @@ def test_a_step_that_ends_meanwhile_stops_it_between_two_pieces(tmp_path: Path) 
 
 WITHOUT_CACHESTAT = """
 import ctypes, struct, sys
-from sparkd.actions import page_cache
-from sparkd.host import Host, weights
-from sparkd.host.activity import read_activity
+from sparkd.agent.actions import page_cache
+from sparkd.base.host import Host, weights
+from sparkd.base.host.activity import read_activity
 program = b"".join(struct.pack("HBBI", *one) for one in (
     (0x20, 0, 0, 0),  # load the system call's number
     (0x15, 0, 1, 451),  # cachestat?

@@ -8,8 +8,8 @@ from tests.integration import world
 
 COMMON = """
     import json, mmap, os, resource, subprocess, time
-    from sparkd.host import Host, meminfo, processes
-    from sparkd.preflight.checks.shared_memory import ShmSize
+    from sparkd.base.host import Host, meminfo, processes
+    from sparkd.agent.preflight.checks.shared_memory import ShmSize
 
     def near(ones, others):
         return all(abs(one - other) < resource.getpagesize() for one, other in zip(ones, others))

@@ -8,7 +8,7 @@ from tests.integration import world
 from tests.integration.test_fabric_kernel import COMMON
 
 NEIGHBOURS = """
-    from sparkd.host import neighbours
+    from sparkd.tools.setup import neighbours
 
     def found(*interfaces):
         began = time.monotonic()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.unit.nodes import KEY, network, report, resident_bytes, served
 
-from sparkd.lib.http_client import HttpClient
-from sparkd.lib.http_connection import Request, Response
-from sparkd.status.model import dump
+from sparkd.base.lib.http_client import HttpClient
+from sparkd.base.lib.http_connection import Request, Response
+from sparkd.base.status.model import dump
 
 HOUR_SECONDS = 3600
 LOOKS = 2 * HOUR_SECONDS // 5

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.preflight.registry import IDS
+from sparkd.agent.preflight.registry import IDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGURATION = """\
@@ -60,7 +60,7 @@ def an_engine_runs() -> bool:
 def test_only_real_faults_of_this_machine_are_reported(plan: Path) -> None:
     """What the machine really lacks: sparkd's package, and the docker or the image that nobody has put there."""
     done = subprocess.run(
-        [sys.executable, "-m", "sparkd.cli.main", "preflight", "--dry-run", "--json"],
+        [sys.executable, "-m", "sparkd.tools.cli.main", "preflight", "--dry-run", "--json"],
         env={**os.environ, "PYTHONPATH": f"{REPOSITORY}/src", "SPARKD_CONFIG": str(plan)},
         capture_output=True,
         text=True,

@@ -10,12 +10,12 @@ from tests.integration.stranger import Stranger
 from tests.unit.node_reports import ALONE
 from tests.unit.nodes import network
 
-from sparkd.cluster.service import start_status_server
-from sparkd.config.settings import Observe
-from sparkd.host.files import Files
-from sparkd.lib.log import ProcessLog
-from sparkd.lib.text import Redactor
-from sparkd.status.publisher import make_public
+from sparkd.agent.cluster.service import start_status_server
+from sparkd.base.config.settings import Observe
+from sparkd.base.host.files import Files
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.text import Redactor
+from sparkd.base.status.publisher import make_public
 
 GREEDY = """\
 import socket, sys, time

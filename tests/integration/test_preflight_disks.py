@@ -12,8 +12,8 @@ def test_a_full_disk_and_a_read_only_one_are_reported() -> None:
         textwrap.dedent("""
             import json, subprocess
             from msgspec.structs import replace
-            from sparkd.host import Host, disks
-            from sparkd.preflight.checks.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
+            from sparkd.base.host import Host, disks
+            from sparkd.agent.preflight.checks.disk import STATE, DiskFacts, DiskRoom, PlaceFacts
 
             def said():
                 (room,) = disks.read_rooms(Host(), ["/mnt/not/yet/made"])

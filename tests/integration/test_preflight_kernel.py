@@ -10,9 +10,9 @@ from tests.integration import world
 COMMON = """
     import json, os, signal, subprocess, sys, time
     from msgspec import to_builtins
-    from sparkd.host import Host
-    from sparkd.preflight.checks.stray_workers import StrayWorkers
-    from sparkd.preflight.checks.shared_memory import SharedMemory
+    from sparkd.base.host import Host
+    from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+    from sparkd.agent.preflight.checks.shared_memory import SharedMemory
     from tests.integration.engine_alike import SEGMENT, SEMAPHORE
 
     def engine(*more):
@@ -72,9 +72,9 @@ def test_a_living_engine_is_named_with_its_port_and_left_alone() -> None:
 def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() -> None:
     found = run("""
         import socket
-        from sparkd.actions import acquire_lock
-        from sparkd.host.owner import NodeOwner
-        from sparkd.preflight.checks.ports import Ports, Wanted
+        from sparkd.agent.actions import acquire_lock
+        from sparkd.base.host.owner import NodeOwner
+        from sparkd.agent.preflight.checks.ports import Ports, Wanted
 
         v4 = socket.create_server(("127.0.0.1", 29511))
         v6 = socket.create_server(("::", 29510), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -94,14 +94,14 @@ def test_a_port_is_held_by_whom_the_kernel_says_and_by_its_owner_without_harm() 
 @pytest.mark.parametrize("more", ["", "'stubborn'"])
 def test_admission_ends_strays_unlinks_what_they_left_and_finds_the_node_good(more: str) -> None:
     found = run(f"""
-        from sparkd.preflight.gate import Gate, GateIO
-        from sparkd.config.settings import Preflight
-        from sparkd.actions import Actions
-        from sparkd.host.owner import NodeOwner
-        from sparkd.lib.log import events
-        from sparkd.lib.text import Redactor
-        from sparkd.lib.main_loop import MainLoop
-        from sparkd.lib.systemd import Notifier
+        from sparkd.agent.preflight.gate import Gate, GateIO
+        from sparkd.base.config.settings import Preflight
+        from sparkd.agent.actions import Actions
+        from sparkd.base.host.owner import NodeOwner
+        from sparkd.base.lib.log import events
+        from sparkd.base.lib.text import Redactor
+        from sparkd.base.lib.main_loop import MainLoop
+        from sparkd.base.lib.systemd import Notifier
 
         orphaned({more})
         age()
@@ -179,8 +179,8 @@ def test_a_segment_that_is_mapped_or_open_is_in_use_whatever_the_kernel_calls_it
 
 def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
     found = run("""
-        from sparkd.actions import acquire_lock
-        from sparkd.host.owner import OWNER_LOCK, NodeOwner
+        from sparkd.agent.actions import acquire_lock
+        from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
 
         host = Host()
         before = host.owner()
@@ -201,9 +201,9 @@ def test_the_holder_of_the_lock_is_found_without_keeping_it() -> None:
 
 def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
     found = run("""
-        from sparkd.actions import acquire_lock
-        from sparkd.host.owner import NodeOwner
-        from sparkd.lib.errors import BlockedError
+        from sparkd.agent.actions import acquire_lock
+        from sparkd.base.host.owner import NodeOwner
+        from sparkd.base.lib.errors import BlockedError
 
         first = acquire_lock(Host(), NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32))
         try:
@@ -218,9 +218,9 @@ def test_the_node_has_one_owner_and_the_next_learns_its_name() -> None:
 
 def test_a_user_without_rights_cannot_hold_the_lock_and_is_named_where_an_older_sparkd_let_them() -> None:
     found = run("""
-        from sparkd.actions import acquire_lock
-        from sparkd.host.owner import OWNER_LOCK, NodeOwner
-        from sparkd.lib.errors import BlockedError
+        from sparkd.agent.actions import acquire_lock
+        from sparkd.base.host.owner import OWNER_LOCK, NodeOwner
+        from sparkd.base.lib.errors import BlockedError
 
         def try_as_nobody():
             return subprocess.Popen(
@@ -265,7 +265,7 @@ def test_a_socket_for_ipv6_alone_keeps_its_port_from_nobody_of_ipv4() -> None:
     """Each port is tried as well: what the check says is what bind(2) does."""
     found = run("""
         import socket
-        from sparkd.preflight.checks.ports import Ports, Wanted
+        from sparkd.agent.preflight.checks.ports import Ports, Wanted
 
         def serve(port, only):
             six = socket.socket(socket.AF_INET6)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.host import Host
+from sparkd.base.host import Host
 
 NAME = "sparkd-head.service"
 ETC, RUN, LIB = "etc/systemd/system", "run/systemd/system", "usr/lib/systemd/system"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.unit.settings_files import faults, write
 
-from sparkd.config import Settings, load_settings
+from sparkd.base.config import Settings, load_settings
 
 
 def test_confd_of_somebody_else_beside_a_named_file_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tests.integration.agent_world import World, world
 from tests.integration.side_by_side import Outcomes, outcomes
 
-from sparkd.status.model import Phase
+from sparkd.base.status.model import Phase
 
 CALLS = ("create", "start")
 ENDS = {"SIGTERM": (0, "stop-requested"), "lost peer": (14, "peer-failed")}

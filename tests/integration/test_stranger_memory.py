@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.engine.memory_guard.tenants import Tenants, describe_growth, name_tenants
-from sparkd.host import Host
-from sparkd.lib.text import MIB
-from sparkd.preflight.checks.memory import UnifiedMemory
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.agent.engine.memory_guard.tenants import Tenants, describe_growth, name_tenants
+from sparkd.agent.preflight.checks.memory import UnifiedMemory
+from sparkd.base.host import Host
+from sparkd.base.lib.text import MIB
+from sparkd.base.plan.inputs import MemoryNeed
 
 TAKEN_BYTES, PAGE_TABLE_BYTES = 600 * MIB, 300 * MIB
 PROCESS = """\

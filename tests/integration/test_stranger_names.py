@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.host import Host
-from sparkd.host.processes import Process
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.ports import Ports, Wanted
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.fixes import Identity
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.ports import Ports, Wanted
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.fixes import Identity
+from sparkd.base.host import Host
+from sparkd.base.host.processes import Process
 
 USER = f"uid {UID}"
 NAME = """\

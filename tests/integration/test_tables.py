@@ -14,9 +14,9 @@ import pytest
 from tests.integration import world
 from tests.integration.stranger import UID, Stranger
 
-from sparkd.host import Host
-from sparkd.host.owner import OWNER_LOCK
-from sparkd.host.shm import Segment
+from sparkd.base.host import Host
+from sparkd.base.host.owner import OWNER_LOCK
+from sparkd.base.host.shm import Segment
 
 WAIT = "\nprint('grown', flush=True); time.sleep(60)\n"
 LOCKS = """
@@ -108,12 +108,12 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         from pathlib import Path
         from tests.integration.stranger import Stranger
         from tests.unit.rank_records import rank_record
-        from sparkd.engine.rank import Running
-        from sparkd.host import Host
-        from sparkd.lib.main_loop import MainLoop
-        from sparkd.lib.systemd import Notifier
-        from sparkd.preflight.checks.shared_memory import SharedMemory, ShmSize
-        from sparkd.preflight.runner import examine
+        from sparkd.agent.engine.rank import Running
+        from sparkd.base.host import Host
+        from sparkd.base.lib.main_loop import MainLoop
+        from sparkd.base.lib.systemd import Notifier
+        from sparkd.agent.preflight.checks.shared_memory import SharedMemory, ShmSize
+        from sparkd.agent.preflight.runner import examine
 
         os.chmod("/dev/shm", 0o1777)
         grow = "import os, time; [os.close(os.open(f'/dev/shm/psm_{n:08x}', os.O_CREAT | os.O_WRONLY, 0o600)) "
@@ -144,7 +144,7 @@ def test_whether_docker_listens_is_not_read_from_the_sockets_of_all() -> None:
         dedent("""
         import ctypes, json, socket, time
         from tests.integration.stranger import Stranger
-        from sparkd.host import Host, docker
+        from sparkd.base.host import Host, docker
 
         ctypes.CDLL(None).prctl(15, b"dockerd", 0, 0, 0)
         open("/run/docker.pid", "w").write("1")

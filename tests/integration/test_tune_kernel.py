@@ -22,7 +22,8 @@ COMMON = """
         Path("/etc/sparkd/sparkd.toml").write_text('[engine]\\nrecipe = "own"\\n')
 
     def tune(action):
-        done = subprocess.run([sys.executable, "-m", "sparkd.cli.main", "tune", action], capture_output=True, text=True)
+        words = [sys.executable, "-m", "sparkd.tools.cli.main", "tune", action]
+        done = subprocess.run(words, capture_output=True, text=True)
         return {"code": done.returncode, "said": done.stdout.splitlines(), "error": done.stderr}
 
     def now(name):
@@ -69,8 +70,8 @@ def test_settings_are_applied_and_exactly_taken_back() -> None:
 
 def test_the_preflight_check_sees_what_tune_would_set() -> None:
     found = run("""
-        from sparkd.host import Host
-        from sparkd.preflight.checks.kernel import KernelSettings
+        from sparkd.base.host import Host
+        from sparkd.agent.preflight.checks.kernel import KernelSettings
         recipe({"net.ipv4.tcp_fin_timeout": 33})
         check = KernelSettings((("net.ipv4.tcp_fin_timeout", "33"),))
         levels = []

@@ -16,9 +16,9 @@ from tests.machines.areas import FAULTS, healthy
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.cli import main
-from sparkd.preflight.check import Level
-from sparkd.preflight.registry import CHECKS, IDS
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.registry import CHECKS, IDS
+from sparkd.tools.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"
 RANKS = (0, 1)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from tests.count.source import Module, qualified_name
 
 SOURCE = "src/sparkd"
-NEVER = {"actions/processes.py", "actions/dockerd.py", "engine/memory_guard/killer.py"}
+NEVER = {"agent/actions/processes.py", "agent/actions/dockerd.py", "agent/engine/memory_guard/killer.py"}
 HARMFUL = {
     *("kill", "killpg", "pidfd_send_signal", "send_signal", "terminate"),
     *("unlink", "remove", "rmdir", "rmtree", "mount", "umount"),

@@ -48,13 +48,14 @@ process for that of a container.
 def choose_tests(root: Path, module: str, package: str) -> tuple[str, ...]:
     """Test files that concern a module: those that import it, then the others of its package."""
     importing, others = [], []
+    folder = f"{UNIT}/{package.rpartition('/')[2]}/"
     for path in sorted((root / UNIT).rglob("test_*.py")):
         name = path.relative_to(root).as_posix()
         if module in imported_names(ast.parse(path.read_text(encoding="utf-8"))):
             importing.append(name)
-        elif name.startswith(f"{UNIT}/{package}/"):
+        elif name.startswith(folder):
             others.append(name)
-    return (*sorted(importing, key=lambda name: not name.startswith(f"{UNIT}/{package}/")), *others)
+    return (*sorted(importing, key=lambda name: not name.startswith(folder)), *others)
 
 
 class Workshop:

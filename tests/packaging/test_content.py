@@ -17,7 +17,7 @@ import pytest
 import completions
 from deb import lock
 from deb.targets import ARCHITECTURES, PYTHONS
-from sparkd.config import units
+from sparkd.base.config import units
 
 CHECKOUT = Path(__file__).parents[2]
 ELF_MACHINE = {"amd64": 62, "arm64": 183}

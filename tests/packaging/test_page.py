@@ -14,12 +14,12 @@ from tests.packaging.browser import Browser
 from tests.unit import page_reports
 from tests.unit.nodes import network
 
-from sparkd.host.files import Files
-from sparkd.lib.http_server import HttpServer
-from sparkd.status.access import TokenFile
-from sparkd.status.http_api import make_handler
-from sparkd.status.model import NodeReport, Phase
-from sparkd.status.publisher import Published
+from sparkd.agent.status.access import TokenFile
+from sparkd.agent.status.http_api import make_handler
+from sparkd.base.host.files import Files
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.status.model import NodeReport, Phase
+from sparkd.base.status.publisher import Published
 
 SHOTS = Path(__file__).parents[2] / "build/page"
 SIZES = ((360, 740), (800, 1000), (1440, 900))

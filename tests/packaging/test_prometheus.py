@@ -20,14 +20,14 @@ from tests.packaging.prometheus import Prometheus, promtool
 from tests.unit import page_reports
 from tests.unit.nodes import network
 
-from sparkd.host.files import Files
-from sparkd.lib.http_server import HttpServer
-from sparkd.status.access import TokenFile
-from sparkd.status.figures import HealthReport
-from sparkd.status.http_api import make_handler
-from sparkd.status.metrics import render_metrics
-from sparkd.status.model import Contact, FindingReport, MemoryReport, NodeReport, Phase
-from sparkd.status.publisher import Published
+from sparkd.agent.status.access import TokenFile
+from sparkd.agent.status.http_api import make_handler
+from sparkd.agent.status.metrics import render_metrics
+from sparkd.base.host.files import Files
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.status.figures import HealthReport
+from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, Phase
+from sparkd.base.status.publisher import Published
 
 CHECKOUT = Path(__file__).parents[2]
 ALERTS, DASHBOARD = CHECKOUT / "config/grafana/alerts.yaml", CHECKOUT / "config/grafana/sparkd.json"

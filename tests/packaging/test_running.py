@@ -13,7 +13,7 @@ from tests.unit.hub_server import REPO, Hub, serving
 
 from deb.targets import PYTHONS
 from sparkd import __version__
-from sparkd.lib import recipes_dir
+from sparkd.base.lib import recipes_dir
 
 IMPORTS = (
     "docker, httpx, huggingface_hub, msgspec, prometheus_client, psutil, pydantic_settings, pynvml, rich, ruamel.yaml, "
@@ -47,13 +47,13 @@ def test_there_is_an_interpreter_to_test_with() -> None:
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_version_is_said(unpacked: Path, interpreter: str) -> None:
-    done = run(unpacked, interpreter, "from sparkd.cli.main import main\nraise SystemExit(main(['--version']))")
+    done = run(unpacked, interpreter, "from sparkd.tools.cli.main import main\nraise SystemExit(main(['--version']))")
     assert (done.returncode, done.stdout) == (0, f"sparkd {__version__}\n"), done.stderr
 
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_the_template_of_the_page_is_there(unpacked: Path, interpreter: str) -> None:
-    done = run(unpacked, interpreter, "from sparkd.status.page import read_template as r; print(*r())")
+    done = run(unpacked, interpreter, "from sparkd.agent.status.page import read_template as r; print(*r())")
     assert "</html>" in done.stdout, done.stderr
 
 
@@ -61,7 +61,7 @@ def test_the_template_of_the_page_is_there(unpacked: Path, interpreter: str) -> 
 def test_libraries_import_from_the_package_alone(unpacked: Path, interpreter: str) -> None:
     code = (
         f"import {IMPORTS}\n"
-        "from sparkd.config import Settings\nSettings()\n"
+        "from sparkd.base.config import Settings\nSettings()\n"
         "own = sys.path[:2]\n"
         "six = (docker, httpx, psutil, pydantic_settings, sdnotify, structlog)\n"
         "print(all(module.__file__.startswith(own[1]) for module in six))"
@@ -80,14 +80,14 @@ def test_the_hubs_client_downloads_with_what_the_package_carries(
     with serving(Hub({"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": shard})) as hub:
         for name, value in (("HF_ENDPOINT", hub.endpoint), ("SPARKD_CONFIG", str(tmp_path / "none.toml"))):
             monkeypatch.setenv(name, value)
-        done = run(unpacked, interpreter, f"from sparkd.cli.main import main\nraise SystemExit(main({words!r}))")
+        done = run(unpacked, interpreter, f"from sparkd.tools.cli.main import main\nraise SystemExit(main({words!r}))")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "model/model.safetensors").read_bytes() == shard
 
 
 JOIN = """
-from sparkd.cluster.join import Invitation
-from sparkd.cluster.join_request import accept
+from sparkd.tools.setup.join import Invitation
+from sparkd.tools.setup.join_request import accept
 with Invitation("127.0.0.2", (), (bytes(32),), 1, port=0) as invitation:
     print(accept(invitation.code, port=invitation.port).nodes)
 """
@@ -109,7 +109,7 @@ def test_launcher_looks_where_the_package_lies(unpacked: Path) -> None:
 
 @pytest.mark.parametrize("interpreter", interpreters())
 def test_recipes_and_units_are_read_from_usr_share(unpacked: Path, interpreter: str) -> None:
-    code = "from sparkd.lib import recipes_dir, units_dir\nprint(recipes_dir(), units_dir())"
+    code = "from sparkd.base.lib import recipes_dir, units_dir\nprint(recipes_dir(), units_dir())"
     shared = unpacked / "usr/share/sparkd"
     assert run(unpacked, interpreter, code).stdout.split() == [f"{shared}/recipes", f"{shared}/units"]
     assert {file.name for file in (shared / "recipes").iterdir()} == {file.name for file in recipes_dir().iterdir()}

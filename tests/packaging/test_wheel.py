@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.config import units
-from sparkd.lib import recipes_dir
+from sparkd.base.config import units
+from sparkd.base.lib import recipes_dir
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -63,7 +63,12 @@ def test_a_wheel_renders_the_units_of_this_source(installed: Path) -> None:
 
 
 def test_a_wheel_has_the_template_of_the_page(installed: Path) -> None:
-    read = [str(installed / "python"), "-I", "-c", "from sparkd.status.page import read_template as r; print(*r())"]
+    read = [
+        str(installed / "python"),
+        "-I",
+        "-c",
+        "from sparkd.agent.status.page import read_template as r; print(*r())",
+    ]
     assert "</html>" in subprocess.run(read, capture_output=True, text=True, check=True).stdout
 
 

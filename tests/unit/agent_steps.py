@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from tests.unit.cluster_nodes import AgentUnderTest
 
-from sparkd.agent.blocked import retry_while_blocked
-from sparkd.agent.context import Agent
-from sparkd.agent.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import SparkdError
+from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.peer_wait import RANKS_SECONDS, join_epoch, wait_for_peers
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import SparkdError
 
 
 class StepsThread:

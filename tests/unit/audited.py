@@ -15,7 +15,7 @@ CHANGES = (
     "os.posix_spawn", "os.spawn", "os.putenv", "os.unsetenv", "subprocess.Popen", "shutil.", "tempfile.", "fcntl.",
     "socket.bind", "socket.connect", "socket.sendto", "signal.pthread_kill", "ctypes.dlopen", "mmap.__new__", "pty.",
 )  # fmt: skip
-ACTING_MODULES = ("sparkd.actions", "sparkd.agent.hooks", "sparkd.preflight.gate")
+ACTING_MODULES = ("sparkd.agent.actions", "sparkd.agent.daemon.hooks", "sparkd.agent.preflight.gate")
 """None of them is imported by a command that only looks."""
 
 
@@ -33,7 +33,7 @@ def main(report: int, arguments: list[str]) -> int:
         with open(arguments[1], "w") as file:
             file.write("x")
         return 0
-    from sparkd.cli.main import main as sparkd
+    from sparkd.tools.cli.main import main as sparkd
 
     code = sparkd(arguments)
     for module in ACTING_MODULES:

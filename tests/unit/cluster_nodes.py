@@ -18,34 +18,34 @@ from tests.tree import Tree
 from tests.unit.nodes import KEY, PATIENCE_SECONDS, network
 from tests.unit.rank_records import rank_record
 
-from sparkd.actions import Actions
-from sparkd.actions.processes import Rank
-from sparkd.agent.blocked import stamp_configuration
-from sparkd.agent.bootstrap import assemble, equip
-from sparkd.agent.context import Agent, Base, Context
-from sparkd.agent.endings import endings
-from sparkd.agent.state_store import StateStore
-from sparkd.cluster import membership
-from sparkd.cluster.membership import NodeContext
-from sparkd.cluster.service import Cluster, join_cluster
-from sparkd.config import Settings
-from sparkd.config.settings import Cluster as ClusterSettings
-from sparkd.config.settings import Engine, Observe, Readiness, Supervise
-from sparkd.engine.log_lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
-from sparkd.engine.rank import Running
-from sparkd.host import Host
-from sparkd.host.docker import pid_without_live_restore
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.endings import Ending, Stage, StopRequested
-from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Journal, Notifier
-from sparkd.lib.text import Redactor
-from sparkd.plan.agreement import Agreement, dump_values
-from sparkd.state.rank_record import RankRecord
-from sparkd.status.model import NodeReport
+from sparkd.agent.actions import Actions
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.cluster.service import Cluster, join_cluster
+from sparkd.agent.daemon.blocked import stamp_configuration
+from sparkd.agent.daemon.bootstrap import assemble, equip
+from sparkd.agent.daemon.context import Agent, Base, Context
+from sparkd.agent.daemon.endings import endings
+from sparkd.agent.daemon.state_store import StateStore
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.rank import Running
+from sparkd.base.cluster import membership
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Cluster as ClusterSettings
+from sparkd.base.config.settings import Engine, Observe, Readiness, Supervise
+from sparkd.base.host import Host
+from sparkd.base.host.docker import pid_without_live_restore
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.endings import Ending, Stage, StopRequested
+from sparkd.base.lib.log import Events, ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.agreement import Agreement, dump_values
+from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.status.model import NodeReport
+from sparkd.base.vllm.log_lines import LogForwarder
 
 
 class EventLines:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli import main
+from sparkd.tools.cli import main
 
 INTERRUPTIBLE = ("env", "--default-signal=INT")
 """Goes before a command that a test interrupts: in a shell's background job, processes begin with SIGINT ignored."""

@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 
 from tests.unit.nodes import network
 
-from sparkd.lib.http_connection import Handler, Limits, Request, Response
-from sparkd.lib.http_server import HttpServer
+from sparkd.base.lib.http_connection import Handler, Limits, Request, Response
+from sparkd.base.lib.http_server import HttpServer
 
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 BODY = b'{"schema": 1}'

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sparkd.config import Settings
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.recipes.schema import Recipe
-from sparkd.state.known_good import Entry, Facts
+from sparkd.base.config import Settings
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.known_good import Entry, Facts
 
 RECIPE = Recipe.model_validate({"schema": 1, "name": "x", "model": {"path": "m"}, "image": {"ref": "i:1"}})
 SETTINGS = Settings.model_validate({"engine": {"recipe": "x"}})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparkd.vllm.lint.script import Place
+from sparkd.base.vllm.lint.script import Place
 
 GOOD: dict[str, str | None] = {
     "gpu-memory-utilization": "0.90",

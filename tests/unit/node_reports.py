@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from sparkd.status.figures import EngineReport
-from sparkd.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 GIB = 1 << 30

@@ -15,12 +15,12 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.service import PeerApi
-from sparkd.lib.event_loop import EventLoop, loop_thread
-from sparkd.lib.http_connection import Handler, Limits
-from sparkd.lib.http_server import HttpServer
-from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase, dump
+from sparkd.agent.cluster.client import PeerReader, Source
+from sparkd.agent.cluster.service import PeerApi
+from sparkd.base.lib.event_loop import EventLoop, loop_thread
+from sparkd.base.lib.http_connection import Handler, Limits
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase, dump
 
 T = TypeVar("T")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sparkd.config import Settings
-from sparkd.lib import recipes_dir
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.loader import load_recipe
-from sparkd.recipes.schema import Recipe
+from sparkd.base.config import Settings
+from sparkd.base.lib import recipes_dir
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Recipe
 
 ALONE = Node(rank=0, address="127.0.0.1", head_address="127.0.0.1", cluster_size=1)
 HEAD = Node(0, "10.0.0.1", "10.0.0.1", 2, "bond0", ("rocep1s0f0", "roceP2p1s0f0"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sparkd.state.rank_record import RankRecord
+from sparkd.base.state.rank_record import RankRecord
 
 
 def rank_record(**changes: object) -> RankRecord:

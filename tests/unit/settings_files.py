@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.config import load_settings
-from sparkd.lib.errors import ConfigError
+from sparkd.base.config import load_settings
+from sparkd.base.lib.errors import ConfigError
 
 
 def write(root: Path, text: str, name: str = "sparkd.toml") -> Path:

@@ -13,8 +13,8 @@ from threading import Thread
 
 import pytest
 
-from sparkd.cli import console
-from sparkd.lib.text import Parts
+from sparkd.base.lib.text import Parts
+from sparkd.tools.cli import console
 
 
 class Received:

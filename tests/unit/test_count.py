@@ -42,7 +42,7 @@ TREE = {
     "lib/text.py": "",
     "lib/base.py": "FILE = StateFile('base.json', Base)\nOTHER = StateFile(NAME)\nMyStateFile('no')\n",
     "agent/run.py": "import os\n",
-    "agent/deps.py": "class Deps:\n    def wait(self): ...\n    def other(self): ...\n",
+    "agent/daemon/deps.py": "class Deps:\n    def wait(self): ...\n    def other(self): ...\n",
     "agent/history.py": "",
     "state/launch_history.py": "def read():\n    return sqlite3.connect(PATH), other.connect(PATH)\n",
     "host/docker/__init__.py": "",
@@ -141,11 +141,11 @@ def test_a_percentile_is_a_size_that_occurs() -> None:
 
 def test_places_have_no_line_numbers(top: Path) -> None:
     report = count(top)
-    assert report.places["verbs of waiting"] == ["agent/deps.py:Deps.wait"]
+    assert report.places["verbs of waiting"] == ["agent/daemon/deps.py:Deps.wait"]
     assert report.places["state files"] == ["lib/base.py base.json", "lib/base.py"]
     assert report.places["databases"] == ["state/launch_history.py:read"]
     assert report.places["locks"] == ["cli/run.py:start"]
-    assert report.places["modules under 40 lines"][:2] == ["agent/deps.py 3", "agent/history.py 0"]
+    assert report.places["modules under 40 lines"][:2] == ["agent/daemon/deps.py 3", "agent/history.py 0"]
     assert report.figures["locks"] == 1
 
 

@@ -56,7 +56,7 @@ def test_what_ends_processes_or_removes_files_is_not_changed(call: str) -> None:
     harmful = f"def f(a=1):\n    def g():\n        if a > 1: {call}\n    return a < 2\n"
     assert list(find_mutants(module(harmful))) == []
     assert len(list(find_mutants(module(harmful.replace(call, "pass"))))) > 5
-    assert draw([module("a = 1", "actions/processes.py")], "actions", 1, 9) == []
+    assert draw([module("a = 1", "agent/actions/processes.py")], "agent/actions", 1, 9) == []
 
 
 def test_a_seed_draws_the_same_mutants_where_their_code_is_the_same() -> None:

@@ -15,15 +15,18 @@ import pytest
 from tests import hostile
 
 import sparkd
-from sparkd.engine.log_lines import LINE_LIMIT_BYTES, LogForwarder
-from sparkd.lib.text import Redactor
+from sparkd.base.lib.text import Redactor
+from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LogForwarder
 
 LIMIT_SECONDS = 0.01
 """Under 5 ms each on a core of their own; other tests may have half of it, such as the other thread of the core."""
 SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.py")}
 READERS = (
-    *("sparkd.engine", "sparkd.lib", "sparkd.cluster", "sparkd.agent", "sparkd.vllm.known_errors", "sparkd.vllm.api"),
-    *("sparkd.host.kernel", "sparkd.preflight.checks.kernel_log", "sparkd.status"),
+    *("sparkd.agent.daemon", "sparkd.agent.engine", "sparkd.agent.cluster", "sparkd.agent.status"),
+    *("sparkd.agent.preflight.checks.kernel_log", "sparkd.base.lib", "sparkd.base.cluster", "sparkd.base.status"),
+    *("sparkd.base.host.kernel", "sparkd.base.vllm.known_errors", "sparkd.base.vllm.api", "sparkd.base.vllm.log_lines"),
+    *("sparkd.tools.cli.status_table", "sparkd.tools.measure.traffic", "sparkd.tools.setup.join"),
+    *("sparkd.tools.setup.download", "sparkd.tools.support.redaction"),
 )
 """What reads the engine's log and answers, the kernel's log, or other nodes' text."""
 SEARCHES = {"match", "fullmatch", "search", "findall", "finditer", "sub", "split"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from sparkd.cluster.traffic_programs import IB_WRITE_BW, IPERF3
+from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3
 
 IPERF3_PRINTED = b"""\
 {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkd.host.gpu import GpuFacts
-from sparkd.preflight.check import Level, Verdict
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.base.host.gpu import GpuFacts
 
 
 def expect(verdict: Verdict, level: Level | None = None, reason: str = "", *, said: str = "", **fields: object) -> None:

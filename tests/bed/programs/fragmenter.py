@@ -14,10 +14,10 @@ from functools import partial
 from pathlib import Path
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.actions import page_cache  # noqa: E402  # only here can it be found
-from sparkd.engine.contiguous_memory import ContiguousMemory  # noqa: E402
-from sparkd.host import Host  # noqa: E402
-from sparkd.host.meminfo import FreeMemory  # noqa: E402
+from sparkd.agent.actions import page_cache  # noqa: E402  # only here can it be found
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory  # noqa: E402
+from sparkd.base.host import Host  # noqa: E402
+from sparkd.base.host.meminfo import FreeMemory  # noqa: E402
 
 SETTLE_SECONDS, KEPT_BYTES = 40, 16 << 20
 

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.engine.memory_guard.guard import MemoryGuard  # noqa: E402  # only here can it be found
+from sparkd.agent.engine.memory_guard.guard import MemoryGuard  # noqa: E402  # only here can it be found
 
 ACCOUNT_SECONDS = 5.0
 

@@ -11,8 +11,8 @@ LAUNCH = """
 import sys
 from pathlib import Path
 sys.path[:0] = ["/usr/lib/sparkd/app", "/usr/lib/sparkd/vendor"]
-from sparkd.actions.files import write
-from sparkd.state.launch_history import FILE, LaunchHistory
+from sparkd.agent.actions.files import write
+from sparkd.base.state.launch_history import FILE, LaunchHistory
 boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 history = LaunchHistory().record_launch("0" * 64, boot, {})
 write(Path(FILE.path), FILE.encode(history), FILE.mode, durable=True)

@@ -39,10 +39,10 @@ def scan(runs: int) -> NoReturn:
 
 
 def timed(runs: int) -> dict[str, list[float] | int]:
-    from sparkd.host import Host
-    from sparkd.preflight.check import Level
-    from sparkd.preflight.checks.ports import Ports, Wanted
-    from sparkd.preflight.checks.stray_workers import StrayWorkers
+    from sparkd.agent.preflight.check import Level
+    from sparkd.agent.preflight.checks.ports import Ports, Wanted
+    from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+    from sparkd.base.host import Host
 
     strays, ports, host = StrayWorkers(), Ports((Wanted(PORT, "", "the API", "args.port"),)), Host()
     strays.run(host)  # imports, and names of users, once

@@ -34,13 +34,13 @@ def measured(findings: int, runs: int, key_file: str) -> Cost:
     from tests.bench.programs.simulated import traffic
     from tests.unit.nodes import network
 
-    from sparkd.agent.bootstrap import initial_status
-    from sparkd.cluster.auth import KeyRing
-    from sparkd.cluster.client import PeerReader, Source
-    from sparkd.cluster.service import PeerApi
-    from sparkd.host import Host
-    from sparkd.lib.http_server import HttpServer
-    from sparkd.status.model import dump
+    from sparkd.agent.cluster.client import PeerReader, Source
+    from sparkd.agent.cluster.service import PeerApi
+    from sparkd.agent.daemon.bootstrap import initial_status
+    from sparkd.base.cluster.auth import KeyRing
+    from sparkd.base.host import Host
+    from sparkd.base.lib.http_server import HttpServer
+    from sparkd.base.status.model import dump
 
     report = usual(initial_status(context(2, 0, key_file), Host(), os.urandom(16).hex()), findings)
     text = dump(report)

@@ -11,12 +11,12 @@ import time
 from contextlib import closing
 from functools import partial
 
-from sparkd.engine.log_lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
-from sparkd.host import Host, docker
-from sparkd.lib.log import events
-from sparkd.lib.systemd import Journal
-from sparkd.lib.text import Redactor
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.base.host import Host, docker
+from sparkd.base.lib.log import events
+from sparkd.base.lib.systemd import Journal
+from sparkd.base.lib.text import Redactor
+from sparkd.base.vllm.log_lines import LogForwarder
 
 POLL_SECONDS = 0.1
 END_SECONDS = 120.0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-FIRST = "sparkd.cli.run"
+FIRST = "sparkd.tools.cli.run"
 TIMED = """
 import sys, time
 sys.path[:0] = {paths!r}

@@ -20,23 +20,23 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-import sparkd.agent.run  # noqa: F401 - the memory that an agent has before it has peers
-from sparkd.actions import files
-from sparkd.agent.bootstrap import initial_status
-from sparkd.cluster.membership import NodeContext, node_of_rank
-from sparkd.cluster.monitor import PeerMonitor
-from sparkd.cluster.service import join_cluster
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.endings import Ending
-from sparkd.lib.log import events
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.lib.text import Redactor
-from sparkd.plan.build import make_plan
-from sparkd.recipes.loader import load_recipe
-from sparkd.status.figures import ActivityReport, GpuReport
-from sparkd.status.model import (
+import sparkd.agent.daemon.run  # noqa: F401 - the memory that an agent has before it has peers
+from sparkd.agent.actions import files
+from sparkd.agent.cluster.monitor import PeerMonitor
+from sparkd.agent.cluster.service import join_cluster
+from sparkd.agent.daemon.bootstrap import initial_status
+from sparkd.base.cluster.membership import NodeContext, node_of_rank
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.log import events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.build import make_plan
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.status.figures import ActivityReport, GpuReport
+from sparkd.base.status.model import (
     IN_SERVICE,
     Contact,
     FindingReport,
@@ -47,7 +47,7 @@ from sparkd.status.model import (
     dump,
     parse,
 )
-from sparkd.status.publisher import Published, Reporter, status_line
+from sparkd.base.status.publisher import Published, Reporter, status_line
 
 RECIPES = (Path(__file__).parents[3] / "config/recipes",)
 STILL_SECONDS = 5.0

@@ -7,7 +7,7 @@ import json
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 MODEL = "/srv/models/DeepSeek-V4-Flash"
 LAUNCHES = "/var/lib/sparkd/launch-history.json"

@@ -7,7 +7,7 @@ from tests.machines.areas import base
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 IMAGE = "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest"
 IMAGE_ID = "7d1c" * 16
@@ -58,10 +58,10 @@ def info(tree: Tree, *runtimes: str) -> None:
 
 def asserted(tree: Tree, fault: str) -> None:
     """As a start left it that checked what the recipe asserts of the image."""
-    from sparkd.lib import recipes_dir
-    from sparkd.plan.script import render_asserts
-    from sparkd.recipes.loader import load_recipe
-    from sparkd.state.launch_history import AssertResult, LaunchHistory
+    from sparkd.base.lib import recipes_dir
+    from sparkd.base.plan.script import render_asserts
+    from sparkd.base.recipes.loader import load_recipe
+    from sparkd.base.state.launch_history import AssertResult, LaunchHistory
 
     recipe = load_recipe("deepseek-v4-flash-balanced", [recipes_dir()]).recipe
     result = AssertResult(fault, 9.5, "2026-05-28T06:00:00Z")
@@ -142,7 +142,7 @@ def _image_not_checked(tree: Tree) -> None:
 
 def _cache_wiped(tree: Tree) -> None:
     """With 2.5 GiB beside the engine's share."""
-    from sparkd.host import Host, docker_image
+    from sparkd.base.host import Host, docker_image
 
     base.memory(tree, free=111.8, available=112.0)
     _nothing_compiled(tree)

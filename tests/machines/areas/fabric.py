@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 DRIVER = "580.142"
 OPEN = "NVIDIA UNIX Open Kernel Module for aarch64"

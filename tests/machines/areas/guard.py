@@ -6,7 +6,7 @@ from tests.machines.areas.base import TOML
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 LIMITED = """\
 schema: 1

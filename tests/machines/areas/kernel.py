@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 RELEASE = "6.17.0-1032-nvidia"
 COMMAND_LINE = "BOOT_IMAGE=/boot/vmlinuz-{} root=UUID=0b1f ro init_on_alloc=0 iommu.passthrough=0 quiet splash\n"

@@ -6,7 +6,7 @@ from tests.machines.areas import base, docker
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 SHM = "tmpfs /dev/shm tmpfs rw,nosuid,nodev,inode64{size} 0 0\n"
 CONTAINER = "5d" * 32

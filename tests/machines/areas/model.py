@@ -11,7 +11,7 @@ from tests.machines.areas.base import MODEL, launches
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
-from sparkd.preflight.check import Level
+from sparkd.agent.preflight.check import Level
 
 SHARDS = tuple(f"model-{number:05}-of-00046.safetensors" for number in range(1, 47))
 """DeepSeek-V4-Flash: 149 GB in 46 shards ("DeepSeek V4 Flash on Dual DGX Spark: What Broke", Echo)."""
@@ -70,9 +70,9 @@ def boots(
 
 def _digest(tree: Tree) -> str:
     """Of the plan that the machine's configuration makes."""
-    from sparkd.cluster.membership import resolve_context
-    from sparkd.config import load_settings
-    from sparkd.host import Host
+    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.config import load_settings
+    from sparkd.base.host import Host
 
     return resolve_context(load_settings({}, tree.root), None, Host(tree.root)).plan.digest
 

@@ -14,9 +14,9 @@ import pytest
 from msgspec import Struct
 from tests.tree import Tree
 
-from sparkd.actions.files import exchange
-from sparkd.host.files import Files
-from sparkd.state.file import FOLDER, StateFile
+from sparkd.agent.actions.files import exchange
+from sparkd.base.host.files import Files
+from sparkd.base.state.file import FOLDER, StateFile
 
 
 class Count(Struct, frozen=True):

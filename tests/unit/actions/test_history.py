@@ -20,11 +20,11 @@ from msgspec import Raw
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.actions import history
-from sparkd.host.files import Files
-from sparkd.state.history import PATH, Bench, Launch, Smoke
-from sparkd.state.known_good import Facts
-from sparkd.state.launch_history import End
+from sparkd.agent.actions import history
+from sparkd.base.host.files import Files
+from sparkd.base.state.history import PATH, Bench, Launch, Smoke
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
 
 FACTS = Facts({"image.identity": "i"}, {"driver": "580"}, {})
 LAUNCH = Launch("a", "2026-11-23T10:00:00+00:00", 0, "d", "tiny", FACTS)
@@ -151,8 +151,8 @@ def test_no_link_is_followed(files: Files, path: Path, tmp_path: Path) -> None:
 WRITER = """
 import sys
 from msgspec.structs import replace
-from sparkd.actions import history
-from sparkd.host.files import Files
+from sparkd.agent.actions import history
+from sparkd.base.host.files import Files
 from tests.unit.actions.test_history import LAUNCH
 number = 0
 while True:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.files import write_hosts
-from sparkd.host.files import Files
-from sparkd.lib.errors import LaunchError
+from sparkd.agent.actions.files import write_hosts
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import LaunchError
 
 NAMES = (("::ffff:10.0.0.1", "sparkd-rank0"), ("fd00::2", "sparkd-rank1"))
 ADDED = b"::ffff:10.0.0.1 sparkd-rank0\nfd00::2 sparkd-rank1\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.actions.files import DOOMED, Pruned, make_cache_folder, prune_caches
+from sparkd.agent.actions.files import DOOMED, Pruned, make_cache_folder, prune_caches
 
 IMAGES = tuple(f"{number:064x}" for number in range(6))
 

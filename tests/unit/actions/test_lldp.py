@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparkd.actions.lldp import MOST, parse_names
+from sparkd.tools.setup.lldp import MOST, parse_names
 
 
 def answer(*machines: tuple[str, str]) -> bytes:

@@ -17,10 +17,10 @@ from tests.unit.commands import INTERRUPTIBLE, Done, sparkd
 from tests.unit.hub_server import COMMIT, REPO, Hub, serving
 from tests.unit.nodes import until
 
-from sparkd.host import Host
-from sparkd.host.disks import read_rooms
-from sparkd.lib.text import size
-from sparkd.tools.other_nodes import SPARE_BYTES
+from sparkd.base.host import Host
+from sparkd.base.host.disks import read_rooms
+from sparkd.base.lib.text import size
+from sparkd.tools.node.other_nodes import SPARE_BYTES
 
 SHARD = "model.safetensors"
 DATA_BYTES = 20_000_000
@@ -82,7 +82,7 @@ class Machine:
     def start(self, *words: str, stderr: int = subprocess.PIPE, **env: str) -> subprocess.Popen[str]:
         """In a process of its own."""
         return subprocess.Popen(
-            [*INTERRUPTIBLE, sys.executable, "-m", "sparkd.cli.main", "model", "pull", *words],
+            [*INTERRUPTIBLE, sys.executable, "-m", "sparkd.tools.cli.main", "model", "pull", *words],
             env={"PATH": os.environ["PATH"], "PYTHONPATH": "src", **self.env, **env},
             stdout=subprocess.PIPE,
             stderr=stderr,

@@ -8,14 +8,14 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import MemoryActions
 from tests.unit.rank_records import rank_record
 
-from sparkd.actions.dockerd import Containers
-from sparkd.actions.processes import end_orphan
-from sparkd.host import Host
-from sparkd.host.docker import ContainerFacts, DockerFacts
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.preflight.fixes import RemoveContainer
-from sparkd.state.rank_record import FILE
+from sparkd.agent.actions.dockerd import Containers
+from sparkd.agent.actions.processes import end_orphan
+from sparkd.agent.preflight.fixes import RemoveContainer
+from sparkd.base.host import Host
+from sparkd.base.host.docker import ContainerFacts, DockerFacts
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.state.rank_record import FILE
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 LABELS = {"io.sparkd.role": "head", "io.sparkd.invocation": "before", "io.sparkd.rank-id": "rank"}

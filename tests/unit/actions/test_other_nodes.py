@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.dockerd import lock_scratch
-from sparkd.actions.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
-from sparkd.cli import main, model
-from sparkd.config import Settings
-from sparkd.config.settings import Cluster
-from sparkd.host import Host
-from sparkd.host.docker_image import identity_of
-from sparkd.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.tools import image_copy, other_nodes
-from sparkd.tools.image_copy import SCRATCH
+from sparkd.agent.actions.dockerd import lock_scratch
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Cluster
+from sparkd.base.host import Host
+from sparkd.base.host.docker_image import identity_of
+from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.tools.cli import main, model
+from sparkd.tools.node import image_copy, other_nodes
+from sparkd.tools.node.image_copy import SCRATCH
+from sparkd.tools.setup.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
 
 NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 

@@ -11,12 +11,12 @@ import threading
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions import Actions, acquire_lock
-from sparkd.host import Host
-from sparkd.host.owner import OWNER_FILE, NodeOwner
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
+from sparkd.agent.actions import Actions, acquire_lock
+from sparkd.base.host import Host
+from sparkd.base.host.owner import OWNER_FILE, NodeOwner
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
 
 ME = NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
-from sparkd.config.edit import SetKey
-from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.base.config.edit import SetKey
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
 
 TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"
 PERSONS = "# mine\n[memory]\nheadroom_gib = 4 # as measured\n"

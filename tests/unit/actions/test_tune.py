@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.files import SETUP_LOCK, locked
-from sparkd.actions.system_config import HEADER, PATH, STATE, SysctlManager
-from sparkd.cli import main, setup
-from sparkd.lib.errors import ConfigError, ExitCode, UsageError
-from sparkd.recipes.schema import Recipe
+from sparkd.agent.actions.files import SETUP_LOCK, locked
+from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.cli import main, setup
+from sparkd.tools.setup.system_config import HEADER, PATH, STATE, SysctlManager
 
 SWAPPINESS = {"vm.swappiness": "10"}
 RMEM = {"net.ipv4.tcp_rmem": "4096 131072 33554432"}

@@ -26,33 +26,33 @@ from tests.unit.docker_server import STREAM, chunk, dockerd, frame, json_respons
 from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import until
 
-from sparkd.actions import acquire_lock
-from sparkd.actions.files import exchange
-from sparkd.agent import blocked, hooks, startup
-from sparkd.agent.bootstrap import build_agent
-from sparkd.agent.context import Agent
-from sparkd.agent.run import run
-from sparkd.agent.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
-from sparkd.cluster import membership
-from sparkd.config import load_settings
-from sparkd.config.settings import Engine
-from sparkd.engine.rank import Running
-from sparkd.host import Host
-from sparkd.host.docker import AWAY, DockerFacts
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
-from sparkd.lib.log import ProcessLog
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Journal, Notifier
-from sparkd.preflight.check import Finding, Level, Verdict
-from sparkd.preflight.registry import IDS
-from sparkd.preflight.runner import examine
-from sparkd.state import launch_history
-from sparkd.state.launch_history import STOPPED, End, LaunchHistory
-from sparkd.state.rank_record import FILE as FILE_OF_RANK
-from sparkd.state.rank_record import RankRecord, RankStage, read_rank
-from sparkd.state.switch import FILE, Chosen, Stage, Switch
-from sparkd.status.model import Phase
+from sparkd.agent.actions import acquire_lock
+from sparkd.agent.actions.files import exchange
+from sparkd.agent.daemon import blocked, hooks, startup
+from sparkd.agent.daemon.bootstrap import build_agent
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.run import run
+from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
+from sparkd.agent.engine.rank import Running
+from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.cluster import membership
+from sparkd.base.config import load_settings
+from sparkd.base.config.settings import Engine
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, DockerFacts
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError, ExitCode
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import STOPPED, End, LaunchHistory
+from sparkd.base.state.rank_record import FILE as FILE_OF_RANK
+from sparkd.base.state.rank_record import RankRecord, RankStage, read_rank
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.base.status.model import Phase
 
 CONTAINER, IMAGE = "c" * 64, "sha256:" + "d" * 64
 REF = "sparkd-test/vllm-cpu:0.32.0"
@@ -217,7 +217,7 @@ def test_a_rank_that_no_thread_can_watch_is_ended_and_the_node_blocked_until_one
             raise BlockingIOError(errno.EAGAIN, "no more threads")
         startup.watch(agent, running)
 
-    monkeypatch.setattr("sparkd.agent.run.watch", watch)
+    monkeypatch.setattr("sparkd.agent.daemon.run.watch", watch)
     thread = world.once("serving", lambda: os.kill(os.getpid(), signal.SIGTERM))
     code, journal = run_agent(world)
     thread.join()
@@ -498,7 +498,7 @@ def ends_after(tries: int, monkeypatch: pytest.MonkeyPatch) -> list[float]:
             end()
         return examine(*values)
 
-    monkeypatch.setattr("sparkd.preflight.gate.examine", examined)
+    monkeypatch.setattr("sparkd.agent.preflight.gate.examine", examined)
     return times
 
 
@@ -537,7 +537,7 @@ def test_a_look_that_hangs_is_the_only_one_and_its_end_is_a_change(
         released.wait(10)
         return examine(*values)
 
-    monkeypatch.setattr("sparkd.agent.blocked.examine", hanging)
+    monkeypatch.setattr("sparkd.agent.daemon.blocked.examine", hanging)
     tries = ends_after(2, monkeypatch)
 
     def release() -> None:

@@ -17,11 +17,11 @@ from tests.unit.cluster_nodes import EventLines, base_under_test, machine
 from tests.unit.nodes import until
 from tests.unit.plans import configured
 
-from sparkd.agent.bootstrap import _await_agent, build_agent
-from sparkd.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
-from sparkd.lib.log import ProcessLog
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Journal, Notifier
+from sparkd.agent.daemon.bootstrap import _await_agent, build_agent
+from sparkd.base.lib.errors import ConfigError, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
 
 ALONE = 'engine = {{recipe = "{recipe}", secrets = {{HF_TOKEN = "{secret}"}}}}\nobserve.listen = ""\n'
 RECIPE = "schema: 1\nname: own\nextends: tiny-cpu\n"

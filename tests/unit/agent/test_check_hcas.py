@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone
 
-from sparkd.agent.context import Agent
-from sparkd.agent.startup import check_hcas
-from sparkd.config.settings import Fabric
-from sparkd.lib.errors import BlockedError, OutdatedPlanError
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.startup import check_hcas
+from sparkd.base.config.settings import Fabric
+from sparkd.base.lib.errors import BlockedError, OutdatedPlanError
 
 FIRST, BOTH = ("rocep1s0f0",), ("rocep1s0f0", "roceP2p1s0f0")
 

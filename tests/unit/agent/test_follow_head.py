@@ -27,20 +27,20 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.actions import history as store
-from sparkd.agent.context import Agent
-from sparkd.agent.inquest import find_causes
-from sparkd.agent.serving import FOLLOW_SECONDS, expected_load, follow_head
-from sparkd.agent.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.engine.rank import Running
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import EngineEndedError, PeerLostError
-from sparkd.state.file import FOLDER
-from sparkd.state.history import Launch, last_load
-from sparkd.state.known_good import Facts
-from sparkd.status.model import Phase, load_seconds_left
-from sparkd.vllm.args import JsonValue
+from sparkd.agent.actions import history as store
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.inquest import find_causes
+from sparkd.agent.daemon.serving import FOLLOW_SECONDS, expected_load, follow_head
+from sparkd.agent.daemon.shutdown import RELEASE_SECONDS, shutdown_on_error, shutdown_on_request
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import EngineEndedError, PeerLostError
+from sparkd.base.state.file import FOLDER
+from sparkd.base.state.history import Launch, last_load
+from sparkd.base.state.known_good import Facts
+from sparkd.base.status.model import Phase, load_seconds_left
+from sparkd.base.vllm.args import JsonValue
 
 LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 DIED = "(EngineCore pid=9) ERROR 01-01 00:00:00 [x.py:1] Worker proc VllmWorker-1 died unexpectedly (exit code: -9)"

@@ -26,18 +26,18 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.bootstrap import _await_head
-from sparkd.agent.context import Agent, Base
-from sparkd.agent.head_config import share_config, use_kept
-from sparkd.agent.serving import follow_head
-from sparkd.config.settings import Engine
-from sparkd.lib.endings import Ending
-from sparkd.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
-from sparkd.recipes.reach import HEAD_FILES
-from sparkd.state import launch_history
-from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
-from sparkd.state.shared_config import FILE
-from sparkd.status.model import Contact, NodeReport, Phase
+from sparkd.agent.daemon.bootstrap import _await_head
+from sparkd.agent.daemon.context import Agent, Base
+from sparkd.agent.daemon.head_config import share_config, use_kept
+from sparkd.agent.daemon.serving import follow_head
+from sparkd.base.config.settings import Engine
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.errors import HeadAwaitedError, OutdatedPlanError, SparkdError
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.base.state.shared_config import FILE
+from sparkd.base.status.model import Contact, NodeReport, Phase
 
 NODES = addresses(2)
 

@@ -17,9 +17,9 @@ from tests.unit.docker_server import dockerd, json_response, plain
 from tests.unit.engine_server import engine
 from tests.unit.wire import http
 
-from sparkd.agent import blocked
-from sparkd.lib.errors import ExitCode
-from sparkd.state.launch_history import EARLIER, FILE
+from sparkd.agent.daemon import blocked
+from sparkd.base.lib.errors import ExitCode
+from sparkd.base.state.launch_history import EARLIER, FILE
 
 ASSERTING = "a" * 64
 OLD, NEW = "sha256:" + "1" * 64, "sha256:" + "2" * 64

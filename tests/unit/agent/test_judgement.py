@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.agent.judgement import Evidence, count_end, judge_end
-from sparkd.engine.load_progress import LAST_WORDS
-from sparkd.lib.errors import (
+from sparkd.agent.daemon.judgement import Evidence, count_end, judge_end
+from sparkd.agent.engine.load_progress import LAST_WORDS
+from sparkd.base.lib.errors import (
     BlockedError,
     Cause,
     EngineEndedError,
@@ -16,8 +16,8 @@ from sparkd.lib.errors import (
     SparkdError,
     StalledError,
 )
-from sparkd.state.launch_history import LaunchHistory
-from sparkd.status.model import Phase
+from sparkd.base.state.launch_history import LaunchHistory
+from sparkd.base.status.model import Phase
 
 AT = "2026-01-01T00:00:00.000+00:00"
 KNOWN = "ModuleNotFoundError: No module named 'deep_gemm'"

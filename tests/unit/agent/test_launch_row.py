@@ -14,13 +14,13 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone, running
 
-from sparkd.actions import history as store
-from sparkd.agent.history import LaunchRow
-from sparkd.host.files import Files
-from sparkd.state.history import PATH, Launch, Row, Smoke, describe_slower_load
-from sparkd.state.known_good import Facts
-from sparkd.state.launch_history import End
-from sparkd.status.figures import ActivityReport
+from sparkd.agent.actions import history as store
+from sparkd.agent.daemon.history import LaunchRow
+from sparkd.base.host.files import Files
+from sparkd.base.state.history import PATH, Launch, Row, Smoke, describe_slower_load
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
+from sparkd.base.status.figures import ActivityReport
 
 END = End("the engine ended", 13, cause="engine-ended")
 

@@ -14,11 +14,11 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.engine_server import Reply, engine, models
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.agent.serving import follow_head, make_ready
-from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.lib.errors import Cause, NotReadyError
-from sparkd.status.figures import EngineReport
-from sparkd.status.model import Phase
+from sparkd.agent.daemon.serving import follow_head, make_ready
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.base.lib.errors import Cause, NotReadyError
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import Phase
 
 LOADING = "(Worker_TP1 pid=12) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/tiny..."
 STALL_SECONDS = 1

@@ -21,17 +21,17 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.endings import endings
-from sparkd.agent.inquest import find_cause
-from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.config.settings import Memory
-from sparkd.engine.rank import Running
-from sparkd.host import Host, meminfo
-from sparkd.lib.endings import Ending
-from sparkd.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
-from sparkd.preflight.fixes import UnlinkSegment
-from sparkd.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
-from sparkd.status.model import Phase
+from sparkd.agent.daemon.endings import endings
+from sparkd.agent.daemon.inquest import find_cause
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.agent.engine.rank import Running
+from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.base.config.settings import Memory
+from sparkd.base.host import Host, meminfo
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.errors import MemoryGuardError, NeedsPersonError, PeerLostError, RankEndedError
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, FILE, End, LaunchHistory
+from sparkd.base.status.model import Phase
 
 ENDED = RankEndedError("the engine ended")
 

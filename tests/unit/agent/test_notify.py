@@ -22,16 +22,16 @@ from tests.unit.node_reports import HEAD
 from tests.unit.nodes import until
 from tests.unit.wire import reserved_port
 
-from sparkd.agent import notify
-from sparkd.agent.notify import FILE, Outbox, deliver, start_notifications
-from sparkd.cli.notify import flush
-from sparkd.config import Notify
-from sparkd.host import Host
-from sparkd.lib.errors import ExitCode, LaunchError
-from sparkd.lib.text import Redactor
-from sparkd.status.model import Phase
-from sparkd.status.notices import QUEUE_LIMIT, Notice, NotifyState, Queued
-from sparkd.status.publisher import Published, Reporter, make_public
+from sparkd.agent.daemon import notify
+from sparkd.agent.daemon.notify import FILE, Outbox, deliver, start_notifications
+from sparkd.base.config import Notify
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ExitCode, LaunchError
+from sparkd.base.lib.text import Redactor
+from sparkd.base.status.model import Phase
+from sparkd.base.status.notices import QUEUE_LIMIT, Notice, NotifyState, Queued
+from sparkd.base.status.publisher import Published, Reporter, make_public
+from sparkd.tools.cli.notify import flush
 
 URL_FILE = "/etc/sparkd/webhook"
 PROGRAM = "/etc/sparkd/send"
@@ -375,7 +375,7 @@ def test_without_a_way_the_command_says_what_to_set(tmp_path: Path) -> None:
 
 def test_an_agent_without_a_way_for_messages_imports_nothing_for_them() -> None:
     program = (
-        "import sys, sparkd.agent.bootstrap, sparkd.agent.run;"
+        "import sys, sparkd.agent.daemon.bootstrap, sparkd.agent.daemon.run;"
         "print(*(name for name in sys.modules if name.endswith(('.notify', '.webhook', '.notices'))))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

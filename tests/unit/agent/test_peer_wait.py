@@ -19,12 +19,12 @@ from tests.unit.cluster_nodes import AgentUnderTest, addresses, agent_under_test
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.nodes import Node, node, report, until
 
-from sparkd.agent import peer_wait
-from sparkd.agent.blocked import retry_while_blocked
-from sparkd.agent.context import Agent
-from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.lib.endings import Stage
-from sparkd.lib.errors import (
+from sparkd.agent.daemon import peer_wait
+from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.base.lib.endings import Stage
+from sparkd.base.lib.errors import (
     BlockedError,
     EngineEndedError,
     ExitCode,
@@ -33,11 +33,11 @@ from sparkd.lib.errors import (
     PeerLostError,
     SparkdError,
 )
-from sparkd.lib.log import ProcessLog
-from sparkd.lib.main_loop import never
-from sparkd.lib.text import Redactor
-from sparkd.state.switch import make_rollback
-from sparkd.status.model import Contact, NodeReport, Phase
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import never
+from sparkd.base.lib.text import Redactor
+from sparkd.base.state.switch import make_rollback
+from sparkd.base.status.model import Contact, NodeReport, Phase
 
 
 def await_message(agent: AgentUnderTest, text: str) -> None:

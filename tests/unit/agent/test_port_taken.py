@@ -6,10 +6,10 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import MemoryActions, agent_under_test, alone, running
 
-from sparkd.agent.shutdown import shutdown_on_error
-from sparkd.config.settings import Engine
-from sparkd.lib.errors import EngineEndedError
-from sparkd.state.launch_history import FILE, LaunchHistory
+from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.base.config.settings import Engine
+from sparkd.base.lib.errors import EngineEndedError
+from sparkd.base.state.launch_history import FILE, LaunchHistory
 
 IN_USE = "the engine ended: OSError: [Errno 98] Address already in use"
 

@@ -17,16 +17,16 @@ from tests.unit.cluster_nodes import (
     settings,
 )
 
-from sparkd.agent.proving import ProvingPeriod
-from sparkd.agent.shutdown import MOST_LINES, shutdown_on_error
-from sparkd.cluster import membership
-from sparkd.config.settings import Supervise
-from sparkd.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
-from sparkd.plan.model import Cache
-from sparkd.state import known_good, launch_history
-from sparkd.state.known_good import Entry, Facts, History, node_values
-from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
-from sparkd.state.switch import FILE, Chosen, Stage, Switch, make_rollback
+from sparkd.agent.daemon.proving import ProvingPeriod
+from sparkd.agent.daemon.shutdown import MOST_LINES, shutdown_on_error
+from sparkd.base.cluster import membership
+from sparkd.base.config.settings import Supervise
+from sparkd.base.lib.errors import BlockedError, EngineEndedError, PeerLostError, SparkdError
+from sparkd.base.plan.model import Cache
+from sparkd.base.state import known_good, launch_history
+from sparkd.base.state.known_good import Entry, Facts, History, node_values
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch, make_rollback
 
 ENDED = EngineEndedError("the engine ended")
 

@@ -15,11 +15,11 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone, running
 from tests.unit.known_good_entries import known_good_entry
 
-from sparkd.actions.files import exchange
-from sparkd.agent.context import Agent
-from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
-from sparkd.agent.startup import launch
-from sparkd.agent.switching import (
+from sparkd.agent.actions.files import exchange
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.agent.daemon.startup import launch
+from sparkd.agent.daemon.switching import (
     AWAITED_SECONDS,
     BLOCKED_SECONDS,
     Switching,
@@ -27,10 +27,10 @@ from sparkd.agent.switching import (
     begin_switch,
     stamp_switch,
 )
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import (
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import (
     BlockedError,
     Cause,
     EngineEndedError,
@@ -41,13 +41,13 @@ from sparkd.lib.errors import (
     PeerLostError,
     SparkdError,
 )
-from sparkd.lib.main_loop import never
-from sparkd.state import launch_history
-from sparkd.state.file import Content, StateFile
-from sparkd.state.launch_history import BACKOFF_SECONDS, LaunchHistory
-from sparkd.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
-from sparkd.status.model import Phase
-from sparkd.status.phases import PHASES
+from sparkd.base.lib.main_loop import never
+from sparkd.base.state import launch_history
+from sparkd.base.state.file import Content, StateFile
+from sparkd.base.state.launch_history import BACKOFF_SECONDS, LaunchHistory
+from sparkd.base.state.switch import CONFIGURED, FILE, TRIES, Chosen, Stage, Switch, make_rollback
+from sparkd.base.status.model import Phase
+from sparkd.base.status.phases import PHASES
 
 LONG_AGO, FAR_AHEAD = "2001-01-01T00:00:00+00:00", "2999-01-01T00:00:00+00:00"
 

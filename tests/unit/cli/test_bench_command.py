@@ -13,11 +13,11 @@ import pytest
 from tests.unit.commands import sparkd
 from tests.unit.stream_server import streaming
 
-from sparkd.cli import bench_table
-from sparkd.lib.text import plain
-from sparkd.measure.bench import Result
-from sparkd.measure.figures import DECODE, FIRST, Depth, Level, Spread
-from sparkd.measure.past import Usual
+from sparkd.base.lib.text import plain
+from sparkd.tools.cli import bench_table
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Level, Spread
+from sparkd.tools.measure.past import Usual
 
 COLUMNS = 80
 
@@ -86,12 +86,12 @@ def test_what_is_no_number_is_refused_first(words: tuple[str, ...]) -> None:
 ENDED = """
 import os, signal, sys
 signal.signal(signal.SIGINT, getattr(signal, sys.argv[2]))
-from sparkd.actions.processes import Rank
-from sparkd.tools.measuring import catch_ends
-from sparkd.tools.served import Served
-from sparkd.cli.bench import soak
-from sparkd.measure.bench import Wanted
-from sparkd.vllm.api import Endpoint
+from sparkd.agent.actions.processes import Rank
+from sparkd.tools.measure.measuring import catch_ends
+from sparkd.tools.node.served import Served
+from sparkd.tools.cli.bench import soak
+from sparkd.tools.measure.bench import Wanted
+from sparkd.base.vllm.api import Endpoint
 catch_ends()
 rank = Rank("", "", "", os.getpid(), os.pidfd_open(os.getpid()))
 served = Served(None, None, rank, Endpoint("127.0.0.1", int(sys.argv[1]), "tiny"))

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.unit.commands import sparkd
 
-from sparkd.cli.complete import FIRST, MODELS
-from sparkd.config import Settings
-from sparkd.config.sources import FOLDER, INIT_FILE
+from sparkd.base.config import Settings
+from sparkd.base.config.sources import FOLDER, INIT_FILE
+from sparkd.tools.cli.complete import FIRST, MODELS
 
 
 def words(kind: str, config: Path) -> list[str]:

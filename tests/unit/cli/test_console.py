@@ -11,10 +11,10 @@ from argparse import Namespace
 import pytest
 from tests.unit.terminal import shown, terminal
 
-from sparkd.cli.console import Progress, Screen, on_terminal, show
-from sparkd.cli.recipe import list_recipes
-from sparkd.lib.text import Parts, Table, cell_width, plain
-from sparkd.recipes.loader import find_recipes, recipe_folders
+from sparkd.base.lib.text import Parts, Table, cell_width, plain
+from sparkd.base.recipes.loader import find_recipes, recipe_folders
+from sparkd.tools.cli.console import Progress, Screen, on_terminal, show
+from sparkd.tools.cli.recipe import list_recipes
 
 LEVELS = Table([("WARN    a", "cache [red]full[/red]"), ("BLOCK   long-id", "x")], ["warn", "block"])
 EVIL = "\x1b[2J\x1b]0;title\x07[bold]:smile:\r\nrow \u202e"
@@ -31,8 +31,8 @@ def test_without_a_terminal_columns_are_as_wide_as_their_widest_cell(capsys: pyt
 
 def test_without_a_terminal_rich_is_not_imported() -> None:
     code = (
-        "import sys; sys.modules['rich'] = None; from sparkd.cli.console import Progress, show;"
-        "from sparkd.lib.text import Table; show([Table([('a', 'b')])])\n"
+        "import sys; sys.modules['rich'] = None; from sparkd.tools.cli.console import Progress, show;"
+        "from sparkd.base.lib.text import Table; show([Table([('a', 'b')])])\n"
         "with Progress(1, 2) as one: one.next('x'); one.done(1)"
     )
     env = {**os.environ, "PYTHONPATH": "src", "FORCE_COLOR": "1"}

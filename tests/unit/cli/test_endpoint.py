@@ -12,12 +12,12 @@ from tests.unit.commands import sparkd
 from tests.unit.nodes import report
 from tests.unit.plans import HEAD, WORKER, configured
 
-from sparkd.cluster.membership import NodeContext
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.plan.model import Node
-from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase, dump
-from sparkd.tools.endpoint import context_tokens, find_address, find_key, read_state
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.plan.model import Node
+from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase, dump
+from sparkd.tools.node.endpoint import context_tokens, find_address, find_key, read_state
 
 KEYED = {"secrets": {"VLLM_API_KEY": "/etc/sparkd/api.key"}}
 

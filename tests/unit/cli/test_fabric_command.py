@@ -16,15 +16,15 @@ from tests.tree import Tree
 from tests.unit.terminal import shown
 from tests.unit.traffic_programs import Programs
 
-from sparkd.cli import fabric as command
-from sparkd.cluster import traffic_programs
-from sparkd.cluster.membership import Peer
-from sparkd.cluster.traffic import RESULT, Measured, Measurer, receive_result
-from sparkd.cluster.traffic_programs import IPERF3, TrafficError
-from sparkd.host import Host
-from sparkd.lib.errors import AwaitedError, BlockedError
-from sparkd.measure.fabric import Facts, Pair, Port, Result
-from sparkd.tools import fabric
+from sparkd.base.cluster.membership import Peer
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import AwaitedError, BlockedError
+from sparkd.tools.cli import fabric as command
+from sparkd.tools.measure import traffic_programs
+from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
+from sparkd.tools.measure.traffic import RESULT, Measured, Measurer, receive_result
+from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
+from sparkd.tools.node import fabric
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 KEY = b"k" * 32

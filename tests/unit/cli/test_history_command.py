@@ -5,12 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 from tests.unit.commands import sparkd
 
-from sparkd.cli.history import table_rows
-from sparkd.lib.text import Table
-from sparkd.measure.past import find_slower
-from sparkd.state.history import Launch, Row, Smoke
-from sparkd.state.known_good import Facts
-from sparkd.state.launch_history import End
+from sparkd.base.lib.text import Table
+from sparkd.base.state.history import Launch, Row, Smoke
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
+from sparkd.tools.cli.history import table_rows
+from sparkd.tools.measure.past import find_slower
 
 COLUMNS = 80
 LAUNCH = Launch(

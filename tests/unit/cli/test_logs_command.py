@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from sparkd.cli.logs import parse_since, render_json, render_rows
-from sparkd.cluster.logs import Entry, Marks
-from sparkd.host.journal import Line
-from sparkd.lib.errors import UsageError
+from sparkd.agent.cluster.logs import Entry, Marks
+from sparkd.base.host.journal import Line
+from sparkd.base.lib.errors import UsageError
+from sparkd.tools.cli.logs import parse_since, render_json, render_rows
 
 NOW = datetime(2026, 11, 23, 15, 0).astimezone()
 

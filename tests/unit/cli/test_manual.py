@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from sparkd.cli import main
-from sparkd.recipes.schema import json_schema
+from sparkd.base.recipes.schema import json_schema
+from sparkd.tools.cli import main
 
 DOCS = Path(__file__).parents[3] / "docs"
 MANUAL = (DOCS / "sparkd.8.md").read_text()

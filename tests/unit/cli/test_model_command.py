@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.cli import main, model
-from sparkd.host import Host
+from sparkd.base.host import Host
+from sparkd.tools.cli import main, model
 
 SHARD = "model.safetensors"
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from sparkd.cli.main import main
-from sparkd.measure.bench import Result
-from sparkd.measure.figures import Depth, Level, Spread
-from sparkd.measure.soak import Sample
+from sparkd.tools.cli.main import main
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import Depth, Level, Spread
+from sparkd.tools.measure.soak import Sample
 
 RATE = Spread(40.0, 35.0, 44.0)
 BENCH = Result(

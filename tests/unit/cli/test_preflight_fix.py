@@ -12,18 +12,18 @@ import pytest
 from tests.tree import Tree
 from tests.unit.commands import sparkd
 
-from sparkd.actions import acquire_lock
-from sparkd.host import Host
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import read_process
-from sparkd.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.preflight.checks.ports import Ports, Wanted
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.render import Owner, Shown
-from sparkd.preflight.runner import examine
-from sparkd.status.model import Phase
-from sparkd.tools.fixing import end_named
+from sparkd.agent.actions import acquire_lock
+from sparkd.agent.preflight.checks.ports import Ports, Wanted
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.base.status.model import Phase
+from sparkd.tools.node.fixing import end_named
+from sparkd.tools.node.next_start import NextStart
+from sparkd.tools.node.render import Owner, Shown
 
 SERVE = ("/usr/bin/python3", "/usr/local/bin/vllm", "serve", "/models/tiny")
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope"

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.node_reports import GIB, HEAD, PEER, WORKER
 
-from sparkd.host import Host
-from sparkd.status.figures import GpuReport
-from sparkd.status.model import Contact, NodeReport, dump
-from sparkd.tools.measuring import look
+from sparkd.base.host import Host
+from sparkd.base.status.figures import GpuReport
+from sparkd.base.status.model import Contact, NodeReport, dump
+from sparkd.tools.measure.measuring import look
 
 COOL, HOT = GpuReport("GB10", 2400, 40, 61), GpuReport("GB10", 611, 14, 78)
 

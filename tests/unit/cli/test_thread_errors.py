@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from functools import partial
 
-from sparkd.cli.run import report_thread
+from sparkd.tools.cli.run import report_thread
 
 
 class Recorded:

@@ -11,21 +11,22 @@ from tests.unit.commands import sparkd
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 from tests.unit.plans import configured
 
-from sparkd.actions import history
-from sparkd.cli import tune_recipe
-from sparkd.cluster import membership
-from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, UsageError
-from sparkd.measure.figures import DECODE, Spread
-from sparkd.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
-from sparkd.measure.soak import Sample
-from sparkd.state import switch
-from sparkd.state.history import Launch
-from sparkd.state.known_good import Facts
-from sparkd.state.switch import Chosen, Stage, Switch
-from sparkd.tools import climb, ladder_ends
-from sparkd.tools.climb import FILE, Climb, Tuning
-from sparkd.tools.switching import load_chosen
+from sparkd.agent.actions import history
+from sparkd.base.cluster import membership
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.state import switch
+from sparkd.base.state.history import Launch
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.switch import Chosen, Stage, Switch
+from sparkd.tools.cli import tune_recipe
+from sparkd.tools.measure import climb
+from sparkd.tools.measure.climb import FILE, Climb, Tuning
+from sparkd.tools.measure.figures import DECODE, Spread
+from sparkd.tools.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
+from sparkd.tools.measure.soak import Sample
+from sparkd.tools.node import ladder_ends
+from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30
 CONFIG = configured(engine={"recipe": "mine"})

@@ -21,13 +21,13 @@ from tests.tree import Tree
 from tests.unit.commands import INTERRUPTIBLE
 from tests.unit.node_reports import HEAD
 
-from sparkd.status.figures import ActivityReport
-from sparkd.status.model import Phase, dump
+from sparkd.base.status.figures import ActivityReport
+from sparkd.base.status.model import Phase, dump
 
 PROGRAM = """
 import sys
-from sparkd.cli.status import watch
-from sparkd.host.files import Files
+from sparkd.tools.cli.status import watch
+from sparkd.base.host.files import Files
 sys.exit(watch(Files(sys.argv[1])))
 """
 COLOURS = re.compile(r"\x1b\[[0-9;?]*[a-z]")

@@ -24,15 +24,15 @@ from tests.unit.cluster_nodes import (
 from tests.unit.nodes import Node, node, report
 from tests.unit.plans import shipped
 
-from sparkd.cluster import membership
-from sparkd.cluster.following import load_effective
-from sparkd.config import Settings
-from sparkd.config.settings import Cluster
-from sparkd.host.files import Files
-from sparkd.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
-from sparkd.recipes.reach import HEAD_FILES
-from sparkd.state import shared_config
-from sparkd.state.shared_config import FILE, make_shared
+from sparkd.base.cluster import membership
+from sparkd.base.cluster.following import load_effective
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Cluster
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import BlockedError, HeadAwaitedError, OutdatedPlanError
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state import shared_config
+from sparkd.base.state.shared_config import FILE, make_shared
 
 NODES = addresses(2)
 IMAGE = "sparkd-test/vllm-cpu:0.32.0"
@@ -262,8 +262,8 @@ def test_files_of_the_head_come_with_its_recipe(tree: Tree, port: int) -> None:
 
 
 def test_every_option_of_a_container_is_judged_or_stays_in_it() -> None:
-    """A new one needs a decision in plan.allowed."""
-    from sparkd.recipes.schema import Container
+    """A new one needs a decision in base.plan.allowed."""
+    from sparkd.base.recipes.schema import Container
 
     judged = {"privileged", "ulimits", "devices", "volumes"}
     inside = {"gpus", "ipc", "network", "no_new_privileges", "init", "shm_bytes", "memory_limit_bytes"}

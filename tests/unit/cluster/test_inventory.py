@@ -12,7 +12,7 @@ from tests.tree import Tree
 from tests.unit.nodes import node, reading
 from tests.unit.plans import HEAD, configured, plan
 
-from sparkd.cluster.inventory import (
+from sparkd.agent.cluster.inventory import (
     MOST_FOLDERS,
     MOST_MODELS,
     PATH,
@@ -24,9 +24,9 @@ from sparkd.cluster.inventory import (
     parse,
     read_inventory,
 )
-from sparkd.config.settings import Allow
-from sparkd.host import Host
-from sparkd.lib.slow_document import SlowDocument
+from sparkd.base.config.settings import Allow
+from sparkd.base.host import Host
+from sparkd.base.lib.slow_document import SlowDocument
 
 DESCRIPTION = {"Id": "sha256:" + "a" * 64, "RootFS": {"Layers": ["sha256:1"]}, "Config": {}}
 GOOD = Inventory(
@@ -173,8 +173,8 @@ def test_it_is_served_to_nodes_with_the_key_and_read_once_in_a_while() -> None:
 
 
 async def fetch_status(_served: object, reader: object) -> int:
-    from sparkd.cluster.client import PeerReader
-    from sparkd.lib.http_client import HttpError
+    from sparkd.agent.cluster.client import PeerReader
+    from sparkd.base.lib.http_client import HttpError
 
     assert isinstance(reader, PeerReader)
     try:

@@ -16,13 +16,13 @@ import pytest
 from tests.unit.wire import answering, http, message, passed_on, relay
 
 from sparkd import __version__
-from sparkd.cluster import join
-from sparkd.cluster.inventory import Image, Inventory, Model, dump
-from sparkd.cluster.join import Guest, Invitation, Refusal
-from sparkd.cluster.join_code import Ephemeral, JoinCode
-from sparkd.cluster.join_request import Joined, accept, confirm
-from sparkd.config.settings import Allow
-from sparkd.lib.errors import BlockedError, UsageError
+from sparkd.agent.cluster.inventory import Image, Inventory, Model, dump
+from sparkd.base.config.settings import Allow
+from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.tools.setup import join
+from sparkd.tools.setup.join import Guest, Invitation, Refusal
+from sparkd.tools.setup.join_code import Ephemeral, JoinCode
+from sparkd.tools.setup.join_request import Joined, accept, confirm
 
 HEAD, NODE, OTHER, THIRD = "127.0.0.2", "127.0.0.1", "127.0.0.3", "127.0.0.4"
 GOOD = Inventory("spark9", 1 << 37, True, Allow(), ("i:1",), "/srv/models", (Model("m", 5),), (Image("i:1", "x"),))

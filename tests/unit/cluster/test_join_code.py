@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.cluster.join_code import Ephemeral, JoinCode, Seal
-from sparkd.host.network import canonical
-from sparkd.lib.errors import UsageError
+from sparkd.base.host.network import canonical
+from sparkd.base.lib.errors import UsageError
+from sparkd.tools.setup.join_code import Ephemeral, JoinCode, Seal
 
 HEAD, NODE = "10.0.0.1", "10.0.0.2"
 SECRETS = st.integers(min_value=0, max_value=(1 << 90) - 1)

@@ -10,9 +10,9 @@ import pytest
 from tests.tree import Tree
 from tests.unit.nodes import until
 
-from sparkd.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError
+from sparkd.base.cluster.auth import FRESH_SECONDS, KeyRing, read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError
 
 PATH = "/etc/sparkd/cluster.key"
 NEW, OLD = "0a" * 32, "0b" * 32

@@ -10,8 +10,8 @@ import pytest
 from tests.tree import Tree
 from tests.unit.nodes import node, reading
 
-from sparkd.cluster import logs
-from sparkd.cluster.logs import (
+from sparkd.agent.cluster import logs
+from sparkd.agent.cluster.logs import (
     BusyError,
     Entry,
     Marks,
@@ -23,11 +23,11 @@ from sparkd.cluster.logs import (
     parse,
     parse_query,
 )
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
-from sparkd.lib.http_client import HttpClient, HttpError
-from sparkd.lib.slow_document import SlowDocument
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.journal import LATEST_US, MOST_LINES, Line, Lines, Query
+from sparkd.base.lib.http_client import HttpClient, HttpError
+from sparkd.base.lib.slow_document import SlowDocument
 
 
 def line(at_us: int, text: str = "agent.phase.changed", place: str = "1", priority: int = 6) -> Line:

@@ -23,9 +23,9 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, dripped, http, relay
 
-from sparkd.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
-from sparkd.lib.http_connection import Handler, Request, Response
-from sparkd.status.model import Contact, dump
+from sparkd.base.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
+from sparkd.base.lib.http_connection import Handler, Request, Response
+from sparkd.base.status.model import Contact, dump
 
 KEYS = "cluster.key_file must be the same on all nodes"
 REFUSES = "it refuses this node: cluster.key_file must be the same on all nodes"

@@ -15,11 +15,11 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.nodes import report, status
 
-from sparkd.cluster.client import PeerReader
-from sparkd.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, find_loss
-from sparkd.lib.errors import Cause, ExitCode, PeerLostError
-from sparkd.status.model import Contact, PeerStatus, Phase
-from sparkd.status.phases import PHASES
+from sparkd.agent.cluster.client import PeerReader
+from sparkd.agent.cluster.monitor import ExpectedPeer, PeerMonitor, expect_peer, find_loss
+from sparkd.base.lib.errors import Cause, ExitCode, PeerLostError
+from sparkd.base.status.model import Contact, PeerStatus, Phase
+from sparkd.base.status.phases import PHASES
 
 TIMEOUT_SECONDS = 1000.0
 LATE, OVER = 800.0, 1001.0

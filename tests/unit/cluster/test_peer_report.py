@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.nodes import report
 
-from sparkd.cluster.client import parse_peer_report
-from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
-from sparkd.status.figures import EngineReport
-from sparkd.status.model import (
+from sparkd.agent.cluster.client import parse_peer_report
+from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import (
     LIMIT_BYTES,
     PEER_LIMIT_BYTES,
     Contact,

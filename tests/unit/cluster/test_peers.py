@@ -32,12 +32,12 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, relay
 
-from sparkd.cluster import client
-from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.http_connection import Request, Response
-from sparkd.status.figures import GpuReport
-from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase, dump
+from sparkd.agent.cluster import client
+from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.http_connection import Request, Response
+from sparkd.base.status.figures import GpuReport
+from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase, dump
 
 ANSWER_SECONDS = 0.6
 PATIENCE_SECONDS = HOLD_SECONDS + ANSWER_SECONDS

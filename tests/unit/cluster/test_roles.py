@@ -7,13 +7,13 @@ from typing import TypeVar
 import pytest
 from tests.tree import Tree
 
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.config.settings import Cluster, Engine, Fabric, Observe
-from sparkd.host import Host
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, ExitCode
-from sparkd.preflight.checks.ports import Ports
-from sparkd.preflight.registry import build_checks
+from sparkd.agent.preflight.checks.ports import Ports
+from sparkd.agent.preflight.registry import build_checks
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Cluster, Engine, Fabric, Observe
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode
 
 THREE = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 

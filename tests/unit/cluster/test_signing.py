@@ -5,7 +5,7 @@ import hmac
 
 import pytest
 
-from sparkd.cluster.auth import new_nonce, sign_answer, sign_request, signatures_match
+from sparkd.base.cluster.auth import new_nonce, sign_answer, sign_request, signatures_match
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 REQUEST = (KEY, "challenge", "nonce", "10.0.0.2", "/report?known=x")

@@ -15,10 +15,10 @@ import pytest
 from tests.unit.traffic_programs import Programs
 from tests.unit.wire import relay
 
-from sparkd.cluster.auth import new_nonce, sign_request
-from sparkd.cluster.client import UnsignedError
-from sparkd.cluster.traffic import PORTS, RDMA, RESULT, TCP, Measurer, measure_ceiling, receive_result
-from sparkd.cluster.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
+from sparkd.agent.cluster.client import UnsignedError
+from sparkd.base.cluster.auth import new_nonce, sign_request
+from sparkd.tools.measure.traffic import PORTS, RDMA, RESULT, TCP, Measurer, measure_ceiling, receive_result
+from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 KEY, OTHER = b"k" * 32, b"o" * 32

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.unit.traffic_programs import IPERF3_PRINTED, Programs
 
-from sparkd.cluster import traffic_programs
-from sparkd.cluster.traffic_programs import (
+from sparkd.tools.measure import traffic_programs
+from sparkd.tools.measure.traffic_programs import (
     IB_WRITE_BW,
     IPERF3,
     TrafficError,
@@ -117,14 +117,14 @@ def test_it_ends_at_its_deadline_by_itself(programs: Programs, monkeypatch: pyte
 def test_it_ends_with_its_parent(programs: Programs) -> None:
     code = """
 import os, signal, sys, time
-from sparkd.cluster.traffic_programs import listen, tcp_command
+from sparkd.tools.measure.traffic_programs import listen, tcp_command
 listen(tcp_command("127.0.0.1"))
 while not (os.path.exists(sys.argv[1]) and os.path.getsize(sys.argv[1])):
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
 """
     words = [sys.executable, "-c", code, str(programs.folder / f"{IPERF3}.pid")]
-    source = Path(traffic_programs.__file__).parents[2]
+    source = Path(traffic_programs.__file__).parents[3]
     done = subprocess.run(words, env={**os.environ, "PYTHONPATH": str(source)}, timeout=60, check=False)
     assert done.returncode == -9
     assert not programs.lives(programs.pid(IPERF3))

@@ -13,7 +13,7 @@ import pytest
 from tests.unit.commands import sparkd
 
 from generate import FILES
-from sparkd.config import Settings, load_settings, reference
+from sparkd.base.config import Settings, load_settings, reference
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -76,7 +76,7 @@ def test_what_show_prints_is_a_configuration(config: Path, tmp_path: Path) -> No
 
 def test_show_default_needs_no_configuration() -> None:
     """As a person runs it: a process of its own."""
-    command = [sys.executable, "-m", "sparkd.cli.main", "config", "show", "--default"]
+    command = [sys.executable, "-m", "sparkd.tools.cli.main", "config", "show", "--default"]
     env = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY / "src"), "SPARKD_CONFIG": "/dev/null/none"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=True)
     assert (done.stdout, done.stderr) == (reference.default_file(), "")

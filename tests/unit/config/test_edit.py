@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from sparkd.config.edit import SetKey, take_back
-from sparkd.lib.errors import ConfigError
+from sparkd.base.config.edit import SetKey, take_back
+from sparkd.base.lib.errors import ConfigError
 
 RECIPE = """
 # Name of a recipe (`sparkd recipe list`), or the absolute path of a recipe file.

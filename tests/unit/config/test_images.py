@@ -7,7 +7,7 @@ import time
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from sparkd.config import types as t
+from sparkd.base.config import types as t
 
 IMAGE: TypeAdapter[str] = TypeAdapter(t.ImageOrEmpty)
 ADDRESSES: TypeAdapter[tuple[str, ...]] = TypeAdapter(t.Addresses)

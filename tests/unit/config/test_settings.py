@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.settings_files import faults, write
 
-from sparkd.config import Settings, load_settings, load_with_origins
+from sparkd.base.config import Settings, load_settings, load_with_origins
 
 
 def test_later_layers_win_key_by_key(tmp_path: Path) -> None:

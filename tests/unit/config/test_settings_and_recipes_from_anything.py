@@ -9,13 +9,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkd.config import Settings, load_settings
-from sparkd.config.sources import keys
-from sparkd.lib.errors import ConfigError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.recipes import loader as recipes
-from sparkd.recipes.schema import Recipe
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.config.sources import keys
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes import loader as recipes
+from sparkd.base.recipes.schema import Recipe
 
 SCRAP = st.sampled_from(
     ["", "a", "-x", "/a", "10.0.0.1", "{node.rank}", "{node.x}", "{", "\0", "\ud800", "/a:/b:ro", "all", "0.90", "a_b",

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.actions.system_config import UnitFiles
-from sparkd.config import Engine, Settings, units
-from sparkd.config.units import DropIn, State
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.base.config import Engine, Settings, units
+from sparkd.base.config.units import DropIn, State
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.tools.setup.system_config import UnitFiles
 
 DEFAULTS = Settings()
 ELSEWHERE = Settings(engine=Engine(models_dir="/data/big models", stop_grace_seconds=45))

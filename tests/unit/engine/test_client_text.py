@@ -13,16 +13,16 @@ import pytest
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
-from sparkd.actions.processes import Rank
-from sparkd.engine.load_progress import LoadProgress, advance_progress
-from sparkd.engine.log_lines import LineSplitter, LogForwarder
-from sparkd.engine.log_reader import LogReader
-from sparkd.engine.rank import MachineFacts, Running
-from sparkd.host import Host
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.lib.text import Redactor
-from sparkd.vllm.known_errors import explain
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.rank import MachineFacts, Running
+from sparkd.base.host import Host
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.vllm.known_errors import explain
+from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
 LOADED = (
     (Path(__file__).parent / "engine-logs/E10a-head.log")

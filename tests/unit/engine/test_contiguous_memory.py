@@ -8,11 +8,11 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 
-from sparkd.actions import page_cache
-from sparkd.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, ContiguousMemory, Pace
-from sparkd.host import Host
-from sparkd.lib.text import GIB
-from sparkd.preflight.fixes import Applied, CompactMemory
+from sparkd.agent.actions import page_cache
+from sparkd.agent.engine.contiguous_memory import LONGEST_PAUSE_SECONDS, WORTH_BYTES, ContiguousMemory, Pace
+from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.base.host import Host
+from sparkd.base.lib.text import GIB
 
 COMPACT = "/proc/sys/vm/compact_memory"
 

@@ -10,9 +10,9 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
-from sparkd.agent.context import Agent
-from sparkd.agent.serving import with_gpu
-from sparkd.engine.gpu_clocks import (
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.serving import with_gpu
+from sparkd.agent.engine.gpu_clocks import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
     THROTTLE_HINT,
@@ -22,8 +22,8 @@ from sparkd.engine.gpu_clocks import (
     computes,
     decide_throttle,
 )
-from sparkd.host.gpu import GpuClocks
-from sparkd.status.model import FindingReport, Phase
+from sparkd.base.host.gpu import GpuClocks
+from sparkd.base.status.model import FindingReport, Phase
 
 
 @pytest.fixture

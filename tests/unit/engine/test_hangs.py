@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from sparkd.config.settings import Supervise
-from sparkd.engine.health import PROBE_SECONDS, TROUBLED_PROBE_SECONDS, Continue, Observation, decide, healthy
-from sparkd.host.sockets import Unanswered
-from sparkd.vllm.api import Completion, Counters
+from sparkd.agent.engine.health import PROBE_SECONDS, TROUBLED_PROBE_SECONDS, Continue, Observation, decide, healthy
+from sparkd.base.config.settings import Supervise
+from sparkd.base.host.sockets import Unanswered
+from sparkd.base.vllm.api import Completion, Counters
 
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)
 LATEST_SECONDS = 20.0

@@ -10,8 +10,7 @@ import pytest
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
-from sparkd.config.settings import Supervise
-from sparkd.engine.health import (
+from sparkd.agent.engine.health import (
     DOUBT_SECONDS,
     Continue,
     Failure,
@@ -20,13 +19,14 @@ from sparkd.engine.health import (
     decide,
     healthy,
 )
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.host.sockets import Unanswered
-from sparkd.lib.endings import Ending
-from sparkd.lib.errors import EngineDeadError, StalledError
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.vllm.api import Completion, Counters, Endpoint, parse_counters
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.base.config.settings import Supervise
+from sparkd.base.host.sockets import Unanswered
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.errors import EngineDeadError, StalledError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.vllm.api import Completion, Counters, Endpoint, parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 LIMITS = Supervise(stall_seconds=360, canary_seconds=300)

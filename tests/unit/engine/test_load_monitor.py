@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.engine.load_monitor import LoadMonitor, LoadState, Look, advance, is_stalled
-from sparkd.host import Host
-from sparkd.host.activity import Activity
-from sparkd.lib.errors import Cause, NotReadyError
+from sparkd.agent.engine.load_monitor import LoadMonitor, LoadState, Look, advance, is_stalled
+from sparkd.base.host import Host
+from sparkd.base.host.activity import Activity
+from sparkd.base.lib.errors import Cause, NotReadyError
 
 MIB = 1 << 20
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.engine.load_progress import BURST_SECONDS, LoadProgress, advance_progress
-from sparkd.engine.log_lines import LineSplitter
-from sparkd.plan import script
-from sparkd.plan.model import Node
+from sparkd.agent.engine.load_progress import BURST_SECONDS, LoadProgress, advance_progress
+from sparkd.base.plan import script
+from sparkd.base.plan.model import Node
+from sparkd.base.vllm.log_lines import LineSplitter
 
 LOGS = Path(__file__).parent / "engine-logs"
 

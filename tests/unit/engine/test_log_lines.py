@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.engine.log_lines import LINE_LIMIT_BYTES, LineSplitter, LogForwarder
-from sparkd.lib.text import Redactor
+from sparkd.base.lib.text import Redactor
+from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LineSplitter, LogForwarder
 
 
 def split(*pieces: bytes) -> list[str]:

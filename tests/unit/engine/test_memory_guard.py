@@ -19,8 +19,8 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
-from sparkd.engine.memory_guard.guard import MemoryGuard
-from sparkd.engine.memory_guard.killer import (
+from sparkd.agent.engine.memory_guard.guard import MemoryGuard
+from sparkd.agent.engine.memory_guard.killer import (
     FASTEST_BYTES_PER_SECOND,
     LONGEST_SECONDS,
     SAMPLE_COUNT,
@@ -31,7 +31,7 @@ from sparkd.engine.memory_guard.killer import (
     is_short,
     pause_seconds,
 )
-from sparkd.lib.errors import MemoryGuardError
+from sparkd.base.lib.errors import MemoryGuardError
 
 MIB, GIB = 1 << 20, 1 << 30
 FLOOR = 512 * MIB
@@ -246,7 +246,7 @@ def test_a_rank_that_ends_by_itself_was_not_killed() -> None:
 def killers() -> set[int]:
     """Processes of guards that this process has started."""
     found = psutil.Process().children()
-    return {one.pid for one in found if "sparkd.engine.memory_guard.killer" in command_line(one)}
+    return {one.pid for one in found if "sparkd.agent.engine.memory_guard.killer" in command_line(one)}
 
 
 def command_line(process: psutil.Process) -> str:

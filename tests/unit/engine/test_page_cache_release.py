@@ -15,17 +15,17 @@ from tests.unit.cluster_nodes import EventLines, addresses, agent_under_test, ru
 from tests.unit.cluster_nodes import settings as cluster_settings
 from tests.unit.nodes import until
 
-from sparkd.actions import page_cache
-from sparkd.agent.page_cache import release_page_cache
-from sparkd.config import Engine, Settings
-from sparkd.config.settings import Fabric, Memory
-from sparkd.engine import page_cache_release
-from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.load_progress import LoadProgress, advance_progress
-from sparkd.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
-from sparkd.host import Host
-from sparkd.host.shm import File
-from sparkd.host.weights import list_shards
+from sparkd.agent.actions import page_cache
+from sparkd.agent.daemon.page_cache import release_page_cache
+from sparkd.agent.engine import page_cache_release
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.agent.engine.page_cache_release import PageCacheRelease, ShardUse, find_finished
+from sparkd.base.config import Engine, Settings
+from sparkd.base.config.settings import Fabric, Memory
+from sparkd.base.host import Host
+from sparkd.base.host.shm import File
+from sparkd.base.host.weights import list_shards
 
 BUILDING = "(Worker pid=9) INFO 01-01 00:00:00 [p.py:1] rank 1 in world size 2 is assigned as DP rank 0, PP rank 0"
 LOADING = "(Worker pid=9) INFO 01-01 00:00:00 [x.py:1] Starting to load model /models/m..."

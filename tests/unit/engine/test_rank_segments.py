@@ -10,11 +10,11 @@ import pytest
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
-from sparkd.engine.rank import Running
-from sparkd.host import Host
-from sparkd.host.processes import Process
-from sparkd.host.shm import Segment, Uses
-from sparkd.lib.endings import Ending, Stage
+from sparkd.agent.engine.rank import Running
+from sparkd.base.host import Host
+from sparkd.base.host.processes import Process
+from sparkd.base.host.shm import Segment, Uses
+from sparkd.base.lib.endings import Ending, Stage
 
 
 class SlowHost(Host):

@@ -11,11 +11,11 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, EventLines, addresses, agent_under_test
 from tests.unit.cluster_nodes import settings as cluster_settings
 
-from sparkd.actions import page_cache
-from sparkd.agent.context import Agent
-from sparkd.agent.page_cache import lower_readahead
-from sparkd.config import Engine, Settings
-from sparkd.host import Host
+from sparkd.agent.actions import page_cache
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.page_cache import lower_readahead
+from sparkd.base.config import Engine, Settings
+from sparkd.base.host import Host
 
 
 @pytest.fixture

@@ -8,13 +8,13 @@ import pytest
 from tests.unit.engine_server import Reply, engine, models, token
 from tests.unit.nodes import least
 
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
-from sparkd.lib.endings import Ending
-from sparkd.lib.errors import NotReadyError, RankEndedError
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.vllm.api import Endpoint, parse_counters
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.readiness import ProbeResult, ReadinessStage, await_ready, probe
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.errors import NotReadyError, RankEndedError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.vllm.api import Endpoint, parse_counters
 
 METRICS = Path(__file__).parent / "engine-logs" / "metrics.txt"
 

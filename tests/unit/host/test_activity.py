@@ -10,10 +10,10 @@ import time
 from tests.tree import Tree
 from tests.unit.nodes import until
 
-from sparkd.engine.load_monitor import FAULTS_PER_SECOND
-from sparkd.host import Host
-from sparkd.host.activity import Activity, read_activity, read_waits
-from sparkd.host.processes import Process
+from sparkd.agent.engine.load_monitor import FAULTS_PER_SECOND
+from sparkd.base.host import Host
+from sparkd.base.host.activity import Activity, read_activity, read_waits
+from sparkd.base.host.processes import Process
 
 IO = "rchar: 900\nwchar: 5\nread_bytes: {}\nwrite_bytes: 7\ncancelled_write_bytes: 0\n"
 FILL = "import mmap\nwhile True:\n m = mmap.mmap(-1, 1 << 22)\n m[:] = bytes(1 << 22)\n m.close()"

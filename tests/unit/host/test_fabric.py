@@ -6,9 +6,9 @@ import pytest
 from tests.machines.areas import fabric as spark
 from tests.tree import Tree
 
-from sparkd.host.files import Files
-from sparkd.host.infiniband import hcas_of
-from sparkd.host.network import canonical, interface_of
+from sparkd.base.host.files import Files
+from sparkd.base.host.infiniband import hcas_of
+from sparkd.base.host.network import canonical, interface_of
 
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT

@@ -6,8 +6,8 @@ import pytest
 from tests.machines.areas import fabric as spark
 from tests.tree import Tree
 
-from sparkd.host.fabric_ports import read_ports
-from sparkd.host.files import Files
+from sparkd.base.host.files import Files
+from sparkd.tools.node.fabric_ports import read_ports
 
 
 @pytest.fixture

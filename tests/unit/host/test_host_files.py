@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.tree import Tree
 
-from sparkd.host.files import Bind, Files, Kind, find_outside
+from sparkd.base.host.files import Bind, Files, Kind, find_outside
 
 
 def files(tree: Tree) -> Files:

@@ -8,8 +8,8 @@ import time
 import pynvml
 import pytest
 
-from sparkd.host import gpu, nvml
-from sparkd.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
+from sparkd.base.host import gpu, nvml
+from sparkd.base.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
 
 NOT_SUPPORTED, INSUFFICIENT_SIZE = 3, 7
 

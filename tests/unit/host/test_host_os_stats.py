@@ -9,8 +9,8 @@ import psutil
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host, os_stats
-from sparkd.host.files import Files
+from sparkd.base.host import Host, os_stats
+from sparkd.base.host.files import Files
 
 LIVE = Files()
 

@@ -6,9 +6,9 @@ import time
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.host.cgroups import container_id, systemd_unit
-from sparkd.host.processes import Process, ProcessTable, parse_stat
+from sparkd.base.host import Host
+from sparkd.base.host.cgroups import container_id, systemd_unit
+from sparkd.base.host.processes import Process, ProcessTable, parse_stat
 
 ID = "0123456789abcdef" * 4
 INNER = "f" * 64

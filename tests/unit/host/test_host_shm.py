@@ -5,7 +5,7 @@ import os
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
+from sparkd.base.host import Host
 
 
 def line(found: os.stat_result, path: str = "/dev/shm/psm_00000001") -> str:

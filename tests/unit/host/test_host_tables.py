@@ -7,11 +7,11 @@ import fcntl
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.host.gpu import GpuFacts
-from sparkd.host.owner import NodeOwner
-from sparkd.host.sockets import Holder, Listener
-from sparkd.lib.text import sanitize
+from sparkd.base.host import Host
+from sparkd.base.host.gpu import GpuFacts
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.sockets import Holder, Listener
+from sparkd.base.lib.text import sanitize
 
 FIB_TRIE = """\
 Main:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.host.units import Assignment, CommandLine, parse_assignments, parse_command_lines
+from sparkd.base.host import Host
+from sparkd.base.host.units import Assignment, CommandLine, parse_assignments, parse_command_lines
 
 NAME = "sparkd-head.service"
 

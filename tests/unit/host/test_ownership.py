@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.host.files import Files
-from sparkd.host.ownership import find_writable, read_private, refuse_writable
-from sparkd.lib.errors import AwaitedError, ConfigError
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_writable, read_private, refuse_writable
+from sparkd.base.lib.errors import AwaitedError, ConfigError
 
 PATH = "/etc/sparkd/recipes/x.yaml"
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.config.settings import Supervise
-from sparkd.engine.health import Continue, Observation, decide, healthy
-from sparkd.host import Host, sockets
-from sparkd.host.sockets import BEGIN_MILLISECONDS
-from sparkd.vllm.api import Counters
+from sparkd.agent.engine.health import Continue, Observation, decide, healthy
+from sparkd.base.config.settings import Supervise
+from sparkd.base.host import Host, sockets
+from sparkd.base.host.sockets import BEGIN_MILLISECONDS
+from sparkd.base.vllm.api import Counters
 
 REQUEST, ANSWER = b"POST /v1/completions HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
 TICK_SECONDS = 0.02

@@ -12,8 +12,8 @@ from tests.tree import Tree
 from tests.unit.docker_server import answers, dockerd
 
 from sparkd import __version__
-from sparkd.host import Host, docker, docker_image, versions
-from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.host import Host, docker, docker_image, versions
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
 
 NVRM = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release Build\nGCC version: 13\n"
 

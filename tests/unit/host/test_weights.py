@@ -10,8 +10,8 @@ from hashlib import sha256
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import weights
-from sparkd.host.files import Files
+from sparkd.base.host import weights
+from sparkd.base.host.files import Files
 
 FOLDER = "/srv/models/m"
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.docker_server import STREAM, STREAM_END, chunk, dockerd, frame, json_response
 
-from sparkd.lib.dockerd.reader import FRAME_LIMIT_BYTES, DockerError, follow_log, frames
+from sparkd.base.lib.dockerd.reader import FRAME_LIMIT_BYTES, DockerError, follow_log, frames
 
 ID = "ab" * 32
 SENT = [(1, b"one\n"), (2, b"\xfftwo"), (1, b""), (2, b"x" * 20_000), (1, b"end\n")]

@@ -15,19 +15,19 @@ from tests.tree import Tree
 from tests.unit.docker_server import STREAM, STREAM_END, answers, chunk, dockerd, json_response, listening, plain
 from tests.unit.wire import http, serving
 
-from sparkd.actions.dockerd import Containers, read_archive
-from sparkd.actions.processes import Rank
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.docker_config import GpuAccess
-from sparkd.lib import recipes_dir
-from sparkd.lib.dockerd.reader import FAILED, DockerError, DockerReader, connect
-from sparkd.lib.errors import LaunchError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.plan.script import SCRIPT_TARGET
-from sparkd.recipes.loader import load_recipe
-from sparkd.recipes.schema import Container, Limit, Volume
+from sparkd.agent.actions.dockerd import Containers, read_archive
+from sparkd.agent.actions.processes import Rank
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.docker_config import GpuAccess
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import FAILED, DockerError, DockerReader, connect
+from sparkd.base.lib.errors import LaunchError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.plan.script import SCRIPT_TARGET
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Container, Limit, Volume
 
 ID = "ab" * 32
 SECONDS = 0.4

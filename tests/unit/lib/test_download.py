@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli import main
-from sparkd.lib.download import LIMIT_BYTES, download_text
-from sparkd.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError
+from sparkd.tools.cli import main
+from sparkd.tools.setup.download import LIMIT_BYTES, download_text
 
 RECIPE = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\nmods: [x]\ncommand: vllm serve o/m\n"
 
@@ -141,7 +141,7 @@ def test_a_recipe_of_a_url_is_shown_and_written_only_after_a_yes(
     for answer, there in (("\n", False), ("no\n", False), ("y\n", True)):
         ours, theirs = pty.openpty()
         os.write(ours, answer.encode())
-        command = [sys.executable, "-m", "sparkd.cli.main", *words, "--write", str(tmp_path)]
+        command = [sys.executable, "-m", "sparkd.tools.cli.main", *words, "--write", str(tmp_path)]
         done = subprocess.run(command, stdin=theirs, capture_output=True, text=True, check=True, timeout=60)
         os.close(ours)
         os.close(theirs)

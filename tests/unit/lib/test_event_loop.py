@@ -15,7 +15,7 @@ from contextlib import closing
 import pytest
 from tests.unit.nodes import network, until
 
-from sparkd.lib.event_loop import EventLoop, run_in_thread
+from sparkd.base.lib.event_loop import EventLoop, run_in_thread
 
 
 def test_a_tasks_error_or_end_is_reported_and_other_tasks_continue() -> None:
@@ -117,8 +117,8 @@ def test_the_error_of_a_call_beside_the_loop_reaches_who_waits_for_it(error: Exc
 def test_a_call_that_hangs_beside_the_loop_holds_no_end_of_its_process() -> None:
     program = """
 import time
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
 
 with MainLoop(Notifier(), {}) as loop:
     try:

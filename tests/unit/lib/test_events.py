@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkd.lib.errors import Cause
-from sparkd.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
-from sparkd.lib.text import Redactor
+from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.log import LINE_LIMIT, VALUE_LIMIT, Events, Level, ProcessLog, events
+from sparkd.base.lib.text import Redactor
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -290,7 +290,7 @@ def test_an_error_that_a_library_met_is_named_without_its_traceback() -> None:
 
 def test_a_command_shows_a_librarys_warning_as_one_line() -> None:
     code = (
-        "import logging; from sparkd.lib import log; log.clean_stderr();"
+        "import logging; from sparkd.base.lib import log; log.clean_stderr();"
         "logging.getLogger('docker').warning('a\\x1b[31m\\n<0>b token=abcdefgh https://u:p@h/?q=1 %s', 'x' * 5000);"
         "logging.getLogger('docker').info('quiet')"
     )
@@ -301,7 +301,7 @@ def test_a_command_shows_a_librarys_warning_as_one_line() -> None:
 
 
 def test_the_agents_log_does_without_rich() -> None:
-    code = "import sys, sparkd.lib.log; sys.exit('rich' in sys.modules)"
+    code = "import sys, sparkd.base.lib.log; sys.exit('rich' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

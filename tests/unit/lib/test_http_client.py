@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from tests.unit.nodes import Network, least, network, resident_bytes, until
 from tests.unit.wire import answering, dripped, http, message
 
-from sparkd.lib.http_client import BODY_LIMIT_BYTES, KEEPALIVE_SECONDS, ConnectRefused, HttpClient, HttpError, Response
+from sparkd.base.lib.http_client import (
+    BODY_LIMIT_BYTES,
+    KEEPALIVE_SECONDS,
+    ConnectRefused,
+    HttpClient,
+    HttpError,
+    Response,
+)
 
 SECONDS = 2.0
 

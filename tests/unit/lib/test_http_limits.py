@@ -26,7 +26,7 @@ from tests.unit.http_clients import (
 )
 from tests.unit.nodes import resident_bytes, until
 
-from sparkd.lib.http_connection import Limits
+from sparkd.base.lib.http_connection import Limits
 
 
 def test_a_request_that_drips_is_closed_at_its_deadline() -> None:

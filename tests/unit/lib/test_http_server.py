@@ -32,8 +32,8 @@ from tests.unit.http_clients import (
 from tests.unit.nodes import network, until
 from tests.unit.wire import message
 
-from sparkd.lib.http_connection import Request, Response
-from sparkd.lib.http_server import HttpServer
+from sparkd.base.lib.http_connection import Request, Response
+from sparkd.base.lib.http_server import HttpServer
 
 PATHS = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
@@ -341,6 +341,6 @@ def test_ipv6_is_served_too() -> None:
 
 def test_the_server_does_not_import_its_librarys_command_line() -> None:
     unwanted = {"click", "rich", "multiprocessing", "uvicorn.main"}
-    code = f"import sys, sparkd.lib.http_server; print({unwanted} & {{*sys.modules}})"
+    code = f"import sys, sparkd.base.lib.http_server; print({unwanted} & {{*sys.modules}})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=PATHS)
     assert done.stdout == "set()\n"

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from sparkd.lib.systemd import CAPACITY_BYTES, Journal
+from sparkd.base.lib.systemd import CAPACITY_BYTES, Journal
 
 
 @contextmanager

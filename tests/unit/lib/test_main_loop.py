@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 from tests.unit.conftest import Said
 
-from sparkd.lib.endings import Ending, Stage, StopRequested
-from sparkd.lib.main_loop import STILL_SECONDS, MainLoop, never
-from sparkd.lib.systemd import Notifier
+from sparkd.base.lib.endings import Ending, Stage, StopRequested
+from sparkd.base.lib.main_loop import STILL_SECONDS, MainLoop, never
+from sparkd.base.lib.systemd import Notifier
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from tests.unit.http_receivers import Receiver, receiver
 from tests.unit.wire import reserved_port
 
-from sparkd.lib.errors import LaunchError
-from sparkd.lib.webhook import RefusedError, check_url, post
+from sparkd.base.lib.errors import LaunchError
+from sparkd.base.lib.webhook import RefusedError, check_url, post
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,11 @@ import time
 from tests.unit.engine_server import Reply, engine
 from tests.unit.stream_server import streaming
 
-from sparkd.measure.bench import Wanted, measure
-from sparkd.measure.figures import Depth, Level
-from sparkd.measure.load import Prompts, send
-from sparkd.vllm.api import Endpoint
-from sparkd.vllm.streaming import Streamed
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.streaming import Streamed
+from sparkd.tools.measure.bench import Wanted, measure
+from sparkd.tools.measure.figures import Depth, Level
+from sparkd.tools.measure.load import Prompts, send
 
 WANTED = Wanted((1, 4), (60,), 30, 10, 2, staggered=False, seed=1)
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from sparkd.cluster.traffic import Measured
-from sparkd.host.fabric_ports import FabricPort
-from sparkd.host.network import Link
-from sparkd.measure.fabric import (
+from sparkd.base.host.network import Link
+from sparkd.tools.measure.fabric import (
     OK,
     SLOW,
     UNKNOWN,
@@ -21,6 +19,8 @@ from sparkd.measure.fabric import (
     judge,
     pair_ports,
 )
+from sparkd.tools.measure.traffic import Measured
+from sparkd.tools.node.fabric_ports import FabricPort
 
 PORT = Port("enp1s0f0np0", "10.0.0.1", 200_000, 9000)
 OTHER = replace(PORT, address="10.0.0.2")

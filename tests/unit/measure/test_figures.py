@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.measure.figures import (
+from sparkd.base.vllm.api import Drafts
+from sparkd.base.vllm.streaming import Streamed
+from sparkd.tools.measure.figures import (
     DECODE,
     Spread,
     accepted,
@@ -17,9 +19,7 @@ from sparkd.measure.figures import (
     stream_rate,
     summarise,
 )
-from sparkd.measure.load import Reply
-from sparkd.vllm.api import Drafts
-from sparkd.vllm.streaming import Streamed
+from sparkd.tools.measure.load import Reply
 
 
 def answer(begun: float, first: float, each: float, tokens: int, per_event: int = 1) -> Streamed:

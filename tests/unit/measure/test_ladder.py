@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.plans import recipe
 
-from sparkd.lib.errors import UsageError
-from sparkd.measure import ladder
-from sparkd.measure.figures import DECODE, Spread
-from sparkd.measure.ladder import BATCH, LENGTH, SEQUENCES, SHARE, TOKENS, Knob, Measured, Value, find_position
-from sparkd.recipes.loader import load_recipe
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.tools.measure import ladder
+from sparkd.tools.measure.figures import DECODE, Spread
+from sparkd.tools.measure.ladder import BATCH, LENGTH, SEQUENCES, SHARE, TOKENS, Knob, Measured, Value, find_position
 
 SEQS = Knob(SEQUENCES, 2, 16, 4)
 ROOM = Knob(LENGTH, 512, 2048, 512)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
-from sparkd.measure.bench import Result
-from sparkd.measure.figures import Level, Spread
-from sparkd.measure.past import Run, describe_slower, find_runs, find_usual
-from sparkd.state.history import Bench, Launch, Row, Smoke
-from sparkd.state.known_good import Facts
+from sparkd.base.state.history import Bench, Launch, Row, Smoke
+from sparkd.base.state.known_good import Facts
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import Level, Spread
+from sparkd.tools.measure.past import Run, describe_slower, find_runs, find_usual
 
 
 def run(day: int, rate: float, dtype: str = "half", plan: str = "d", prompt_tokens: int = 128) -> Run:

@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.engine_server import Reply, engine
 
-from sparkd.cli.bench import lines
-from sparkd.measure.answers import differ, find_end_fault, find_fault
-from sparkd.measure.smoke import TOOL, Round, Wanted, run, run_all
-from sparkd.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
+from sparkd.base.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.smoke import TOOL, Round, Wanted, run, run_all
+from sparkd.tools.cli.bench import lines
 
 TOKENS = 24
 SEA = "Rivers carry minerals into the sea, where they stay while the water leaves."

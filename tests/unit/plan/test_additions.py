@@ -8,16 +8,16 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, recipe
 
-from sparkd.config import Settings
-from sparkd.host.infiniband import Hca, Port
-from sparkd.lib.errors import AwaitedError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.preflight.checks.paths import paths_of_plan
-from sparkd.preflight.checks.rdma import Rdma, RdmaFacts
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.recipes.loader import compare_recipes, explain, load_recipe
-from sparkd.recipes.schema import Container, Limit, Recipe
+from sparkd.agent.preflight.checks.paths import paths_of_plan
+from sparkd.agent.preflight.checks.rdma import Rdma, RdmaFacts
+from sparkd.base.config import Settings
+from sparkd.base.host.infiniband import Hca, Port
+from sparkd.base.lib.errors import AwaitedError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.loader import compare_recipes, explain, load_recipe
+from sparkd.base.recipes.schema import Container, Limit, Recipe
 
 OF_THE_NODE = ("VLLM_HOST_IP", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "NCCL_IB_HCA")
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from tests.tree import Tree
 from tests.unit.plans import HEAD, WORKER, configured, plan
 
-from sparkd.host import Host
-from sparkd.host.weights import Manifest
-from sparkd.lib.errors import BlockedError
-from sparkd.plan import agreement, fingerprint
-from sparkd.plan.agreement import Agreement, Difference
-from sparkd.plan.model import LaunchPlan
-from sparkd.vllm.args import JsonValue
+from sparkd.base.host import Host
+from sparkd.base.host.weights import Manifest
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.plan import agreement, fingerprint
+from sparkd.base.plan.agreement import Agreement, Difference
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.args import JsonValue
 
 WEIGHTS = (("model.safetensors", "5 bytes"),)
 TEXTS = st.text(max_size=40)

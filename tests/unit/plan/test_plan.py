@@ -6,12 +6,12 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan, shipped
 
-from sparkd.config import Settings
-from sparkd.lib.errors import AwaitedError, ConfigError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node, Secret
-from sparkd.recipes.schema import Volume
-from sparkd.vllm.args import JsonValue, command_line
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import AwaitedError, ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node, Secret
+from sparkd.base.recipes.schema import Volume
+from sparkd.base.vllm.args import JsonValue, command_line
 
 
 def volume(source: str, target: str) -> Volume:

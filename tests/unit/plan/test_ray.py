@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.config import Settings
-from sparkd.lib.errors import ConfigError
-from sparkd.plan import script
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.schema import Recipe
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan import script
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.schema import Recipe
 
 HEAD = Node(0, "127.0.0.2", "127.0.0.2", 2, "lo", ("rocep1s0f0",))
 WORKER = Node(1, "127.0.0.3", "127.0.0.2", 2, "lo", ("rocep1s0f1",))

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparkd.plan import script
-from sparkd.plan.model import Secret
-from sparkd.recipes.schema import Lines
-from sparkd.vllm.args import JsonValue, check_variable_name, command_line
+from sparkd.base.plan import script
+from sparkd.base.plan.model import Secret
+from sparkd.base.recipes.schema import Lines
+from sparkd.base.vllm.args import JsonValue, check_variable_name, command_line
 
 RECORD = """\
 import json, os, sys

@@ -11,22 +11,22 @@ from dataclasses import dataclass, field
 import pytest
 from tests.tree import Tree
 
-from sparkd.config.settings import Preflight
-from sparkd.host import Host
-from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.host.gpu import NO_GPU, GpuFacts
-from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.lib.text import GIB
-from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict
-from sparkd.preflight.checks.memory import PageCache, UnifiedMemory
-from sparkd.preflight.checks.rdma import Rdma
-from sparkd.preflight.checks.shared_memory import SharedMemory
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
-from sparkd.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
-from sparkd.preflight.inputs import MemoryNeed, MemorySample
+from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict
+from sparkd.agent.preflight.checks.memory import PageCache, UnifiedMemory
+from sparkd.agent.preflight.checks.rdma import Rdma
+from sparkd.agent.preflight.checks.shared_memory import SharedMemory
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.fixes import Applied, DropPageCache, EndProcess, Fix, UnlinkSegment
+from sparkd.agent.preflight.gate import MAX_ROUNDS, Admission, BuildChecks, Gate, GateIO
+from sparkd.base.config.settings import Preflight
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.base.host.gpu import NO_GPU, GpuFacts
+from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, LaunchError, NeedsPersonError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.text import GIB
+from sparkd.base.plan.inputs import MemoryNeed, MemorySample
 
 POLICY = Preflight(wait_seconds=100)
 NEED = MemoryNeed(memory_bytes=90 * GIB, gpu_memory_utilization=None, headroom_bytes=0)

@@ -8,13 +8,13 @@ from textwrap import fill
 import pytest
 from tests.unit.commands import sparkd
 
-from sparkd.lib import read_data
-from sparkd.preflight.check import AnyCheck
-from sparkd.preflight.checks.shared_memory import KEEP_SERVICES
-from sparkd.preflight.registry import CHECKS, IDS
-from sparkd.recipes.reach import REACHES
-from sparkd.vllm.lint.predicates import HIGHEST_SHARE, MANY_POOLS, TOO_HIGH_SHARE
-from sparkd.vllm.lint.rules import RULES
+from sparkd.agent.preflight.check import AnyCheck
+from sparkd.agent.preflight.checks.shared_memory import KEEP_SERVICES
+from sparkd.agent.preflight.registry import CHECKS, IDS
+from sparkd.base.lib import read_data
+from sparkd.base.recipes.reach import REACHES
+from sparkd.base.vllm.lint.predicates import HIGHEST_SHARE, MANY_POOLS, TOO_HIGH_SHARE
+from sparkd.base.vllm.lint.rules import RULES
 
 MANUAL = read_data("sparkd-checks.7.md").decode()
 SECTIONS = MANUAL.partition("\n# CHECKS\n")[2].partition("\n# SEE ALSO\n")[0].split("\n## ")[1:]

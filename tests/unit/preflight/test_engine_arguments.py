@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.preflight.engine_processes import is_serve
+from sparkd.agent.preflight.engine_processes import is_serve
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.plans import plan, recipe
 
-from sparkd.config import Settings
-from sparkd.lib.text import GIB
-from sparkd.preflight.fit import Fit, Lack, Supply, judge_supply, rank
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.base.config import Settings
+from sparkd.base.lib.text import GIB
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.tools.node.fit import Fit, Lack, Supply, judge_supply, rank
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model="is not there")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent import hooks
-from sparkd.host.files import Files
-from sparkd.preflight.check import Finding, Level
-from sparkd.preflight.hooks import FOLDER, Hook, list_hooks
+from sparkd.agent.daemon import hooks
+from sparkd.agent.preflight.check import Finding, Level
+from sparkd.agent.preflight.hooks import FOLDER, Hook, list_hooks
+from sparkd.base.host.files import Files
 
 
 def wait(seconds: float, fd: int) -> bool:

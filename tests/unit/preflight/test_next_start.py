@@ -13,13 +13,13 @@ from tests.unit.nodes import report
 from tests.unit.preflight.test_preflight_command import healthy
 from tests.unit.rank_records import rank_record
 
-from sparkd.host import Host
-from sparkd.host.gpu import GpuFacts, GpuProcess
-from sparkd.host.meminfo import FreeMemory
-from sparkd.lib.text import GIB
-from sparkd.preflight.next_start import NextStart
-from sparkd.state.rank_record import FILE
-from sparkd.status.model import Phase, dump
+from sparkd.base.host import Host
+from sparkd.base.host.gpu import GpuFacts, GpuProcess
+from sparkd.base.host.meminfo import FreeMemory
+from sparkd.base.lib.text import GIB
+from sparkd.base.state.rank_record import FILE
+from sparkd.base.status.model import Phase, dump
+from sparkd.tools.node.next_start import NextStart
 
 ID, OTHER = "a" * 64, "b" * 64
 API, AGENTS = 5, 6

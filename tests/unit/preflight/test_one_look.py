@@ -14,15 +14,15 @@ import pytest
 from tests.tree import Tree
 from tests.unit.docker_server import dockerd, json_response, listening
 
-from sparkd.host import CachedHost, Host
-from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
-from sparkd.plan.model import Cache
-from sparkd.preflight.check import AnyCheck, Level, Verdict
-from sparkd.preflight.checks.compile_cache import CompileCache
-from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.preflight.checks.foreign_units import ForeignUnits
-from sparkd.preflight.checks.shared_memory import RemoveIpc
-from sparkd.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.check import AnyCheck, Level, Verdict
+from sparkd.agent.preflight.checks.compile_cache import CompileCache
+from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
+from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.base.host import CachedHost, Host
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.plan.model import Cache
 
 SECONDS = 1.2
 UNKNOWN: tuple[AnyCheck, ...] = (

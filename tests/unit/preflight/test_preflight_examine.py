@@ -8,14 +8,9 @@ import pytest
 from msgspec import Struct, field
 from tests.tree import Tree
 
-from sparkd.config.settings import ALL_FIXES, Preflight
-from sparkd.host import Host
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import plain
-from sparkd.preflight import render
-from sparkd.preflight.check import Check, Finding, Level, Verdict, verdict
-from sparkd.preflight.checks.kernel import Kernel
-from sparkd.preflight.fixes import (
+from sparkd.agent.preflight.check import Check, Finding, Level, Verdict, verdict
+from sparkd.agent.preflight.checks.kernel import Kernel
+from sparkd.agent.preflight.fixes import (
     ORDER,
     CompactMemory,
     DropPageCache,
@@ -25,9 +20,14 @@ from sparkd.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.preflight.registry import CHECKS
-from sparkd.preflight.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
-from sparkd.preflight.runner import check_ids, chosen, downgraded, evidence, examine, fixes_to_apply, overall
+from sparkd.agent.preflight.registry import CHECKS
+from sparkd.agent.preflight.runner import check_ids, chosen, downgraded, evidence, examine, fixes_to_apply, overall
+from sparkd.base.config.settings import ALL_FIXES, Preflight
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import plain
+from sparkd.tools.node import render
+from sparkd.tools.node.render import HELD_BACK, WOULD_APPLY, Shown, as_json, parts
 
 END = EndProcess(10, 100, "VLLM::Worker_TP", frees_bytes=60)
 REMOVE = RemoveContainer("0123456789abcdef" * 4, "sparkd-rank0", frees_bytes=30)

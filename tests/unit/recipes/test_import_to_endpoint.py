@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli import main
-from sparkd.lib.errors import ConfigError
-from sparkd.recipes.importers import convert
-from sparkd.recipes.importers.endpoint import Place
-from sparkd.recipes.importers.mods import MOST_FILES
-from sparkd.recipes.loader import load_recipe
-from sparkd.recipes.schema import Recipe
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.cli import main
+from sparkd.tools.importers import convert
+from sparkd.tools.importers.endpoint import Place
+from sparkd.tools.importers.mods import MOST_FILES
 
 V1 = "recipe_version: '1'\nname: x\ncontainer: vllm-node\n"
 V2 = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\n"

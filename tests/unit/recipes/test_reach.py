@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.unit.plans import recipe, shipped
 
-from sparkd.lib import recipes_dir
-from sparkd.recipes.loader import find_recipes, load_recipe
-from sparkd.recipes.reach import find_reach
-from sparkd.tools.recipe_lint import lint
-from sparkd.vllm.lint.rules import Issue
+from sparkd.base.lib import recipes_dir
+from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.reach import find_reach
+from sparkd.base.vllm.lint.rules import Issue
+from sparkd.tools.node.recipe_lint import lint
 
 
 def reach(**container: object) -> list[Issue]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cli import main
+from sparkd.tools.cli import main
 
 TP, PP, DP, CP = (f"{name}-parallel-size" for name in ("tensor", "pipeline", "data", "prefill-context"))
 Table = Mapping[str, object]

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit import foreign_recipes as foreign
 
-from sparkd.cli import main
-from sparkd.config import Settings
-from sparkd.lib.errors import ConfigError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.recipes.importers import convert
-from sparkd.recipes.importers.source import CommandError, Values, substitute
-from sparkd.recipes.loader import load_recipe
-from sparkd.recipes.schema import Recipe
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.cli import main
+from sparkd.tools.importers import convert
+from sparkd.tools.importers.source import CommandError, Values, substitute
 
 PUBLISHED = Path(__file__).parent / "foreign-recipes"
 EUGR = PUBLISHED / "eugr-v1-deepseek-v4-flash.yaml"
@@ -334,7 +334,7 @@ def test_sparkruns_placeholders_are_those_of_its_own_rule(text: str) -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=30))
 def test_text_is_written_so_that_it_reads_back(text: str) -> None:
-    from sparkd.recipes.yaml import format_flow, parse_yaml
+    from sparkd.base.recipes.yaml import format_flow, parse_yaml
 
     text = text.encode("utf-8", "replace").decode()
     written = f"{V2}command: vllm serve m\nx: {format_flow(text)}\n"

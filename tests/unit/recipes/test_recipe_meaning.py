@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from tests.unit.commands import sparkd
 from tests.unit.plans import recipe
 
-from sparkd.config import load_with_origins
-from sparkd.lib import recipes_dir
-from sparkd.recipes.additions import BETWEEN_NODES, RAY_ENV
-from sparkd.recipes.loader import ORDER, Difference, compare_recipes, explain, find_recipes, load_recipe, normalize
-from sparkd.recipes.schema import Recipe
+from sparkd.base.config import load_with_origins
+from sparkd.base.lib import recipes_dir
+from sparkd.base.recipes.additions import BETWEEN_NODES, RAY_ENV
+from sparkd.base.recipes.loader import ORDER, Difference, compare_recipes, explain, find_recipes, load_recipe, normalize
+from sparkd.base.recipes.schema import Recipe
 
 ABOUT_ITSELF = {"schema", "name", "description", "source", "extends"}
 CHECKED_ONLY = {"flags"}

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from ruamel.yaml import YAML
 
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import ConfigError
-from sparkd.recipes import schema
-from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
-from sparkd.recipes.yaml import YamlError, parse_yaml
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.recipes import schema
+from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.yaml import YamlError, parse_yaml
 
 PUBLISHED = json.loads(schema.json_schema())
 HEAD = "schema: 1\nname: x\nmodel: {path: m}\nimage: {ref: i}\n"

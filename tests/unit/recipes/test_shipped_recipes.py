@@ -16,16 +16,16 @@ import pytest
 from tests.unit import reported
 from tests.unit.plans import ALONE, HEAD, shipped
 
-from sparkd.config import Settings
-from sparkd.lib import recipes_dir
-from sparkd.plan import script
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT, VERBS
-from sparkd.recipes.loader import find_recipes, load_recipe
-from sparkd.recipes.schema import Lines, Recipe
-from sparkd.tools.recipe_lint import lint
-from sparkd.vllm.flag import first_values, parse_json
+from sparkd.base.config import Settings
+from sparkd.base.lib import recipes_dir
+from sparkd.base.plan import script
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT, VERBS
+from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.schema import Lines, Recipe
+from sparkd.base.vllm.flag import first_values, parse_json
+from sparkd.tools.node.recipe_lint import lint
 
 GOLDEN = Path(__file__).parent / "golden-recipes"
 NAMES = [*find_recipes([recipes_dir()])]

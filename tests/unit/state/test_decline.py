@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparkd.state.history import find_decline
+from sparkd.base.state.history import find_decline
 
 STEADY = [37.2, 36.9, 37.4, 37.1]
 

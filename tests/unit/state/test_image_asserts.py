@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, agent_under_test, alone
 
-from sparkd.actions import Actions
-from sparkd.state.file import FOLDER
-from sparkd.state.launch_history import (
+from sparkd.agent.actions import Actions
+from sparkd.base.state.file import FOLDER
+from sparkd.base.state.launch_history import (
     EARLIER,
     FAULT_LIMIT,
     FILE,

@@ -12,10 +12,10 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import HEAD, plan
 
-from sparkd.host import Host, versions
-from sparkd.plan.agreement import VALUE_WIDTH, Difference
-from sparkd.state import known_good
-from sparkd.state.known_good import (
+from sparkd.base.host import Host, versions
+from sparkd.base.plan.agreement import VALUE_WIDTH, Difference
+from sparkd.base.state import known_good
+from sparkd.base.state.known_good import (
     FILE,
     KEPT,
     Entry,
@@ -27,8 +27,8 @@ from sparkd.state.known_good import (
     group_files,
     node_values,
 )
-from sparkd.tools import known_good as command
-from sparkd.tools.known_good import gather_facts
+from sparkd.tools.node import known_good as command
+from sparkd.tools.node.known_good import gather_facts
 
 TEXTS = st.text(max_size=30)
 TABLES = st.dictionaries(TEXTS, TEXTS, max_size=8)

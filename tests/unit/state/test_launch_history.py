@@ -12,17 +12,17 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import AgentUnderTest, MemoryActions, agent_under_test, alone
 
-from sparkd.agent import shutdown
-from sparkd.agent.shutdown import shutdown_on_error, shutdown_on_request
-from sparkd.host import Host
-from sparkd.host.docker import AWAY, DockerFacts
-from sparkd.lib import errors
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import Cause, EngineEndedError, SparkdError
-from sparkd.lib.text import Redactor
-from sparkd.state import launch_history
-from sparkd.state.file import LIMIT_BYTES
-from sparkd.state.launch_history import (
+from sparkd.agent.daemon import shutdown
+from sparkd.agent.daemon.shutdown import shutdown_on_error, shutdown_on_request
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, DockerFacts
+from sparkd.base.lib import errors
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import Cause, EngineEndedError, SparkdError
+from sparkd.base.lib.text import Redactor
+from sparkd.base.state import launch_history
+from sparkd.base.state.file import LIMIT_BYTES
+from sparkd.base.state.launch_history import (
     BACKOFF_SECONDS,
     END_LENGTH,
     ENDS_KEPT,

@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 
-from sparkd.host import Host
-from sparkd.host.docker import ContainerFacts
-from sparkd.host.owner import NodeOwner
-from sparkd.state.rank_record import FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
+from sparkd.base.host import Host
+from sparkd.base.host.docker import ContainerFacts
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.state.rank_record import FILE, KnownRank, RankRecord, RankStage, Whose, read_rank, whose
 
 ID, OTHER_ID = "a" * 64, "b" * 64
 STARTED = rank_record(container_id=ID, pid=60, start_time=100, segments={"/dev/shm/psm_0123abcd": (1, 2)})

@@ -12,22 +12,22 @@ from tests.tree import Tree
 from tests.unit.known_good_entries import known_good_entry
 from tests.unit.plans import configured, plan, recipe
 
-from sparkd.cli import switching as command
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.preflight.checks.docker import EngineImage
-from sparkd.preflight.checks.last_boot import LastBoot
-from sparkd.preflight.checks.paths import ScriptPaths
-from sparkd.preflight.registry import build_checks
-from sparkd.recipes.loader import find_recipes, load_recipe
-from sparkd.recipes.schema import Recipe
-from sparkd.state import known_good
-from sparkd.state.switch import FILE, Switch, fingerprint_engine, make_rollback
-from sparkd.tools.known_good import choose
-from sparkd.tools.switching import image_id
+from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.agent.preflight.checks.last_boot import LastBoot
+from sparkd.agent.preflight.checks.paths import ScriptPaths
+from sparkd.agent.preflight.registry import build_checks
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.recipes.loader import find_recipes, load_recipe
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state import known_good
+from sparkd.base.state.switch import FILE, Switch, fingerprint_engine, make_rollback
+from sparkd.tools.cli import switching as command
+from sparkd.tools.node.known_good import choose
+from sparkd.tools.node.switching import image_id
 
 RECIPE = "/etc/sparkd/recipes/mine.yaml"
 IMAGE_ID = "sha256:" + "e" * 64

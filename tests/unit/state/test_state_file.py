@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from tests.tree import Tree
 
-from sparkd.config import Engine
-from sparkd.host import Host
-from sparkd.lib.errors import UsageError
-from sparkd.state.file import LIMIT_BYTES, StateFile
+from sparkd.base.config import Engine
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.state.file import LIMIT_BYTES, StateFile
 
 
 class Thing(Struct, frozen=True):

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.known_good_entries import RECIPE, SETTINGS
 
-from sparkd.state.switch import FILE, MOST_BACK, TRIES, Chosen, Event, Stage, Switch, parse_utc, step
+from sparkd.base.state.switch import FILE, MOST_BACK, TRIES, Chosen, Event, Stage, Switch, parse_utc, step
 
 NEW, OLD, RECENT = (
     Chosen(RECIPE.model_copy(update={"name": name}), SETTINGS.engine) for name in ("new", "old", "recent")

@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.node_reports import ALONE
 
-from sparkd.host.files import Files
-from sparkd.lib.http_connection import Request, Response
-from sparkd.status.access import TokenFile
-from sparkd.status.http_api import PATHS, PROBES, make_handler
-from sparkd.status.model import NodeReport, Phase
-from sparkd.status.publisher import make_public
+from sparkd.agent.status.access import TokenFile
+from sparkd.agent.status.http_api import PATHS, PROBES, make_handler
+from sparkd.base.host.files import Files
+from sparkd.base.lib.http_connection import Request, Response
+from sparkd.base.status.model import NodeReport, Phase
+from sparkd.base.status.publisher import make_public
 
 PATH = "/etc/sparkd/observe.token"
 TOKEN, NEW = "0123456789abcdef" * 2, "fedcba9876543210:"

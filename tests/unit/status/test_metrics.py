@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.unit import page_reports
 
-from sparkd.lib.errors import Cause
-from sparkd.status.bounds import ITEMS_LIMIT
-from sparkd.status.metrics import OTHER, render_metrics
-from sparkd.status.model import GUARD_STATES, FindingReport, NodeReport, Phase, RestartReport
+from sparkd.agent.status.metrics import OTHER, render_metrics
+from sparkd.base.lib.errors import Cause
+from sparkd.base.status.bounds import ITEMS_LIMIT
+from sparkd.base.status.model import GUARD_STATES, FindingReport, NodeReport, Phase, RestartReport
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from sparkd.status.notice_formats import render
-from sparkd.status.notices import TEXT_LIMIT, Notice
+from sparkd.agent.status.notice_formats import render
+from sparkd.base.status.notices import TEXT_LIMIT, Notice
 
 LOST = Notice("lost", "spark1", "tiny no longer serves: <b> & more", "tiny", "engine-ended", 1767268800.0)
 HOSTILE = "<!channel> <@U1> @everyone @here <https://x.example|click> [click](https://x.example) **a** `b` &amp; \\"

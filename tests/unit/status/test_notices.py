@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import replace
 from tests.unit.node_reports import HEAD, PEER, WORKER
 
-from sparkd.lib.errors import Cause
-from sparkd.status import notices
-from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
-from sparkd.status.notices import Notice, NotifyState
+from sparkd.base.lib.errors import Cause
+from sparkd.base.status import notices
+from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.base.status.notices import Notice, NotifyState
 
 MINUTE = 60.0
 WAYS = ("webhook_file",)

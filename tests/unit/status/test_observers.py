@@ -17,13 +17,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.unit.node_reports import ALONE, HEAD, NOW, PEER
 from tests.unit.nodes import network
 
-from sparkd.lib.http_connection import Request
-from sparkd.lib.http_server import HttpServer
-from sparkd.status.figures import EngineReport
-from sparkd.status.http_api import make_handler
-from sparkd.status.metrics import LABEL_LIMIT, render_metrics
-from sparkd.status.model import Contact, NodeReport, Phase, parse
-from sparkd.status.publisher import make_public
+from sparkd.agent.status.http_api import make_handler
+from sparkd.agent.status.metrics import LABEL_LIMIT, render_metrics
+from sparkd.base.lib.http_connection import Request
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import Contact, NodeReport, Phase, parse
+from sparkd.base.status.publisher import make_public
 
 
 def request(

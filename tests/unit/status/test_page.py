@@ -19,12 +19,12 @@ from tests.unit import page_reports
 from tests.unit.node_reports import HEAD
 from tests.unit.nodes import network
 
-from sparkd.lib.http_connection import Limits, Request, Response
-from sparkd.lib.http_server import HttpServer
-from sparkd.status import page
-from sparkd.status.http_api import make_handler
-from sparkd.status.model import Contact, FindingReport, NodeReport, Phase
-from sparkd.status.publisher import Published
+from sparkd.agent.status import page
+from sparkd.agent.status.http_api import make_handler
+from sparkd.base.lib.http_connection import Limits, Request, Response
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.status.model import Contact, FindingReport, NodeReport, Phase
+from sparkd.base.status.publisher import Published
 
 VOID = ("meta", "link", "br", "img", "input")
 

@@ -9,8 +9,8 @@ from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone
 from tests.unit.nodes import report
 
-from sparkd.status.model import Phase
-from sparkd.status.phases import PHASES, answers_requests, find_loss, may_follow
+from sparkd.base.status.model import Phase
+from sparkd.base.status.phases import PHASES, answers_requests, find_loss, may_follow
 
 RUN = (Phase.PREFLIGHT, Phase.COOLING, Phase.AWAITING_DOCKER, Phase.AWAITING_PEERS, Phase.LAUNCHING, Phase.LOADING,
        Phase.SERVING, Phase.DEGRADED, Phase.SERVING)  # fmt: skip

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
-from sparkd.lib.text import plain
-from sparkd.status.figures import EngineReport
-from sparkd.status.model import (
+from sparkd.base.lib.text import plain
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import (
     Contact,
     FindingReport,
     MemoryReport,
@@ -21,8 +21,8 @@ from sparkd.status.model import (
     format_duration,
     seconds_since,
 )
-from sparkd.status.table import CAUSE_LIMIT, render
-from sparkd.status.view import View
+from sparkd.base.status.view import View
+from sparkd.tools.cli.status_table import CAUSE_LIMIT, render
 
 VIEW = View(NOW, alive=True)
 

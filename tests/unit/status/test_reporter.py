@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.unit.nodes import report, status
 
-from sparkd.status.figures import ActivityReport, GpuReport, HealthReport
-from sparkd.status.model import Contact, FindingReport, MemoryReport, Phase, parse
-from sparkd.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
+from sparkd.base.status.figures import ActivityReport, GpuReport, HealthReport
+from sparkd.base.status.model import Contact, FindingReport, MemoryReport, Phase, parse
+from sparkd.base.status.publisher import FIGURES_SECONDS, NOISE_BYTES, PACE_SECONDS, Changes, Published, Reporter
 
 PEER = status(said=report(1, phase=Phase.LOADING))
 HEALTH = HealthReport(0.1)

@@ -4,12 +4,12 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.cli.status import UNREADABLE, exit_code, render_report
-from sparkd.host.files import Files
-from sparkd.lib.errors import ExitCode
-from sparkd.lib.text import plain
-from sparkd.status.figures import EngineReport
-from sparkd.status.model import FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.text import plain
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.status.model import FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
+from sparkd.tools.cli.status import UNREADABLE, exit_code, render_report
 
 REPORT = NodeReport(
     node="spark1",

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tests.unit.node_reports import ALONE, HEAD, NOW, PEER, WORKER, ago
 from tests.unit.terminal import shown
 
-from sparkd.lib.text import cell_width, plain
-from sparkd.status.figures import ActivityReport, EngineReport, GpuReport
-from sparkd.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
-from sparkd.status.table import render
-from sparkd.status.view import View, activity_figures, bar, gpu_text, memory_share, overview, sparkline
+from sparkd.base.lib.text import cell_width, plain
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
+from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
+from sparkd.base.status.view import View, activity_figures, bar, gpu_text, memory_share, overview, sparkline
+from sparkd.tools.cli.status_table import render
 
 VIEW = View(NOW, alive=True)
 BUSY = ActivityReport(3, 1, 310.0, 42.12, 0.41, 0.87, 0.71)

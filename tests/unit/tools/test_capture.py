@@ -16,17 +16,17 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.cluster.logs import NodeLog, Page
-from sparkd.config import load_settings
-from sparkd.host import Host
-from sparkd.host.journal import Line, Lines, Query
-from sparkd.host.recorder import SETTINGS, RecordingFiles, read_tree
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.redaction import Redaction
-from sparkd.tools import capture_collector
-from sparkd.tools.capture_archive import Archive
-from sparkd.tools.capture_collector import Collector
-from sparkd.tools.capture_tree import cut_words, keep_content
+from sparkd.agent.cluster.logs import NodeLog, Page
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.host.journal import Line, Lines, Query
+from sparkd.base.lib.http_client import HttpError
+from sparkd.tools.support import capture_collector
+from sparkd.tools.support.capture_archive import Archive
+from sparkd.tools.support.capture_collector import Collector
+from sparkd.tools.support.capture_tree import cut_words, keep_content
+from sparkd.tools.support.recorder import SETTINGS, RecordingFiles, read_tree
+from sparkd.tools.support.redaction import Redaction
 
 AT = datetime(2026, 11, 23, tzinfo=UTC)
 PLANT = "Tr0ub4dor-and-3"

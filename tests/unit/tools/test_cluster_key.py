@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.cluster.auth import read_keys
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.base.cluster.auth import read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.tools.setup.cluster_key import create_key, rotate_key
 
 

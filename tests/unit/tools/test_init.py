@@ -14,13 +14,13 @@ from msgspec import convert
 from tests.machines.areas import docker, healthy, model
 from tests.tree import Tree
 
-from sparkd.actions.setup_manifest import FILE, Manifest, Setup, Written
-from sparkd.cli.console import prompt
-from sparkd.cli.main import main
-from sparkd.config.edit import SetKey
-from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
+from sparkd.base.config.edit import SetKey
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, ConfigError, ExitCode, UsageError
+from sparkd.tools.cli.console import prompt
+from sparkd.tools.cli.main import main
 from sparkd.tools.setup.node_files import HEAD, NodeFiles, Values
+from sparkd.tools.setup.setup_manifest import FILE, Manifest, Setup, Written
 from sparkd.tools.setup.wizard import Wishes, Wizard
 
 TOML, KEY, OWN = "/etc/sparkd/sparkd.toml", "/etc/sparkd/cluster.key", "/etc/sparkd/conf.d/10-init.toml"

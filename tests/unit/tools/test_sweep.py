@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from tests.unit.rank_records import rank_record
 
-from sparkd.host.docker import ContainerFacts
-from sparkd.host.owner import NodeOwner
-from sparkd.state.rank_record import KnownRank
-from sparkd.tools.sweep import find_orphans
+from sparkd.base.host.docker import ContainerFacts
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.state.rank_record import KnownRank
+from sparkd.tools.node.sweep import find_orphans
 
 MINE, OTHERS, OLD = "a" * 32, "b" * 32, "c" * 32
 

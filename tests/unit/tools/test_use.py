@@ -13,15 +13,15 @@ from tests.unit.known_good_entries import RECIPE, SETTINGS, known_good_entry
 from tests.unit.node_reports import HEAD
 from tests.unit.plans import configured
 
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.errors import Cause, ConfigError, UsageError
-from sparkd.lib.text import parse_time
-from sparkd.state import known_good, launch_history
-from sparkd.state.switch import FILE, Chosen, Stage, Switch
-from sparkd.status.model import Phase, dump
-from sparkd.tools.switching import (
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import Cause, ConfigError, UsageError
+from sparkd.base.lib.text import parse_time
+from sparkd.base.state import known_good, launch_history
+from sparkd.base.state.switch import FILE, Chosen, Stage, Switch
+from sparkd.base.status.model import Phase, dump
+from sparkd.tools.node.switching import (
     find_outcome,
     follow,
     follow_agent,

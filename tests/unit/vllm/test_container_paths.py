@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.plans import ALONE, HEAD, WORKER, plan
 
-from sparkd.vllm.container_paths import SYSTEM_TARGETS, cache_folders, is_below, kept_caches
+from sparkd.base.vllm.container_paths import SYSTEM_TARGETS, cache_folders, is_below, kept_caches
 
 DEFAULT = {
     "vllm": "/root/.cache/vllm",

@@ -9,20 +9,20 @@ import pytest
 from tests.bed.engine_parser import format_table
 from tests.tree import Tree
 
-from sparkd.cli import main
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib import read_data
-from sparkd.lib.errors import ConfigError, ExitCode
-from sparkd.lib.text import did_you_mean
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.plan_lint import PlanLint
-from sparkd.recipes.loader import load_recipe
-from sparkd.vllm.flag import FIELDS, FILE, FLAGS, SHORT, VERSION, FlagTable, ParsedFlag, first_values, parse_flags
-from sparkd.vllm.lint import rules
-from sparkd.vllm.lint.predicates import Launch
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.plan_lint import PlanLint
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib import read_data
+from sparkd.base.lib.errors import ConfigError, ExitCode
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.loader import load_recipe
+from sparkd.base.vllm.flag import FIELDS, FILE, FLAGS, SHORT, VERSION, FlagTable, ParsedFlag, first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.tools.cli import main
 
 SERVE = ("vllm", "serve", "/models/m")
 

@@ -12,8 +12,8 @@ import pytest
 from msgspec import ValidationError, toml
 from tests.unit.commands import sparkd
 
-from sparkd.engine.log_lines import LINE_LIMIT_BYTES
-from sparkd.vllm.known_errors import GAP, KERNEL_TABLE, PORT_IN_USE, TABLE, KnownErrors, explain
+from sparkd.base.vllm.known_errors import GAP, KERNEL_TABLE, PORT_IN_USE, TABLE, KnownErrors, explain
+from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES
 
 LOGS = Path(__file__).parents[1] / "engine" / "engine-logs"
 KERNEL = "Nov 22 10:00:00 spark1 kernel: "

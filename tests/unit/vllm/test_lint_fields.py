@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import FIELDS, FLAGS, first_values
-from sparkd.vllm.lint import rules
-from sparkd.vllm.lint.predicates import Launch
+from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.flag import FIELDS, FLAGS, first_values
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
 
 SPECULATIVE, COMPILATION, TRANSFER = "speculative-config", "compilation-config", "kv-transfer-config"
 MODES = ("NONE", "STOCK_TORCH_COMPILE", "DYNAMO_TRACE_ONCE", "VLLM_COMPILE")

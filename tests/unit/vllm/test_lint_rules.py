@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.unit.lint_launches import GOOD
 
-from sparkd.vllm.flag import first_values
-from sparkd.vllm.lint import predicates, rules
-from sparkd.vllm.lint.predicates import Launch, ModelLimits, parse_limits
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.lint import predicates, rules
+from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
 LAUNCH = Launch(
     GOOD,

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.lint_launches import BY_ROLE, GOOD, HEAD, SERVE, WORKER
 
-from sparkd.vllm.flag import first_values
-from sparkd.vllm.lint import script
-from sparkd.vllm.lint.script import Place
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.lint import script
+from sparkd.base.vllm.lint.script import Place
 
 
 @pytest.mark.parametrize(

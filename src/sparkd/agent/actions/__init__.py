@@ -17,19 +17,11 @@ from typing import TYPE_CHECKING, TypeVar, assert_never
 from msgspec.json import encode
 from msgspec.structs import replace
 
-from sparkd.actions import files, page_cache
-from sparkd.actions.files import Pruned
-from sparkd.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.actions.processes import Rank, end_orphan, end_process, forget_rank, unlink_segment
-from sparkd.host import disks, docker, docker_config
-from sparkd.host.files import Files
-from sparkd.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
-from sparkd.host.processes import read_process
-from sparkd.lib.dockerd.reader import SOCKET, DockerError
-from sparkd.lib.errors import BlockedError, LaunchError
-from sparkd.lib.lock import POLL_SECONDS, open_lock, try_lock
-from sparkd.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
-from sparkd.preflight.fixes import (
+from sparkd.agent.actions import files, page_cache
+from sparkd.agent.actions.files import Pruned
+from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
+from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, unlink_segment
+from sparkd.agent.preflight.fixes import (
     Applied,
     CompactMemory,
     DropPageCache,
@@ -38,20 +30,28 @@ from sparkd.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.recipes.reach import HEAD_FILES
-from sparkd.state.file import FOLDER, Content, StateFile
-from sparkd.state.rank_record import FILE as RANK_FILE
-from sparkd.state.rank_record import Whose, read_rank, whose
+from sparkd.base.host import disks, docker, docker_config
+from sparkd.base.host.files import Files
+from sparkd.base.host.owner import FIND_HOLDER, OWNER_FILE, OWNER_LOCK, UNNAMED, NodeOwner, read_account
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
+from sparkd.base.lib.errors import BlockedError, LaunchError
+from sparkd.base.lib.lock import POLL_SECONDS, open_lock, try_lock
+from sparkd.base.plan.script import HOSTS_FILE, RAY_TOKEN_FILE, SCRIPT_FILE
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.state.file import FOLDER, Content, StateFile
+from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import Whose, read_rank, whose
 
 if TYPE_CHECKING:
-    from sparkd.actions.dockerd import Containers
-    from sparkd.host import Host
-    from sparkd.host.shm import File
-    from sparkd.lib.main_loop import MainLoop
-    from sparkd.plan.model import LaunchPlan
-    from sparkd.state.history import Past, Row
-    from sparkd.state.launch_history import End
-    from sparkd.state.rank_record import RankRecord
+    from sparkd.agent.actions.dockerd import Containers
+    from sparkd.base.host import Host
+    from sparkd.base.host.shm import File
+    from sparkd.base.lib.main_loop import MainLoop
+    from sparkd.base.plan.model import LaunchPlan
+    from sparkd.base.state.history import Past, Row
+    from sparkd.base.state.launch_history import End
+    from sparkd.base.state.rank_record import RankRecord
 
 T = TypeVar("T")
 
@@ -120,7 +120,7 @@ class Actions:
     @cached_property
     def containers(self) -> Containers:
         """Docker's engine. Use it only while dockerd runs: a call on its socket starts it."""
-        from sparkd.actions.dockerd import Containers
+        from sparkd.agent.actions.dockerd import Containers
 
         return Containers(self._host.files.real(SOCKET))
 
@@ -211,7 +211,7 @@ class Actions:
 
     def check_asserts(self, plan: LaunchPlan, image_id: str, program: str, labels: dict[str, str]) -> tuple[int, str]:
         """Exit code and log of the plan's assertions on an image. Raises LaunchError, TimeoutError, StopRequested."""
-        from sparkd.actions.dockerd import ASSERT_SECONDS, program_body
+        from sparkd.agent.actions.dockerd import ASSERT_SECONDS, program_body
 
         containers = self.containers
         # Under the rank's name, by which a sweep finds it.
@@ -285,7 +285,7 @@ class Actions:
 
     def keep_row(self, row: Row) -> bool:
         """Write it to the history; True where a broken file was set aside. Raises OSError."""
-        from sparkd.actions import history
+        from sparkd.agent.actions import history
 
         return history.write(self._host.files, row)
 
@@ -294,7 +294,7 @@ class Actions:
 
         Raises OSError where it can't be read.
         """
-        from sparkd.actions import history
+        from sparkd.agent.actions import history
 
         replaced = False
         with suppress(OSError):

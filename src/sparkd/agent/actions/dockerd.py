@@ -1,4 +1,7 @@
-"""What is changed through dockerd: the rank's container; and an image, saved to a file. Reading is in `host.docker`."""
+"""What is changed through dockerd: the rank's container; and an image, saved to a file.
+
+`base.host.docker` reads.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,18 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from sparkd.actions.files import make_cache_folder, sync_folder
-from sparkd.actions.processes import Rank
-from sparkd.host.docker_config import CDI_KIND, GpuAccess
-from sparkd.host.docker_image import how_to_get
-from sparkd.host.files import Files
-from sparkd.host.processes import read_process
-from sparkd.lib.dockerd.client import SdkClient, docker_errors
-from sparkd.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
-from sparkd.lib.errors import BlockedError, Cause, LaunchError
-from sparkd.lib.lock import try_lock
-from sparkd.lib.text import GIB, sanitize
-from sparkd.plan.script import (
+from sparkd.agent.actions.files import make_cache_folder, sync_folder
+from sparkd.agent.actions.processes import Rank
+from sparkd.base.host.docker_config import CDI_KIND, GpuAccess
+from sparkd.base.host.docker_image import how_to_get
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.dockerd.client import SdkClient, docker_errors
+from sparkd.base.lib.dockerd.reader import CONFLICT, MISSING, SOCKET, DockerError
+from sparkd.base.lib.errors import BlockedError, Cause, LaunchError
+from sparkd.base.lib.lock import try_lock
+from sparkd.base.lib.text import GIB, sanitize
+from sparkd.base.plan.script import (
     HOSTS_FILE,
     HOSTS_TARGET,
     RAY_TOKEN_FILE,
@@ -28,10 +31,10 @@ from sparkd.plan.script import (
     SECRETS_TARGET,
     USER_SCRIPT_TARGET,
 )
-from sparkd.recipes.additions import RAY_TOKEN_TARGET
+from sparkd.base.recipes.additions import RAY_TOKEN_TARGET
 
 if TYPE_CHECKING:
-    from sparkd.plan.model import LaunchPlan
+    from sparkd.base.plan.model import LaunchPlan
 
 TIMEOUT_SECONDS = 120.0
 """For dockerd's answer to create and start: a first start after boot on a loaded machine takes tens of seconds."""

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.host import caches
-from sparkd.host.files import Files
-from sparkd.lib.errors import LaunchError, UsageError
-from sparkd.lib.lock import hold, open_lock
-from sparkd.plan.script import HOSTS_TARGET
-from sparkd.state.file import FOLDER, PUBLIC, Content, StateFile
+from sparkd.base.host import caches
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import LaunchError, UsageError
+from sparkd.base.lib.lock import hold, open_lock
+from sparkd.base.plan.script import HOSTS_TARGET
+from sparkd.base.state.file import FOLDER, PUBLIC, Content, StateFile
 
 HOSTS_LIMIT_BYTES = 64 << 20
 """Of the node's own /etc/hosts: long lists of blocked names have some 10 MB."""

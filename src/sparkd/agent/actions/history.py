@@ -18,12 +18,12 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from sparkd.actions.files import alone
-from sparkd.host.files import Files
-from sparkd.state.file import FOLDER
-from sparkd.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
-from sparkd.state.known_good import Facts
-from sparkd.state.launch_history import End
+from sparkd.agent.actions.files import alone
+from sparkd.base.host.files import Files
+from sparkd.base.state.file import FOLDER
+from sparkd.base.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
 
 SCHEMA = 1
 ROWS_KEPT, BYTES_KEPT = 500, 8 << 20

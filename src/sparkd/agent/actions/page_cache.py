@@ -17,11 +17,11 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.json import decode, encode
 
-from sparkd.actions import files
-from sparkd.host import Host
-from sparkd.host.shm import File
-from sparkd.lib.text import size
-from sparkd.preflight.fixes import Applied, CompactMemory
+from sparkd.agent.actions import files
+from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.base.host import Host
+from sparkd.base.host.shm import File
+from sparkd.base.lib.text import size
 
 DROP_CACHES = "/proc/sys/vm/drop_caches"
 COMPACT_MEMORY = "/proc/sys/vm/compact_memory"

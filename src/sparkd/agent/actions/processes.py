@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 
-from sparkd.host import shm
-from sparkd.host.files import Files
-from sparkd.host.processes import read_process
-from sparkd.preflight.checks.shared_memory import NAMES
-from sparkd.preflight.fixes import Applied, EndProcess, UnlinkSegment
-from sparkd.state.rank_record import FILE, read_rank
+from sparkd.agent.preflight.checks.shared_memory import NAMES
+from sparkd.agent.preflight.fixes import Applied, EndProcess, UnlinkSegment
+from sparkd.base.host import shm
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import read_process
+from sparkd.base.state.rank_record import FILE, read_rank
 
 if TYPE_CHECKING:
-    from sparkd.actions.dockerd import Containers
-    from sparkd.host import Host
-    from sparkd.host.docker import ContainerFacts
-    from sparkd.host.shm import Segment
-    from sparkd.lib.main_loop import MainLoop
+    from sparkd.agent.actions.dockerd import Containers
+    from sparkd.base.host import Host
+    from sparkd.base.host.docker import ContainerFacts
+    from sparkd.base.host.shm import Segment
+    from sparkd.base.lib.main_loop import MainLoop
 
 GRACE_SECONDS = 5.0
 """A stray has lost its leader, so nothing is lost with it; a worker's own shutdown takes 4 to 5 s."""

@@ -1,4 +1,4 @@
-"""The other nodes: membership and rank, key and signatures, the peer API, its client, the monitor of peers.
+"""The other nodes: the peer API, its client, the monitor of peers, their inventories and journals.
 
-Read membership.py first. Nothing here changes the machine or waits for an engine.
+Read service.py first. Nothing here changes the machine or waits for an engine.
 """

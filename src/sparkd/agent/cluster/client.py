@@ -18,7 +18,7 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import (
+from sparkd.base.cluster.auth import (
     CHALLENGE_HEADER,
     NONCE_HEADER,
     SIGNATURE_HEADER,
@@ -27,11 +27,11 @@ from sparkd.cluster.auth import (
     sign_request,
     signatures_match,
 )
-from sparkd.lib.event_loop import run_in_thread
-from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
-from sparkd.lib.text import sanitize
-from sparkd.status.bounds import bounded
-from sparkd.status.model import (
+from sparkd.base.lib.event_loop import run_in_thread
+from sparkd.base.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
+from sparkd.base.lib.text import sanitize
+from sparkd.base.status.bounds import bounded
+from sparkd.base.status.model import (
     PEER_LIMIT_BYTES,
     Contact,
     NodeReport,

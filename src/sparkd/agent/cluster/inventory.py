@@ -16,21 +16,21 @@ from typing import Annotated, NamedTuple
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import KeyRing
-from sparkd.cluster.client import PeerReader, Source, UnsignedError
-from sparkd.cluster.following import permitted_images
-from sparkd.cluster.membership import NodeContext, Peer, check_inputs, peers_of
-from sparkd.config import Settings
-from sparkd.config.settings import Allow
-from sparkd.host import Host, docker, docker_image, model_folder
-from sparkd.host.files import Files
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.slow_document import ANSWER_SECONDS
-from sparkd.lib.text import sanitize, size
-from sparkd.plan.allowed import find_refusals
-from sparkd.plan.model import LaunchPlan
-from sparkd.state.file import StateFile
+from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError
+from sparkd.base.cluster.auth import KeyRing
+from sparkd.base.cluster.following import permitted_images
+from sparkd.base.cluster.membership import NodeContext, Peer, check_inputs, peers_of
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Allow
+from sparkd.base.host import Host, docker, docker_image, model_folder
+from sparkd.base.host.files import Files
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.slow_document import ANSWER_SECONDS
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.plan.allowed import find_refusals
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.state.file import StateFile
 
 PATH = "/inventory"
 MOST_MODELS, MOST_IMAGES, MOST_FOLDERS = 100, 100, 400

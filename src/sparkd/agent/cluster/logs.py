@@ -18,18 +18,18 @@ import msgspec
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from sparkd.cluster.auth import KeyRing
-from sparkd.cluster.client import SignedClient, Source, UnsignedError
-from sparkd.cluster.membership import find_place, peers_of
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.event_loop import run_in_thread
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.text import printable, sanitize
-from sparkd.state.file import StateFile
-from sparkd.vllm.known_errors import KnownError, explain
+from sparkd.agent.cluster.client import SignedClient, Source, UnsignedError
+from sparkd.base.cluster.auth import KeyRing
+from sparkd.base.cluster.membership import find_place, peers_of
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.journal import ENGINE, LATEST_US, MOST_LINES, Line, Lines, Query, read_journal
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.event_loop import run_in_thread
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.text import printable, sanitize
+from sparkd.base.state.file import StateFile
+from sparkd.base.vllm.known_errors import KnownError, explain
 
 PATH = "/log"
 ANSWER_SECONDS = 8.0

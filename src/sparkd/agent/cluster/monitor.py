@@ -16,11 +16,11 @@ from typing import Any
 
 from msgspec import Struct
 
-from sparkd.cluster.client import PeerReader
-from sparkd.lib.errors import Cause, PeerLostError
-from sparkd.lib.main_loop import Outcome
-from sparkd.status import phases
-from sparkd.status.model import Contact, PeerStatus
+from sparkd.agent.cluster.client import PeerReader
+from sparkd.base.lib.errors import Cause, PeerLostError
+from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.status import phases
+from sparkd.base.status.model import Contact, PeerStatus
 
 PROOF_SHARE = 0.25
 """Of the timeout: the last part of the silence, in which the engine must make a token."""

@@ -21,25 +21,26 @@ from urllib.parse import parse_qs, urlsplit
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.cluster import auth, inventory, logs
-from sparkd.cluster.client import PeerReader, Source
-from sparkd.cluster.membership import Peer, peers_of
-from sparkd.config import Settings
-from sparkd.config.settings import Observe
-from sparkd.host import Host
-from sparkd.host.files import Files
-from sparkd.host.network import canonical
-from sparkd.host.sockets import find_peer
-from sparkd.lib.errors import AwaitedError
-from sparkd.lib.http_connection import Limits, Request, Response
-from sparkd.lib.http_server import HttpServer
-from sparkd.lib.log import Events
-from sparkd.lib.slow_document import SlowDocument
-from sparkd.plan.model import Node
-from sparkd.status import http_api
-from sparkd.status.access import TokenFile
-from sparkd.status.model import NodeReport, dump, without_figures
-from sparkd.status.publisher import Published, Sink
+from sparkd.agent.cluster import inventory, logs
+from sparkd.agent.cluster.client import PeerReader, Source
+from sparkd.agent.status import http_api
+from sparkd.agent.status.access import TokenFile
+from sparkd.base.cluster import auth
+from sparkd.base.cluster.membership import Peer, peers_of
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Observe
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.host.network import canonical
+from sparkd.base.host.sockets import find_peer
+from sparkd.base.lib.errors import AwaitedError
+from sparkd.base.lib.http_connection import Limits, Request, Response
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.slow_document import SlowDocument
+from sparkd.base.plan.model import Node
+from sparkd.base.status.model import NodeReport, dump, without_figures
+from sparkd.base.status.publisher import Published, Sink
 
 HOLD_SECONDS = 5.0
 HOLD_SHARE = 0.25

@@ -6,17 +6,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sparkd.agent import hooks
-from sparkd.agent.context import Context
-from sparkd.cluster.membership import check_inputs
-from sparkd.host import docker
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.main_loop import never
-from sparkd.preflight.check import Finding
-from sparkd.preflight.gate import THREADS_HINT, Gate, GateIO
-from sparkd.preflight.hooks import list_hooks
-from sparkd.preflight.registry import build_checks
-from sparkd.status.model import FindingReport, Phase
+from sparkd.agent.daemon import hooks
+from sparkd.agent.daemon.context import Context
+from sparkd.agent.preflight.check import Finding
+from sparkd.agent.preflight.gate import THREADS_HINT, Gate, GateIO
+from sparkd.agent.preflight.hooks import list_hooks
+from sparkd.agent.preflight.registry import build_checks
+from sparkd.base.cluster.membership import check_inputs
+from sparkd.base.host import docker
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.main_loop import never
+from sparkd.base.status.model import FindingReport, Phase
 
 LOOK_SECONDS = 10.0
 """At dockerd's process and the list of hooks: milliseconds, on a disk that does not hang."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sparkd.host import Host, versions
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.main_loop import MainLoop
-from sparkd.plan.agreement import Agreement
-from sparkd.plan.model import LaunchPlan
-from sparkd.state.known_good import LOOKED_AT, Facts, node_values
-from sparkd.status.publisher import Reporter
+from sparkd.base.host import Host, versions
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.plan.agreement import Agreement
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.state.known_good import LOOKED_AT, Facts, node_values
+from sparkd.base.status.publisher import Reporter
 
 BOOT_SECONDS = 2.0
 """For the kernel's command line, swap and settings: milliseconds."""

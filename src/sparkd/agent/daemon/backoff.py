@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
-from sparkd.agent.context import Context
-from sparkd.agent.head_config import check_head
-from sparkd.engine.memory_guard.guard import HINT as MEMORY_HINT
-from sparkd.lib.errors import ExitCode, NeedsPersonError
-from sparkd.lib.main_loop import never
-from sparkd.state.launch_history import BACKOFF_SECONDS
-from sparkd.status.model import Phase
+from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.head_config import check_head
+from sparkd.agent.engine.memory_guard.guard import HINT as MEMORY_HINT
+from sparkd.base.lib.errors import ExitCode, NeedsPersonError
+from sparkd.base.lib.main_loop import never
+from sparkd.base.state.launch_history import BACKOFF_SECONDS
+from sparkd.base.status.model import Phase
 
 
 class Backoff:

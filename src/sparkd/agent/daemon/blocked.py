@@ -16,19 +16,19 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import TypeVar
 
-from sparkd.agent.context import Agent
-from sparkd.agent.head_config import check_head
-from sparkd.agent.shutdown import log_differences
-from sparkd.agent.startup import read_agreement
-from sparkd.cluster.membership import check_inputs
-from sparkd.host import docker
-from sparkd.lib.errors import BlockedError, OutdatedPlanError, SparkdError
-from sparkd.lib.main_loop import Outcome, never
-from sparkd.preflight.gate import LOOK_SECONDS as HANG_SECONDS
-from sparkd.preflight.gate import decision
-from sparkd.preflight.registry import IDS, build_checks
-from sparkd.preflight.runner import blocking, downgraded, examine
-from sparkd.status.model import Phase
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.head_config import check_head
+from sparkd.agent.daemon.shutdown import log_differences
+from sparkd.agent.daemon.startup import read_agreement
+from sparkd.agent.preflight.gate import LOOK_SECONDS as HANG_SECONDS
+from sparkd.agent.preflight.gate import decision
+from sparkd.agent.preflight.registry import IDS, build_checks
+from sparkd.agent.preflight.runner import blocking, downgraded, examine
+from sparkd.base.cluster.membership import check_inputs
+from sparkd.base.host import docker
+from sparkd.base.lib.errors import BlockedError, OutdatedPlanError, SparkdError
+from sparkd.base.lib.main_loop import Outcome, never
+from sparkd.base.status.model import Phase
 
 T = TypeVar("T")
 

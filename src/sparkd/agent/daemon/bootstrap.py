@@ -16,31 +16,31 @@ from typing import NoReturn
 from msgspec.structs import asdict, replace
 
 from sparkd import __version__
-from sparkd.actions import Actions
-from sparkd.agent.admission import Admission
-from sparkd.agent.agreed import Agreed
-from sparkd.agent.backoff import Backoff
-from sparkd.agent.blocked import stamp_configuration
-from sparkd.agent.context import Agent, Base, Context
-from sparkd.agent.endings import endings
-from sparkd.agent.head_config import HeadFollower, await_head, use_kept
-from sparkd.agent.history import LaunchRow
-from sparkd.agent.own_rank import OwnRank
-from sparkd.agent.page_cache import restore_readahead
-from sparkd.agent.phase_report import PhaseReport
-from sparkd.agent.plan_differences import PlanDifferences
-from sparkd.agent.proving import ProvingPeriod
-from sparkd.agent.state_store import StateStore
-from sparkd.agent.switching import Switching, begin_switch, stamp_switch, waiting_limit
-from sparkd.cluster.membership import NodeContext, find_place, resolve_context
-from sparkd.cluster.monitor import PeerMonitor
-from sparkd.cluster.service import Cluster, join_cluster, start_status_server
-from sparkd.config import load_with_origins
-from sparkd.host import Host
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import read_process
-from sparkd.lib.endings import Ending
-from sparkd.lib.errors import (
+from sparkd.agent.actions import Actions
+from sparkd.agent.cluster.monitor import PeerMonitor
+from sparkd.agent.cluster.service import Cluster, join_cluster, start_status_server
+from sparkd.agent.daemon.admission import Admission
+from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.backoff import Backoff
+from sparkd.agent.daemon.blocked import stamp_configuration
+from sparkd.agent.daemon.context import Agent, Base, Context
+from sparkd.agent.daemon.endings import endings
+from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept
+from sparkd.agent.daemon.history import LaunchRow
+from sparkd.agent.daemon.own_rank import OwnRank
+from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.phase_report import PhaseReport
+from sparkd.agent.daemon.plan_differences import PlanDifferences
+from sparkd.agent.daemon.proving import ProvingPeriod
+from sparkd.agent.daemon.state_store import StateStore
+from sparkd.agent.daemon.switching import Switching, begin_switch, stamp_switch, waiting_limit
+from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
+from sparkd.base.config import load_with_origins
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.endings import Ending
+from sparkd.base.lib.errors import (
     AddressAwaitedError,
     AwaitedError,
     ExitCode,
@@ -49,17 +49,17 @@ from sparkd.lib.errors import (
     NotReadyError,
     OutdatedPlanError,
 )
-from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Journal, Notifier, invocation_id
-from sparkd.lib.text import Redactor
-from sparkd.plan.fingerprint import read_secrets
-from sparkd.plan.model import Node
-from sparkd.state import launch_history
-from sparkd.state.rank_record import read_boot_id
-from sparkd.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
-from sparkd.status.publisher import Published, Reporter, Sink, status_line
-from sparkd.vllm.args import API_KEY
+from sparkd.base.lib.log import Events, ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier, invocation_id
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.fingerprint import read_secrets
+from sparkd.base.plan.model import Node
+from sparkd.base.state import launch_history
+from sparkd.base.state.rank_record import read_boot_id
+from sparkd.base.status.model import UNKNOWN_RANK, NodeReport, PeerStatus, Phase, utc_now
+from sparkd.base.status.publisher import Published, Reporter, Sink, status_line
+from sparkd.base.vllm.args import API_KEY
 
 AWAITED_POLL_SECONDS = 1.0
 
@@ -98,7 +98,7 @@ def build_agent(
         place = None
     notify: Sink | None = None
     if config.notify.ways:
-        from sparkd.agent.notify import start_notifications
+        from sparkd.agent.daemon.notify import start_notifications
 
         notify = start_notifications(host, config.notify, events)
     base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)

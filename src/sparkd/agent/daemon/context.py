@@ -8,34 +8,34 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.actions import Actions
-from sparkd.agent.own_rank import OwnRank
-from sparkd.agent.phase_report import PhaseReport
-from sparkd.agent.state_store import StateStore
-from sparkd.cluster.membership import NodeContext
-from sparkd.cluster.monitor import PeerMonitor
-from sparkd.cluster.service import Cluster
-from sparkd.config import Settings
-from sparkd.engine.rank import Running
-from sparkd.host import Host
-from sparkd.lib import start_thread
-from sparkd.lib.log import Events, ProcessLog
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Journal, Notifier
-from sparkd.lib.text import Redactor
-from sparkd.plan.model import LaunchPlan
-from sparkd.status.publisher import Reporter, Sink
-from sparkd.vllm.api import Endpoint
+from sparkd.agent.actions import Actions
+from sparkd.agent.cluster.monitor import PeerMonitor
+from sparkd.agent.cluster.service import Cluster
+from sparkd.agent.daemon.own_rank import OwnRank
+from sparkd.agent.daemon.phase_report import PhaseReport
+from sparkd.agent.daemon.state_store import StateStore
+from sparkd.agent.engine.rank import Running
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.log import Events, ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Journal, Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.status.publisher import Reporter, Sink
+from sparkd.base.vllm.api import Endpoint
 
 if TYPE_CHECKING:
-    from sparkd.agent.admission import Admission
-    from sparkd.agent.agreed import Agreed
-    from sparkd.agent.backoff import Backoff
-    from sparkd.agent.head_config import HeadFollower
-    from sparkd.agent.history import LaunchRow
-    from sparkd.agent.plan_differences import PlanDifferences
-    from sparkd.agent.proving import ProvingPeriod
-    from sparkd.agent.switching import Switching
+    from sparkd.agent.daemon.admission import Admission
+    from sparkd.agent.daemon.agreed import Agreed
+    from sparkd.agent.daemon.backoff import Backoff
+    from sparkd.agent.daemon.head_config import HeadFollower
+    from sparkd.agent.daemon.history import LaunchRow
+    from sparkd.agent.daemon.plan_differences import PlanDifferences
+    from sparkd.agent.daemon.proving import ProvingPeriod
+    from sparkd.agent.daemon.switching import Switching
 
 
 class Base(Struct, frozen=True):

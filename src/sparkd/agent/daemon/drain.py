@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from sparkd.agent.context import Agent
-from sparkd.agent.switching import SwitchRequested
-from sparkd.engine.rank import Running
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import SparkdError
-from sparkd.lib.http_client import HttpError
-from sparkd.status.model import Phase
-from sparkd.vllm.api import Endpoint
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.switching import SwitchRequested
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import SparkdError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.status.model import Phase
+from sparkd.base.vllm.api import Endpoint
 
 COUNTERS_SECONDS = 1.0
 LOOK_SECONDS = 0.5

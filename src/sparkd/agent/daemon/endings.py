@@ -1,14 +1,14 @@
 """What may end a run, in the order that decides between two that are seen at once.
 
-A request to stop, and the error of a task, come before all of these: `lib.endings.Endings` has them.
+A request to stop, and the error of a task, come before all of these: `base.lib.endings.Endings` has them.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-from sparkd.agent.context import Agent
-from sparkd.lib.endings import Ending, Stage
+from sparkd.agent.daemon.context import Agent
+from sparkd.base.lib.endings import Ending, Stage
 
 
 def endings(agent: Agent) -> tuple[Ending, ...]:

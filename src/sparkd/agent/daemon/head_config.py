@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.actions import Actions
-from sparkd.cluster.client import PeerReader, UnsignedError
-from sparkd.cluster.following import followed_context
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import MainLoop
-from sparkd.plan.model import Node
-from sparkd.state import launch_history, shared_config
-from sparkd.state.shared_config import FILE, overridden_keys
-from sparkd.status.model import Phase
+from sparkd.agent.actions import Actions
+from sparkd.agent.cluster.client import PeerReader, UnsignedError
+from sparkd.base.cluster.following import followed_context
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import AwaitedError, BlockedError, HeadAwaitedError, HeadRefusedError, OutdatedPlanError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.plan.model import Node
+from sparkd.base.state import launch_history, shared_config
+from sparkd.base.state.shared_config import FILE, overridden_keys
+from sparkd.base.status.model import Phase
 
 if TYPE_CHECKING:
-    from sparkd.agent.context import Agent, Context
+    from sparkd.agent.daemon.context import Agent, Context
 
 FETCH_SECONDS = 10.0
 AGAIN_SECONDS = 10.0

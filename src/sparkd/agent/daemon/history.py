@@ -14,16 +14,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.agent.agreed import Agreed
-from sparkd.agent.context import Context
-from sparkd.engine.rank import Running
-from sparkd.lib.errors import Cause
-from sparkd.lib.main_loop import Outcome
-from sparkd.lib.text import sanitize
-from sparkd.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load
-from sparkd.state.launch_history import KILLED, End
-from sparkd.status.figures import ActivityReport
-from sparkd.status.model import FindingReport, utc_now
+from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.context import Context
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.history import ENDS, LAUNCHES, Launch, Past, Row, Smoke, describe_slower_load
+from sparkd.base.state.launch_history import KILLED, End
+from sparkd.base.status.figures import ActivityReport
+from sparkd.base.status.model import FindingReport, utc_now
 
 WAIT_SECONDS = 0.5
 ID, HINT = "history", "sparkd history"

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
-from sparkd.lib.text import sanitize
-from sparkd.preflight.check import Finding, Level, Verdict
-from sparkd.preflight.hooks import Hook
+from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.hooks import Hook
+from sparkd.base.lib.text import sanitize
 
 DEADLINE_SECONDS = 30.0
 OUTPUT_LIMIT_BYTES = 4096

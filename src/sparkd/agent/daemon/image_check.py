@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 
-from sparkd.agent.context import Agent
-from sparkd.engine.rank import container_labels
-from sparkd.host import docker, docker_image
-from sparkd.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
-from sparkd.lib.errors import BlockedError, LaunchError
-from sparkd.lib.text import sanitize
-from sparkd.plan.script import ASSERT_FAILED, find_fault, render_asserts
-from sparkd.preflight.checks.docker import EngineImage
-from sparkd.state.launch_history import FAULT_LIMIT, AssertResult
-from sparkd.status.model import utc_now
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.rank import container_labels
+from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.base.host import docker, docker_image
+from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
+from sparkd.base.lib.errors import BlockedError, LaunchError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
+from sparkd.base.status.model import utc_now
 
 HINT = "look at: systemctl status docker, free -g"
 

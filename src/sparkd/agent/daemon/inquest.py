@@ -6,13 +6,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from sparkd.agent.context import Agent
-from sparkd.cluster.monitor import HINT, silence
-from sparkd.engine.rank import EXIT_CODE_SECONDS, LOG_END_SECONDS, UNKNOWN_CODE, MachineFacts, Running, names_other_rank
-from sparkd.lib.endings import Stage
-from sparkd.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
-from sparkd.lib.main_loop import never
-from sparkd.status.model import Phase
+from sparkd.agent.cluster.monitor import HINT, silence
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.rank import (
+    EXIT_CODE_SECONDS,
+    LOG_END_SECONDS,
+    UNKNOWN_CODE,
+    MachineFacts,
+    Running,
+    names_other_rank,
+)
+from sparkd.base.lib.endings import Stage
+from sparkd.base.lib.errors import Cause, EngineDeadError, EngineEndedError, PeerLostError, RankEndedError
+from sparkd.base.lib.main_loop import never
+from sparkd.base.status.model import Phase
 
 LOST_GRACE_SECONDS = 0.5
 """For an engine that has lost a rank. By itself a head ends in 0.3 to 0.6 s, a worker in 12 s (seen); no rank may

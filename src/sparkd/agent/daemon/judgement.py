@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.engine.load_progress import LAST_WORDS
-from sparkd.lib.errors import Cause, ExitCode, SparkdError
-from sparkd.state.launch_history import End, LaunchHistory
-from sparkd.status.model import Phase
-from sparkd.vllm.known_errors import PORT_IN_USE, explain
+from sparkd.agent.engine.load_progress import LAST_WORDS
+from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.state.launch_history import End, LaunchHistory
+from sparkd.base.status.model import Phase
+from sparkd.base.vllm.known_errors import PORT_IN_USE, explain
 
 _BY_DOCKER = frozenset(
     {

@@ -16,24 +16,24 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkd.actions.files import write
-from sparkd.agent.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
-from sparkd.config import Notify
-from sparkd.host import Host
-from sparkd.host.files import Files
-from sparkd.host.ownership import read_private
-from sparkd.lib import start_thread
-from sparkd.lib.errors import ConfigError, LaunchError
-from sparkd.lib.lock import open_lock, try_lock
-from sparkd.lib.log import Events
-from sparkd.lib.webhook import RefusedError, check_url, post
-from sparkd.preflight.hooks import check_program
-from sparkd.state.file import FOLDER, StateFile
-from sparkd.status import notices
-from sparkd.status.model import NodeReport, Phase
-from sparkd.status.notice_formats import as_json, render
-from sparkd.status.notices import Notice, NotifyState
-from sparkd.status.publisher import Published, Sink
+from sparkd.agent.actions.files import write
+from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
+from sparkd.agent.preflight.hooks import check_program
+from sparkd.agent.status.notice_formats import as_json, render
+from sparkd.base.config import Notify
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import read_private
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.errors import ConfigError, LaunchError
+from sparkd.base.lib.lock import open_lock, try_lock
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.webhook import RefusedError, check_url, post
+from sparkd.base.state.file import FOLDER, StateFile
+from sparkd.base.status import notices
+from sparkd.base.status.model import NodeReport, Phase
+from sparkd.base.status.notices import Notice, NotifyState
+from sparkd.base.status.publisher import Published, Sink
 
 FILE = StateFile("notify.json", NotifyState)
 LOCK = "notify.lock"

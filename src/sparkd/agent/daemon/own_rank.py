@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparkd.engine.rank import Running
-from sparkd.lib.errors import RankEndedError
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.errors import RankEndedError
 
 
 class OwnRank:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from sparkd.actions.page_cache import ReadaheadChange
-from sparkd.agent.context import Agent
-from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.page_cache_release import PageCacheRelease
-from sparkd.engine.rank import Running
-from sparkd.lib.text import GIB
+from sparkd.agent.actions.page_cache import ReadaheadChange
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.engine.page_cache_release import PageCacheRelease
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.text import GIB
 
 RESTORE_SECONDS = 1.0
 """For one write to sysfs. A rank that ends waits for it."""

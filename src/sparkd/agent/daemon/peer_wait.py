@@ -10,15 +10,15 @@ from __future__ import annotations
 import math
 import time
 
-from sparkd.agent.context import Agent
-from sparkd.agent.head_config import check_head
-from sparkd.agent.startup import note_late_rdma
-from sparkd.cluster.monitor import expect_peer
-from sparkd.lib.errors import NotReadyError, OutdatedPlanError
-from sparkd.plan import agreement
-from sparkd.preflight.checks.rdma import BY_TCP, COST, MEANT
-from sparkd.status.model import Contact, NodeReport, PeerStatus, Phase
-from sparkd.status.phases import PHASES, find_loss
+from sparkd.agent.cluster.monitor import expect_peer
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.head_config import check_head
+from sparkd.agent.daemon.startup import note_late_rdma
+from sparkd.agent.preflight.checks.rdma import BY_TCP, COST, MEANT
+from sparkd.base.lib.errors import NotReadyError, OutdatedPlanError
+from sparkd.base.plan import agreement
+from sparkd.base.status.model import Contact, NodeReport, PeerStatus, Phase
+from sparkd.base.status.phases import PHASES, find_loss
 
 POLL_SECONDS = 1.0
 """Reports wake the loop; this is for silence."""

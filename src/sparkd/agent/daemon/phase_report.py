@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sparkd.agent.own_rank import OwnRank
-from sparkd.host import Host
-from sparkd.lib.log import Events
-from sparkd.status.model import MemoryReport, Phase
-from sparkd.status.phases import may_follow
-from sparkd.status.publisher import Reporter
+from sparkd.agent.daemon.own_rank import OwnRank
+from sparkd.base.host import Host
+from sparkd.base.lib.log import Events
+from sparkd.base.status.model import MemoryReport, Phase
+from sparkd.base.status.phases import may_follow
+from sparkd.base.status.publisher import Reporter
 
 
 class PhaseReport:

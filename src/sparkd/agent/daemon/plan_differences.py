@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sparkd.agent.agreed import Agreed
-from sparkd.agent.context import Context
-from sparkd.cluster.client import UnsignedError
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.http_client import HttpError
-from sparkd.plan import agreement
-from sparkd.plan.agreement import PLAN_PATH
-from sparkd.status.model import NodeReport, PeerStatus
-from sparkd.status.phases import PHASES
+from sparkd.agent.cluster.client import UnsignedError
+from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.context import Context
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.plan import agreement
+from sparkd.base.plan.agreement import PLAN_PATH
+from sparkd.base.status.model import NodeReport, PeerStatus
+from sparkd.base.status.phases import PHASES
 
 VALUES_SECONDS = 15.0
 TABLE_PRIORITY = 3

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from sparkd.agent.agreed import Agreed
-from sparkd.agent.context import Context
-from sparkd.agent.switching import Switching
-from sparkd.host import caches
-from sparkd.state import known_good
-from sparkd.status.model import utc_now
+from sparkd.agent.daemon.agreed import Agreed
+from sparkd.agent.daemon.context import Context
+from sparkd.agent.daemon.switching import Switching
+from sparkd.base.host import caches
+from sparkd.base.state import known_good
+from sparkd.base.status.model import utc_now
 
 CACHES_SECONDS = 5.0
 """To list some ten folders, while nothing else watches the engine."""

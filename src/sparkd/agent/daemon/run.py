@@ -11,22 +11,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from sparkd.agent.blocked import retry_while_blocked
-from sparkd.agent.head_config import share_config
-from sparkd.agent.image_check import check_image
-from sparkd.agent.inquest import find_causes
-from sparkd.agent.peer_wait import join_epoch, wait_for_peers
-from sparkd.agent.serving import follow_head, make_ready, serve
-from sparkd.agent.shutdown import end_rank, shutdown_on_error, shutdown_on_request
-from sparkd.agent.smoke_test import try_out
-from sparkd.agent.startup import await_docker, fingerprint, launch, watch
-from sparkd.lib.endings import Stage, StopRequested
-from sparkd.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
-from sparkd.preflight.gate import THREADS_HINT
+from sparkd.agent.daemon.blocked import retry_while_blocked
+from sparkd.agent.daemon.head_config import share_config
+from sparkd.agent.daemon.image_check import check_image
+from sparkd.agent.daemon.inquest import find_causes
+from sparkd.agent.daemon.peer_wait import join_epoch, wait_for_peers
+from sparkd.agent.daemon.serving import follow_head, make_ready, serve
+from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_on_request
+from sparkd.agent.daemon.smoke_test import try_out
+from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, watch
+from sparkd.agent.preflight.gate import THREADS_HINT
+from sparkd.base.lib.endings import Stage, StopRequested
+from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
 
 if TYPE_CHECKING:
-    from sparkd.agent.context import Agent
-    from sparkd.engine.rank import Running
+    from sparkd.agent.daemon.context import Agent
+    from sparkd.agent.engine.rank import Running
 
 
 def run(agent: Agent) -> ExitCode:

@@ -12,24 +12,24 @@ from typing import NoReturn
 
 from msgspec.structs import replace
 
-from sparkd.agent.context import Agent
-from sparkd.agent.smoke_test import start_smoke_test
-from sparkd.engine import readiness
-from sparkd.engine.activity import ActivityMeter
-from sparkd.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
-from sparkd.engine.health import HealthMonitor
-from sparkd.engine.load_monitor import LoadMonitor, pace_seconds
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.engine.rank import Running
-from sparkd.engine.readiness import ReadinessStage
-from sparkd.host import docker, docker_config
-from sparkd.lib.errors import EngineDeadError, StalledError
-from sparkd.lib.http_client import HttpError
-from sparkd.state.history import last_load
-from sparkd.status.figures import GpuReport
-from sparkd.status.model import FindingReport, NodeReport, Phase, utc_now
-from sparkd.status.phases import answers_requests
-from sparkd.vllm.api import Counters, Endpoint
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.smoke_test import start_smoke_test
+from sparkd.agent.engine import readiness
+from sparkd.agent.engine.activity import ActivityMeter
+from sparkd.agent.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
+from sparkd.agent.engine.health import HealthMonitor
+from sparkd.agent.engine.load_monitor import LoadMonitor, pace_seconds
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.rank import Running
+from sparkd.agent.engine.readiness import ReadinessStage
+from sparkd.base.host import docker, docker_config
+from sparkd.base.lib.errors import EngineDeadError, StalledError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.state.history import last_load
+from sparkd.base.status.figures import GpuReport
+from sparkd.base.status.model import FindingReport, NodeReport, Phase, utc_now
+from sparkd.base.status.phases import answers_requests
+from sparkd.base.vllm.api import Counters, Endpoint
 
 COLD_START_SECONDS = "cold_start_seconds"
 """In a recipe's `expect`: its source's time from the start to the first completion."""

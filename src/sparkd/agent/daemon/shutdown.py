@@ -10,10 +10,10 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from sparkd.agent.context import Agent
-from sparkd.agent.drain import leave
-from sparkd.agent.inquest import LOST_GRACE_SECONDS
-from sparkd.agent.judgement import (
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.drain import leave
+from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
+from sparkd.agent.daemon.judgement import (
     Evidence,
     count_end,
     judge_end,
@@ -23,20 +23,20 @@ from sparkd.agent.judgement import (
     names_port,
     own_words,
 )
-from sparkd.agent.page_cache import restore_readahead
-from sparkd.agent.switching import SwitchRequested
-from sparkd.engine.api_owner import find_holder
-from sparkd.engine.memory_guard.tenants import describe_growth
-from sparkd.engine.rank import LOG_END_SECONDS, Running
-from sparkd.host import Host
-from sparkd.lib.endings import Stage, StopRequested
-from sparkd.lib.errors import Cause, ExitCode, SparkdError
-from sparkd.lib.main_loop import Outcome, never
-from sparkd.lib.text import GIB, MIB, sanitize
-from sparkd.state.known_good import excerpt_values, find_differences, group_files, read_known_good
-from sparkd.state.launch_history import STOPPED, End
-from sparkd.status.model import Phase, utc_now
-from sparkd.status.phases import find_loss
+from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.switching import SwitchRequested
+from sparkd.agent.engine.api_owner import find_holder
+from sparkd.agent.engine.memory_guard.tenants import describe_growth
+from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
+from sparkd.base.host import Host
+from sparkd.base.lib.endings import Stage, StopRequested
+from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.lib.main_loop import Outcome, never
+from sparkd.base.lib.text import GIB, MIB, sanitize
+from sparkd.base.state.known_good import excerpt_values, find_differences, group_files, read_known_good
+from sparkd.base.state.launch_history import STOPPED, End
+from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.status.phases import find_loss
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from sparkd.agent.context import Agent
-from sparkd.engine.rank import Running
-from sparkd.lib.errors import NotReadyError
-from sparkd.measure import smoke
-from sparkd.status.model import FindingReport
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.errors import NotReadyError
+from sparkd.base.status.model import FindingReport
+from sparkd.base.vllm import smoke
 
 ID = "smoke"
 HINT = "sudo sparkd smoke repeats it; see the weights and the image"

@@ -7,23 +7,23 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.agent.context import Agent
-from sparkd.agent.page_cache import lower_readahead, release_page_cache
-from sparkd.cluster import auth
-from sparkd.cluster.membership import plan_by_tcp
-from sparkd.engine.log_lines import LogForwarder
-from sparkd.engine.log_reader import LogReader
-from sparkd.engine.rank import Running, container_labels
-from sparkd.host import docker, infiniband, meminfo, versions
-from sparkd.lib.errors import BlockedError, LaunchError, OutdatedPlanError
-from sparkd.plan import agreement, script
-from sparkd.plan.agreement import PLAN_PATH, Agreement
-from sparkd.plan.fingerprint import fingerprint as read_fingerprint
-from sparkd.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
-from sparkd.preflight.gate import THREADS_HINT
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.state.rank_record import RankRecord
-from sparkd.status.model import Phase
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.rank import Running, container_labels
+from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
+from sparkd.agent.preflight.gate import THREADS_HINT
+from sparkd.base.cluster import auth
+from sparkd.base.cluster.membership import plan_by_tcp
+from sparkd.base.host import docker, infiniband, meminfo, versions
+from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
+from sparkd.base.plan import agreement, script
+from sparkd.base.plan.agreement import PLAN_PATH, Agreement
+from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.status.model import Phase
+from sparkd.base.vllm.log_lines import LogForwarder
 
 DOCKER_POLL_SECONDS = 0.5
 DOCKER_SECONDS = 10.0

@@ -9,17 +9,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
-from sparkd.actions import Actions
-from sparkd.host import Host
-from sparkd.host.files import Files
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import MainLoop
-from sparkd.state import launch_history
-from sparkd.state.file import FOLDER, Content, Report, StateFile
-from sparkd.state.launch_history import LaunchHistory
-from sparkd.state.rank_record import FILE as RANK_FILE
-from sparkd.state.rank_record import RankRecord
-from sparkd.status.model import utc_now
+from sparkd.agent.actions import Actions
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.state import launch_history
+from sparkd.base.state.file import FOLDER, Content, Report, StateFile
+from sparkd.base.state.launch_history import LaunchHistory
+from sparkd.base.state.rank_record import FILE as RANK_FILE
+from sparkd.base.state.rank_record import RankRecord
+from sparkd.base.status.model import utc_now
 
 READ_SECONDS = 10.0
 """As for a write."""

@@ -15,20 +15,20 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.actions import Actions
-from sparkd.agent.context import Context
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.endings import StopRequested
-from sparkd.lib.errors import AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import Outcome
-from sparkd.state import launch_history
-from sparkd.state.launch_history import End
-from sparkd.state.switch import CONFIGURED, FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
-from sparkd.status.model import Phase, utc_now
-from sparkd.status.phases import PHASES
+from sparkd.agent.actions import Actions
+from sparkd.agent.daemon.context import Context
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.endings import StopRequested
+from sparkd.base.lib.errors import AwaitedError, Cause, ConfigError, ExitCode, NotReadyError, OutdatedPlanError
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import Outcome
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import End
+from sparkd.base.state.switch import CONFIGURED, FILE, NO_REASON, NOTICE, Event, Stage, Switch, label, step
+from sparkd.base.status.model import Phase, utc_now
+from sparkd.base.status.phases import PHASES
 
 BLOCKED_SECONDS = 120.0
 """How long a new plan may be blocked on some node."""

@@ -6,8 +6,8 @@ import math
 from collections import deque
 from typing import NamedTuple
 
-from sparkd.status.figures import ActivityReport
-from sparkd.vllm.api import Counters
+from sparkd.base.status.figures import ActivityReport
+from sparkd.base.vllm.api import Counters
 
 RATE_SECONDS = 4.0
 """Tokens a second are measured over at least this long: a troubled engine is probed more often."""

@@ -13,15 +13,15 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from sparkd.actions.processes import Rank
-from sparkd.host import Host
-from sparkd.host.processes import read_process
-from sparkd.host.sockets import Listener, find_peer, has_open
-from sparkd.lib.event_loop import run_in_thread
-from sparkd.lib.http_client import HttpError, WrongServerError
-from sparkd.lib.log import Events
-from sparkd.preflight.engine_processes import PortUse, port_holders
-from sparkd.preflight.fixes import stop_by_hand
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.preflight.engine_processes import PortUse, port_holders
+from sparkd.agent.preflight.fixes import stop_by_hand
+from sparkd.base.host import Host
+from sparkd.base.host.processes import read_process
+from sparkd.base.host.sockets import Listener, find_peer, has_open
+from sparkd.base.lib.event_loop import run_in_thread
+from sparkd.base.lib.http_client import HttpError, WrongServerError
+from sparkd.base.lib.log import Events
 
 ACCEPT_POLL_SECONDS = 0.02
 """Until the server accepts; the deadline is the request's."""

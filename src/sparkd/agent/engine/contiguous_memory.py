@@ -13,11 +13,11 @@ from time import monotonic
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.host.meminfo import FreeMemory
-from sparkd.lib.log import Events
-from sparkd.lib.text import MIB
-from sparkd.preflight.fixes import Applied, CompactMemory
+from sparkd.agent.preflight.fixes import Applied, CompactMemory
+from sparkd.base.host import Host
+from sparkd.base.host.meminfo import FreeMemory
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.text import MIB
 
 WORTH_BYTES = 256 * MIB
 """Less is not worth the compaction."""

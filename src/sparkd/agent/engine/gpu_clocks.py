@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.host.gpu import GpuClocks, read_clocks
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import Outcome
+from sparkd.base.host.gpu import GpuClocks, read_clocks
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import Outcome
 
 THROTTLE_ID = "gpu-clocks"
 THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.config.settings import Supervise
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.host.sockets import Unanswered
-from sparkd.lib.errors import EngineDeadError, StalledError
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.main_loop import MainLoop, Outcome
-from sparkd.status.figures import HealthReport
-from sparkd.vllm.api import Completion, Counters, Endpoint
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.base.config.settings import Supervise
+from sparkd.base.host.sockets import Unanswered
+from sparkd.base.lib.errors import EngineDeadError, StalledError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.main_loop import MainLoop, Outcome
+from sparkd.base.status.figures import HealthReport
+from sparkd.base.vllm.api import Completion, Counters, Endpoint
 
 DEAD_STATUS = 503
 """vLLM's /health once it knows that its engine is dead."""

@@ -14,11 +14,11 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.host.activity import Activity, read_activity, read_waits
-from sparkd.host.gpu import read_clocks
-from sparkd.lib.errors import Cause, NotReadyError
-from sparkd.lib.main_loop import Outcome
+from sparkd.base.host import Host
+from sparkd.base.host.activity import Activity, read_activity, read_waits
+from sparkd.base.host.gpu import read_clocks
+from sparkd.base.lib.errors import Cause, NotReadyError
+from sparkd.base.lib.main_loop import Outcome
 
 PACE_SECONDS = 10.0
 """Between two looks; a tenth of the limit where that is less."""

@@ -18,9 +18,9 @@ import re
 from msgspec import Struct, toml
 from msgspec.structs import replace
 
-from sparkd.engine.log_lines import PROCESS_PREFIX
-from sparkd.lib import read_data
-from sparkd.plan.script import NOT_AS_NEEDED
+from sparkd.base.lib import read_data
+from sparkd.base.plan.script import NOT_AS_NEEDED
+from sparkd.base.vllm.log_lines import PROCESS_PREFIX
 
 SEARCHED = 4096
 """Characters of a line, and of a cause, that are parsed."""

@@ -10,11 +10,11 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.engine.load_progress import LoadProgress, advance_progress
-from sparkd.engine.log_lines import LineSplitter, LogForwarder
-from sparkd.lib import start_thread
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.log import Events
+from sparkd.agent.engine.load_progress import LoadProgress, advance_progress
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.log import Events
+from sparkd.base.vllm.log_lines import LineSplitter, LogForwarder
 
 RETRY_SECONDS = 1.0
 """Before the log is followed again."""

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 from msgspec import Struct
 
-from sparkd.engine.contiguous_memory import ContiguousMemory
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.host import Host, shm
-from sparkd.host.shm import File
-from sparkd.host.weights import list_shards
-from sparkd.lib.log import Events
+from sparkd.agent.engine.contiguous_memory import ContiguousMemory
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.base.host import Host, shm
+from sparkd.base.host.shm import File
+from sparkd.base.host.weights import list_shards
+from sparkd.base.lib.log import Events
 
 PACE_SECONDS = 1.0
 LEAST_BYTES = 1 << 30

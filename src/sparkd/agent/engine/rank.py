@@ -12,24 +12,24 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from sparkd.actions.processes import Rank, mapped_below, named_segments
-from sparkd.engine.api_owner import ApiOwner
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.engine.log_reader import LogReader
-from sparkd.engine.memory_guard.guard import MemoryGuard
-from sparkd.engine.memory_guard.tenants import Tenants, name_tenants
-from sparkd.engine.page_cache_release import PageCacheRelease
-from sparkd.host import Host, docker, meminfo, shm
-from sparkd.host.docker import LABEL
-from sparkd.host.meminfo import Consumer
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import Cause
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import MainLoop, Outcome
-from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.fixes import UnlinkSegment
-from sparkd.state.rank_record import RankRecord, RankStage
-from sparkd.vllm.api import Endpoint
+from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
+from sparkd.agent.engine.api_owner import ApiOwner
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.agent.engine.log_reader import LogReader
+from sparkd.agent.engine.memory_guard.guard import MemoryGuard
+from sparkd.agent.engine.memory_guard.tenants import Tenants, name_tenants
+from sparkd.agent.engine.page_cache_release import PageCacheRelease
+from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.base.host import Host, docker, meminfo, shm
+from sparkd.base.host.docker import LABEL
+from sparkd.base.host.meminfo import Consumer
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop, Outcome
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.state.rank_record import RankRecord, RankStage
+from sparkd.base.vllm.api import Endpoint
 
 NOTE_SECONDS = 3.0
 FIRST_LOOK_SECONDS = 0.3

@@ -8,11 +8,11 @@ from enum import Enum
 
 from msgspec import Struct
 
-from sparkd.engine.load_progress import LoadProgress
-from sparkd.lib.errors import NotReadyError
-from sparkd.lib.http_client import HttpError, WrongServerError
-from sparkd.lib.main_loop import MainLoop, Outcome
-from sparkd.vllm.api import Endpoint, KeyRefusedError
+from sparkd.agent.engine.load_progress import LoadProgress
+from sparkd.base.lib.errors import NotReadyError
+from sparkd.base.lib.http_client import HttpError, WrongServerError
+from sparkd.base.lib.main_loop import MainLoop, Outcome
+from sparkd.base.vllm.api import Endpoint, KeyRefusedError
 
 PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""

@@ -9,9 +9,9 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.preflight.fixes import EndProcess, Fix
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.fixes import EndProcess, Fix
+from sparkd.base.host import Host
+from sparkd.base.plan.inputs import CheckInputs
 
 F = TypeVar("F")
 SHOWN = 4

@@ -9,9 +9,9 @@ from enum import Enum
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host
-from sparkd.host.processes import Details, Process, ProcessTable
-from sparkd.host.sockets import Holder, Listener
+from sparkd.base.host import Host
+from sparkd.base.host.processes import Details, Process, ProcessTable
+from sparkd.base.host.sockets import Holder, Listener
 
 ENGINE_PREFIX = "VLLM::"
 WORKER_PREFIXES = (ENGINE_PREFIX, "ray::RayWorker")

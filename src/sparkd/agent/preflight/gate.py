@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.config.settings import Preflight
-from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, NeedsPersonError, SparkdError
-from sparkd.lib.log import Events
-from sparkd.lib.main_loop import MainLoop
-from sparkd.preflight.check import AnyCheck, Finding, Level
-from sparkd.preflight.checks.memory import sample_memory
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.fixes import Applied, Fix, FixState, Identity, identity
-from sparkd.preflight.inputs import MemorySample
-from sparkd.preflight.registry import IDS
-from sparkd.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
+from sparkd.agent.preflight.check import AnyCheck, Finding, Level
+from sparkd.agent.preflight.checks.memory import sample_memory
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
+from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
+from sparkd.base.config.settings import Preflight
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, NeedsPersonError, SparkdError
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.plan.inputs import MemorySample
 
 POLL_SECONDS = 1.0
 SLOW_POLL_SECONDS = 5.0

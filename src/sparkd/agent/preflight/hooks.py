@@ -7,10 +7,10 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.host.files import Files, Kind
-from sparkd.host.ownership import find_writable
-from sparkd.lib.text import sanitize
-from sparkd.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.host.ownership import find_writable
+from sparkd.base.lib.text import sanitize
 
 FOLDER = "/etc/sparkd/preflight.d"
 

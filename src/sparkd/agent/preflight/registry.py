@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from sparkd.config import Settings
-from sparkd.preflight.check import AnyCheck
-from sparkd.preflight.checks.compile_cache import CompileCache
-from sparkd.preflight.checks.disk import DiskRoom
-from sparkd.preflight.checks.docker import Docker, EngineImage, StaleContainer
-from sparkd.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
-from sparkd.preflight.checks.foreign_units import ForeignUnits
-from sparkd.preflight.checks.gpu import Gpu
-from sparkd.preflight.checks.kernel import Kernel, KernelSettings
-from sparkd.preflight.checks.kernel_log import KernelLog
-from sparkd.preflight.checks.last_boot import LastBoot
-from sparkd.preflight.checks.limits import Memlock, MemoryLimit
-from sparkd.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
-from sparkd.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
-from sparkd.preflight.checks.paths import ScriptPaths
-from sparkd.preflight.checks.plan_lint import PlanLint
-from sparkd.preflight.checks.ports import Listeners, Ports
-from sparkd.preflight.checks.rdma import GidIndex, Rdma
-from sparkd.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.checks.weights import ModelWeights
-from sparkd.preflight.inputs import CheckInputs, MemorySample, PlanNeededError
+from sparkd.agent.preflight.check import AnyCheck
+from sparkd.agent.preflight.checks.compile_cache import CompileCache
+from sparkd.agent.preflight.checks.disk import DiskRoom
+from sparkd.agent.preflight.checks.docker import Docker, EngineImage, StaleContainer
+from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricLink, PeerClocks
+from sparkd.agent.preflight.checks.foreign_units import ForeignUnits
+from sparkd.agent.preflight.checks.gpu import Gpu
+from sparkd.agent.preflight.checks.kernel import Kernel, KernelSettings
+from sparkd.agent.preflight.checks.kernel_log import KernelLog
+from sparkd.agent.preflight.checks.last_boot import LastBoot
+from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit
+from sparkd.agent.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
+from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
+from sparkd.agent.preflight.checks.paths import ScriptPaths
+from sparkd.agent.preflight.checks.plan_lint import PlanLint
+from sparkd.agent.preflight.checks.ports import Listeners, Ports
+from sparkd.agent.preflight.checks.rdma import GidIndex, Rdma
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, SharedMemory, ShmSize
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.checks.weights import ModelWeights
+from sparkd.base.config import Settings
+from sparkd.base.plan.inputs import CheckInputs, MemorySample, PlanNeededError
 
 CHECKS: tuple[type[AnyCheck], ...] = (
     ScriptPaths,

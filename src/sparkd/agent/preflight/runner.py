@@ -9,14 +9,14 @@ from time import monotonic
 from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
-from sparkd.config.settings import Preflight
-from sparkd.host import CachedHost, Host
-from sparkd.host.files import OvergrownError
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import did_you_mean
-from sparkd.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
-from sparkd.preflight.fixes import ORDER, Fix
-from sparkd.preflight.registry import IDS, RETIRED_IDS
+from sparkd.agent.preflight.check import AnyCheck, Finding, Level, Verdict, unknown, warn
+from sparkd.agent.preflight.fixes import ORDER, Fix
+from sparkd.agent.preflight.registry import IDS, RETIRED_IDS
+from sparkd.base.config.settings import Preflight
+from sparkd.base.host import CachedHost, Host
+from sparkd.base.host.files import OvergrownError
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import did_you_mean
 
 
 def examine(checks: Iterable[AnyCheck], host: Host) -> tuple[Finding, ...]:

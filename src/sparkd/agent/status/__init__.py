@@ -1,4 +1,3 @@
-"""The NodeReport and its outlets: publisher, table, metrics, HTTP for observers.
-
-Read model.py first. Outlets render a report; what it says is decided in agent.
+"""The outlets of the NodeReport: page, metrics, HTTP for observers, messages. They render a report, and decide
+nothing.
 """

@@ -9,10 +9,10 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 
-from sparkd.host.files import Files
-from sparkd.host.ownership import read_private
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.slow_document import SlowDocument
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import read_private
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.slow_document import SlowDocument
 
 LIMIT_BYTES = 4096
 FRESH_SECONDS = 0.5

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from sparkd.lib.http_connection import Handler, Request, Response
-from sparkd.lib.text import sanitize
-from sparkd.status.access import CHALLENGE
-from sparkd.status.bounds import TEXT_LIMIT
-from sparkd.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
-from sparkd.status.publisher import Published
+from sparkd.agent.status.access import CHALLENGE
+from sparkd.base.lib.http_connection import Handler, Request, Response
+from sparkd.base.lib.text import sanitize
+from sparkd.base.status.bounds import TEXT_LIMIT
+from sparkd.base.status.model import IN_SERVICE, NodeReport, Phase, load_seconds_left
+from sparkd.base.status.publisher import Published
 
 if TYPE_CHECKING:
-    from sparkd.status.page import Page
+    from sparkd.agent.status.page import Page
 
 BEAT_LIMIT_SECONDS = 30.0
 """A main loop that has not turned for so long hangs: it turns every ten seconds at least."""
@@ -47,9 +47,9 @@ def make_handler(
     @cache
     def page() -> Page:
         # Imported at the first page: 7 ms of CPU and half a MiB that a node without readers does not need.
-        from sparkd.status.page import Page
-        from sparkd.status.page_content import make
-        from sparkd.status.view import View
+        from sparkd.agent.status.page import Page
+        from sparkd.agent.status.page_content import make
+        from sparkd.base.status.view import View
 
         return Page(lambda: make(published().report, View(datetime.now(UTC), alive=beat_age() <= BEAT_LIMIT_SECONDS)))
 
@@ -80,7 +80,7 @@ def make_handler(
             case "/readyz":
                 return _readiness(known)
             case "/metrics":
-                from sparkd.status.metrics import render_metrics
+                from sparkd.agent.status.metrics import render_metrics
 
                 return _answer(200, *render_metrics(known, datetime.now(UTC)))
             case "/report":

@@ -14,10 +14,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
-from sparkd.lib.errors import Cause
-from sparkd.status.bounds import ITEMS_LIMIT
-from sparkd.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
-from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase, seconds_since
+from sparkd.base.lib.errors import Cause
+from sparkd.base.status.bounds import ITEMS_LIMIT
+from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport
+from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase, seconds_since
 
 LABEL_LIMIT = 200
 LEVELS = ("ok", "warn", "block", "unknown", "skipped")

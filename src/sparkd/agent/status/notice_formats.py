@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import NamedTuple
 
-from sparkd.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
+from sparkd.base.status.notices import LOST, MEMORY_GUARD, NEEDS_PERSON, Notice
 
 _DISCORD_MARKS = re.compile(r"([\\*_~`|<>\[\]()#:@-])")
 _URGENT = (LOST, MEMORY_GUARD, NEEDS_PERSON)

@@ -20,8 +20,8 @@ from typing import NamedTuple, TypeAlias
 
 from msgspec import json
 
-from sparkd.lib.http_connection import Response
-from sparkd.lib.text import sanitize
+from sparkd.base.lib.http_connection import Response
+from sparkd.base.lib.text import sanitize
 
 TEXT_LIMIT = 2000
 PACE_SECONDS = 1.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparkd.status.figures import ActivityReport
-from sparkd.status.model import Contact, MemoryReport, NodeReport, Phase
-from sparkd.status.page import Element, element
-from sparkd.status.view import (
+from sparkd.agent.status.page import Element, element
+from sparkd.base.status.figures import ActivityReport
+from sparkd.base.status.model import Contact, MemoryReport, NodeReport, Phase
+from sparkd.base.status.view import (
     CONTACTS,
     NodeView,
     View,

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock, Thread
 
-from sparkd.host.files import FileFacts, Files
-from sparkd.host.ownership import read_private
-from sparkd.lib import start_thread
-from sparkd.lib.errors import AwaitedError, ConfigError
+from sparkd.base.host.files import FileFacts, Files
+from sparkd.base.host.ownership import read_private
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.errors import AwaitedError, ConfigError
 
 CHALLENGE_HEADER = "WWW-Authenticate"
 NONCE_HEADER = "Sparkd-Nonce"

@@ -1,6 +1,7 @@
 """A worker that follows its head: the head's recipe and shared settings as this node's own, judged before their use.
 
-What `cluster.allow` refuses is never launched. Nothing here changes the machine: agent.head_config fetches and keeps.
+What `cluster.allow` refuses is never launched. Nothing here changes the machine: agent.daemon.head_config
+fetches and keeps.
 """
 
 from __future__ import annotations
@@ -13,21 +14,21 @@ from pathlib import Path
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from sparkd.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
-from sparkd.config import Loaded, Settings, load_with_origins
-from sparkd.host import Host
-from sparkd.host.files import Files
-from sparkd.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
-from sparkd.lib.text import validator_message
-from sparkd.plan.agreement import UNCHECKED
-from sparkd.plan.allowed import find_refusals, is_permitted
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node
-from sparkd.recipes.loader import find_recipes, recipe_folders
-from sparkd.recipes.schema import Recipe
-from sparkd.state.known_good import read_known_good
-from sparkd.state.shared_config import FILE, Kept, is_shared
-from sparkd.vllm.args import API_KEY
+from sparkd.base.cluster.membership import NodeContext, check_owners, find_place, follows_head, load_own_recipe
+from sparkd.base.config import Loaded, Settings, load_with_origins
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import AddressAwaitedError, AwaitedError, ConfigError, HeadAwaitedError, HeadRefusedError
+from sparkd.base.lib.text import validator_message
+from sparkd.base.plan.agreement import UNCHECKED
+from sparkd.base.plan.allowed import find_refusals, is_permitted
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node
+from sparkd.base.recipes.loader import find_recipes, recipe_folders
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.known_good import read_known_good
+from sparkd.base.state.shared_config import FILE, Kept, is_shared
+from sparkd.base.vllm.args import API_KEY
 
 AT_HEAD = "correct it on the head"
 MOST_NAMED = 3

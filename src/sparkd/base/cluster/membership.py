@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.config import Settings, units
-from sparkd.host import Host, infiniband, network
-from sparkd.host.files import Files
-from sparkd.host.ownership import refuse_writable
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
-from sparkd.plan.model import LaunchPlan, Node
+from sparkd.base.config import Settings, units
+from sparkd.base.host import Host, infiniband, network
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import refuse_writable
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, HeadAwaitedError, UsageError
+from sparkd.base.plan.model import LaunchPlan, Node
 
 if TYPE_CHECKING:
-    from sparkd.preflight.inputs import CheckInputs
-    from sparkd.recipes.schema import Recipe
-    from sparkd.state.shared_config import Kept
-    from sparkd.state.switch import Chosen, Switch
+    from sparkd.base.plan.inputs import CheckInputs
+    from sparkd.base.recipes.schema import Recipe
+    from sparkd.base.state.shared_config import Kept
+    from sparkd.base.state.switch import Chosen, Switch
 
 HEAD, WORKER = "head", "worker"
 THIS_NODE_ALONE = "127.0.0.1"
@@ -70,7 +70,7 @@ def peers_of(settings: Settings, own_rank: int) -> tuple[Peer, ...]:
 
 
 def check_inputs(node: NodeContext) -> CheckInputs:
-    from sparkd.preflight.inputs import CheckInputs
+    from sparkd.base.plan.inputs import CheckInputs
 
     drop_in = next(one for one in units.dropins(node.configured) if one.role == node.role)
     return CheckInputs(node.plan, node.settings, node.role, tuple(peer.address for peer in node.peers), drop_in)
@@ -81,7 +81,7 @@ def resolve_context(settings: Settings, role: str | None, host: Host) -> NodeCon
 
     Raises ConfigError (78), also where the node's role is not `role`, and as `find_place`.
     """
-    from sparkd.state.known_good import read_known_good
+    from sparkd.base.state.known_good import read_known_good
 
     node = find_place(settings, host)
     own = _role_of(node)
@@ -105,8 +105,8 @@ def make_context(
     settings: Settings, host: Host, chosen: Chosen | None = None, place: Node | None = None
 ) -> NodeContext:
     """This node as configured, or with the chosen plan in its place. `place`: None where it is still to be found."""
-    from sparkd.cluster.following import followed_context, read_kept
-    from sparkd.plan.build import make_plan
+    from sparkd.base.cluster.following import followed_context, read_kept
+    from sparkd.base.plan.build import make_plan
 
     node = place or find_place(settings, host)
     if chosen is None and follows_head(settings, node):
@@ -131,7 +131,7 @@ def follows_head(settings: Settings, place: Node) -> bool:
 
 def current_switch(settings: Settings, host: Host) -> Switch | None:
     """What replaces the configured plan, or is to; None also where the configuration has changed since."""
-    from sparkd.state.switch import FILE
+    from sparkd.base.state.switch import FILE
 
     found = FILE.read(host.files)
     return found if found is not None and found.replaces == fingerprint_config(settings, host) else None
@@ -145,7 +145,7 @@ def check_owners(files: Iterable[tuple[str, str]]) -> None:
 
 def plan_by_tcp(node: NodeContext) -> LaunchPlan:
     """The same plan without RDMA: where one node has none, none may use it."""
-    from sparkd.plan.build import make_plan
+    from sparkd.base.plan.build import make_plan
 
     plan = make_plan(node.recipe, node.settings, node.plan.node, by_tcp=True)
     return replace(plan, image_id=node.plan.image_id)
@@ -153,8 +153,8 @@ def plan_by_tcp(node: NodeContext) -> LaunchPlan:
 
 def fingerprint_config(settings: Settings, host: Host) -> str:
     """Of the configuration that a chosen plan replaces."""
-    from sparkd.recipes.loader import load_recipe, recipe_folders
-    from sparkd.state.switch import fingerprint_engine
+    from sparkd.base.recipes.loader import load_recipe, recipe_folders
+    from sparkd.base.state.switch import fingerprint_engine
 
     recipe = None
     with suppress(ConfigError):
@@ -164,7 +164,7 @@ def fingerprint_config(settings: Settings, host: Host) -> str:
 
 def load_own_recipe(name: str, host: Host) -> Recipe:
     """This node's recipe of a name. Raises ConfigError, AwaitedError where others than root may change its files."""
-    from sparkd.recipes.loader import load_recipe, recipe_folders
+    from sparkd.base.recipes.loader import load_recipe, recipe_folders
 
     loaded = load_recipe(name, recipe_folders(Path(host.files.root)))
     check_owners([("recipe", str(file)) for file in loaded.files if file.parent != recipes_dir()])

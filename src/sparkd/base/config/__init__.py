@@ -3,7 +3,7 @@
 Read settings.py first. Every other package gets a `Settings` value and never reads a file or variable itself.
 """
 
-from sparkd.config.settings import Engine, Notify, Settings
-from sparkd.config.sources import Loaded, load_settings, load_with_origins
+from sparkd.base.config.settings import Engine, Notify, Settings
+from sparkd.base.config.sources import Loaded, load_settings, load_with_origins
 
 __all__ = ["Engine", "Loaded", "Notify", "Settings", "load_settings", "load_with_origins"]

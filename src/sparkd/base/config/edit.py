@@ -11,9 +11,9 @@ from typing import Any, cast
 import tomlkit
 from msgspec import Struct
 
-from sparkd.config.reference import describe, format_line
-from sparkd.config.settings import Settings
-from sparkd.lib.errors import ConfigError
+from sparkd.base.config.reference import describe, format_line
+from sparkd.base.config.settings import Settings
+from sparkd.base.lib.errors import ConfigError
 
 WIDTH = 118
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from sparkd.lib.text import did_you_mean, format_key, validator_message
+from sparkd.base.lib.text import did_you_mean, format_key, validator_message
 
 Key = tuple[str, ...]
 Location = tuple[int | str, ...]

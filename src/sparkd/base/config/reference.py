@@ -9,8 +9,8 @@ from textwrap import wrap
 import tomlkit
 from pydantic import BaseModel
 
-from sparkd.config.settings import Settings
-from sparkd.config.sources import PREFIX, Loaded
+from sparkd.base.config.settings import Settings
+from sparkd.base.config.sources import PREFIX, Loaded
 
 _HEAD = f"""\
 # Configuration of sparkd. Every key stands here with its default: take the # away and change the value.

@@ -11,7 +11,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import ConfigDict, Field, Strict, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from sparkd.config import types as t
+from sparkd.base.config import types as t
 
 FixKind = Literal["end-process", "remove-container", "unlink-segment", "drop-page-cache", "compact-memory"]
 ALL_FIXES: tuple[FixKind, ...] = get_args(FixKind)

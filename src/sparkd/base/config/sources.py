@@ -13,11 +13,11 @@ from msgspec import Struct
 from pydantic.fields import FieldInfo
 from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
-from sparkd.config.layers import Check, Key, Layers, Location, known_keys
-from sparkd.config.settings import Settings
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import did_you_mean, parse_json, read_file
-from sparkd.vllm.args import TABLES as ARG_TABLES
+from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
+from sparkd.base.config.settings import Settings
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import did_you_mean, parse_json, read_file
+from sparkd.base.vllm.args import TABLES as ARG_TABLES
 
 DEFAULT_FILE = "etc/sparkd/sparkd.toml"
 FOLDER = "conf.d"

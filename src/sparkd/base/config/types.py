@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, Strict
 from pydantic_core import PydanticCustomError
 
-from sparkd.vllm.args import check_path, parse_flags, parse_secret_files, parse_variables
+from sparkd.base.vllm.args import check_path, parse_flags, parse_secret_files, parse_variables
 
 
 class Section(BaseModel):

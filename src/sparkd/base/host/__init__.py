@@ -1,6 +1,6 @@
 """Read access to the machine below a root path, which may be a tree of files. Nothing here changes anything.
 
-Read this file first: probes get a Host. No judgement is made here; `lib.dockerd` sends docker's requests.
+Read this file first: probes get a Host. No judgement is made here; `base.lib.dockerd` sends docker's requests.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import re
 import time
 from collections.abc import Callable, Iterable
 
-from sparkd.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
-from sparkd.host.docker import DockerFacts, read_containers
-from sparkd.host.files import FIXTURE, Files
-from sparkd.host.gpu import GpuFacts
-from sparkd.host.meminfo import FreeMemory, MemInfo
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import Details, OpenFiles, Process, ProcessTable
-from sparkd.host.shm import ANY, Segment, Uses
-from sparkd.host.sockets import Holder, Listener, Unanswered
-from sparkd.host.units import Unit
-from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
-from sparkd.lib.text import sanitize
+from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
+from sparkd.base.host.docker import DockerFacts, read_containers
+from sparkd.base.host.files import FIXTURE, Files
+from sparkd.base.host.gpu import GpuFacts
+from sparkd.base.host.meminfo import FreeMemory, MemInfo
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import Details, OpenFiles, Process, ProcessTable
+from sparkd.base.host.shm import ANY, Segment, Uses
+from sparkd.base.host.sockets import Holder, Listener, Unanswered
+from sparkd.base.host.units import Unit
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.lib.text import sanitize
 
 
 class Host:

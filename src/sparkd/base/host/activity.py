@@ -11,9 +11,9 @@ from itertools import islice
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Process, read_process
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import GONE, Process, read_process
+from sparkd.base.lib.text import sanitize
 
 MAX_THREADS = 2000
 """A rank has some hundreds; an engine may make any number."""

@@ -9,7 +9,7 @@ import re
 
 from msgspec import Struct
 
-from sparkd.host.files import Files, Kind
+from sparkd.base.host.files import Files, Kind
 
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000

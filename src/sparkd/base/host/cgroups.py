@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
+from sparkd.base.host.files import Files
 
 ROOT = "/sys/fs/cgroup"
 _CONTAINER = re.compile(r"(?<![^/:-])[0-9a-f]{64}(?=(?:\.scope)?(?:/|$))")

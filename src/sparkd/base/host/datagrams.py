@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
+    from sparkd.base.host import Host
 
 ALL_SECONDS = 0.3
 LARGE_AT_SECONDS = (0.0, 0.1, 0.2)

@@ -13,8 +13,8 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
-    from sparkd.host.files import Files
+    from sparkd.base.host import Host
+    from sparkd.base.host.files import Files
 
 MOUNTS_LIMIT_BYTES = 16 << 20
 """A host with many containers has some thousand lines."""
@@ -97,7 +97,7 @@ def unescape(path: str) -> str:
 
 def count_room(path: str) -> Counts:
     """Of the nearest folder above that exists."""
-    from sparkd.host import os_stats
+    from sparkd.base.host import os_stats
 
     while True:
         try:

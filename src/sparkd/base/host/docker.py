@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from sparkd.host import sockets
-from sparkd.lib.dockerd import reader as dockerd
-from sparkd.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
+from sparkd.base.host import sockets
+from sparkd.base.lib.dockerd import reader as dockerd
+from sparkd.base.lib.dockerd.reader import FAILED, SOCKET, DockerError, DockerReader
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
+    from sparkd.base.host import Host
 
 LABEL = "io.sparkd."
 """Labels of every container that sparkd creates: role, rank, epoch, invocation, plan; of a rank's, also rank-id."""

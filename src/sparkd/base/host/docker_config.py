@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
 
-from sparkd.host import docker, processes
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import parse_json, sanitize
+from sparkd.base.host import docker, processes
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.text import parse_json, sanitize
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
-    from sparkd.host.files import Files
+    from sparkd.base.host import Host
+    from sparkd.base.host.files import Files
 
 T = TypeVar("T")
 

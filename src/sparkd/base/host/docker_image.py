@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.host.docker import query, value_of
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import sanitize
+from sparkd.base.host.docker import query, value_of
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.text import sanitize
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
+    from sparkd.base.host import Host
 
 CONFIG_KEYS = (
     *("User", "Env", "Entrypoint", "Cmd", "WorkingDir", "StopSignal", "Healthcheck", "Shell"),

@@ -14,10 +14,10 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host.files import Files
-from sparkd.host.processes import OpenFiles, Process, open_files
-from sparkd.lib import start_thread
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import OpenFiles, Process, open_files
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
 
@@ -82,7 +82,7 @@ def read_driver() -> GpuFacts:
     """NO_GPU without its library. A failing driver is an `error`, never raised."""
 
     def query() -> GpuFacts:
-        from sparkd.host import nvml
+        from sparkd.base.host import nvml
 
         return nvml.query()
 
@@ -93,7 +93,7 @@ def read_clocks() -> tuple[GpuClocks, ...]:
     """One for each GPU; empty where there is none, or its driver does not answer."""
 
     def query() -> tuple[GpuClocks, ...]:
-        from sparkd.host import nvml
+        from sparkd.base.host import nvml
 
         return nvml.query_clocks()
 

@@ -8,9 +8,9 @@ from ipaddress import IPv6Address
 
 from msgspec import Struct
 
-from sparkd.host import network
-from sparkd.host.files import Files
-from sparkd.lib.text import sanitize
+from sparkd.base.host import network
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import sanitize
 
 FOLDER = "/sys/class/infiniband"
 MAX_HCAS, MAX_PORTS, MAX_GIDS = 64, 16, 1024

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sparkd.lib.text import Redactor, parse_json, printable
+from sparkd.base.lib.text import Redactor, parse_json, printable
 
 UNITS = ("sparkd-head.service", "sparkd-worker.service")
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20

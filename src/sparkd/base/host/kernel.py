@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import sanitize
 
 LOG = "/dev/kmsg"
 LOG_DEVICE = os.makedev(1, 11)

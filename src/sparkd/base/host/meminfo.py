@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import Struct
 
-from sparkd.host.cgroups import Group, read_group
-from sparkd.host.disks import unescape
-from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Details, Process, read_status, user_name
-from sparkd.lib.text import sanitize
+from sparkd.base.host.cgroups import Group, read_group
+from sparkd.base.host.disks import unescape
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import GONE, Details, Process, read_status, user_name
+from sparkd.base.lib.text import sanitize
 
 _KERNEL = (
     *("SUnreclaim", "KernelStack", "PageTables", "SecPageTables", "VmallocUsed", "Percpu", "Hugetlb"),
@@ -104,7 +104,7 @@ class Consumer(Struct, frozen=True):
 
 def read_meminfo(files: Files) -> MemInfo:
     """Raises OSError, and ValueError where one of the three main counters is missing."""
-    from sparkd.host import os_stats
+    from sparkd.base.host import os_stats
 
     kib = {key.strip(): int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
     for key in ("MemTotal", "MemFree", "MemAvailable"):

@@ -11,9 +11,9 @@ from functools import partial
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import weights
-from sparkd.host.files import Files, Kind
-from sparkd.lib.text import parse_json, sanitize
+from sparkd.base.host import weights
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.lib.text import parse_json, sanitize
 
 SAFETENSORS = ".safetensors"
 CONFIGS = ("config.json", "params.json")

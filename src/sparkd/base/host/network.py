@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import sanitize
 
 FOLDER = "/sys/class/net"
 IFF_UP, IFF_LOOPBACK = 0x1, 0x8

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from sparkd.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
-from sparkd.lib.text import sanitize
+from sparkd.base.host.gpu import NO_GPU, GpuClocks, GpuFacts, GpuProcess, Trouble
+from sparkd.base.lib.text import sanitize
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from sparkd.host.files import Files, Kind
+from sparkd.base.host.files import Files, Kind
 
 if TYPE_CHECKING:
     from psutil._ntuples import svmem

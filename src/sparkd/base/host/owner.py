@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.json import decode
 from msgspec.structs import replace
 
-from sparkd.host.files import Files
-from sparkd.host.processes import read_process
-from sparkd.lib.lock import try_lock
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.lock import try_lock
+from sparkd.base.lib.text import sanitize
 
 OWNER_LOCK, OWNER_FILE = "/run/sparkd/hands.lock", "/run/sparkd/owner.json"
 UNNAMED = f"the process that holds {OWNER_LOCK}, which {OWNER_FILE} does not name"

@@ -9,8 +9,8 @@ from contextlib import suppress
 from shlex import quote
 from stat import S_ISVTX
 
-from sparkd.host.files import Files, Kind, Opened, follow
-from sparkd.lib.errors import AwaitedError, ConfigError
+from sparkd.base.host.files import Files, Kind, Opened, follow
+from sparkd.base.lib.errors import AwaitedError, ConfigError
 
 ROOT = (0,)
 

@@ -15,10 +15,10 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import cgroups
-from sparkd.host.cgroups import Group
-from sparkd.host.files import Files, OvergrownError
-from sparkd.lib.text import sanitize
+from sparkd.base.host import cgroups
+from sparkd.base.host.cgroups import Group
+from sparkd.base.host.files import Files, OvergrownError
+from sparkd.base.lib.text import sanitize
 
 KERNEL_THREAD = 0x0020_0000
 """PF_KTHREAD of the flags in /proc/PID/stat."""
@@ -133,7 +133,7 @@ class ProcessTable(Struct, frozen=True, dict=True):
 
 def scan_processes(files: Files) -> ProcessTable:
     """Every process that could be read before it ended, in order of pid."""
-    from sparkd.host import os_stats
+    from sparkd.base.host import os_stats
 
     found = (read_process(files, pid) for pid in os_stats.pids(files))
     return ProcessTable(tuple(process for process in found if process is not None))

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from msgspec import Struct
 
-from sparkd.host.files import Files, Kind
-from sparkd.host.processes import GONE, SCAN_SECONDS, Process, open_files, overgrown
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.host.processes import GONE, SCAN_SECONDS, Process, open_files, overgrown
 
 FOLDER = "/dev/shm"  # noqa: S108 - read, never written to
 MAPS_LIMIT_BYTES = 16 << 20

@@ -13,8 +13,8 @@ from itertools import product
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
-from sparkd.host.processes import GONE, Process, open_files, overgrown
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import GONE, Process, open_files, overgrown
 
 _LISTENING = re.compile(
     r"^ *\d+: ([0-9A-F]{8}|[0-9A-F]{32}):([0-9A-F]{4}) \S+ 0A \S+ \S+ \S+ +\d+ +\d+ +(\d+)\b", re.MULTILINE

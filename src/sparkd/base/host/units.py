@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.host.files import Files
+from sparkd.base.host.files import Files
 
 SEARCH_PATH = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient",

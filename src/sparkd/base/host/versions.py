@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from sparkd import __version__
-from sparkd.host import Host, docker, kernel, meminfo
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.text import sanitize
+from sparkd.base.host import Host, docker, kernel, meminfo
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.text import sanitize
 
 DRIVER = ("/sys/module/nvidia/version", "/proc/driver/nvidia/version")
 """The second has a whole line, `NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.159.04  Release ...`."""

@@ -20,9 +20,9 @@ from hashlib import sha256
 
 from msgspec import Struct
 
-from sparkd.host.files import Files, Kind
-from sparkd.host.shm import File
-from sparkd.lib.text import parse_json
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.host.shm import File
+from sparkd.base.lib.text import parse_json
 
 WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth")
 INDEX = ".index.json"

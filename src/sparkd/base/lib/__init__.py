@@ -51,7 +51,7 @@ def _data_path(name: str) -> Path:
     from pathlib import Path
 
     # Resolved: people read it as it is called in /usr/share. importlib.resources takes 10 ms to import.
-    return (Path(__file__).parents[1] / "data" / name).resolve()
+    return (Path(__file__).parents[2] / "data" / name).resolve()
 
 
 def start_thread(thread: threading.Thread) -> None:

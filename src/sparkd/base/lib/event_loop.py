@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
-from sparkd.lib import start_thread
+from sparkd.base.lib import start_thread
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
-from sparkd.lib import without
+from sparkd.base.lib import without
 
 with without("rich", "click"):
     import httpcore

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import h11
 
-from sparkd.lib import without
+from sparkd.base.lib import without
 
 with without("uvicorn.main", stand_in=SimpleNamespace(Server=None, main=None, run=None)):
     from uvicorn.config import Config
@@ -25,7 +25,7 @@ with without("uvicorn.main", stand_in=SimpleNamespace(Server=None, main=None, ru
     from uvicorn.server import ServerState
 
 if TYPE_CHECKING:
-    from sparkd.lib.http_server import HttpServer
+    from sparkd.base.lib.http_server import HttpServer
 
 SILENT = Logger("uvicorn", CRITICAL)
 """uvicorn logs each request that is not HTTP: any client could fill the journal."""

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable
 
-from sparkd.lib.http_connection import Connection, Handler, Limits
+from sparkd.base.lib.http_connection import Connection, Handler, Limits
 
 BACKLOG = 1024
 """For listen(2): past it the kernel drops SYNs, and clients retry after 1 s."""

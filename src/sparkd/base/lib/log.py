@@ -19,8 +19,8 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from sparkd.lib import without
-from sparkd.lib.text import Redactor, printable, sanitize
+from sparkd.base.lib import without
+from sparkd.base.lib.text import Redactor, printable, sanitize
 
 if TYPE_CHECKING:
     from structlog.typing import EventDict, FilteringBoundLogger, WrappedLogger

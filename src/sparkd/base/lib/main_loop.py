@@ -21,9 +21,9 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
-from sparkd.lib.endings import Ending, Endings, Stage
-from sparkd.lib.event_loop import EventLoop, run_in_thread
-from sparkd.lib.systemd import Notifier, watchdog_seconds
+from sparkd.base.lib.endings import Ending, Endings, Stage
+from sparkd.base.lib.event_loop import EventLoop, run_in_thread
+from sparkd.base.lib.systemd import Notifier, watchdog_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

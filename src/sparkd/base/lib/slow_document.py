@@ -10,7 +10,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.lib.event_loop import run_in_thread
+from sparkd.base.lib.event_loop import run_in_thread
 
 ANSWER_SECONDS = 8.0
 """Shorter than a handler may take; what is read meanwhile is there for the next request."""

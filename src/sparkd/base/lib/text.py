@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 from unicodedata import combining, east_asian_width
 
-from sparkd.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.errors import ConfigError, UsageError
 
 UNITS = {"s": 1, "min": 60, "m": 60, "h": 3600, "d": 86400}
 
@@ -131,8 +131,8 @@ def _escape(text: str) -> str:
 class Redactor:
     """Replaces known secrets, also in the forms of repr() and JSON, and likely keys and tokens, by `***`.
 
-    For each line of a log: the forms of `lib.redaction` would cost a third more, its rules far more, and they take out
-    some words that people need.
+    For each line of a log: the forms of `tools.support.redaction` would cost a third more, its rules far more, and they
+    take out some words that people need.
     """
 
     def __init__(self, values: Iterable[str] = ()) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
-from sparkd.lib import without
-from sparkd.lib.errors import LaunchError
-from sparkd.lib.event_loop import EventLoop
-from sparkd.lib.http_client import http_error
+from sparkd.base.lib import without
+from sparkd.base.lib.errors import LaunchError
+from sparkd.base.lib.event_loop import EventLoop
+from sparkd.base.lib.http_client import http_error
 
 with without("rich", "click"):
     import httpx

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from sparkd.host.weights import Manifest
-from sparkd.lib.text import Table, parse_json, sanitize
-from sparkd.plan.model import LaunchPlan
-from sparkd.vllm.args import JsonValue, check_value
+from sparkd.base.host.weights import Manifest
+from sparkd.base.lib.text import Table, parse_json, sanitize
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.args import JsonValue, check_value
 
 if TYPE_CHECKING:
-    from sparkd.recipes.schema import Container
+    from sparkd.base.recipes.schema import Container
 
 PLAN_PATH = "/plan"
 """Where a node serves its values to the others."""

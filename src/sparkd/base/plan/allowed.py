@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from posixpath import normpath
 
-from sparkd.config import Settings
-from sparkd.config.types import WRITABLE
-from sparkd.plan.model import LaunchPlan
-from sparkd.recipes.additions import VERBS
-from sparkd.recipes.reach import HEAD_FILES, given_paths
-from sparkd.recipes.schema import Container
-from sparkd.vllm.container_paths import is_below
+from sparkd.base.config import Settings
+from sparkd.base.config.types import WRITABLE
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import VERBS
+from sparkd.base.recipes.reach import HEAD_FILES, given_paths
+from sparkd.base.recipes.schema import Container
+from sparkd.base.vllm.container_paths import is_below
 
 MOST_CACHES = 32
 """Each is a folder of its own on the node."""

@@ -9,16 +9,16 @@ from ipaddress import ip_address
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.config import Settings
-from sparkd.lib.errors import AwaitedError, ConfigError
-from sparkd.lib.text import did_you_mean
-from sparkd.plan import agreement, script
-from sparkd.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
-from sparkd.plan.ports import api_port
-from sparkd.recipes.additions import HCAS, RAY, VERBS, added_env
-from sparkd.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
-from sparkd.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
-from sparkd.vllm.container_paths import kept_caches
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import AwaitedError, ConfigError
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.plan import agreement, script
+from sparkd.base.plan.model import PLAN_SCHEMA, Cache, LaunchPlan, Node, Secret
+from sparkd.base.plan.ports import api_port
+from sparkd.base.recipes.additions import HCAS, RAY, VERBS, added_env
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, PLACEHOLDER, Container, Recipe, Volume
+from sparkd.base.vllm.args import JsonValue, api_host, check_ranks, command_line, memory_share
+from sparkd.base.vllm.container_paths import kept_caches
 
 MODELS_TARGET = "/models"
 POOL_SIZE_FLAGS = frozenset(

@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import closing
 from hashlib import sha256
 
-from sparkd.host import Host, docker_image, weights
-from sparkd.host.files import Files
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import AwaitedError, BlockedError, Cause, ConfigError, LaunchError
-from sparkd.plan.agreement import Agreement, make_agreement
-from sparkd.plan.model import LaunchPlan
-from sparkd.vllm.args import API_KEY
+from sparkd.base.host import Host, docker_image, weights
+from sparkd.base.host.files import Files
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import AwaitedError, BlockedError, Cause, ConfigError, LaunchError
+from sparkd.base.plan.agreement import Agreement, make_agreement
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.args import API_KEY
 
 SECRET_LIMIT_BYTES = 64 << 10
 

@@ -6,11 +6,11 @@ from math import ceil
 
 from msgspec import Struct
 
-from sparkd.config import Settings
-from sparkd.config.units import DropIn
-from sparkd.lib.text import GIB, MIB
-from sparkd.plan.model import LaunchPlan
-from sparkd.vllm.lint.predicates import DEFAULT_SHARE
+from sparkd.base.config import Settings
+from sparkd.base.config.units import DropIn
+from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.lint.predicates import DEFAULT_SHARE
 
 UNCHANGED_BYTES = 256 * MIB
 """Smaller changes are noise."""

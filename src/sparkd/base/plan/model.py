@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from sparkd.recipes.additions import HCAS
+from sparkd.base.recipes.additions import HCAS
 
 if TYPE_CHECKING:
-    from sparkd.recipes.schema import Container, Lines
+    from sparkd.base.recipes.schema import Container, Lines
 
 PLAN_SCHEMA = 5
 """Part of the digest, so that sparkd versions that plan differently never agree."""
@@ -82,7 +82,7 @@ class LaunchPlan(Struct, frozen=True):
     image_build: str = ""
     """How the recipe says that its image is built. Empty for another image, and for one that a registry has."""
     extra_flags: tuple[str, ...] = ()
-    """Flags of a fork of vLLM, missing in the table of vllm/flag.py."""
+    """Flags of a fork of vLLM, missing in the table of base/vllm/flag.py."""
     on_ray: bool = False
     """Whether Ray connects the ranks. Only the head then runs an engine."""
     insists_on_hcas: bool = False

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from sparkd.config import Settings
-from sparkd.lib.errors import ConfigError
-from sparkd.vllm.args import DATA_SIZE, JsonValue, parse_count
-from sparkd.vllm.flag import parse_json
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
+from sparkd.base.vllm.flag import parse_json
 
 API_PORT = 8000
 """vLLM's own (vllm/entrypoints/openai/cli_args.py)."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sparkd.plan.model import Node, Secret
+from sparkd.base.plan.model import Node, Secret
 
 if TYPE_CHECKING:
-    from sparkd.recipes.schema import Lines
+    from sparkd.base.recipes.schema import Lines
 
 SCRIPT_FILE = "/run/sparkd/private/launch.sh"
 """In a folder of root's: the image's user has it mounted and may read it, and no other."""

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkd.config import Settings
-    from sparkd.recipes.schema import Recipe
+    from sparkd.base.config import Settings
+    from sparkd.base.recipes.schema import Recipe
 
 INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 """Placeholders of a recipe for the interface on the fabric, and for its RDMA devices."""

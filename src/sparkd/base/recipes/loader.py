@@ -9,18 +9,18 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd import config
-from sparkd.config.layers import Check, Key, Layers
-from sparkd.config.sources import PREFIX
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import AwaitedError, ConfigError
-from sparkd.lib.text import did_you_mean, format_key, read_file
-from sparkd.recipes.additions import ADDED_LIMITS, added_env
-from sparkd.recipes.schema import TAGS, Recipe
-from sparkd.recipes.yaml import Document, YamlError, parse_yaml
-from sparkd.vllm.args import TABLES, JsonValue
-from sparkd.vllm.container_paths import kept_caches
-from sparkd.vllm.flag import parse_amount, parse_json
+from sparkd.base import config
+from sparkd.base.config.layers import Check, Key, Layers
+from sparkd.base.config.sources import PREFIX
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import AwaitedError, ConfigError
+from sparkd.base.lib.text import did_you_mean, format_key, read_file
+from sparkd.base.recipes.additions import ADDED_LIMITS, added_env
+from sparkd.base.recipes.schema import TAGS, Recipe
+from sparkd.base.recipes.yaml import Document, YamlError, parse_yaml
+from sparkd.base.vllm.args import TABLES, JsonValue
+from sparkd.base.vllm.container_paths import kept_caches
+from sparkd.base.vllm.flag import parse_amount, parse_json
 
 HINT = "`sparkd recipe schema` describes the format"
 ADMINISTRATORS = "etc/sparkd/recipes"

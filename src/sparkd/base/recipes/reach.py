@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from sparkd.vllm.lint.rules import Issue
+from sparkd.base.vllm.lint.rules import Issue
 
 if TYPE_CHECKING:
-    from sparkd.recipes.schema import Container
+    from sparkd.base.recipes.schema import Container
 
 READ, WRITTEN = False, True
 REACHES: tuple[tuple[bool, str, str], ...] = (

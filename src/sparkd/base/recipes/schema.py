@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, JsonValue, Strict, Tag, model_validator
 
-from sparkd.config import types as t
-from sparkd.config.types import Section
-from sparkd.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
-from sparkd.vllm.args import check_path, check_text, normalize_flag
-from sparkd.vllm.container_paths import check_target
+from sparkd.base.config import types as t
+from sparkd.base.config.types import Section
+from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
+from sparkd.base.vllm.args import check_path, check_text, normalize_flag
+from sparkd.base.vllm.container_paths import check_target
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
 """In `expect`: the "KV cache size" in vLLM's log."""

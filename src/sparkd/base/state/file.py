@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from sparkd.host.files import Files
-from sparkd.lib.errors import UsageError
-from sparkd.lib.text import parse_json
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import parse_json
 
 FOLDER = "/var/lib/sparkd"
 PRIVATE, PUBLIC = 0o600, 0o644

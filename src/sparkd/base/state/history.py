@@ -9,10 +9,10 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, field
 
-from sparkd.lib.text import sanitize
-from sparkd.state.file import FOLDER
-from sparkd.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
-from sparkd.state.launch_history import End
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.file import FOLDER
+from sparkd.base.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
+from sparkd.base.state.launch_history import End
 
 PATH = f"{FOLDER}/history.db"
 MODE = 0o640

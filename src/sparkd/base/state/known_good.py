@@ -9,14 +9,14 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from sparkd.host.files import Files
-from sparkd.lib.text import sanitize
-from sparkd.plan import agreement
-from sparkd.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
-from sparkd.plan.model import LaunchPlan
-from sparkd.recipes.loader import normalize_switches
-from sparkd.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
-from sparkd.vllm.args import JsonValue
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan import agreement
+from sparkd.base.plan.agreement import LONGEST_TEXT, MOST_VALUES, UNCHECKED, VALUE_WIDTH, Difference
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.loader import normalize_switches
+from sparkd.base.state.file import LIMIT_BYTES, Report, StateFile, ignore_report
+from sparkd.base.vllm.args import JsonValue
 
 ORDER = (
     "args", "env", "image", "recipe", "entrypoint", "assert", "model", "served_name", "secrets", "image.identity",

@@ -16,11 +16,11 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
-from sparkd.host.files import Files
-from sparkd.lib.errors import Cause, ExitCode
-from sparkd.lib.text import sanitize
-from sparkd.state.file import PUBLIC, Report, StateFile, ignore_report
-from sparkd.status.model import RestartReport, seconds_since
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import Cause, ExitCode
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.file import PUBLIC, Report, StateFile, ignore_report
+from sparkd.base.status.model import RestartReport, seconds_since
 
 BACKOFF_SECONDS = (0, 5, 15, 60, 300)
 """Wait before a launch after 0, 1, 2, 3, 4 failed launches in a row. After five a person is needed."""

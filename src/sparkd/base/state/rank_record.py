@@ -11,13 +11,13 @@ from enum import Enum
 
 from msgspec import Struct, field
 
-from sparkd.host import Host
-from sparkd.host.docker import ContainerFacts
-from sparkd.host.files import Files
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import read_process
-from sparkd.host.shm import Identity
-from sparkd.state.file import StateFile
+from sparkd.base.host import Host
+from sparkd.base.host.docker import ContainerFacts
+from sparkd.base.host.files import Files
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import read_process
+from sparkd.base.host.shm import Identity
+from sparkd.base.state.file import StateFile
 
 
 class RankStage(Enum):

@@ -2,7 +2,7 @@
 
 The head makes the document of its plan in force: the whole recipe, the settings that all ranks share, the names of
 secrets, and the contents of files that the recipe mounts and everybody may read. What it may do to the worker is judged
-in plan.allowed, before anything in it is used.
+in base.plan.allowed, before anything in it is used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from sparkd.config import Engine, Settings
-from sparkd.config.settings import Cluster, Readiness, Supervise
-from sparkd.host.files import Files, Kind
-from sparkd.recipes.reach import HEAD_FILES
-from sparkd.recipes.schema import Recipe
-from sparkd.state.file import StateFile
-from sparkd.state.known_good import ImageId
-from sparkd.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
+from sparkd.base.config import Engine, Settings
+from sparkd.base.config.settings import Cluster, Readiness, Supervise
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.recipes.reach import HEAD_FILES
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.file import StateFile
+from sparkd.base.state.known_good import ImageId
+from sparkd.base.vllm.args import LONGEST_TEXT_BYTES, check_variable_name
 
 PATH = "/config"
 """Where a head serves it to its workers."""

@@ -17,11 +17,11 @@ from typing import Annotated, assert_never
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from sparkd.config import Engine, Settings
-from sparkd.recipes.schema import Recipe
-from sparkd.state.file import StateFile
-from sparkd.state.known_good import Entry, ImageId, Plain, format_utc
-from sparkd.status.model import FindingReport, utc_now
+from sparkd.base.config import Engine, Settings
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.file import StateFile
+from sparkd.base.state.known_good import Entry, ImageId, Plain, format_utc
+from sparkd.base.status.model import FindingReport, utc_now
 
 ROLLBACK_HINT = "change the recipe or the section engine, or: sparkd rollback --end"
 USE_HINT = "back to what is configured: sparkd use --end"

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.lib.text import sanitize
+from sparkd.base.lib.text import sanitize
 
 TEXT_LIMIT = 1000
 """Characters of each text of another node; a cause that quotes an engine has a few hundred."""

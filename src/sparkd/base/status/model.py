@@ -11,11 +11,11 @@ from msgspec import Struct, convert, field
 from msgspec import json as fast_json
 from msgspec.structs import asdict, replace
 
-from sparkd.host.files import Files
-from sparkd.host.processes import read_process
-from sparkd.lib.text import parse_json
-from sparkd.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
-from sparkd.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import read_process
+from sparkd.base.lib.text import parse_json
+from sparkd.base.status.bounds import ITEMS_LIMIT, TEXT_LIMIT, bounded
+from sparkd.base.status.figures import ActivityReport, EngineReport, Figures, GpuReport, HealthReport, Metric
 
 PATH = "/run/sparkd/report.json"
 """For commands and checks beside the agent."""
@@ -159,14 +159,14 @@ class NodeReport(Struct, frozen=True):
     """Of sparkd, driver, kernel, docker: a difference between nodes is a warning."""
     message: str = ""
     cause: str = ""
-    """Of a run that failed: a `Cause` of sparkd.lib.errors."""
+    """Of a run that failed: a `Cause` of sparkd.base.lib.errors."""
     draining: bool = False
     """In the phase `stopping`: the requests that run still get their time."""
     recipe: str = ""
     last_cause: str = ""
     """Why the agent before this one ended."""
     last_cause_code: str = ""
-    """The same as a `Cause` of sparkd.lib.errors."""
+    """The same as a `Cause` of sparkd.base.lib.errors."""
     last_hint: str = ""
     """What to do about it."""
     findings: tuple[FindingReport, ...] = ()

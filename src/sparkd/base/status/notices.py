@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from sparkd.lib.errors import Cause
-from sparkd.lib.text import sanitize
-from sparkd.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase, format_duration
+from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.text import sanitize
+from sparkd.base.status.model import IN_SERVICE, UNKNOWN_RANK, Contact, NodeReport, Phase, format_duration
 
 SERVING, SWITCHED, LOST, DEGRADED = "serving", "switched", "lost", "degraded"
 MEMORY_GUARD, NEEDS_PERSON, SUMMARY, TEST = "memory-guard", "needs-person", "summary", "test"

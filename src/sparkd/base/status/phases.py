@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparkd.lib.errors import Cause
-from sparkd.status.model import NodeReport, Phase
+from sparkd.base.lib.errors import Cause
+from sparkd.base.status.model import NodeReport, Phase
 
 
 class Loss(NamedTuple):

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypedDict, Unpack
 
 from msgspec.structs import replace
 
-from sparkd.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
-from sparkd.status.model import (
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport, HealthReport
+from sparkd.base.status.model import (
     IN_SERVICE,
     LIMIT_BYTES,
     FindingReport,

@@ -10,9 +10,9 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.lib.text import GIB, sanitize
-from sparkd.status.figures import ActivityReport, EngineReport, GpuReport
-from sparkd.status.model import (
+from sparkd.base.lib.text import GIB, sanitize
+from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
+from sparkd.base.status.model import (
     Contact,
     FindingReport,
     MemoryReport,

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from unicodedata import name
 
-from sparkd.lib.text import parse_json, sanitize
-from sparkd.vllm.api import Answer
+from sparkd.base.lib.text import parse_json, sanitize
+from sparkd.base.vllm.api import Answer
 
 ENDS = ("length", "stop")
 TOOL_ENDS = (*ENDS, "tool_calls")

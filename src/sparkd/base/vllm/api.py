@@ -9,9 +9,9 @@ from contextlib import suppress
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from sparkd.lib.http_client import CONNECTIONS, Admit, HttpClient
-from sparkd.lib.text import parse_json
-from sparkd.vllm.streaming import Streamed, stream_completion
+from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
+from sparkd.base.lib.text import parse_json
+from sparkd.base.vllm.streaming import Streamed, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from ipaddress import ip_address
 from math import prod
 
-from sparkd.lib.errors import ConfigError
+from sparkd.base.lib.errors import ConfigError
 
 JsonValue = str | int | float | bool | None | list["JsonValue"] | dict[str, "JsonValue"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from sparkd.vllm.args import check_path
+from sparkd.base.vllm.args import check_path
 
 RESERVED_TARGETS = ("/models", "/run/sparkd-launch.sh", "/run/sparkd-user-script", "/run/sparkd-secrets")
 """Targets of sparkd's own mounts."""

@@ -15,9 +15,9 @@ from typing import Literal
 import msgspec
 from msgspec import Struct
 
-from sparkd.lib import read_data
-from sparkd.lib.text import did_you_mean
-from sparkd.vllm.args import JsonValue, kebab_case
+from sparkd.base.lib import read_data
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.vllm.args import JsonValue, kebab_case
 
 _LONGEST_AMOUNT = 23
 _QUOTED = re.compile(r'("(?:[^"\\]|\\.)*")')

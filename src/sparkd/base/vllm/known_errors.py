@@ -12,7 +12,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, toml
 
-from sparkd.lib import read_data
+from sparkd.base.lib import read_data
 
 LINE_LIMIT = 4096
 """Characters that are searched."""

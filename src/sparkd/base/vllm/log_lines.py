@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from sparkd.lib.text import printable
+from sparkd.base.lib.text import printable
 
 LINE_LIMIT_BYTES = 16_384
 """Longer lines are cut and marked; journald cuts at 48 KiB (LineMax=)."""

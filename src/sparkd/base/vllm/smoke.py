@@ -12,9 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 
 from msgspec import Struct
 
-from sparkd.lib.http_client import HttpError
-from sparkd.measure.answers import differ, find_end_fault, find_fault
-from sparkd.vllm.api import Answer, Endpoint
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
+from sparkd.base.vllm.api import Answer, Endpoint
 
 TOKENS, FEWEST_TOKENS = 48, 16
 GREEDY_TOKENS = 24

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 import msgspec
 from msgspec import Struct
 
-from sparkd.lib.http_client import HttpClient
-from sparkd.lib.text import sanitize
+from sparkd.base.lib.http_client import HttpClient
+from sparkd.base.lib.text import sanitize
 
 PATH = "/v1/completions"
 EVENT_BYTES = 64 << 10

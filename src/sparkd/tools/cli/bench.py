@@ -14,18 +14,16 @@ import uuid
 import msgspec
 from msgspec.structs import asdict
 
-from sparkd.cli import bench_table, console
-from sparkd.host import Host
-from sparkd.lib.errors import ExitCode, UsageError
-from sparkd.lib.text import parse_time, sanitize
-from sparkd.measure.bench import Result, Wanted
-from sparkd.measure.past import describe_slower, find_runs, find_usual
-from sparkd.measure.smoke import Round
-from sparkd.measure.soak import STEADY, judge
-from sparkd.recipes.schema import KV_CACHE_TOKENS
-from sparkd.state.history import Smoke
-from sparkd.status.model import utc_now
-from sparkd.tools.measuring import (
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ExitCode, UsageError
+from sparkd.base.lib.text import parse_time, sanitize
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS
+from sparkd.base.state.history import Smoke
+from sparkd.base.status.model import utc_now
+from sparkd.base.vllm.smoke import Round
+from sparkd.tools.cli import bench_table, console
+from sparkd.tools.measure.bench import Result, Wanted
+from sparkd.tools.measure.measuring import (
     MOST_AT_ONCE,
     MOST_TOKENS,
     catch_ends,
@@ -38,7 +36,9 @@ from sparkd.tools.measuring import (
     run_soak,
     start_result,
 )
-from sparkd.tools.served import CONNECTIONS, Served, collect, open_endpoint
+from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
+from sparkd.tools.measure.soak import STEADY, judge
+from sparkd.tools.node.served import CONNECTIONS, Served, collect, open_endpoint
 
 MOST_RUNS = 100
 SHORTEST_SECONDS, LONGEST_SECONDS = 40, 7 * 86400

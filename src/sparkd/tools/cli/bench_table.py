@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sparkd.lib.text import Parts, Table, sanitize
-from sparkd.measure.bench import Result
-from sparkd.measure.figures import DECODE, FIRST, Depth, Spread, expected, find_level, ratio, seconds
-from sparkd.measure.past import Usual
-from sparkd.state.known_good import format_utc
+from sparkd.base.lib.text import Parts, Table, sanitize
+from sparkd.base.state.known_good import format_utc
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Spread, expected, find_level, ratio, seconds
+from sparkd.tools.measure.past import Usual
 
 LEVELS = ("at once", "tokens/s", "5-95 %", "recipe", "usual", "first", "recipe", "between", "request")
 DEPTHS = ("prompt", "prefill tokens/s", "first token", "again", "speed-up", "decode tokens/s")

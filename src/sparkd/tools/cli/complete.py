@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from sparkd.lib import recipes_dir
+from sparkd.base.lib import recipes_dir
 
 SETTINGS = Path("/etc/sparkd/sparkd.toml")
 FIRST = "conf.d/10-init.toml"

@@ -9,18 +9,18 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.cluster import auth, following, membership
-from sparkd.config import Settings, load_settings, load_with_origins, reference
-from sparkd.host import Host
-from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.lib.text import size
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan
-from sparkd.plan.trial import plan_as_json
-from sparkd.recipes.additions import HCAS, INTERFACE
-from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.state.shared_config import overridden_keys
-from sparkd.status.model import FindingReport
+from sparkd.base.cluster import auth, following, membership
+from sparkd.base.config import Settings, load_settings, load_with_origins, reference
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.text import size
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import HCAS, INTERFACE
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.state.shared_config import overridden_keys
+from sparkd.base.status.model import FindingReport
+from sparkd.tools.node.trial import plan_as_json
 
 
 def add_config(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def show_settings(args: argparse.Namespace) -> None:
 
 def check_settings(_args: argparse.Namespace) -> None:
     """Check all that would end a start with 78, except what depends on the node's state. Raises ConfigError."""
-    from sparkd.preflight.runner import check_ids
+    from sparkd.agent.preflight.runner import check_ids
 
     host, own = Host(), load_with_origins(os.environ)
     settings = own.settings

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Self, TextIO
 
-from sparkd.lib.errors import UsageError
-from sparkd.lib.text import GAP, Parts, Table, plain, printable, sanitize
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import GAP, Parts, Table, plain, printable, sanitize
 
 if TYPE_CHECKING:
     from rich.console import Console

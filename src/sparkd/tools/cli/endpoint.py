@@ -6,13 +6,13 @@ import argparse
 import json
 import os
 
-from sparkd.cli import console
-from sparkd.cluster import membership
-from sparkd.config import load_settings
-from sparkd.host import Host
-from sparkd.lib.text import Table, sanitize
-from sparkd.tools.endpoint import State, context_tokens, find_address, find_key, read_state
-from sparkd.vllm.clients import CLIENTS, KEY_VARIABLE, Offer, snippet
+from sparkd.base.cluster import membership
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.tools.cli import console
+from sparkd.tools.node.clients import CLIENTS, KEY_VARIABLE, Offer, snippet
+from sparkd.tools.node.endpoint import State, context_tokens, find_address, find_key, read_state
 
 SCHEMA = 1
 AT_HEAD = "a file of the head: run this there"

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import msgspec
 
-from sparkd.cli import console
-from sparkd.cluster.traffic_programs import STREAMS
-from sparkd.config import load_settings
-from sparkd.host import Host
-from sparkd.lib.errors import ExitCode
-from sparkd.lib.text import Table, sanitize
-from sparkd.measure.fabric import SLOW, Result, describe_twins, judge
-from sparkd.tools.fabric import measure_all
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.tools.cli import console
+from sparkd.tools.measure.fabric import SLOW, Result, describe_twins, judge
+from sparkd.tools.measure.traffic_programs import STREAMS
+from sparkd.tools.node.fabric import measure_all
 
 HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")
 

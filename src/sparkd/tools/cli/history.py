@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from sparkd.actions import history as store
-from sparkd.cli import console
-from sparkd.host import Host
-from sparkd.lib.errors import UsageError
-from sparkd.lib.text import Table, sanitize
-from sparkd.measure.past import as_json, find_slower
-from sparkd.state.history import PATH, Launch, Row, Smoke
+from sparkd.agent.actions import history as store
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.state.history import PATH, Launch, Row, Smoke
+from sparkd.tools.cli import console
+from sparkd.tools.measure.past import as_json, find_slower
 
 HEADINGS = ("STARTED (UTC)", "RECIPE", "LOAD", "TOKENS/S", "BAD", "END")
 RECIPE_WIDTH, END_WIDTH = 16, 19

@@ -7,11 +7,11 @@ import os
 import sys
 from functools import partial
 
-from sparkd.cli.console import prompt
-from sparkd.config import load_settings
-from sparkd.config.settings import MAX_NODES
-from sparkd.host import Host
-from sparkd.lib.errors import UsageError
+from sparkd.base.config import load_settings
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import UsageError
+from sparkd.tools.cli.console import prompt
 from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.cluster_key import NEW_KEY
 from sparkd.tools.setup.node_files import NodeFiles

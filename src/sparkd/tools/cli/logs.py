@@ -15,17 +15,17 @@ from contextlib import suppress
 from datetime import datetime, time, timedelta
 from functools import partial
 
-from sparkd.cli import console
-from sparkd.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
-from sparkd.config import load_settings
-from sparkd.engine.log_lines import LineSplitter
-from sparkd.host import Host
-from sparkd.host.journal import Query
-from sparkd.lib.errors import BlockedError, UsageError
-from sparkd.lib.log import PRIORITIES
-from sparkd.lib.text import Table, parse_time, sanitize
-from sparkd.tools.capture_collector import Collector, summarize
-from sparkd.vllm.known_errors import KnownError, explain
+from sparkd.agent.cluster.logs import Entry, Marks, NodeLog, merge, open_logs
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.host.journal import Query
+from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.log import PRIORITIES
+from sparkd.base.lib.text import Table, parse_time, sanitize
+from sparkd.base.vllm.known_errors import KnownError, explain
+from sparkd.base.vllm.log_lines import LineSplitter
+from sparkd.tools.cli import console
+from sparkd.tools.support.capture_collector import Collector, summarize
 
 POLL_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from sparkd import __version__
-from sparkd.lib.errors import ExitCode, SparkdError, UsageError
+from sparkd.base.lib.errors import ExitCode, SparkdError, UsageError
 
 if TYPE_CHECKING:
     import argparse
@@ -71,7 +71,7 @@ def build_parser(*used: str) -> argparse.ArgumentParser:
     for name, module, summary in COMMANDS:
         sub = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if name in used:
-            getattr(import_module(f"sparkd.cli.{module}"), f"add_{name.replace('-', '_')}")(sub)
+            getattr(import_module(f"sparkd.tools.cli.{module}"), f"add_{name.replace('-', '_')}")(sub)
     return parser
 
 
@@ -110,12 +110,12 @@ def _run(words: list[str]) -> int:
         print(f"sparkd {__version__}")
         return ExitCode.GOOD
     if words[:1] == [COMPLETE]:  # of the shells' completions: in no help, and fast
-        from sparkd.cli.complete import complete
+        from sparkd.tools.cli.complete import complete
 
         complete("".join(words[1:2]))
         return ExitCode.GOOD
     args = build_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
-    from sparkd.lib import log
+    from sparkd.base.lib import log
 
     log.clean_stderr()
     if "as_root" in args and os.geteuid():

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from sparkd.actions import dockerd, hub
-from sparkd.cli.console import Progress
-from sparkd.config import load_settings
-from sparkd.host import Host, weights
-from sparkd.host.files import Files
-from sparkd.lib.text import size
-from sparkd.tools.image_copy import Image, find_image, send_image
-from sparkd.tools.model_files import (
+from sparkd.agent.actions import dockerd
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host, weights
+from sparkd.base.host.files import Files
+from sparkd.base.lib.text import size
+from sparkd.tools.cli.console import Progress
+from sparkd.tools.node.image_copy import Image, find_image, send_image
+from sparkd.tools.node.model_files import (
     TOKEN,
     choose_repo,
     describe_files,
@@ -29,7 +29,8 @@ from sparkd.tools.model_files import (
     require_download_room,
     send_model,
 )
-from sparkd.tools.other_nodes import choose_peers, run_on_each
+from sparkd.tools.node.other_nodes import choose_peers, run_on_each
+from sparkd.tools.setup import hub
 
 _MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 

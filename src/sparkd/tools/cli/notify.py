@@ -10,13 +10,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from sparkd.agent.notify import FILE, Outbox, deliver
-from sparkd.config import Notify, load_settings
-from sparkd.host import Host
-from sparkd.lib import log
-from sparkd.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
-from sparkd.lib.text import Redactor
-from sparkd.status.notices import TEST, Notice, unit_down
+from sparkd.agent.daemon.notify import FILE, Outbox, deliver
+from sparkd.base.config import Notify, load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib import log
+from sparkd.base.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
+from sparkd.base.lib.text import Redactor
+from sparkd.base.status.notices import TEST, Notice, unit_down
 
 STAYS_DOWN = ("2", "17", "78")
 """Exit codes after which no unit is started again."""

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.lib.text import GIB, parse_json, sanitize
-from sparkd.measure.bench import Result
-from sparkd.measure.soak import Sample
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.text import GIB, parse_json, sanitize
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.soak import Sample
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,19 +9,19 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from sparkd.cli import console
-from sparkd.cluster.membership import NodeContext, resolve_context
-from sparkd.config import Settings, load_settings
-from sparkd.host import Host
-from sparkd.lib import read_data
-from sparkd.lib.errors import ConfigError, ExitCode, UsageError
-from sparkd.lib.text import did_you_mean
-from sparkd.preflight import render
-from sparkd.preflight.fixes import stop_by_hand
-from sparkd.preflight.registry import IDS
-from sparkd.preflight.render import Shown
-from sparkd.preflight.runner import blocking, check_ids
-from sparkd.tools.dry_run import look_without_plan, only_look
+from sparkd.agent.preflight.fixes import stop_by_hand
+from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import blocking, check_ids
+from sparkd.base.cluster.membership import NodeContext, resolve_context
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib import read_data
+from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
+from sparkd.base.lib.text import did_you_mean
+from sparkd.tools.cli import console
+from sparkd.tools.node import render
+from sparkd.tools.node.dry_run import look_without_plan, only_look
+from sparkd.tools.node.render import Shown
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def preflight(args: argparse.Namespace) -> int:
 
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
-    """Raises ConfigError where there is no plan, and more than a look is wanted, as `tools.fixing` does."""
+    """Raises ConfigError where there is no plan, and more than a look is wanted, as `tools.node.fixing` does."""
     acts = not (args.dry_run or args.root or args.fix is not None)
     config = Settings()
     try:
@@ -79,13 +79,13 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
 
 
 def _end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:
-    from sparkd.tools.fixing import end_named  # where nothing is changed, nothing is imported that could
+    from sparkd.tools.node.fixing import end_named  # where nothing is changed, nothing is imported that could
 
     return end_named(pid, look, host)
 
 
 def _fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
-    from sparkd.tools.fixing import fix_node
+    from sparkd.tools.node.fixing import fix_node
 
     return fix_node(node, config, host)
 

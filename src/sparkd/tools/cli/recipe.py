@@ -9,12 +9,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sparkd import config
-from sparkd.cli import console
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import Table, sanitize
-from sparkd.recipes.loader import (
+from sparkd.base import config
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.recipes.loader import (
     SUFFIX,
     Loaded,
     compare_recipes,
@@ -24,9 +23,10 @@ from sparkd.recipes.loader import (
     read_recipe,
     recipe_folders,
 )
-from sparkd.recipes.schema import Recipe, json_schema
-from sparkd.tools.recipe_lint import lint
-from sparkd.vllm.args import parse_count
+from sparkd.base.recipes.schema import Recipe, json_schema
+from sparkd.base.vllm.args import parse_count
+from sparkd.tools.cli import console
+from sparkd.tools.node.recipe_lint import lint
 
 HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 LONGEST_VALUE = 60
@@ -155,6 +155,6 @@ def check_recipes(args: argparse.Namespace) -> None:
 
 
 def import_recipes(args: argparse.Namespace) -> None:
-    from sparkd.cli.recipe_import import import_recipes
+    from sparkd.tools.cli.recipe_import import import_recipes
 
     import_recipes(args)

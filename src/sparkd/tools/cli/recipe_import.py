@@ -9,16 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from sparkd.config import load_settings
-from sparkd.host.files import Files
-from sparkd.host.ownership import find_writable
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import ConfigError, SparkdError, UsageError
-from sparkd.lib.text import sanitize
-from sparkd.recipes.importers import convert
-from sparkd.recipes.importers.endpoint import ADMINISTRATORS, Place
-from sparkd.recipes.importers.source import Overrides, parse_overrides
-from sparkd.recipes.loader import SUFFIX
+from sparkd.base.config import load_settings
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_writable
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.recipes.loader import SUFFIX
+from sparkd.tools.importers import convert
+from sparkd.tools.importers.endpoint import ADMINISTRATORS, Place
+from sparkd.tools.importers.source import Overrides, parse_overrides
 
 
 def import_recipes(args: argparse.Namespace) -> None:
@@ -63,7 +63,7 @@ def _place(args: argparse.Namespace) -> Place:
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> None:
     """What a stranger publishes is shown before it is written. Raises ConfigError, UsageError."""
-    from sparkd.lib.download import download_text
+    from sparkd.tools.setup.download import download_text
 
     if args.write and not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes writes it; without --write it is only shown")
@@ -94,7 +94,7 @@ def _refuse_existing(place: Place, name: str) -> None:
 
 def _write(place: Place, result: convert.Result, force: bool) -> None:
     """The recipe comes last: where it is, the rest is, too."""
-    from sparkd.actions import files
+    from sparkd.agent.actions import files
 
     folder, file = place.origin, f"{result.name}{SUFFIX}"
     if not force:

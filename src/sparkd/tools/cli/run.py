@@ -13,10 +13,10 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sparkd.lib.errors import ExitCode, SparkdError
+from sparkd.base.lib.errors import ExitCode, SparkdError
 
 if TYPE_CHECKING:
-    from sparkd.lib.log import Events, ProcessLog
+    from sparkd.base.lib.log import Events, ProcessLog
 
 FLUSH_SECONDS = 5.0
 STOP_FLUSH_SECONDS = 0.3
@@ -35,12 +35,12 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
 
 
 def run_agent(args: argparse.Namespace) -> int:
-    from sparkd.agent.bootstrap import build_agent
-    from sparkd.agent.run import run
-    from sparkd.lib.endings import StopRequested
-    from sparkd.lib.log import ProcessLog
-    from sparkd.lib.main_loop import MainLoop
-    from sparkd.lib.systemd import Journal, Notifier
+    from sparkd.agent.daemon.bootstrap import build_agent
+    from sparkd.agent.daemon.run import run
+    from sparkd.base.lib.endings import StopRequested
+    from sparkd.base.lib.log import ProcessLog
+    from sparkd.base.lib.main_loop import MainLoop
+    from sparkd.base.lib.systemd import Journal, Notifier
 
     journal = Journal(sys.stdout.fileno())
     log = ProcessLog(journal.put)
@@ -72,8 +72,8 @@ def report_thread(events: Events, error: threading.ExceptHookArgs) -> None:
 
 def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
     """There is no agent yet: wrong configuration, wrong role, another owner."""
-    from sparkd.lib.systemd import Notifier
-    from sparkd.lib.text import Redactor
+    from sparkd.base.lib.systemd import Notifier
+    from sparkd.base.lib.text import Redactor
 
     Notifier().status(str(error))
     events = log.events(Redactor())
@@ -82,8 +82,8 @@ def _report_refusal(error: SparkdError, log: ProcessLog) -> None:
 
 
 def sweep(args: argparse.Namespace) -> int:
-    from sparkd.host import Host
-    from sparkd.lib.systemd import invocation_id
-    from sparkd.tools.sweep import sweep
+    from sparkd.base.host import Host
+    from sparkd.base.lib.systemd import invocation_id
+    from sparkd.tools.node.sweep import sweep
 
     return sweep(Host(), invocation_id(os.environ), args.role, print)

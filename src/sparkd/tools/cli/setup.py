@@ -6,15 +6,15 @@ import argparse
 import os
 from collections.abc import Iterator
 
-from sparkd.actions.system_config import HEADER, PATH, SysctlManager, UnitFiles
-from sparkd.cluster.membership import make_context
-from sparkd.config import load_settings, units
-from sparkd.host import Host
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError, UsageError
-from sparkd.lib.text import Table
-from sparkd.recipes.loader import load_recipe, recipe_folders
-from sparkd.recipes.schema import Recipe
+from sparkd.base.cluster.membership import make_context
+from sparkd.base.config import load_settings, units
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, UsageError
+from sparkd.base.lib.text import Table
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.setup.system_config import HEADER, PATH, SysctlManager, UnitFiles
 
 HEADINGS = ("SETTING", "NOW", "PROPOSED", "BEFORE SPARKD")
 

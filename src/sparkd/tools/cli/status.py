@@ -7,13 +7,13 @@ import signal
 import time
 from datetime import UTC, datetime
 
-from sparkd.cli import console
-from sparkd.host.files import Files
-from sparkd.lib.errors import ExitCode
-from sparkd.lib.text import Parts
-from sparkd.status.model import PATH, NodeReport, Phase, agent_running, parse, read_report
-from sparkd.status.table import render
-from sparkd.status.view import View
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.text import Parts
+from sparkd.base.status.model import PATH, NodeReport, Phase, agent_running, parse, read_report
+from sparkd.base.status.view import View
+from sparkd.tools.cli import console
+from sparkd.tools.cli.status_table import render
 
 WATCH_SECONDS = 1.0
 UNREADABLE = f"{PATH} is no report that this version can read: restart the unit after an upgrade"

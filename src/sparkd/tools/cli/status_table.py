@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparkd.lib.text import Parts, Table, cell_width, pad, sanitize
-from sparkd.status.model import NodeReport
-from sparkd.status.view import (
+from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
+from sparkd.base.status.model import NodeReport
+from sparkd.base.status.view import (
     TEXT_LIMIT,
     NodeView,
     Overview,

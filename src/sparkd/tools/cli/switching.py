@@ -2,7 +2,8 @@
 another recipe, by one command on the head, and the way back by itself where it does not serve.
 
 A rollback is one file of state, which the next start reads: it ends nothing, and works while an agent loops or is down.
-`use` checks before it changes anything, then writes the switch, which the running agent sees: `agent/switching.py`.
+`use` checks before it changes anything, then writes the switch, which the running agent sees:
+`agent/daemon/switching.py`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from sparkd.cli import console
-from sparkd.cluster import membership
-from sparkd.config import Settings, load_settings
-from sparkd.host import Host
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
-from sparkd.lib.text import Table, parse_time, sanitize
-from sparkd.state.known_good import Entry, format_utc
-from sparkd.state.switch import label
-from sparkd.status.model import read_living_report
-from sparkd.tools.known_good import (
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
+from sparkd.base.lib.text import Table, parse_time, sanitize
+from sparkd.base.state.known_good import Entry, format_utc
+from sparkd.base.state.switch import label
+from sparkd.base.status.model import read_living_report
+from sparkd.tools.cli import console
+from sparkd.tools.node.known_good import (
     DIGITS,
     as_json,
     as_text,
@@ -33,7 +34,7 @@ from sparkd.tools.known_good import (
     read_known_good,
     roll_back,
 )
-from sparkd.tools.switching import follow, list_usable, make_switch, read_choice, refuse_worker, write_switch
+from sparkd.tools.node.switching import follow, list_usable, make_switch, read_choice, refuse_worker, write_switch
 
 HEADINGS = ("PLAN", "RECIPE", "KNOWN GOOD SINCE", "LAST PROVEN", "IMAGE", "")
 

@@ -9,16 +9,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.cli.console import prompt
-from sparkd.config import load_settings
-from sparkd.host import Host
-from sparkd.lib.errors import ExitCode, UsageError
-from sparkd.measure import ladder
-from sparkd.state.switch import fingerprint_engine
-from sparkd.tools.climb import FILE, Climb, Tuning
-from sparkd.tools.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
-from sparkd.tools.measuring import catch_ends, only_one
-from sparkd.tools.switching import load_chosen, refuse_worker
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ExitCode, UsageError
+from sparkd.base.state.switch import fingerprint_engine
+from sparkd.tools.cli.console import prompt
+from sparkd.tools.measure import ladder
+from sparkd.tools.measure.climb import FILE, Climb, Tuning
+from sparkd.tools.measure.measuring import catch_ends, only_one
+from sparkd.tools.node.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
+from sparkd.tools.node.switching import load_chosen, refuse_worker
 
 
 def add_tune_recipe(parser: argparse.ArgumentParser) -> None:

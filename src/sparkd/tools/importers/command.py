@@ -9,9 +9,9 @@ import re
 
 from msgspec import Struct, field
 
-from sparkd.recipes.importers.source import CommandError
-from sparkd.vllm.args import kebab_case
-from sparkd.vllm.flag import SHORT
+from sparkd.base.vllm.args import kebab_case
+from sparkd.base.vllm.flag import SHORT
+from sparkd.tools.importers.source import CommandError
 
 _NUMBER = re.compile(r"-\.?[0-9]")
 _LEVEL = re.compile(r"-O=?([0-3])")

@@ -12,18 +12,18 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import ValidationError
 
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import format_key, printable, read_file, validator_message
-from sparkd.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
-from sparkd.recipes.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
-from sparkd.recipes.importers.endpoint import Place, complete
-from sparkd.recipes.importers.eugr import read_eugr
-from sparkd.recipes.importers.mods import File, walk
-from sparkd.recipes.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
-from sparkd.recipes.importers.sparkrun import read_sparkrun
-from sparkd.recipes.schema import REPO, Recipe, has_placeholder
-from sparkd.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
-from sparkd.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import format_key, printable, read_file, validator_message
+from sparkd.base.recipes.additions import BETWEEN_GPUS, BETWEEN_NODES
+from sparkd.base.recipes.schema import REPO, Recipe, has_placeholder
+from sparkd.base.recipes.yaml import YamlError, format_flow, parse_as_pyyaml
+from sparkd.base.vllm.args import OTHER_HOMES, OWNED, SIZES, JsonValue, parse_count, parse_flags, parse_variables
+from sparkd.tools.importers.command import Flag, Serve, exported_variables, is_serve, parse_serve, split_commands
+from sparkd.tools.importers.endpoint import Place, complete
+from sparkd.tools.importers.eugr import read_eugr
+from sparkd.tools.importers.mods import File, walk
+from sparkd.tools.importers.source import CommandError, Foreign, Note, Overrides, Source, Unusable
+from sparkd.tools.importers.sparkrun import read_sparkrun
 
 IMPORTERS = (read_eugr, read_sparkrun)
 """One for each tool; the first that knows a recipe reads it, and the last one takes any."""

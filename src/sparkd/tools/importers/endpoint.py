@@ -11,12 +11,12 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from sparkd.config.settings import Engine
-from sparkd.recipes.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
-from sparkd.recipes.importers.source import Source
-from sparkd.recipes.schema import REPO, REVISION, Recipe, Volume
-from sparkd.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
-from sparkd.vllm.flag import parse_json
+from sparkd.base.config.settings import Engine
+from sparkd.base.recipes.schema import REPO, REVISION, Recipe, Volume
+from sparkd.base.vllm.container_paths import FILE_FLAGS, RESERVED_TARGETS, is_below, kept_caches
+from sparkd.base.vllm.flag import parse_json
+from sparkd.tools.importers.mods import CONTAINER_FOLDER, File, Mod, ModError, dockerfile, find_mod, trees
+from sparkd.tools.importers.source import Source
 
 ADMINISTRATORS = Path("/etc/sparkd/recipes")
 SETTINGS = "/etc/sparkd/conf.d/90-recipe.toml"

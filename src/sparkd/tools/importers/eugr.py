@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from sparkd.recipes.importers.command import split_commands
-from sparkd.recipes.importers.source import (
+from sparkd.tools.importers.command import split_commands
+from sparkd.tools.importers.source import (
     CommandError,
     Foreign,
     Overrides,
@@ -19,7 +19,7 @@ from sparkd.recipes.importers.source import (
     format_template,
     whole_number,
 )
-from sparkd.recipes.importers.sparkrun import TABLES
+from sparkd.tools.importers.sparkrun import TABLES
 
 _NEEDED = ("name", "container", "command")
 _WHOLE = ("port", "tensor_parallel", "max_model_len")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.host.files import FileFacts, Files
-from sparkd.lib.text import sanitize
+from sparkd.base.host.files import FileFacts, Files
+from sparkd.base.lib.text import sanitize
 
 CONTAINER_FOLDER = "/workspace/mods"
 """Where both tools copy a mod to."""

@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from msgspec import Struct, field
 
-from sparkd.lib.errors import UsageError
-from sparkd.lib.text import did_you_mean, format_key
-from sparkd.recipes.yaml import Document, Key
-from sparkd.vllm.args import LONGEST_TEXT_BYTES as LONGEST
-from sparkd.vllm.args import parse_count
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import did_you_mean, format_key
+from sparkd.base.recipes.yaml import Document, Key
+from sparkd.base.vllm.args import LONGEST_TEXT_BYTES as LONGEST
+from sparkd.base.vllm.args import parse_count
 
 Overrides = Mapping[str, str]
 """Values of `-o key=value`, as text."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from msgspec import Struct, toml
 from pydantic import ValidationError
 
-from sparkd.lib import read_data
-from sparkd.lib.text import validator_message
-from sparkd.recipes.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
-from sparkd.recipes.schema import Container
+from sparkd.base.lib import read_data
+from sparkd.base.lib.text import validator_message
+from sparkd.base.recipes.schema import Container
+from sparkd.tools.importers.source import Foreign, Overrides, Source, Unusable, Values, substitute, whole_number
 
 EXECUTOR = "executor_config"
 _ALL_VLLM = ("", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm")

@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 
 from msgspec import Struct
 
-from sparkd.lib.http_client import HttpError
-from sparkd.measure.figures import Depth, Level, compare_depth, summarise
-from sparkd.measure.load import REQUEST_SECONDS, Prompts, send
-from sparkd.vllm.api import Drafts, Endpoint
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.vllm.api import Drafts, Endpoint
+from sparkd.tools.measure.figures import Depth, Level, compare_depth, summarise
+from sparkd.tools.measure.load import REQUEST_SECONDS, Prompts, send
 
 WARM_TOKENS = 4
 """Of the answers that open the connections and touch the kernels of a batch's size, before it is measured."""

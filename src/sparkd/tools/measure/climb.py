@@ -14,22 +14,22 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.actions import files
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
-from sparkd.lib.text import sanitize, size
-from sparkd.measure.bench import Wanted
-from sparkd.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
-from sparkd.measure.soak import Sample
-from sparkd.state import switch
-from sparkd.state.file import StateFile
-from sparkd.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
-from sparkd.status.model import IN_SERVICE, utc_now
-from sparkd.tools.measuring import look, run, start_result
-from sparkd.tools.served import CONNECTIONS, collect, open_endpoint
-from sparkd.tools.switching import (
+from sparkd.agent.actions import files
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, EngineEndedError
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.state import switch
+from sparkd.base.state.file import StateFile
+from sparkd.base.state.switch import MOST_BACK, NO_REASON, TRIES, Chosen, Stage, Switch, label
+from sparkd.base.status.model import IN_SERVICE, utc_now
+from sparkd.tools.measure.bench import Wanted
+from sparkd.tools.measure.ladder import Knob, Measured, Position, Value, apply, describe, find_position, name_step
+from sparkd.tools.measure.measuring import look, run, start_result
+from sparkd.tools.measure.soak import Sample
+from sparkd.tools.node.served import CONNECTIONS, collect, open_endpoint
+from sparkd.tools.node.switching import (
     await_end,
     explain_findings,
     findings_of,

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from sparkd.cluster.traffic import Measured
-from sparkd.host.fabric_ports import MOST, FabricPort
-from sparkd.lib.text import sanitize
+from sparkd.base.lib.text import sanitize
+from sparkd.tools.measure.traffic import Measured
+from sparkd.tools.node.fabric_ports import MOST, FabricPort
 
 OK, SLOW, UNKNOWN = "ok", "slow", "unknown"
 USABLE_GBPS = 110.0

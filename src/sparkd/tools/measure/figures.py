@@ -9,10 +9,10 @@ from statistics import median, quantiles
 
 from msgspec import Struct
 
-from sparkd.lib.text import sanitize
-from sparkd.measure.load import Reply
-from sparkd.vllm.api import Drafts
-from sparkd.vllm.streaming import Streamed
+from sparkd.base.lib.text import sanitize
+from sparkd.base.vllm.api import Drafts
+from sparkd.base.vllm.streaming import Streamed
+from sparkd.tools.measure.load import Reply
 
 DECODE, FIRST = "decode_tokens_per_second", "first_token_seconds"
 """In a recipe's `expect`, by the number of requests: tokens of all requests together; seconds."""

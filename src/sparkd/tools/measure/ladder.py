@@ -12,13 +12,13 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from sparkd.lib.errors import UsageError
-from sparkd.lib.text import did_you_mean, sanitize
-from sparkd.measure.figures import DECODE, FIRST, Spread
-from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe
-from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import parse_amount
-from sparkd.vllm.lint.predicates import DRAFTS, HIGHEST_SHARE
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.text import did_you_mean, sanitize
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe
+from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.flag import parse_amount
+from sparkd.base.vllm.lint.predicates import DRAFTS, HIGHEST_SHARE
+from sparkd.tools.measure.figures import DECODE, FIRST, Spread
 
 Value: TypeAlias = int | float
 SHARE, LENGTH, BATCH, SEQUENCES, TOKENS = (

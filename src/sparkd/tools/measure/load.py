@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from random import Random
 from typing import TypeAlias
 
-from sparkd.lib.http_client import HttpError
-from sparkd.vllm.api import Endpoint
-from sparkd.vllm.streaming import Streamed, StreamError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.streaming import Streamed, StreamError
 
 WORDS = ("river", "stone", "window", "garden", "winter", "paper", "music", "bridge", "letter", "market", "engine")
 REQUEST_SECONDS = 900.0

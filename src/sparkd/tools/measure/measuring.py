@@ -16,22 +16,22 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd import __version__
-from sparkd.actions import files
-from sparkd.actions import history as store
-from sparkd.host import Host
-from sparkd.host.meminfo import read_swaps
-from sparkd.lib.errors import UsageError
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.text import sanitize, size
-from sparkd.measure.bench import Result, Wanted, measure
-from sparkd.measure.figures import DECODE, Depth, Level, progress
-from sparkd.measure.soak import Sample, Soak
-from sparkd.recipes.schema import Recipe
-from sparkd.state.history import PATH, Bench, Row
-from sparkd.status.model import read_living_report, utc_now
-from sparkd.tools.endpoint import context_tokens
-from sparkd.tools.served import Served
-from sparkd.vllm.streaming import StreamError
+from sparkd.agent.actions import files
+from sparkd.agent.actions import history as store
+from sparkd.base.host import Host
+from sparkd.base.host.meminfo import read_swaps
+from sparkd.base.lib.errors import UsageError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.recipes.schema import Recipe
+from sparkd.base.state.history import PATH, Bench, Row
+from sparkd.base.status.model import read_living_report, utc_now
+from sparkd.base.vllm.streaming import StreamError
+from sparkd.tools.measure.bench import Result, Wanted, measure
+from sparkd.tools.measure.figures import DECODE, Depth, Level, progress
+from sparkd.tools.measure.soak import Sample, Soak
+from sparkd.tools.node.endpoint import context_tokens
+from sparkd.tools.node.served import Served
 
 MOST_AT_ONCE = 256
 SOAK_PROGRESS_SECONDS = 60.0

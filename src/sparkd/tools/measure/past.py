@@ -9,12 +9,12 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from sparkd.lib.text import sanitize
-from sparkd.measure.bench import Result
-from sparkd.measure.figures import Level, find_level, spread
-from sparkd.state.history import Bench, Launch, Row, describe_change, describe_slower_load, find_decline
-from sparkd.state.history import find_usual as median_before
-from sparkd.state.known_good import format_utc
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state.history import Bench, Launch, Row, describe_change, describe_slower_load, find_decline
+from sparkd.base.state.history import find_usual as median_before
+from sparkd.base.state.known_good import format_utc
+from sparkd.tools.measure.bench import Result
+from sparkd.tools.measure.figures import Level, find_level, spread
 
 
 class Run(NamedTuple):

@@ -12,12 +12,12 @@ from statistics import median
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.text import size
-from sparkd.measure.bench import Wanted
-from sparkd.measure.load import REQUEST_SECONDS, Prompts
-from sparkd.vllm.api import Endpoint
-from sparkd.vllm.streaming import StreamError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.text import size
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.streaming import StreamError
+from sparkd.tools.measure.bench import Wanted
+from sparkd.tools.measure.load import REQUEST_SECONDS, Prompts
 
 SAMPLE_SECONDS, STEP_SECONDS = 5.0, 20.0
 """Between two samples; for one number of requests, before the next one's turn."""

@@ -25,13 +25,13 @@ from statistics import median, quantiles
 
 from msgspec import Struct
 
-from sparkd.cluster import traffic_programs as programs
-from sparkd.cluster.client import SignedClient, Source
-from sparkd.cluster.service import PeerApi
-from sparkd.cluster.traffic_programs import TrafficError, rdma_command, tcp_command
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.http_connection import Limits, Request, Response
-from sparkd.lib.http_server import HttpServer
+from sparkd.agent.cluster.client import SignedClient, Source
+from sparkd.agent.cluster.service import PeerApi
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.http_connection import Limits, Request, Response
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.tools.measure import traffic_programs as programs
+from sparkd.tools.measure.traffic_programs import TrafficError, rdma_command, tcp_command
 
 PORTS, TCP, RDMA, RESULT = "/fabric/ports", "/fabric/tcp", "/fabric/rdma", "/fabric/result"
 TRIPS, TRIPS_SECONDS, CONNECT_SECONDS = 500, 2.0, 3.0

@@ -26,7 +26,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
-from sparkd.lib.text import sanitize
+from sparkd.base.lib.text import sanitize
 
 IPERF3, IB_WRITE_BW = "iperf3", "ib_write_bw"
 TCP_PORT, RDMA_PORT = 29513, 18515

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from msgspec import Struct, toml
 
-from sparkd.lib import read_data
+from sparkd.base.lib import read_data
 
 ANSWER_TOKENS = 8192
 """Room for an answer in the snippets; a quarter of a context that is shorter than four of them."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from sparkd.cluster.membership import NodeContext, check_inputs, resolve_context
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.errors import ConfigError
-from sparkd.preflight import render
-from sparkd.preflight.check import Finding, Level, Verdict
-from sparkd.preflight.hooks import list_hooks
-from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.registry import build_checks, build_unplanned
-from sparkd.preflight.render import Owner, Shown
-from sparkd.preflight.runner import chosen, downgraded, examine
-from sparkd.status.model import parse, read_report
+from sparkd.agent.preflight.check import Finding, Level, Verdict
+from sparkd.agent.preflight.hooks import list_hooks
+from sparkd.agent.preflight.registry import build_checks, build_unplanned
+from sparkd.agent.preflight.runner import chosen, downgraded, examine
+from sparkd.base.cluster.membership import NodeContext, check_inputs, resolve_context
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.status.model import parse, read_report
+from sparkd.tools.node import render
+from sparkd.tools.node.next_start import NextStart
+from sparkd.tools.node.render import Owner, Shown
 
 
 def look_at(config: Settings, host: Host) -> Shown:

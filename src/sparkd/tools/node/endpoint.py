@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparkd.cluster.membership import NodeContext
-from sparkd.host import Host, network, weights
-from sparkd.lib.text import sanitize
-from sparkd.plan.model import LaunchPlan
-from sparkd.status.model import NodeReport, Phase, read_living_report
-from sparkd.vllm.args import API_KEY, LOOPBACK
-from sparkd.vllm.flag import first_values, parse_amount
-from sparkd.vllm.lint.predicates import parse_limits
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.host import Host, network, weights
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.status.model import NodeReport, Phase, read_living_report
+from sparkd.base.vllm.args import API_KEY, LOOPBACK
+from sparkd.base.vllm.flag import first_values, parse_amount
+from sparkd.base.vllm.lint.predicates import parse_limits
 
 TEXT_LIMIT = 300
 

@@ -11,19 +11,20 @@ from functools import partial
 
 import msgspec
 
-from sparkd.actions import acquire_lock
-from sparkd.cluster.auth import KeyRing
-from sparkd.cluster.client import UnsignedError
-from sparkd.cluster.membership import Peer, find_place, peers_of
-from sparkd.cluster.traffic import PORTS, RESULT, Keys, Measurer, measure_ceiling, receive_result
-from sparkd.cluster.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
-from sparkd.config import Settings
-from sparkd.host import Host, fabric_ports, network
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.errors import AwaitedError, BlockedError, ConfigError, UsageError
-from sparkd.lib.text import parse_json, sanitize
-from sparkd.measure.fabric import Facts, Pair, Port, Result, describe_ports, pair_ports
-from sparkd.tools.measuring import report_progress
+from sparkd.agent.actions import acquire_lock
+from sparkd.agent.cluster.client import UnsignedError
+from sparkd.base.cluster.auth import KeyRing
+from sparkd.base.cluster.membership import Peer, find_place, peers_of
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, network
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import AwaitedError, BlockedError, ConfigError, UsageError
+from sparkd.base.lib.text import parse_json, sanitize
+from sparkd.tools.measure.fabric import Facts, Pair, Port, Result, describe_ports, pair_ports
+from sparkd.tools.measure.measuring import report_progress
+from sparkd.tools.measure.traffic import PORTS, RESULT, Keys, Measurer, measure_ceiling, receive_result
+from sparkd.tools.measure.traffic_programs import IB_WRITE_BW, IPERF3, TrafficError
+from sparkd.tools.node import fabric_ports
 
 WAIT_SECONDS, POLL_SECONDS = 120.0, 1.0
 

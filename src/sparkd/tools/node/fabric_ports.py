@@ -8,9 +8,9 @@ from ipaddress import ip_address
 
 from msgspec import Struct
 
-from sparkd.host import infiniband, network
-from sparkd.host.files import Files
-from sparkd.host.network import Link
+from sparkd.base.host import infiniband, network
+from sparkd.base.host.files import Files
+from sparkd.base.host.network import Link
 
 ETHERNET, INFINIBAND = "1", "32"
 """ARPHRD_ETHER and ARPHRD_INFINIBAND of linux/if_arp.h: tunnels have others."""

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
-from sparkd.config import Settings
-from sparkd.host import CachedHost, Host
-from sparkd.host.gpu import NO_GPU
-from sparkd.lib.text import sanitize, size
-from sparkd.plan.trial import try_recipe
-from sparkd.preflight.checks.docker import EngineImage
-from sparkd.preflight.checks.weights import ModelWeights
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.recipes.schema import Recipe
+from sparkd.agent.preflight.checks.docker import EngineImage
+from sparkd.agent.preflight.checks.weights import ModelWeights
+from sparkd.base.config import Settings
+from sparkd.base.host import CachedHost, Host
+from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.node.trial import try_recipe
 
 
 class Supply(Struct, frozen=True):

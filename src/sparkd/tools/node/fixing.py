@@ -10,25 +10,25 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from sparkd.actions import Actions
-from sparkd.actions.processes import end_process
-from sparkd.agent import hooks
-from sparkd.cluster.membership import NodeContext, check_inputs
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.errors import BlockedError, UsageError
-from sparkd.lib.log import events
-from sparkd.lib.main_loop import MainLoop
-from sparkd.lib.systemd import Notifier
-from sparkd.lib.text import Redactor
-from sparkd.preflight.check import Finding
-from sparkd.preflight.fixes import FixState
-from sparkd.preflight.gate import Gate, GateIO
-from sparkd.preflight.hooks import list_hooks
-from sparkd.preflight.registry import build_checks
-from sparkd.preflight.render import Shown
-from sparkd.status.model import Phase
+from sparkd.agent.actions import Actions
+from sparkd.agent.actions.processes import end_process
+from sparkd.agent.daemon import hooks
+from sparkd.agent.preflight.check import Finding
+from sparkd.agent.preflight.fixes import FixState
+from sparkd.agent.preflight.gate import Gate, GateIO
+from sparkd.agent.preflight.hooks import list_hooks
+from sparkd.agent.preflight.registry import build_checks
+from sparkd.base.cluster.membership import NodeContext, check_inputs
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.log import events
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.status.model import Phase
+from sparkd.tools.node.render import Shown
 
 
 def _own(host: Host, loop: MainLoop, option: str = "") -> Actions:

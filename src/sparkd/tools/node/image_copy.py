@@ -9,17 +9,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from sparkd.actions.dockerd import lock_scratch
-from sparkd.actions.files import remove
-from sparkd.actions.ssh import SshHost
-from sparkd.cluster.membership import resolve_context
-from sparkd.config import Settings
-from sparkd.host import Host, docker, docker_image
-from sparkd.host.disks import read_rooms
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, ExitCode, UsageError
-from sparkd.lib.text import size
-from sparkd.tools.other_nodes import require_room, run_on_each
+from sparkd.agent.actions.dockerd import lock_scratch
+from sparkd.agent.actions.files import remove
+from sparkd.base.cluster.membership import resolve_context
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, docker, docker_image
+from sparkd.base.host.disks import read_rooms
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
+from sparkd.base.lib.text import size
+from sparkd.tools.node.other_nodes import require_room, run_on_each
+from sparkd.tools.setup.ssh import SshHost
 
 SCRATCH = ".cache/sparkd"
 """Below the user's home, on both sides: nobody else can put a file there."""

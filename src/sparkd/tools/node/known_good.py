@@ -7,19 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host, docker, versions
-from sparkd.host.weights import Manifest
-from sparkd.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
-from sparkd.lib.text import sanitize
-from sparkd.plan.agreement import format_table, make_agreement
-from sparkd.plan.fingerprint import hash_user_script, read_image_identity, read_weights
-from sparkd.plan.model import LaunchPlan
-from sparkd.state import known_good
-from sparkd.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
-from sparkd.state.switch import FILE, make_rollback
-from sparkd.tools.switching import image_id, write_switch
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, docker, versions
+from sparkd.base.host.weights import Manifest
+from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, SparkdError, UsageError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.agreement import format_table, make_agreement
+from sparkd.base.plan.fingerprint import hash_user_script, read_image_identity, read_weights
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.state import known_good
+from sparkd.base.state.known_good import Entry, Facts, find_differences, format_utc, group_files, node_values
+from sparkd.base.state.switch import FILE, make_rollback
+from sparkd.tools.node.switching import image_id, write_switch
 
 DIGITS = 12
 """Of a digest, where a person reads it."""

@@ -10,21 +10,21 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkd.actions import files
-from sparkd.cluster import membership
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.errors import ConfigError, NotReadyError, UsageError
-from sparkd.lib.text import sanitize
-from sparkd.measure import ladder
-from sparkd.measure.ladder import Knob
-from sparkd.measure.past import find_runs
-from sparkd.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
-from sparkd.state.history import last_load
-from sparkd.state.switch import Chosen
-from sparkd.status.model import format_duration, utc_now
-from sparkd.tools.climb import DEFAULT_CONCURRENCY, RUNS, Climb, Tuning
-from sparkd.tools.measuring import MOST_AT_ONCE, expected_levels, read_rows
+from sparkd.agent.actions import files
+from sparkd.base.cluster import membership
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import ConfigError, NotReadyError, UsageError
+from sparkd.base.lib.text import sanitize
+from sparkd.base.recipes.loader import ADMINISTRATORS, SUFFIX, find_recipes, recipe_folders
+from sparkd.base.state.history import last_load
+from sparkd.base.state.switch import Chosen
+from sparkd.base.status.model import format_duration, utc_now
+from sparkd.tools.measure import ladder
+from sparkd.tools.measure.climb import DEFAULT_CONCURRENCY, RUNS, Climb, Tuning
+from sparkd.tools.measure.ladder import Knob
+from sparkd.tools.measure.measuring import MOST_AT_ONCE, expected_levels, read_rows
+from sparkd.tools.measure.past import find_runs
 
 SMOKE_SECONDS, BENCH_SECONDS = 30.0, 60.0
 """As far as nothing better is known."""

@@ -8,20 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from sparkd.actions.hub import Repo
-from sparkd.actions.ssh import SshHost
-from sparkd.cluster.membership import resolve_context
-from sparkd.config import Settings, load_settings
-from sparkd.host import Host, shm, weights
-from sparkd.host.disks import Room, read_rooms
-from sparkd.host.files import Files
-from sparkd.host.ownership import ROOT, read_private
-from sparkd.lib.errors import BlockedError, ConfigError, UsageError
-from sparkd.lib.text import sanitize, size
-from sparkd.preflight.checks.weights import ModelWeights
-from sparkd.recipes.loader import SUFFIX, load_recipe, recipe_folders
-from sparkd.recipes.schema import REPO, Model
-from sparkd.tools.other_nodes import require_room
+from sparkd.agent.preflight.checks.weights import ModelWeights
+from sparkd.base.cluster.membership import resolve_context
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.host import Host, shm, weights
+from sparkd.base.host.disks import Room, read_rooms
+from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import ROOT, read_private
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.recipes.loader import SUFFIX, load_recipe, recipe_folders
+from sparkd.base.recipes.schema import REPO, Model
+from sparkd.tools.node.other_nodes import require_room
+from sparkd.tools.setup.hub import Repo
+from sparkd.tools.setup.ssh import SshHost
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096

@@ -8,16 +8,16 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from sparkd.host import CachedHost, Host, meminfo
-from sparkd.host.docker import ContainerFacts, DockerFacts
-from sparkd.host.gpu import GpuFacts
-from sparkd.host.meminfo import FreeMemory, MemInfo
-from sparkd.host.owner import NodeOwner
-from sparkd.host.processes import Process, ProcessTable
-from sparkd.host.shm import ANY, Segment
-from sparkd.host.sockets import Listener
-from sparkd.preflight.engine_processes import gpu_memory_by_pid
-from sparkd.state.rank_record import KnownRank, Whose, read_rank, whose
+from sparkd.agent.preflight.engine_processes import gpu_memory_by_pid
+from sparkd.base.host import CachedHost, Host, meminfo
+from sparkd.base.host.docker import ContainerFacts, DockerFacts
+from sparkd.base.host.gpu import GpuFacts
+from sparkd.base.host.meminfo import FreeMemory, MemInfo
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.host.processes import Process, ProcessTable
+from sparkd.base.host.shm import ANY, Segment
+from sparkd.base.host.sockets import Listener
+from sparkd.base.state.rank_record import KnownRank, Whose, read_rank, whose
 
 
 class NextStart(CachedHost):

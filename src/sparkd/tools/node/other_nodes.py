@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from shlex import quote
 
-from sparkd.actions.ssh import PeerRoom, SshHost
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.disks import Room
-from sparkd.host.network import canonical
-from sparkd.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
-from sparkd.lib.text import size
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.disks import Room
+from sparkd.base.host.network import canonical
+from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
+from sparkd.base.lib.text import size
+from sparkd.tools.setup.ssh import PeerRoom, SshHost
 
 SPARE_BYTES = 1 << 30
 """Left on a disk beside what is written."""

@@ -6,20 +6,20 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 
-from sparkd.host.files import Files
-from sparkd.plan.model import LaunchPlan
-from sparkd.plan.trial import try_recipe
-from sparkd.preflight.checks.paths import find_wrong, paths_of_plan
-from sparkd.recipes.additions import VERBS
-from sparkd.recipes.loader import Loaded
-from sparkd.recipes.reach import find_reach
-from sparkd.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder
-from sparkd.vllm.args import command_line
-from sparkd.vllm.container_paths import is_below
-from sparkd.vllm.flag import first_values, parse_flags
-from sparkd.vllm.lint import rules
-from sparkd.vllm.lint.predicates import Launch
-from sparkd.vllm.lint.rules import Issue
+from sparkd.agent.preflight.checks.paths import find_wrong, paths_of_plan
+from sparkd.base.host.files import Files
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import VERBS
+from sparkd.base.recipes.loader import Loaded
+from sparkd.base.recipes.reach import find_reach
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder
+from sparkd.base.vllm.args import command_line
+from sparkd.base.vllm.container_paths import is_below
+from sparkd.base.vllm.flag import first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint.predicates import Launch
+from sparkd.base.vllm.lint.rules import Issue
+from sparkd.tools.node.trial import try_recipe
 
 
 def lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:

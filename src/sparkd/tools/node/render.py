@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from msgspec import Struct, to_builtins
 
-from sparkd.lib.text import Parts, Table
-from sparkd.preflight.check import Finding, Level
-from sparkd.preflight.fixes import FixState
-from sparkd.preflight.runner import fixes_to_apply, overall
-from sparkd.state.known_good import format_utc
+from sparkd.agent.preflight.check import Finding, Level
+from sparkd.agent.preflight.fixes import FixState
+from sparkd.agent.preflight.runner import fixes_to_apply, overall
+from sparkd.base.lib.text import Parts, Table
+from sparkd.base.state.known_good import format_utc
 
 SCHEMA = 1
 CONFIGURATION = "configuration"

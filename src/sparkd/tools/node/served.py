@@ -8,25 +8,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from sparkd.actions.processes import Rank
-from sparkd.cluster import membership
-from sparkd.cluster.membership import NodeContext
-from sparkd.config import load_settings
-from sparkd.engine.api_owner import ApiOwner
-from sparkd.host import Host
-from sparkd.host.docker import LABEL, ContainerFacts
-from sparkd.lib import log
-from sparkd.lib.errors import BlockedError, EngineEndedError, UsageError
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.text import Redactor
-from sparkd.measure.smoke import Round, Wanted, run_all
-from sparkd.plan.fingerprint import read_secrets
-from sparkd.status.model import IN_SERVICE, NodeReport, read_living_report
-from sparkd.tools.endpoint import context_tokens
-from sparkd.vllm.api import Endpoint
-from sparkd.vllm.args import API_KEY
-from sparkd.vllm.flag import first_values
-from sparkd.vllm.streaming import StreamError
+from sparkd.agent.actions.processes import Rank
+from sparkd.agent.engine.api_owner import ApiOwner
+from sparkd.base.cluster import membership
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.config import load_settings
+from sparkd.base.host import Host
+from sparkd.base.host.docker import LABEL, ContainerFacts
+from sparkd.base.lib import log
+from sparkd.base.lib.errors import BlockedError, EngineEndedError, UsageError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.text import Redactor
+from sparkd.base.plan.fingerprint import read_secrets
+from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
+from sparkd.base.vllm.api import Endpoint
+from sparkd.base.vllm.args import API_KEY
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.smoke import Round, Wanted, run_all
+from sparkd.base.vllm.streaming import StreamError
+from sparkd.tools.node.endpoint import context_tokens
 
 REQUEST_SECONDS = 60.0
 CONNECTIONS = 8

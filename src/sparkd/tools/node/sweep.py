@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from sparkd.host import Host, docker
-from sparkd.host.docker import LABEL, ContainerFacts
-from sparkd.host.owner import NodeOwner
-from sparkd.lib.errors import ExitCode, LaunchError
-from sparkd.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
+from sparkd.base.host import Host, docker
+from sparkd.base.host.docker import LABEL, ContainerFacts
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import ExitCode, LaunchError
+from sparkd.base.state.rank_record import RECORD_HINT, KnownRank, Whose, read_rank, whose
 
 
 def sweep(host: Host, invocation: str, role: str | None, show: Callable[[str], None]) -> ExitCode:
@@ -51,8 +51,8 @@ def find_orphans(
 
 
 def _end(host: Host, orphans: tuple[ContainerFacts, ...], show: Callable[[str], None]) -> ExitCode:
-    from sparkd.actions.dockerd import Containers  # half a second, which an end that leaves nothing is spared
-    from sparkd.actions.processes import end_orphan
+    from sparkd.agent.actions.dockerd import Containers  # half a second, which an end that leaves nothing is spared
+    from sparkd.agent.actions.processes import end_orphan
 
     containers = Containers()
     code = ExitCode.GOOD

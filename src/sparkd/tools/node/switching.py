@@ -11,27 +11,27 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from sparkd.cluster import membership
-from sparkd.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
-from sparkd.cluster.membership import NodeContext, check_inputs
-from sparkd.config import Settings
-from sparkd.host import Host, docker, docker_image
-from sparkd.host.ownership import refuse_writable
-from sparkd.lib import recipes_dir
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
-from sparkd.lib.text import Table, sanitize
-from sparkd.preflight.check import Finding
-from sparkd.preflight.next_start import NextStart
-from sparkd.preflight.registry import build_checks
-from sparkd.preflight.runner import chosen as without_skipped
-from sparkd.preflight.runner import downgraded, examine, uncleared
-from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
-from sparkd.state import known_good, launch_history
-from sparkd.state.launch_history import End
-from sparkd.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
-from sparkd.status.model import NodeReport, Phase, parse, read_living_report, read_report, utc_now
-from sparkd.status.publisher import status_line
+from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
+from sparkd.agent.preflight.check import Finding
+from sparkd.agent.preflight.registry import build_checks
+from sparkd.agent.preflight.runner import chosen as without_skipped
+from sparkd.agent.preflight.runner import downgraded, examine, uncleared
+from sparkd.base.cluster import membership
+from sparkd.base.cluster.membership import NodeContext, check_inputs
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, docker, docker_image
+from sparkd.base.host.ownership import refuse_writable
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import BlockedError, Cause, ConfigError, NotReadyError, UsageError
+from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.state import known_good, launch_history
+from sparkd.base.state.launch_history import End
+from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
+from sparkd.base.status.model import NodeReport, Phase, parse, read_living_report, read_report, utc_now
+from sparkd.base.status.publisher import status_line
+from sparkd.tools.node.next_start import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""
@@ -54,7 +54,7 @@ def image_id(host: Host, ref: str) -> str | None:
 
 def write_switch(before: Switch | None, after: Switch | None, host: Host) -> None:
     """For the next start, or the agent that runs. Raises UsageError where it can't be written, or changes meanwhile."""
-    from sparkd.actions import files
+    from sparkd.agent.actions import files
 
     with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
         if not files.exchange(host.files, FILE, before, after):

@@ -9,12 +9,12 @@ import json
 
 from msgspec import Struct, to_builtins
 
-from sparkd.config import Settings
-from sparkd.config.settings import MAX_NODES
-from sparkd.lib.errors import ConfigError
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.recipes.schema import Container, Lines, Recipe
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.schema import Container, Lines, Recipe
 
 ADDRESS = "10.0.0.{}"
 """Of the nodes of a trial. They have an interface and an RDMA device, so that each placeholder has a value."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sparkd.actions import files
-from sparkd.cluster.auth import read_keys
-from sparkd.host.files import Files
-from sparkd.lib.errors import UsageError
+from sparkd.agent.actions import files
+from sparkd.base.cluster.auth import read_keys
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import UsageError
 
 NEW_KEY = "--new-cluster-key"
 KEY_BYTES = 32

@@ -8,9 +8,9 @@ from __future__ import annotations
 import asyncio
 from urllib.parse import urlsplit
 
-from sparkd.lib import without
-from sparkd.lib.errors import ConfigError
-from sparkd.lib.text import sanitize
+from sparkd.base.lib import without
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.lib.text import sanitize
 
 with without("rich", "click"):
     import httpx

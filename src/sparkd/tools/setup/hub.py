@@ -17,10 +17,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkd.host.weights import DOWNLOADS
-from sparkd.lib import without
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.text import sanitize
+from sparkd.base.host.weights import DOWNLOADS
+from sparkd.base.lib import without
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.text import sanitize
 
 if TYPE_CHECKING:
     from huggingface_hub._local_folder import LocalDownloadFileMetadata

@@ -26,17 +26,17 @@ import msgspec
 from msgspec import Struct
 
 from sparkd import __version__
-from sparkd.cluster import inventory
-from sparkd.cluster.inventory import Inventory
-from sparkd.cluster.join_code import Ephemeral, JoinCode
-from sparkd.config.settings import MAX_NODES
-from sparkd.host.network import canonical
-from sparkd.lib import log
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.event_loop import loop_thread
-from sparkd.lib.http_connection import Limits, Request, Response
-from sparkd.lib.http_server import HttpServer
-from sparkd.lib.text import Redactor, sanitize
+from sparkd.agent.cluster import inventory
+from sparkd.agent.cluster.inventory import Inventory
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.host.network import canonical
+from sparkd.base.lib import log
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.event_loop import loop_thread
+from sparkd.base.lib.http_connection import Limits, Request, Response
+from sparkd.base.lib.http_server import HttpServer
+from sparkd.base.lib.text import Redactor, sanitize
+from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 
 PORT = 29512
 VALID_SECONDS = 600.0

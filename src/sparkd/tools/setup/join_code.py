@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from msgspec import Struct
 
-from sparkd.host.network import canonical
-from sparkd.lib.errors import UsageError
+from sparkd.base.host.network import canonical
+from sparkd.base.lib.errors import UsageError
 
 _PURPOSE = b"sparkd join 1"
 _LETTERS = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

@@ -11,16 +11,16 @@ from typing import NamedTuple
 import msgspec
 
 from sparkd import __version__
-from sparkd.cluster import inventory
-from sparkd.cluster.auth import MAX_KEYS
-from sparkd.cluster.inventory import Inventory
-from sparkd.cluster.join import AGAIN, MOST_INVENTORY_BYTES, PORT, Hello, Offer, Welcome
-from sparkd.cluster.join_code import Ephemeral, JoinCode
-from sparkd.config.settings import MAX_NODES
-from sparkd.host.network import canonical
-from sparkd.lib.errors import BlockedError, UsageError
-from sparkd.lib.http_client import ConnectRefused, HttpClient, HttpError
-from sparkd.lib.text import sanitize
+from sparkd.agent.cluster import inventory
+from sparkd.agent.cluster.inventory import Inventory
+from sparkd.base.cluster.auth import MAX_KEYS
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.host.network import canonical
+from sparkd.base.lib.errors import BlockedError, UsageError
+from sparkd.base.lib.http_client import ConnectRefused, HttpClient, HttpError
+from sparkd.base.lib.text import sanitize
+from sparkd.tools.setup.join import AGAIN, MOST_INVENTORY_BYTES, PORT, Hello, Offer, Welcome
+from sparkd.tools.setup.join_code import Ephemeral, JoinCode
 
 ANSWER_SECONDS, CONNECT_SECONDS = 10.0, 5.0
 KEY_BYTES = 32

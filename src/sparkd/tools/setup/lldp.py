@@ -5,10 +5,10 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from sparkd.lib.text import parse_json, sanitize
+from sparkd.base.lib.text import parse_json, sanitize
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
+    from sparkd.base.host import Host
 
 SOCKET = "/run/lldpd.socket"
 COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors")

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
+from sparkd.base.host.sockets import ATTRIBUTE, NLM_F_DUMP, query_kernel, records
 
 if TYPE_CHECKING:
-    from sparkd.host import Host
+    from sparkd.base.host import Host
 
 ALL_NODES = "ff02::1"
 SEND_AT_SECONDS = (0.0, 0.3)

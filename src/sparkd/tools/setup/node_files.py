@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sparkd.actions.setup_manifest import Setup
-from sparkd.actions.system_config import UnitFiles
-from sparkd.config import Loaded, Settings, load_with_origins, units
-from sparkd.config.layers import Key
-from sparkd.config.reference import format_line
-from sparkd.config.settings import Section
-from sparkd.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
-from sparkd.host import Host
-from sparkd.lib.errors import BlockedError, ConfigError
+from sparkd.base.config import Loaded, Settings, load_with_origins, units
+from sparkd.base.config.layers import Key
+from sparkd.base.config.reference import format_line
+from sparkd.base.config.settings import Section
+from sparkd.base.config.sources import DEFAULT_FILE, FILE_VARIABLE, FOLDER, INIT_FILE
+from sparkd.base.host import Host
+from sparkd.base.lib.errors import BlockedError, ConfigError
 from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.setup_manifest import Setup
+from sparkd.tools.setup.system_config import UnitFiles
 
 HEAD = """\
 # Written by `sparkd init`, and removed by `sparkd deinit`, unless other keys or comments are added to it. Your own

@@ -12,11 +12,11 @@ from typing import NoReturn
 
 from msgspec import Struct
 
-from sparkd.actions import files
-from sparkd.config.edit import SetKey, take_back
-from sparkd.host.files import Files, Kind
-from sparkd.lib.errors import ConfigError
-from sparkd.state.file import StateFile
+from sparkd.agent.actions import files
+from sparkd.base.config.edit import SetKey, take_back
+from sparkd.base.host.files import Files, Kind
+from sparkd.base.lib.errors import ConfigError
+from sparkd.base.state.file import StateFile
 
 LIMIT_BYTES = 1 << 20
 

@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from sparkd.lib.dockerd.reader import DockerError
-from sparkd.lib.errors import BlockedError
-from sparkd.lib.text import parse_json, sanitize
+from sparkd.base.lib.dockerd.reader import DockerError
+from sparkd.base.lib.errors import BlockedError
+from sparkd.base.lib.text import parse_json, sanitize
 
 SSH = ("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=4")
 COMMAND_SECONDS = 60.0

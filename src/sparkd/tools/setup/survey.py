@@ -7,17 +7,17 @@ from ipaddress import ip_address
 
 from msgspec import Struct
 
-from sparkd.actions.lldp import read_names
-from sparkd.cluster.inventory import Inventory, read_inventory
-from sparkd.config import Settings
-from sparkd.host import CachedHost, Host
-from sparkd.host.fabric_ports import FabricPort, read_ports
-from sparkd.host.gpu import NO_GPU
-from sparkd.host.neighbours import Neighbour, find_neighbours
-from sparkd.lib.text import sanitize, size
-from sparkd.preflight.check import Verdict
-from sparkd.preflight.checks.docker import Docker
-from sparkd.preflight.fit import Fit
+from sparkd.agent.cluster.inventory import Inventory, read_inventory
+from sparkd.agent.preflight.check import Verdict
+from sparkd.agent.preflight.checks.docker import Docker
+from sparkd.base.config import Settings
+from sparkd.base.host import CachedHost, Host
+from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.text import sanitize, size
+from sparkd.tools.node.fabric_ports import FabricPort, read_ports
+from sparkd.tools.node.fit import Fit
+from sparkd.tools.setup.lldp import read_names
+from sparkd.tools.setup.neighbours import Neighbour, find_neighbours
 
 MOST_SHOWN, MOST_REASONS = 4, 3
 NETPLAN = "/etc/netplan/60-sparkd-fabric.yaml"

@@ -13,12 +13,12 @@ from typing import Annotated, NoReturn
 
 from msgspec import Meta, Struct
 
-from sparkd.actions import files
-from sparkd.config.units import ROLES, DropIn, State, judge
-from sparkd.host import kernel
-from sparkd.host.files import Files
-from sparkd.lib.errors import ConfigError, SparkdError, UsageError
-from sparkd.state.file import PUBLIC, StateFile
+from sparkd.agent.actions import files
+from sparkd.base.config.units import ROLES, DropIn, State, judge
+from sparkd.base.host import kernel
+from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
+from sparkd.base.state.file import PUBLIC, StateFile
 
 RELOAD_TIMEOUT_SECONDS = 60
 PATH = "/etc/sysctl.d/60-sparkd.conf"

@@ -10,29 +10,29 @@ from dataclasses import dataclass
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.actions.ssh import SshHost
-from sparkd.cluster.auth import read_keys
-from sparkd.cluster.inventory import Inventories, find_missing_elsewhere
-from sparkd.cluster.join import GRACE_SECONDS, Guest, Invitation
-from sparkd.cluster.join_request import accept, confirm
-from sparkd.cluster.membership import Peer, find_place, resolve_context
-from sparkd.config import Settings
-from sparkd.config.layers import Key
-from sparkd.config.settings import MAX_NODES
-from sparkd.host import Host
-from sparkd.host.network import canonical
-from sparkd.lib import recipes_dir
-from sparkd.lib.errors import BlockedError, ConfigError, UsageError
-from sparkd.lib.text import GAP, sanitize
-from sparkd.preflight.check import Level
-from sparkd.preflight.fit import Fit, find_fits
-from sparkd.preflight.render import CONFIGURATION, parts
-from sparkd.preflight.runner import blocking
-from sparkd.recipes.loader import find_recipes, load_recipe, recipe_folders
-from sparkd.recipes.schema import Recipe
-from sparkd.tools.dry_run import look_at
+from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.runner import blocking
+from sparkd.base.cluster.auth import read_keys
+from sparkd.base.cluster.membership import Peer, find_place, resolve_context
+from sparkd.base.config import Settings
+from sparkd.base.config.layers import Key
+from sparkd.base.config.settings import MAX_NODES
+from sparkd.base.host import Host
+from sparkd.base.host.network import canonical
+from sparkd.base.lib import recipes_dir
+from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
+from sparkd.base.lib.text import GAP, sanitize
+from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
+from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.fit import Fit, find_fits
+from sparkd.tools.node.render import CONFIGURATION, parts
 from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
+from sparkd.tools.setup.join_request import accept, confirm
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
+from sparkd.tools.setup.ssh import SshHost
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
 
 NAME_WIDTH, LINE_LIMIT = 8, 400

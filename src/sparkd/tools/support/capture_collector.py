@@ -18,32 +18,32 @@ from typing import TypeVar
 import msgspec
 
 from sparkd import __version__
-from sparkd.actions import history as store
-from sparkd.cluster import inventory, membership
-from sparkd.cluster.auth import KeyRing
-from sparkd.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
-from sparkd.cluster.logs import Entry, merge, open_logs
-from sparkd.config import Settings, load_settings
-from sparkd.host import Host, versions
-from sparkd.host.files import Kind
-from sparkd.host.gpu import read_clocks, read_driver
-from sparkd.host.journal import LATEST_US, Query
-from sparkd.lib.errors import BlockedError, SparkdError
-from sparkd.lib.http_client import HttpError
-from sparkd.lib.redaction import HIDDEN, Redaction
-from sparkd.lib.slow_document import ANSWER_SECONDS
-from sparkd.lib.text import sanitize
-from sparkd.measure.past import as_json
-from sparkd.plan.trial import plan_as_json
-from sparkd.preflight import render
-from sparkd.preflight.render import Shown
-from sparkd.state import launch_history
-from sparkd.status import model
-from sparkd.status.model import read_report
-from sparkd.tools import known_good
-from sparkd.tools.capture_archive import MOST_BYTES, Archive
-from sparkd.tools.capture_tree import read_machine
-from sparkd.tools.dry_run import look_at
+from sparkd.agent.actions import history as store
+from sparkd.agent.cluster import inventory
+from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
+from sparkd.agent.cluster.logs import Entry, merge, open_logs
+from sparkd.base.cluster import membership
+from sparkd.base.cluster.auth import KeyRing
+from sparkd.base.config import Settings, load_settings
+from sparkd.base.host import Host, versions
+from sparkd.base.host.files import Kind
+from sparkd.base.host.gpu import read_clocks, read_driver
+from sparkd.base.host.journal import LATEST_US, Query
+from sparkd.base.lib.errors import BlockedError, SparkdError
+from sparkd.base.lib.http_client import HttpError
+from sparkd.base.lib.slow_document import ANSWER_SECONDS
+from sparkd.base.lib.text import sanitize
+from sparkd.base.state import launch_history
+from sparkd.base.status import model
+from sparkd.base.status.model import read_report
+from sparkd.tools.measure.past import as_json
+from sparkd.tools.node import known_good, render
+from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.node.render import Shown
+from sparkd.tools.node.trial import plan_as_json
+from sparkd.tools.support.capture_archive import MOST_BYTES, Archive
+from sparkd.tools.support.capture_tree import read_machine
+from sparkd.tools.support.redaction import HIDDEN, Redaction
 
 T = TypeVar("T")
 

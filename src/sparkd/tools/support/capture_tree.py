@@ -10,13 +10,13 @@ from typing import AnyStr
 
 import msgspec
 
-from sparkd.config import Settings
-from sparkd.host import Host, kernel
-from sparkd.host.files import FIXTURE
-from sparkd.host.gpu import read_driver
-from sparkd.host.recorder import Member, RecordingHost, read_tree
-from sparkd.lib.errors import ConfigError
-from sparkd.tools.dry_run import look_at
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.files import FIXTURE
+from sparkd.base.host.gpu import read_driver
+from sparkd.base.lib.errors import ConfigError
+from sparkd.tools.node.dry_run import look_at
+from sparkd.tools.support.recorder import Member, RecordingHost, read_tree
 
 WORDS, WORD_LENGTH = 6, 100
 """Of a command line: enough to know the program."""

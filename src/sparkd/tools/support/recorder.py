@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from msgspec import field
 
-from sparkd.host import Host, disks
-from sparkd.host.files import Files, Kind, T, follow
-from sparkd.host.gpu import GpuFacts
-from sparkd.lib.dockerd.reader import DockerError, DockerReader, connect
+from sparkd.base.host import Host, disks
+from sparkd.base.host.files import Files, Kind, T, follow
+from sparkd.base.host.gpu import GpuFacts
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader, connect
 
 ROOT = "//"
 MOST_MEMBERS, MOST_NAMES = 60_000, 4_000

@@ -1,7 +1,7 @@
 """Text that leaves the machine: without known secrets in any form, without what looks like one, without prompts.
 
-`lib.text.Redactor` is for each line of a log, and leaves more in. This one may take too much out: some file's name, a
-word of a hint.
+`base.lib.text.Redactor` is for each line of a log, and leaves more in. This one may take too much out: some file's
+name, a word of a hint.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator
 from urllib.parse import quote
 
-from sparkd.lib.text import Redactor
+from sparkd.base.lib.text import Redactor
 
 HIDDEN = "***"
 _BEGINNINGS = r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_"

@@ -10,15 +10,15 @@ from tests.tree import Tree
 from tests.unit.plans import HEAD, plan
 from tests.unit.verdicts import expect
 
-from sparkd.config import Settings
-from sparkd.host import Host, caches, docker_image
-from sparkd.host.caches import Folder
-from sparkd.plan.model import Cache
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
-from sparkd.preflight.inputs import CheckInputs, MemoryNeed
-from sparkd.recipes.schema import Volume
-from sparkd.state.launch_history import FILE, LaunchHistory
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.compile_cache import NOT_KEPT, CacheFacts, CompileCache
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, caches, docker_image
+from sparkd.base.host.caches import Folder
+from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
+from sparkd.base.plan.model import Cache
+from sparkd.base.recipes.schema import Volume
+from sparkd.base.state.launch_history import FILE, LaunchHistory
 
 ID, OTHER = "ab" * 32, "cd" * 32
 REF = "ghcr.io/x/vllm:1"

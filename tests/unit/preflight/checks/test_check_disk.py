@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host, disks, docker_config
-from sparkd.host.disks import Room
-from sparkd.lib.text import GIB, MIB
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.disk import CACHES, LOGS, STATE, DiskFacts, DiskRoom, Place, PlaceFacts
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.disk import CACHES, LOGS, STATE, DiskFacts, DiskRoom, Place, PlaceFacts
+from sparkd.base.host import Host, disks, docker_config
+from sparkd.base.host.disks import Room
+from sparkd.base.lib.text import GIB, MIB
 
 DOCKER = Place("/var/lib/docker", "docker's", 256 * MIB, 5 * GIB, optional=True)
 ROOM = Room(100 * GIB, 50 * GIB, 1_000_000, "", "/", read_only=False)

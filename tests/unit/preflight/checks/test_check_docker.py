@@ -6,11 +6,8 @@ import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
 
-from sparkd.host import Host, docker, docker_config, docker_image
-from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.docker import (
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.docker import (
     ContainersFacts,
     Docker,
     DockerEngineFacts,
@@ -19,8 +16,11 @@ from sparkd.preflight.checks.docker import (
     Seen,
     StaleContainer,
 )
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.state.launch_history import FILE, AssertResult, LaunchHistory
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.state.launch_history import FILE, AssertResult, LaunchHistory
 
 ID = "0123456789abcdef" * 4
 REF = "ghcr.io/x/vllm:1"

@@ -8,12 +8,12 @@ from tests.machines.areas import fabric as machine
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host, datagrams, network
-from sparkd.host.datagrams import Path
-from sparkd.host.files import Files
-from sparkd.host.network import Link
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
+from sparkd.base.host import Host, datagrams, network
+from sparkd.base.host.datagrams import Path
+from sparkd.base.host.files import Files
+from sparkd.base.host.network import Link
 
 UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopback=False, wireless=False)
 ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())

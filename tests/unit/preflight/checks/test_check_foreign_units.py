@@ -7,10 +7,10 @@ import time
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.foreign_units import ForeignFacts, ForeignUnits
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.foreign_units import ForeignFacts, ForeignUnits
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
 
 WANTS = "/etc/systemd/system/multi-user.target.wants"
 IMAGE = "vllm/vllm-openai:v0.32.0"

@@ -6,13 +6,13 @@ import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host
-from sparkd.host.meminfo import FreeMemory, read_free_memory
-from sparkd.lib.text import GIB, MIB
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.memory import FragmentedMemory
-from sparkd.preflight.fixes import CompactMemory
-from sparkd.preflight.runner import examine
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.memory import FragmentedMemory
+from sparkd.agent.preflight.fixes import CompactMemory
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.host import Host
+from sparkd.base.host.meminfo import FreeMemory, read_free_memory
+from sparkd.base.lib.text import GIB, MIB
 
 KIB = 1024
 CHECK = FragmentedMemory(8 * GIB)

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
-from sparkd.host import Host, kernel
-from sparkd.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks import kernel as known_bad
-from sparkd.preflight.checks.gpu import Gpu, GpuCheckFacts
-from sparkd.preflight.checks.memory import UnifiedMemory
-from sparkd.preflight.inputs import MemoryNeed
-from sparkd.preflight.runner import examine
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks import kernel as known_bad
+from sparkd.agent.preflight.checks.gpu import Gpu, GpuCheckFacts
+from sparkd.agent.preflight.checks.memory import UnifiedMemory
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.gpu import AWAITED, HUNG, GpuFacts, GpuProcess, Trouble, read_fixture
+from sparkd.base.plan.inputs import MemoryNeed
 
 GOOD = GpuCheckFacts(True, ("NVIDIA GB10",), "580.142", "580.142", module_open=True)
 OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.142  Release Build  (dvs-builder@U22)\n"

@@ -4,10 +4,10 @@ import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host
-from sparkd.lib.text import GIB
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.kernel import Kernel, KernelFacts
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.kernel import Kernel, KernelFacts
+from sparkd.base.host import Host
+from sparkd.base.lib.text import GIB
 
 GOOD = "6.17.0-1032-nvidia"
 

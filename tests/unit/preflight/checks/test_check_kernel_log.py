@@ -6,10 +6,8 @@ import pytest
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host, kernel
-from sparkd.host.kernel import Record
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.kernel_log import (
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.kernel_log import (
     MOST_OF_A_KIND,
     RECENT_SECONDS,
     Event,
@@ -18,7 +16,9 @@ from sparkd.preflight.checks.kernel_log import (
     Kind,
     find_events,
 )
-from sparkd.preflight.runner import examine
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.kernel import Record
 
 UPTIME = 100_000.0
 GPU = "PCI:000f:01:00"

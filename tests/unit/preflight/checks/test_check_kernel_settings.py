@@ -9,11 +9,11 @@ from msgspec.structs import replace
 from pydantic import ValidationError
 from tests.tree import Tree
 
-from sparkd.host import Host, kernel
-from sparkd.host.files import Files
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.kernel import KernelSettings, Setting, SettingsFacts
-from sparkd.recipes.schema import Recipe
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.kernel import KernelSettings, Setting, SettingsFacts
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.files import Files
+from sparkd.base.recipes.schema import Recipe
 
 GIB = 1 << 30
 USUAL = SettingsFacts((), 90112 * 1024, 0, 4194304, 0)

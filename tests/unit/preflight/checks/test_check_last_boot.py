@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.last_boot import LastBoot
-from sparkd.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.last_boot import LastBoot
+from sparkd.base.host import Host
+from sparkd.base.state.launch_history import FILE, LOADING, SERVING, End, LaunchHistory
 
 PLAN, OTHER = "d1", "d2"
 CUT, STOPPED, KILLED = "cut", "stopped", "killed"

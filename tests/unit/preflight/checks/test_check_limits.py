@@ -7,15 +7,15 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.lib.text import GIB, MIB
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.limits import Memlock, MemlockFacts, MemoryLimit, MemoryLimitFacts
-from sparkd.preflight.checks.shared_memory import ShmSize, ShmSizeFacts
-from sparkd.recipes.schema import Recipe
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.limits import Memlock, MemlockFacts, MemoryLimit, MemoryLimitFacts
+from sparkd.agent.preflight.checks.shared_memory import ShmSize, ShmSizeFacts
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.text import GIB, MIB
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node
+from sparkd.base.recipes.schema import Recipe
 
 HEAD_OF_TWO = ShmSize(own_bytes=None, is_head=True, cluster_size=2)
 WORKER = replace(HEAD_OF_TWO, is_head=False)

@@ -7,13 +7,8 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
-from sparkd.host import Host
-from sparkd.host.docker import AWAY
-from sparkd.host.gpu import GpuFacts, GpuProcess
-from sparkd.host.meminfo import Swap
-from sparkd.lib.text import GIB, size
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.memory import (
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.memory import (
     MemoryFacts,
     PageCache,
     PageCacheFacts,
@@ -22,7 +17,12 @@ from sparkd.preflight.checks.memory import (
     UnifiedMemory,
     sample_memory,
 )
-from sparkd.preflight.inputs import MemoryNeed, MemorySample
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY
+from sparkd.base.host.gpu import GpuFacts, GpuProcess
+from sparkd.base.host.meminfo import Swap
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import MemoryNeed, MemorySample
 
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 GB10 = ("NVIDIA GB10",)

@@ -7,14 +7,14 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect, never_queried
 
-from sparkd.host import Host, meminfo
-from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.host.gpu import GpuFacts, GpuProcess
-from sparkd.lib.text import GIB
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.memory import GpuUser
-from sparkd.preflight.checks.memory_users import Held, HeldFacts, OtherTenants, TenantFacts, UnaccountedMemory
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.memory import GpuUser
+from sparkd.agent.preflight.checks.memory_users import Held, HeldFacts, OtherTenants, TenantFacts, UnaccountedMemory
+from sparkd.base.host import Host, meminfo
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.base.host.gpu import GpuFacts, GpuProcess
+from sparkd.base.lib.text import GIB
+from sparkd.base.plan.inputs import MemoryNeed
 
 MIB_IN_KIB = 1 << 10
 GIB_IN_KIB = 1 << 20

@@ -12,15 +12,15 @@ from tests.tree import Tree
 from tests.unit.nodes import heard, node, reading, report
 from tests.unit.verdicts import expect
 
-from sparkd.cluster.client import clock_ahead
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import LaunchPlan, Node, Secret
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
-from sparkd.preflight.checks.ports import Listeners, ListenersFacts
-from sparkd.recipes.loader import load_recipe, recipe_folders
+from sparkd.agent.cluster.client import clock_ahead
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.fabric import PeerClock, PeerClockFacts, PeerClocks
+from sparkd.agent.preflight.checks.ports import Listeners, ListenersFacts
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import LaunchPlan, Node, Secret
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
 
 
 def pair_plan() -> LaunchPlan:

@@ -7,11 +7,11 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host
-from sparkd.host.docker import ContainerFacts, DockerFacts
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.ports import Held, Ports, PortsFacts, Wanted
-from sparkd.preflight.engine_processes import PortUse
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.ports import Held, Ports, PortsFacts, Wanted
+from sparkd.agent.preflight.engine_processes import PortUse
+from sparkd.base.host import Host
+from sparkd.base.host.docker import ContainerFacts, DockerFacts
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"

@@ -11,12 +11,12 @@ from tests.machines.areas.fabric import SECOND
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host, infiniband
-from sparkd.host.files import Files
-from sparkd.host.infiniband import Gid, Hca, Port
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.rdma import GidFacts, GidIndex, GidTable, Rdma, RdmaFacts, Selection
-from sparkd.recipes.additions import parse_number, why_tcp
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.rdma import GidFacts, GidIndex, GidTable, Rdma, RdmaFacts, Selection
+from sparkd.base.host import Host, infiniband
+from sparkd.base.host.files import Files
+from sparkd.base.host.infiniband import Gid, Hca, Port
+from sparkd.base.recipes.additions import parse_number, why_tcp
 
 ACTIVE, DOWN = (Port(1, "ACTIVE", True),), (Port(1, "DOWN", True),)
 F0 = Hca("rocep1s0f0", ("enp1s0f0np0",), "0000:01:00.0", ACTIVE)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.tree import Tree
 
-from sparkd.host import Host
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.shared_memory import RemoveIpc, RemoveIpcFacts, removes_ipc
+from sparkd.base.host import Host
 
 CHECK = RemoveIpc("x/vllm:1", host_ipc=True)
 

@@ -5,14 +5,14 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.config import Settings
-from sparkd.config.units import HEADER, DropIn
-from sparkd.host import Host
-from sparkd.plan.build import make_plan
-from sparkd.plan.model import Node, Secret
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.paths import Needed, NeededPath, ScriptPaths, paths_of_plan
-from sparkd.recipes.schema import Recipe, Volume
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.paths import Needed, NeededPath, ScriptPaths, paths_of_plan
+from sparkd.base.config import Settings
+from sparkd.base.config.units import HEADER, DropIn
+from sparkd.base.host import Host
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.model import Node, Secret
+from sparkd.base.recipes.schema import Recipe, Volume
 
 UNIT = "sparkd-head.service"
 WANTED = f"{HEADER}\n[Unit]\nWants=a"

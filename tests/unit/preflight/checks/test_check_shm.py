@@ -7,10 +7,10 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host
-from sparkd.preflight.check import Level
-from sparkd.preflight.checks.shared_memory import SegmentFacts, SharedMemory, ShmFacts
-from sparkd.preflight.fixes import UnlinkSegment
+from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.checks.shared_memory import SegmentFacts, SharedMemory, ShmFacts
+from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.base.host import Host
 
 DEVICE = 30
 ORPHAN = SegmentFacts("/dev/shm/psm_0123abcd", DEVICE, 7, 1000, 500, uid=0, links=1, age_seconds=61, used_by=())

@@ -8,13 +8,13 @@ from tests.tree import Tree
 from tests.unit.rank_records import rank_record
 from tests.unit.verdicts import expect
 
-from sparkd.host import Host
-from sparkd.host.docker import AWAY, ContainerFacts, DockerFacts
-from sparkd.host.gpu import GpuFacts, GpuProcess
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.stray_workers import StrayWorkers
-from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer
-from sparkd.state.rank_record import FILE, RankRecord
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
+from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer
+from sparkd.base.host import Host
+from sparkd.base.host.docker import AWAY, ContainerFacts, DockerFacts
+from sparkd.base.host.gpu import GpuFacts, GpuProcess
+from sparkd.base.state.rank_record import FILE, RankRecord
 
 ID = "0123456789abcdef" * 4
 CGROUP = f"0::/system.slice/docker-{ID}.scope"

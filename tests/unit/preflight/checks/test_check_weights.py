@@ -16,16 +16,16 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.cluster.membership import node_of_rank
-from sparkd.config import Settings
-from sparkd.host import Host, weights
-from sparkd.host.files import Bind, Files, find_outside
-from sparkd.host.model_folder import Flaw
-from sparkd.plan.build import make_plan
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.weights import ModelWeights, WeightsFacts
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.recipes.loader import load_recipe, recipe_folders
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.weights import ModelWeights, WeightsFacts
+from sparkd.base.cluster.membership import node_of_rank
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, weights
+from sparkd.base.host.files import Bind, Files, find_outside
+from sparkd.base.host.model_folder import Flaw
+from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.recipes.loader import load_recipe, recipe_folders
 
 FOLDER = "/srv/models/m"
 BINDS = (Bind("/srv/models", "/models"),)

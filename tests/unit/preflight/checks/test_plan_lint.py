@@ -11,12 +11,12 @@ from tests.tree import Tree
 from tests.unit.commands import sparkd
 from tests.unit.lint_launches import BY_ROLE, GOOD
 
-from sparkd.host import Host
-from sparkd.plan.model import Cache, LaunchPlan, Node
-from sparkd.preflight.check import Level, Verdict
-from sparkd.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint
-from sparkd.preflight.runner import examine
-from sparkd.recipes.schema import Container
+from sparkd.agent.preflight.check import Level, Verdict
+from sparkd.agent.preflight.checks.plan_lint import SCRIPT_LIMIT_BYTES, PlanLint
+from sparkd.agent.preflight.runner import examine
+from sparkd.base.host import Host
+from sparkd.base.plan.model import Cache, LaunchPlan, Node
+from sparkd.base.recipes.schema import Container
 
 PLAN = LaunchPlan(
     recipe="r",

@@ -11,16 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import sparkd
-from sparkd.engine.memory_guard.killer import KILLED, LOCKED, MIB, UNLOCKED
-from sparkd.lib import start_thread
-from sparkd.lib.errors import MemoryGuardError
-from sparkd.lib.log import Events
+from sparkd.agent.engine.memory_guard.killer import KILLED, LOCKED, MIB, UNLOCKED
+from sparkd.base.lib import start_thread
+from sparkd.base.lib.errors import MemoryGuardError
+from sparkd.base.lib.log import Events
 
 RETRY_SECONDS = 1.0
 HINT = "stop other work, lower gpu_memory_utilization, max-model-len or max-num-seqs, or memory.floor_mib"
 _FOLDER = str(Path(sparkd.__file__).parents[1])
 _BOOT = (
-    "import sys; sys.path.insert(0, sys.argv[1]); from sparkd.engine.memory_guard.killer import main; sys.exit(main())"
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from sparkd.agent.engine.memory_guard.killer import main; sys.exit(main())"
 )
 
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.host.gpu import NO_GPU
-from sparkd.host.meminfo import Consumer
-from sparkd.lib.text import MIB, size
-from sparkd.preflight.checks.memory_users import find_consumers
+from sparkd.agent.preflight.checks.memory_users import find_consumers
+from sparkd.base.host import Host
+from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.host.meminfo import Consumer
+from sparkd.base.lib.text import MIB, size
 
 LEAST_BYTES = 256 * MIB
 """Smaller growth is noise."""

@@ -9,18 +9,18 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, caches, docker, docker_image
-from sparkd.host.caches import Folder
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import GIB, sanitize, size
-from sparkd.plan.model import Cache
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.inputs import CheckInputs, MemoryNeed
-from sparkd.recipes.schema import Volume
-from sparkd.state import launch_history
-from sparkd.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
-from sparkd.vllm.flag import first_values
-from sparkd.vllm.lint.predicates import Launch, compiles_custom_ops
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.base.host import Host, caches, docker, docker_image
+from sparkd.base.host.caches import Folder
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.text import GIB, sanitize, size
+from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
+from sparkd.base.plan.model import Cache
+from sparkd.base.recipes.schema import Volume
+from sparkd.base.state import launch_history
+from sparkd.base.vllm.container_paths import CUSTOM_OPS_CACHES, cache_folders, is_below
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.lint.predicates import Launch, compiles_custom_ops
 
 COMPILE_BYTES = 3 * GIB
 """No more than this beside the engine's share, and a start that compiles custom_ops ["all"] is blocked.

@@ -6,11 +6,11 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.host import Host, disks, docker_config
-from sparkd.host.disks import Room
-from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.base.host import Host, disks, docker_config
+from sparkd.base.host.disks import Room
+from sparkd.base.lib.text import GIB, MIB, size
+from sparkd.base.plan.inputs import CheckInputs
 
 FEW_INODES = 100
 """A launch makes some twenty files; the compile caches make thousands."""

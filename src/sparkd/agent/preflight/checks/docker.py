@@ -8,16 +8,16 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, docker, docker_config, docker_image
-from sparkd.host.docker import LABEL
-from sparkd.host.docker_image import Image
-from sparkd.lib.dockerd.reader import DockerError, DockerReader
-from sparkd.lib.text import sanitize, size
-from sparkd.plan.script import render_asserts
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.state import launch_history
-from sparkd.state.launch_history import AssertResult
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host.docker import LABEL
+from sparkd.base.host.docker_image import Image
+from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
+from sparkd.base.lib.text import sanitize, size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.script import render_asserts
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import AssertResult
 
 UNIT = "docker.service"
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from msgspec import Struct
 
-from sparkd.host import Host, datagrams, infiniband, network
-from sparkd.host.datagrams import Path
-from sparkd.host.network import Link
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.status.model import Contact, read_living_report
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.base.host import Host, datagrams, infiniband, network
+from sparkd.base.host.datagrams import Path
+from sparkd.base.host.network import Link
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.status.model import Contact, read_living_report
 
 
 class FabricAddressFacts(Struct, frozen=True):

@@ -8,13 +8,13 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.host import Host, units
-from sparkd.host.docker import ContainerFacts
-from sparkd.host.files import Files
-from sparkd.host.units import Unit
-from sparkd.lib.text import sanitize
-from sparkd.preflight import engine_processes as engines
-from sparkd.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.agent.preflight import engine_processes as engines
+from sparkd.agent.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.base.host import Host, units
+from sparkd.base.host.docker import ContainerFacts
+from sparkd.base.host.files import Files
+from sparkd.base.host.units import Unit
+from sparkd.base.lib.text import sanitize
 
 RESTARTED = ("always", "unless-stopped", "on-failure")
 SCRIPT_LIMIT_BYTES = 64 << 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host import Host, kernel
-from sparkd.host.gpu import AWAITED, Trouble
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
-from sparkd.preflight.checks.kernel import DRIVERS, find_known_bad
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
+from sparkd.agent.preflight.checks.kernel import DRIVERS, find_known_bad
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.gpu import AWAITED, Trouble
 
 GB10 = "GB10"
 POWER_CYCLE = "power-cycle this node: shut down, unplug it for 60 s"

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from msgspec import Struct, toml
 
-from sparkd.host import Host, kernel
-from sparkd.lib import read_data
-from sparkd.lib.text import GIB, size
-from sparkd.preflight.check import Check, Level, Verdict, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.check import Check, Level, Verdict, verdict, warn
+from sparkd.base.host import Host, kernel
+from sparkd.base.lib import read_data
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import CheckInputs
 
 
 class KnownBad(Struct, frozen=True, forbid_unknown_fields=True):

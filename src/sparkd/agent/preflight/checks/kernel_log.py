@@ -10,12 +10,12 @@ from itertools import chain
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, kernel
-from sparkd.host.kernel import Record
-from sparkd.lib.text import sanitize
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.checks.gpu import OPEN_MODULES, POWER_CYCLE
-from sparkd.status.model import format_duration as age
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.checks.gpu import OPEN_MODULES, POWER_CYCLE
+from sparkd.base.host import Host, kernel
+from sparkd.base.host.kernel import Record
+from sparkd.base.lib.text import sanitize
+from sparkd.base.status.model import format_duration as age
 
 MOST_OF_A_KIND = 32
 """Distinct events kept of one kind, the latest: processes killed for memory, Xids by device and code. The limit is

@@ -6,12 +6,12 @@ from itertools import takewhile
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.lib.text import sanitize
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.state import launch_history
-from sparkd.state.launch_history import LOADING, LaunchHistory
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, warn
+from sparkd.base.host import Host
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.state import launch_history
+from sparkd.base.state.launch_history import LOADING, LaunchHistory
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 TOO_MANY = 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.lib.text import GIB, MIB, size
-from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import Check, Level, Verdict, ok, verdict, warn
-from sparkd.preflight.checks.rdma import reaches_verbs, why_no_rdma
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.check import Check, Level, Verdict, ok, verdict, warn
+from sparkd.agent.preflight.checks.rdma import reaches_verbs, why_no_rdma
+from sparkd.base.host import Host
+from sparkd.base.lib.text import GIB, MIB, size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
 
 ENOUGH_BYTES = 16 * GIB
 

@@ -8,13 +8,13 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.host import Host, meminfo
-from sparkd.host.gpu import AWAITED, NO_GPU, GpuFacts
-from sparkd.host.meminfo import FreeMemory, Swap
-from sparkd.lib.text import GIB, size
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
-from sparkd.preflight.fixes import CompactMemory, DropPageCache
-from sparkd.preflight.inputs import CheckInputs, MemoryNeed, MemorySample
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
+from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache
+from sparkd.base.host import Host, meminfo
+from sparkd.base.host.gpu import AWAITED, NO_GPU, GpuFacts
+from sparkd.base.host.meminfo import FreeMemory, Swap
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
 
 DRIVER_DAEMONS = ("nvidia-persiste",)
 """nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""

@@ -7,13 +7,13 @@ import shlex
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, meminfo
-from sparkd.host.gpu import NO_GPU, GpuFacts
-from sparkd.host.meminfo import Consumer
-from sparkd.lib.text import GIB, size
-from sparkd.preflight.check import Check, Level, Verdict, ok, warn
-from sparkd.preflight.checks.memory import GpuUser, find_gpu_users
-from sparkd.preflight.inputs import MemoryNeed
+from sparkd.agent.preflight.check import Check, Level, Verdict, ok, warn
+from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
+from sparkd.base.host import Host, meminfo
+from sparkd.base.host.gpu import NO_GPU, GpuFacts
+from sparkd.base.host.meminfo import Consumer
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import MemoryNeed
 
 LEAST_BYTES = GIB
 SHOWN = 5

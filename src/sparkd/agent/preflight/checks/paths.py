@@ -10,18 +10,18 @@ from errno import ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR
 
 from msgspec import Struct
 
-from sparkd.config import units
-from sparkd.config.units import DropIn, State
-from sparkd.host import Host
-from sparkd.host.files import FileFacts, Files, Kind
-from sparkd.host.units import Unit
-from sparkd.plan.model import LaunchPlan
-from sparkd.plan.script import SCRIPT_FILE
-from sparkd.preflight.check import Check, Level, Verdict, block, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.recipes.additions import VERBS
-from sparkd.vllm.container_paths import FILE_FLAGS, is_below
-from sparkd.vllm.flag import first_values
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, verdict, warn
+from sparkd.base.config import units
+from sparkd.base.config.units import DropIn, State
+from sparkd.base.host import Host
+from sparkd.base.host.files import FileFacts, Files, Kind
+from sparkd.base.host.units import Unit
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.plan.script import SCRIPT_FILE
+from sparkd.base.recipes.additions import VERBS
+from sparkd.base.vllm.container_paths import FILE_FLAGS, is_below
+from sparkd.base.vllm.flag import first_values
 
 OWN_FOLDERS = ("/run/sparkd/", "/var/lib/sparkd/")
 """sparkd itself makes these at the launch."""

@@ -8,15 +8,15 @@ from errno import EISDIR, ELOOP, ENAMETOOLONG, ENOENT, ENOTDIR, ENXIO
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, weights
-from sparkd.host.files import Files
-from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import Check, Level, Verdict, verdict
-from sparkd.recipes.reach import find_reach
-from sparkd.vllm.flag import FirstValues, first_values, parse_flags
-from sparkd.vllm.lint import rules
-from sparkd.vllm.lint import script as scripts
-from sparkd.vllm.lint.predicates import Launch, ModelLimits, parse_limits
+from sparkd.agent.preflight.check import Check, Level, Verdict, verdict
+from sparkd.base.host import Host, weights
+from sparkd.base.host.files import Files
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.reach import find_reach
+from sparkd.base.vllm.flag import FirstValues, first_values, parse_flags
+from sparkd.base.vllm.lint import rules
+from sparkd.base.vllm.lint import script as scripts
+from sparkd.base.vllm.lint.predicates import Launch, ModelLimits, parse_limits
 
 SCRIPT_LIMIT_BYTES = 64 << 10
 NO_SCRIPT = (ENOENT, ENOTDIR, ENAMETOOLONG, ELOOP, EISDIR, ENXIO)

@@ -6,17 +6,17 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.config import Settings
-from sparkd.host import Host
-from sparkd.host.network import canonical
-from sparkd.host.sockets import Listener
-from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
-from sparkd.preflight.fixes import EndProcess, stop_by_hand
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.vllm.args import API_KEY
-from sparkd.vllm.flag import first_values
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.engine_processes import PortUse, find_engines, pids_of, port_holders
+from sparkd.agent.preflight.fixes import EndProcess, stop_by_hand
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.network import canonical
+from sparkd.base.host.sockets import Listener
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.args import API_KEY
+from sparkd.base.vllm.flag import first_values
 
 EVERY_IPV4, EVERY_IPV6 = "0.0.0.0", "::"  # noqa: S104  # compared, not bound
 PROXY = "docker-proxy"

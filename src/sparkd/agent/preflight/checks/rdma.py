@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.host import Host, infiniband, network
-from sparkd.host.infiniband import ACTIVE, Gid, Hca, Port
-from sparkd.lib.text import sanitize
-from sparkd.plan.model import LaunchPlan
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.recipes.additions import VERBS, parse_number, why_tcp
-from sparkd.recipes.schema import Container
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.base.host import Host, infiniband, network
+from sparkd.base.host.infiniband import ACTIVE, Gid, Hca, Port
+from sparkd.base.lib.text import sanitize
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import VERBS, parse_number, why_tcp
+from sparkd.base.recipes.schema import Container
 
 NAMES = "NCCL_IB_HCA"
 BY_RDMA, BY_TCP = "rdma", "tcp"

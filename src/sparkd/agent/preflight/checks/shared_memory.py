@@ -7,14 +7,14 @@ import re
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from sparkd.host import Host, disks, docker_image, processes
-from sparkd.host.files import Files
-from sparkd.host.shm import FOLDER, Segment
-from sparkd.host.units import find_drop_ins, parse_assignments
-from sparkd.lib.text import GIB, MIB, size
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, warn
-from sparkd.preflight.fixes import UnlinkSegment
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, warn
+from sparkd.agent.preflight.fixes import UnlinkSegment
+from sparkd.base.host import Host, disks, docker_image, processes
+from sparkd.base.host.files import Files
+from sparkd.base.host.shm import FOLDER, Segment
+from sparkd.base.host.units import find_drop_ins, parse_assignments
+from sparkd.base.lib.text import GIB, MIB, size
+from sparkd.base.plan.inputs import CheckInputs
 
 NAMES = re.compile(r"psm_[0-9a-f]{8}|sem\.mp-[\w.-]{1,64}|nccl-[\w.-]{1,64}|vllm_dist_[\w.:,\[\]-]{1,200}", re.ASCII)
 """Names that vLLM and NCCL leave. Every Python program may use psm_ and sem.mp-: so never by name alone."""

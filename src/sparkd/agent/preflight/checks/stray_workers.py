@@ -8,13 +8,9 @@ from shlex import quote
 
 from msgspec import Struct
 
-from sparkd.host import Host
-from sparkd.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
-from sparkd.host.processes import ProcessTable
-from sparkd.lib.text import size
-from sparkd.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
-from sparkd.preflight.checks.docker import docker_unknown
-from sparkd.preflight.engine_processes import (
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, unknown, verdict, warn
+from sparkd.agent.preflight.checks.docker import docker_unknown
+from sparkd.agent.preflight.engine_processes import (
     ENGINE_PREFIX,
     Engine,
     Leader,
@@ -25,9 +21,13 @@ from sparkd.preflight.engine_processes import (
     lasting_ports,
     pids_of,
 )
-from sparkd.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
-from sparkd.preflight.inputs import CheckInputs
-from sparkd.state.rank_record import RECORD_HINT, Whose, read_rank, whose
+from sparkd.agent.preflight.fixes import EndProcess, Identity, RemoveContainer, identity, stop_by_hand
+from sparkd.base.host import Host
+from sparkd.base.host.owner import FIND_HOLDER, UNNAMED, NodeOwner
+from sparkd.base.host.processes import ProcessTable
+from sparkd.base.lib.text import size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.state.rank_record import RECORD_HINT, Whose, read_rank, whose
 
 MOST_ZOMBIES, MOST_USERS = 16, 3
 """Named: a user can have thousands."""

@@ -7,12 +7,12 @@ from shlex import quote
 
 from msgspec.structs import asdict, replace
 
-from sparkd.host import Host, docker_image, model_folder
-from sparkd.host.files import Bind, find_outside
-from sparkd.host.model_folder import ModelFolder
-from sparkd.lib.text import size
-from sparkd.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
-from sparkd.preflight.inputs import CheckInputs
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.base.host import Host, docker_image, model_folder
+from sparkd.base.host.files import Bind, find_outside
+from sparkd.base.host.model_folder import ModelFolder
+from sparkd.base.lib.text import size
+from sparkd.base.plan.inputs import CheckInputs
 
 FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of `--load-format` that read the folder's safetensors files, as they are looked at here."""

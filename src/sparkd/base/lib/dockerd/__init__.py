@@ -2,5 +2,5 @@
 caller checks that it runs.
 
 Probes get `reader.DockerReader`, which has no method that changes anything. `client.SdkClient` can act; only the reader
-and `sparkd.actions` import it.
+and `sparkd.agent.actions` import it.
 """

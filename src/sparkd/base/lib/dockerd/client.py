@@ -11,7 +11,7 @@ from http.client import HTTPException, IncompleteRead, RemoteDisconnected
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
-from sparkd.lib.dockerd.reader import DockerError
+from sparkd.base.lib.dockerd.reader import DockerError
 
 # At its import urllib3 binds a port of ::1 to test for IPv6. A probe binds none.
 _has_ipv6, socket.has_ipv6 = socket.has_ipv6, False

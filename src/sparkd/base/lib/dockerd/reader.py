@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sparkd.lib.dockerd.client import APIClient, SdkClient
+    from sparkd.base.lib.dockerd.client import APIClient, SdkClient
 
 SOCKET = "/run/docker.sock"
 TIMEOUT_SECONDS = 10.0
@@ -99,7 +99,7 @@ def connect(
     socket_path: str = SOCKET, seconds: float = TIMEOUT_SECONDS, fixture: Callable[[str], bytes] | None = None
 ) -> DockerReader:
     """A reader of the running dockerd, or of recorded answers: see `client.FixtureTransport`."""
-    from sparkd.lib.dockerd.client import SdkClient
+    from sparkd.base.lib.dockerd.client import SdkClient
 
     return DockerReader(SdkClient(socket_path, seconds, fixture), seconds)
 
@@ -112,7 +112,7 @@ def follow_log(container_id: str, since: float, socket_path: str = SOCKET) -> It
     The SDK's own logs() leaves out the stream number, without which pieces of long lines of both streams would be
     joined, and takes a broken connection for the end of the log.
     """
-    from sparkd.lib.dockerd.client import SdkClient, docker_errors, open_log
+    from sparkd.base.lib.dockerd.client import SdkClient, docker_errors, open_log
 
     work = partial(open_log, container_id, since, TIMEOUT_SECONDS)
     client = SdkClient(socket_path, TIMEOUT_SECONDS)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
-from sparkd.lib.text import did_you_mean, sanitize
-from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import FIELDS, VERSION, Field, misprint_of
-from sparkd.vllm.lint.predicates import Launch, Matches
+from sparkd.base.lib.text import did_you_mean, sanitize
+from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.flag import FIELDS, VERSION, Field, misprint_of
+from sparkd.base.vllm.lint.predicates import Launch, Matches
 
 NUMBERS = frozenset(("null", "bool", "int", "float"))
 LONGEST_KEY = 60

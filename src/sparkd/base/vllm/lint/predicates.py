@@ -11,8 +11,8 @@ from contextlib import suppress
 
 from msgspec import Struct, field
 
-from sparkd.vllm.args import JsonValue
-from sparkd.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
+from sparkd.base.vllm.args import JsonValue
+from sparkd.base.vllm.flag import FirstValues, ParsedFlag, parse_amount, parse_json
 
 Matches = Iterator[tuple[str, str]]
 """Matches of a rule: recipe key and reason."""

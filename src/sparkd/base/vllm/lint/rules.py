@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 
 from msgspec import Struct
 
-from sparkd.lib.text import did_you_mean
-from sparkd.vllm.flag import FLAGS, VERSION, Flag, ParsedFlag, misprint_of
-from sparkd.vllm.lint import fields, predicates, values
-from sparkd.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.vllm.flag import FLAGS, VERSION, Flag, ParsedFlag, misprint_of
+from sparkd.base.vllm.lint import fields, predicates, values
+from sparkd.base.vllm.lint.predicates import JSON_FLAGS, JSON_OR_TEXT, NOTHING, RENAMED, Launch, Matches, about
 
 _BY_NAME = {flag.name: flag for flag in FLAGS} | {f"no-{flag.name}": flag for flag in FLAGS if flag.negative}
 NAMES = tuple(_BY_NAME)

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 from msgspec import Struct
 
-from sparkd.vllm.flag import FirstValues, first_values
-from sparkd.vllm.lint.rules import Issue
+from sparkd.base.vllm.flag import FirstValues, first_values
+from sparkd.base.vllm.lint.rules import Issue
 
 _PASSED_ON = re.compile(r"\$(?:[@*]|\{[@*][^}]{0,99}\})")
 _PUNCTUATION = frozenset("();<>|&")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from sparkd.lib.text import did_you_mean
-from sparkd.vllm.flag import FLAGS, VERSION
-from sparkd.vllm.lint.predicates import NOTHING, Launch, Matches, about
+from sparkd.base.lib.text import did_you_mean
+from sparkd.base.vllm.flag import FLAGS, VERSION
+from sparkd.base.vllm.lint.predicates import NOTHING, Launch, Matches, about
 
 NEEDS = {"enable-auto-tool-choice": "tool-call-parser", "enable-log-outputs": "enable-log-requests"}
 """Switches, each with the flag without which vLLM ends."""

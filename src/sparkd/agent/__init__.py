@@ -1,0 +1,1 @@
+"""What launches, monitors and ends a rank. Read daemon/run.py first."""

@@ -20,7 +20,7 @@ from tests.unit.nodes import until
 from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
-from sparkd.tools.node.other_nodes import SPARE_BYTES
+from sparkd.tools.models.other_nodes import SPARE_BYTES
 
 SHARD = "model.safetensors"
 DATA_BYTES = 20_000_000

@@ -17,9 +17,9 @@ from sparkd.base.host import Host
 from sparkd.base.host.docker_image import identity_of
 from sparkd.base.lib.errors import BlockedError, ExitCode, UsageError
 from sparkd.tools.cli import main, model
-from sparkd.tools.node import image_copy, other_nodes
-from sparkd.tools.node.image_copy import SCRATCH
-from sparkd.tools.setup.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
+from sparkd.tools.models import image_copy, other_nodes
+from sparkd.tools.models.image_copy import SCRATCH
+from sparkd.tools.models.ssh import COMMAND_SECONDS, Ended, SshHost, diagnose
 
 NODES = Settings(cluster=Cluster(nodes=("10.0.0.1", "10.0.0.2", "10.0.0.3")))
 

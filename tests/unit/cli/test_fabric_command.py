@@ -24,7 +24,6 @@ from sparkd.tools.measure import traffic_programs
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
 from sparkd.tools.measure.traffic import RESULT, Measured, Measurer, receive_result
 from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError
-from sparkd.tools.node import fabric
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 KEY = b"k" * 32
@@ -41,7 +40,7 @@ def worker(port: int) -> Iterator[list[Result]]:
     got = list[Result]()
 
     def run() -> None:
-        got.append(fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD))
+        got.append(fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD))
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -51,7 +50,7 @@ def worker(port: int) -> Iterator[list[Result]]:
 
 def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tree: Tree, port: int) -> None:
     host = Host(str(tree.root))
-    result = fabric.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
+    result = fabric_test.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
     while not worker:
         threading.Event().wait(0.01)
     assert worker == [result]
@@ -65,12 +64,12 @@ def test_both_nodes_have_the_result(worker: list[Result], programs: Programs, tr
 def test_a_node_that_does_not_come_is_said(
     port: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fabric, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(fabric_test, "WAIT_SECONDS", 1.0)
     with pytest.raises(BlockedError, match=f"{WORKER} does not take part: connection refused"):
-        fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
     assert capsys.readouterr().err.count("waits for") == 1
     with pytest.raises(BlockedError, match=f"{HEAD} did not come"):
-        fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
+        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
 @contextmanager
@@ -101,31 +100,31 @@ def send(port: int, result: str, key: bytes = KEY) -> None:
 
 def test_a_port_that_another_program_has_is_said(port: int) -> None:
     with socket.create_server((WORKER, port)), pytest.raises(AwaitedError, match="in use"):
-        fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
+        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
 @pytest.mark.parametrize("result", ["W10=", "eyJvd24iOiAxfQ==", "W1tb" * 10_000, "x", "%ff"])
 def test_a_result_that_is_none_is_refused(port: int, result: str) -> None:
     threading.Thread(target=send, args=(port, result), daemon=True).start()
     with pytest.raises(BlockedError, match="is no result"):
-        fabric.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
+        fabric_test.await_result(facts("spark2", WORKER), port, lambda: (KEY,), HEAD)
 
 
 @pytest.mark.parametrize("said", [b"{}", b"\xff", b'{"node": "x", "ports": [{"address": 1}]}'])
 def test_facts_that_are_none_are_refused(port: int, said: bytes) -> None:
     with listening(port, said), pytest.raises(BlockedError, match="same on both"):
-        fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_another_key_is_said(port: int) -> None:
     with listening(port, b"{}", b"o" * 32), pytest.raises(BlockedError, match=r"cluster\.key"):
-        fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_an_agent_that_runs_there_is_waited_for_and_named(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fabric, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(fabric_test, "WAIT_SECONDS", 1.0)
     with listening(port, b""), pytest.raises(BlockedError, match=f"does not take part: its agent has port {port}"):
-        fabric.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
+        fabric_test.greet(Measurer(HEAD, WORKER, port, lambda: (KEY,)))
 
 
 def test_iperf3_that_does_not_work_here_ends_the_test(
@@ -135,12 +134,12 @@ def test_iperf3_that_does_not_work_here_ends_the_test(
     programs.write(IPERF3, "echo no")
     body, host = msgspec.json.encode(facts("spark2", WORKER)), Host(str(tree.root))
     with listening(port, body), pytest.raises(BlockedError, match=r"does not work on this node: .* ends in: no"):
-        fabric.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
+        fabric_test.measure(facts("spark1", HEAD), Peer(1, WORKER), port, lambda: (KEY,), host)
 
 
 def test_a_pair_without_figures_has_the_reason(port: int) -> None:
     near, far = facts("spark1", HEAD).ports[0], facts("spark2", WORKER).ports[0]
-    assert fabric.measure_pair(near, far, port, lambda: (KEY,)) == Pair(near, far, None, "Connection refused")
+    assert fabric_test.measure_pair(near, far, port, lambda: (KEY,)) == Pair(near, far, None, "Connection refused")
 
 
 def test_the_table_fits_into_80_columns_and_has_no_colours_of_the_other_node() -> None:

@@ -20,12 +20,11 @@ from sparkd.base.state.history import Launch
 from sparkd.base.state.known_good import Facts
 from sparkd.base.state.switch import Chosen, Stage, Switch
 from sparkd.tools.cli import tune_recipe
-from sparkd.tools.measure import climb
+from sparkd.tools.measure import climb, ladder_ends
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
 from sparkd.tools.measure.figures import DECODE, Spread
 from sparkd.tools.measure.ladder import LENGTH, SEQUENCES, Knob, Measured
 from sparkd.tools.measure.soak import Sample
-from sparkd.tools.node import ladder_ends
 from sparkd.tools.node.switching import load_chosen
 
 GIB = 1 << 30

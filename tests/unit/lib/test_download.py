@@ -19,7 +19,7 @@ import pytest
 
 from sparkd.base.lib.errors import ConfigError
 from sparkd.tools.cli import main
-from sparkd.tools.setup.download import LIMIT_BYTES, download_text
+from sparkd.tools.importers.download import LIMIT_BYTES, download_text
 
 RECIPE = "recipe_version: '2'\nmodel: o/m\ncontainer: r/i:1\nmods: [x]\ncommand: vllm serve o/m\n"
 

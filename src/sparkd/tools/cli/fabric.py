@@ -15,8 +15,8 @@ from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
 from sparkd.tools.measure.fabric import SLOW, Result, describe_twins, judge
+from sparkd.tools.measure.fabric_test import measure_all
 from sparkd.tools.measure.traffic_programs import STREAMS
-from sparkd.tools.node.fabric import measure_all
 
 HEADINGS = ("PORT", "TO", "SENT", "BACK", "RDMA", "LINK", "US", "US 99%", "")
 

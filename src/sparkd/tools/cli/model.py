@@ -17,8 +17,9 @@ from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import size
 from sparkd.tools.cli.console import Progress
-from sparkd.tools.node.image_copy import Image, find_image, send_image
-from sparkd.tools.node.model_files import (
+from sparkd.tools.models import hub
+from sparkd.tools.models.image_copy import Image, find_image, send_image
+from sparkd.tools.models.model_files import (
     TOKEN,
     choose_repo,
     describe_files,
@@ -29,8 +30,7 @@ from sparkd.tools.node.model_files import (
     require_download_room,
     send_model,
 )
-from sparkd.tools.node.other_nodes import choose_peers, run_on_each
-from sparkd.tools.setup import hub
+from sparkd.tools.models.other_nodes import choose_peers, run_on_each
 
 _MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 

@@ -63,7 +63,7 @@ def _place(args: argparse.Namespace) -> Place:
 
 def _import_url(args: argparse.Namespace, overrides: Overrides, place: Place) -> None:
     """What a stranger publishes is shown before it is written. Raises ConfigError, UsageError."""
-    from sparkd.tools.setup.download import download_text
+    from sparkd.tools.importers.download import download_text
 
     if args.write and not args.yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to confirm on", "--yes writes it; without --write it is only shown")

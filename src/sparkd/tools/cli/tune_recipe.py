@@ -16,8 +16,8 @@ from sparkd.base.state.switch import fingerprint_engine
 from sparkd.tools.cli.console import prompt
 from sparkd.tools.measure import ladder
 from sparkd.tools.measure.climb import FILE, Climb, Tuning
+from sparkd.tools.measure.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
 from sparkd.tools.measure.measuring import catch_ends, only_one
-from sparkd.tools.node.ladder_ends import announce, choose_load, refuse_name, refuse_without_effect, write_best
 from sparkd.tools.node.switching import load_chosen, refuse_worker
 
 

@@ -19,9 +19,9 @@ from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.recipes.loader import SUFFIX, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
-from sparkd.tools.node.other_nodes import require_room
-from sparkd.tools.setup.hub import Repo
-from sparkd.tools.setup.ssh import SshHost
+from sparkd.tools.models.hub import Repo
+from sparkd.tools.models.other_nodes import require_room
+from sparkd.tools.models.ssh import SshHost
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096

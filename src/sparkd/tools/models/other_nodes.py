@@ -14,7 +14,7 @@ from sparkd.base.host.disks import Room
 from sparkd.base.host.network import canonical
 from sparkd.base.lib.errors import BlockedError, ExitCode, SparkdError, UsageError
 from sparkd.base.lib.text import size
-from sparkd.tools.setup.ssh import PeerRoom, SshHost
+from sparkd.tools.models.ssh import PeerRoom, SshHost
 
 SPARE_BYTES = 1 << 30
 """Left on a disk beside what is written."""

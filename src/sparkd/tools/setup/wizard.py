@@ -25,6 +25,7 @@ from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import GAP, sanitize
 from sparkd.base.recipes.loader import find_recipes, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import Recipe
+from sparkd.tools.models.ssh import SshHost
 from sparkd.tools.node.dry_run import look_at
 from sparkd.tools.node.fit import Fit, find_fits
 from sparkd.tools.node.render import CONFIGURATION, parts
@@ -32,7 +33,6 @@ from sparkd.tools.setup import cluster_key
 from sparkd.tools.setup.join import GRACE_SECONDS, Guest, Invitation
 from sparkd.tools.setup.join_request import accept, confirm
 from sparkd.tools.setup.node_files import NodeFiles, Values, updated
-from sparkd.tools.setup.ssh import SshHost
 from sparkd.tools.setup.survey import Survey, describe, group, propose_addresses, reason, take_survey
 
 NAME_WIDTH, LINE_LIMIT = 8, 400

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
@@ -29,8 +31,8 @@ from tests.count.source import Module, import_closure, read_modules
 
 ROOT = Path(__file__).parents[2]
 SOURCE = "src/sparkd"
-RUN = "sparkd.tools.cli.run"
-"""Where `sparkd run` begins. At d40baf0 its closure has 182 modules and 27,606 lines.
+RUN = ("sparkd.tools.cli.run", "sparkd.cli.run")
+"""Where `sparkd run` begins, now and in earlier commits. At d40baf0 its closure has 182 modules and 27,606 lines.
 
 Where there is no such module, it has none.
 """
@@ -48,9 +50,12 @@ class Report(NamedTuple):
     """Each list's length is a figure, too."""
 
 
-def count(top: Path) -> Report:
-    """Figures of the package in the folder `top`. Raises SyntaxError."""
-    modules = read_modules(top)
+def count(top: Path, moved: Mapping[str, str] = MappingProxyType({})) -> Report:
+    """Figures of the package in the folder `top`; a module whose path is in `moved` counts at its new one.
+
+    Raises SyntaxError.
+    """
+    modules = tuple(module._replace(path=moved.get(module.path, module.path)) for module in read_modules(top))
     functions = measure_functions(modules)
     places = list_places(modules, functions)
     figures = {**count_figures(modules, functions), **{title: len(listed) for title, listed in places.items()}}
@@ -58,18 +63,18 @@ def count(top: Path) -> Report:
 
 
 def count_packages(modules: tuple[Module, ...]) -> dict[str, Lines]:
+    """With a row for each layer, and one for all."""
     packages: dict[str, Lines] = {}
     for module in modules:
-        name = module.package or "(top)"
-        packages[name] = packages.get(name, Lines()).plus(count_lines(module))
-    total = Lines()
-    for lines in packages.values():
-        total = total.plus(lines)
-    return {**packages, ALL: total}
+        lines = count_lines(module)
+        layer = [f"{module.layer} ({ALL})"] if module.layer else []
+        for name in (module.package or "(top)", *layer, ALL):
+            packages[name] = packages.get(name, Lines()).plus(lines)
+    return packages
 
 
 def count_figures(modules: tuple[Module, ...], functions: tuple[Function, ...]) -> dict[str, int]:
-    closure = import_closure(modules, RUN)
+    closure = import_closure(modules, *RUN)
     sizes = [function.lines for function in functions]
     rooms = list_rooms(modules)
     return {
@@ -108,7 +113,15 @@ def count_commit(revision: str) -> Report:
     archive = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["tar", "--extract", "--directory", folder], input=archive, check=True)
-        return count(Path(folder, SOURCE))
+        return count(Path(folder, SOURCE), find_moved(revision))
+
+
+def find_moved(revision: str, root: Path = ROOT) -> dict[str, str]:
+    """Paths of a commit's modules that have moved since, each with the path in the working tree, as git finds them."""
+    command = ["git", "diff", "--find-renames=30%", "--diff-filter=R", "--name-status", revision, "--", SOURCE]
+    output = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout
+    moves = (line.split("\t") for line in output.splitlines())
+    return {old.removeprefix(f"{SOURCE}/"): new.removeprefix(f"{SOURCE}/") for _, old, new in moves}
 
 
 def render(now: Report, base: Report) -> str:

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+LAYERS = ("base", "agent", "tools")
+"""Folders of packages; all others right below the top package are packages."""
 
 
 class Module(NamedTuple):
@@ -20,8 +22,15 @@ class Module(NamedTuple):
 
     @property
     def package(self) -> str:
-        """The folder right below the top package; empty for the top package's own modules."""
-        return self.path.partition("/")[0] if "/" in self.path else ""
+        """The folder below the top package or a layer, such as `base/lib`; empty for the top package's own modules."""
+        folders = self.path.split("/")[:-1]
+        return "/".join(folders[: 2 if self.layer else 1])
+
+    @property
+    def layer(self) -> str:
+        """One of LAYERS, or empty."""
+        folder = self.path.partition("/")[0]
+        return folder if folder in LAYERS else ""
 
     @property
     def is_init(self) -> bool:
@@ -86,13 +95,13 @@ def imported_names(node: ast.AST) -> Iterator[str]:
             yield from imported_names(child)
 
 
-def import_closure(modules: Iterable[Module], root: str) -> tuple[Module, ...]:
-    """`root` and what it pulls in: all that a module imports by `imported_names`, and the packages above each module.
+def import_closure(modules: Iterable[Module], *roots: str) -> tuple[Module, ...]:
+    """`roots` and what they pull in: all that a module imports by `imported_names`, and the packages above each module.
 
     Nothing is executed: what a command imports by a computed name is no part of it.
     """
     by_name = {module.name: module for module in modules}
-    names, waiting = set[str](), [root]
+    names, waiting = set[str](), [*roots]
     while waiting:
         name = waiting.pop()
         if name in by_name and name not in names:

@@ -1,8 +1,8 @@
 """Whether the unit tests notice small faults in the source: python -m tests.mutants SEED COUNT [PACKAGE...], as root.
 
-COUNT mutants are drawn a package; without PACKAGE, of each package. The unit tests of a mutant's module run until one
-fails, or takes longer than it ever may. Where that test passes without the mutant, the mutant is killed. One that
-survives is a rule that no test holds, or a change without effect.
+COUNT mutants are drawn a package, such as base/lib; without PACKAGE, of each. The unit tests of a mutant's module run
+until one fails, or takes longer than it ever may. Where that test passes without the mutant, the mutant is killed. One
+that survives is a rule that no test holds, or a change without effect.
 """
 
 from __future__ import annotations

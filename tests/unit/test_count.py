@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 
 import pytest
-from tests.count.__main__ import Report, count, render
+from tests.count.__main__ import Report, count, find_moved, render
 from tests.count.lines import Lines, count_code_tokens, count_docstring_words, count_lines
 from tests.count.shape import count_branches, measure_functions, percentile
 from tests.count.source import Module, functions, import_closure, read_modules
@@ -154,6 +155,26 @@ def test_the_rooms_of_a_subject_are_named_for_it(top: Path) -> None:
     assert (figures["history: packages"], figures["history: modules"]) == (2, 2)
     assert (figures["docker: packages"], figures["docker: modules"]) == (1, 1)
     assert figures["gpu: modules"] == 0
+
+
+def test_a_layer_has_packages_and_a_row_of_their_sum(top: Path) -> None:
+    packages = count(top).packages
+    assert (packages["agent/daemon"].total, packages["agent"].total, packages["agent (all)"].total) == (3, 1, 4)
+    assert (packages["cli"].total, packages["(top)"].total, packages["all"].total) == (22, 0, 32)
+
+
+def test_what_has_moved_since_a_commit_counts_at_its_new_place(tmp_path: Path, top: Path) -> None:
+    old = tmp_path / "src/sparkd/lib/text.py"
+    new = tmp_path / "src/sparkd/base/lib/text.py"
+    for folder in (old.parent, new.parent):
+        folder.mkdir(parents=True)
+    old.write_text("A = 1\n" * 9)
+    git = ("git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(tmp_path))
+    for words in (("init", "-q"), ("add", "src"), ("commit", "-qm", "a"), ("mv", str(old), str(new))):
+        subprocess.run((*git, *words), check=True)
+    assert find_moved("HEAD", tmp_path) == {"lib/text.py": "base/lib/text.py"}
+    packages = count(top, {"lib/base.py": "base/lib/base.py"}).packages
+    assert (packages["base/lib"].total, packages["base (all)"].total, packages["lib"].total) == (3, 3, 1)
 
 
 def test_a_comparison_shows_differences_alone() -> None:

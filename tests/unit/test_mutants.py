@@ -81,7 +81,7 @@ def test_tests_that_import_the_module_run_first_then_those_of_its_package(tmp_pa
         path = tmp_path / "tests/unit" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    names = choose_tests(tmp_path, "sparkd.lib.x", "lib")
+    names = choose_tests(tmp_path, "sparkd.lib.x", "base/lib")
     assert [name.removeprefix("tests/unit/") for name in names] == [
         *("lib/deep/test_c.py", "agent/test_a.py", "lib/test_b.py"),
     ]

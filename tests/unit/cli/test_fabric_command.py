@@ -20,7 +20,7 @@ from sparkd.base.cluster.membership import Peer
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AwaitedError, BlockedError
 from sparkd.tools.cli import fabric as command
-from sparkd.tools.measure import traffic_programs
+from sparkd.tools.measure import fabric_test, traffic_programs
 from sparkd.tools.measure.fabric import Facts, Pair, Port, Result
 from sparkd.tools.measure.traffic import RESULT, Measured, Measurer, receive_result
 from sparkd.tools.measure.traffic_programs import IPERF3, TrafficError

@@ -79,3 +79,11 @@ def test_a_process_that_writes_is_awaited_and_other_users_cannot_pass_for_one(tr
     lock.symlink_to(tree.root / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"):
         exchange(files, FILE, Count("new", 2), None)
+
+
+def test_a_full_run_folder_denies_no_change_on_the_disk(tree: Tree) -> None:
+    tree.file("/run/sparkd", "no folder")
+    files = Files(str(tree.root))
+    announced = StateFile(FILE.name, Count, notice="/run/sparkd/count.changed")
+    assert exchange(files, announced, None, Count("p", 1))
+    assert FILE.read(files) == Count("p", 1)

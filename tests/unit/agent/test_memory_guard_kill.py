@@ -23,7 +23,7 @@ from tests.unit.nodes import until
 
 from sparkd.agent.daemon.endings import endings
 from sparkd.agent.daemon.inquest import find_cause
-from sparkd.agent.daemon.shutdown import shutdown_on_error
+from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.config.settings import Memory
@@ -190,6 +190,20 @@ def test_a_kill_ends_the_run_before_the_rank_is_gone_and_before_another_nodes_en
             agent.loop.wait(10)
         assert process.poll() is None
         os.close(dying.pidfd)
+
+
+def test_a_guard_for_which_there_is_no_thread_is_none_that_the_end_of_the_rank_waits_for(
+    tree: Tree, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_thread: object) -> None:
+        raise BlockingIOError(11, "no room")
+
+    monkeypatch.setattr("sparkd.agent.engine.memory_guard.guard.start_thread", refuse)
+    with agent_under_test(tree, 1, settings(addresses(2), port)) as made, running(made.agent) as (rank, _):
+        with pytest.raises(BlockingIOError):
+            rank.guard_memory(1, made.agent.events)
+        end_rank(made.agent, rank)
+        assert rank.rank.ended.is_set()
 
 
 def test_a_floor_of_0_turns_the_guard_off(tree: Tree, port: int) -> None:

@@ -248,6 +248,28 @@ def test_a_new_plan_that_is_not_launched_in_time_is_given_up(started: AgentUnder
     assert written(started) is None
 
 
+def test_a_choice_without_a_notice_is_seen_within_a_minute(started: AgentUnderTest) -> None:
+    """Its writer was killed before the notice, or /run is full."""
+    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    files = started.agent.host.files
+    chosen_by_hand = replace(put(started, Stage.DRAINING), chosen_at="2026-02-02")
+    exchange(files, FILE, FILE.read(files), replace(chosen_by_hand, stage=Stage.IN_FORCE, chosen_at="2026-01-01"))
+    awaits_end(switching, started, 0.1)
+    Tree(Path(files.root)).file(FILE.path, FILE.encode(chosen_by_hand))
+    awaits_end(switching, started, 0.1)
+    seconds[0] += 61
+    with pytest.raises(SwitchRequested):
+        awaits_end(switching, started)
+
+
+def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> None:
+    switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
+    Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")
+    seconds[0] += 61
+    awaits_end(switching, started, 0.3)
+    assert [line.partition(" ")[0] for line in started.events.lines if "switch.json" in line] == ["state.read.failed"]
+
+
 def test_a_plan_in_force_awaits_docker_and_other_nodes_without_a_limit(started: AgentUnderTest) -> None:
     switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
     seconds[0] += AWAITED_SECONDS + 1

@@ -95,13 +95,15 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
     with alone(path.with_name(f".{path.name}.lock")):
         if dump(file.read(files)) != dump(before):
             return False
-        if after is not None:
+        try:
+            if after is None:
+                return remove(path)
             write(path, file.encode(after), file.mode, durable=True)
-        elif not remove(path):
-            return False
-        if file.notice:
-            write(Path(files.real(file.notice)), "", PUBLIC, durable=False)
-        return True
+            return True
+        finally:
+            if file.notice:  # rather once too often; a full /run does not undo what is written
+                with suppress(OSError):
+                    write(Path(files.real(file.notice)), "", PUBLIC, durable=False)
 
 
 @contextmanager

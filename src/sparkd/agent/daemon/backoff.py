@@ -24,10 +24,11 @@ class Backoff:
     def wait(self) -> bool:
         """Before the next launch of a plan that failed lately. Returns whether it waited.
 
-        Raises NeedsPersonError (exit 17) after too many failures in a row; as `check_head`.
+        Raises NeedsPersonError (exit 17) after too many failures in a row; BlockedError where their count can't be
+        read; as `check_head`.
         """
         agent = self._agent
-        launches = agent.store.read_launches()
+        launches = agent.store.require_launches()
         seconds = launches.wait_seconds(agent.plan.counted_as)
         last = launches.last_failure(agent.plan.counted_as)
         if seconds is None:

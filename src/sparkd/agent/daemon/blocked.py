@@ -123,6 +123,7 @@ class _Blocked:
         if before.phase is not Phase.BLOCKED or self._blocker != blocker:
             self._blocker, self._since = blocker, time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
             agent.events.error("agent.run.blocked", cause=error.cause.value, reason=error.reason, hint=error.hint)
+            agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}")
             log_differences(agent)
         agent.phase.enter(Phase.BLOCKED, f"{error}; since {self._since}")
 
@@ -134,18 +135,19 @@ class _Blocked:
 
     def _stamp_configuration(self) -> object:
         look = partial(stamp_configuration, self._agent.host.files.root)
-        return self._look(look, self._agent.configured_at)
+        return self._look(look, self._agent.configured_at, "looking at the configuration")
 
     def _stamp_named_files(self, before: object) -> object:
         """Files that the configuration names: a process reads them once."""
         agent, settings = self._agent, self._agent.context.configured
         paths = [*(one.file for one in agent.plan.secrets), settings.cluster.key_file, settings.engine.recipe]
-        return self._look(partial(_stamp, [Path(one) for one in paths if one.startswith("/")]), before)
+        look = partial(_stamp, [Path(one) for one in paths if one.startswith("/")])
+        return self._look(look, before, "looking at the configuration's files")
 
-    def _look(self, look: Callable[[], object], before: object) -> object:
+    def _look(self, look: Callable[[], object], before: object, what: str) -> object:
         """`before` where the files hang."""
         try:
-            return self._agent.loop.beside(look, LOOK_SECONDS, "looking at the configuration's files")
+            return self._agent.loop.beside(look, LOOK_SECONDS, what)
         except (TimeoutError, BlockingIOError):
             return before
 

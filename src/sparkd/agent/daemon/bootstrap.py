@@ -103,7 +103,7 @@ def build_agent(
         notify = start_notifications(host, config.notify, events)
     base = Base(config, host, actions, loop, notifier, journal, log, configured_at, switch_seen, notify)
     agent = _await_agent(base, role, place, events, limit_seconds=waiting_limit(begun))
-    last = agent.store.read_launches().last_exit
+    last = agent.store.require_launches().last_exit
     # First of all: a crash before this would not be counted.
     agent.store.record_start(agent.boot_id)
     agent.launch_row.recall(last)

@@ -114,7 +114,13 @@ def share_config(agent: Agent) -> None:
     check_head(agent)
     context, plan, files = agent.context, agent.plan, agent.host.files
     if context.is_head and context.peers:
-        shared = shared_config.make_shared(context.settings, context.recipe, plan.image_id, plan.user_script, files)
+        make = partial(
+            shared_config.make_shared, context.settings, context.recipe, plan.image_id, plan.user_script, files
+        )
+        try:  # the script, and files that the recipe mounts, may lie on a share
+            shared = agent.loop.beside(make, FETCH_SECONDS, "reading what the workers get")
+        except (TimeoutError, BlockingIOError) as error:
+            raise BlockedError(str(error), "what holds the files that it names? look at dmesg") from None
         body = shared_config.dump(shared)
         agent.cluster.publish(shared_config.PATH, body)
         agent.reporter.update(config_digest=shared_config.digest_of(body))

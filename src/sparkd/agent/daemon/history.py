@@ -141,7 +141,8 @@ class LaunchRow:
             self._report_replaced(outcome.result())
         except OSError as error:
             self._report(str(error))
-        self._write_next()
+        finally:
+            self._write_next()
 
     def _report(self, reason: str) -> None:
         """Once a process."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from sparkd.agent.cluster.monitor import HINT, silence
@@ -26,8 +26,10 @@ LOST_GRACE_SECONDS = 0.5
 outlive another by more than two."""
 ACCOUNT_SECONDS = 2.0
 """For the guard's report on the end of a rank: milliseconds, unless the machine is short of memory."""
-MACHINE_SECONDS = 0.5
-"""For whether dockerd runs, and the kernel's count of kills: milliseconds."""
+DOCKERD_SECONDS = 0.5
+"""For whether it runs: milliseconds."""
+KILLS_SECONDS = 2.0
+"""For the kernel's count: milliseconds, unless the machine is short of memory."""
 NEWS_SECONDS = 1.5
 """For the report of the failed node, where the engine's own words name another rank."""
 SILENCE_SECONDS = 10.0
@@ -58,15 +60,21 @@ def find_cause(agent: Agent, error: EngineEndedError) -> EngineEndedError:
         code = _read_exit(agent, running)
         during = "while serving" if running.ready else f"while {running.log.progress.step}"
         reason = f"{reason} {during}, {running.seconds:.0f} s after its start, with exit code {code}"
-    machine = MachineFacts()
-    with suppress(TimeoutError, BlockingIOError):
-        machine = agent.loop.beside(running.read_machine, MACHINE_SECONDS, "the facts of the machine")
-    cause, text = running.find_cause(code, machine)
+    docker_ended = _look(agent, running.docker_ended, DOCKERD_SECONDS, "looking at dockerd")
+    oom_killed = _look(agent, running.oom_killed, KILLS_SECONDS, "the kernel's kills")
+    cause, text = running.find_cause(code, MachineFacts(docker_ended, oom_killed))
     reason = f"{reason}: {text}" if text else f"{reason}; it named no cause"
     if agent.context.peers and cause is Cause.ENGINE_ERROR and names_other_rank(text):
         running.kill(LOST_GRACE_SECONDS)
         _raise_if_peer_lost(agent, reason)
     return EngineEndedError(reason, "" if running.ready else "its log: the lines above, marked engine|", cause=cause)
+
+
+def _look(agent: Agent, look: Callable[[], bool], seconds: float, what: str) -> bool:
+    """False where that hangs."""
+    with suppress(TimeoutError, BlockingIOError):
+        return agent.loop.beside(look, seconds, what)
+    return False
 
 
 def _read_exit(agent: Agent, running: Running) -> str:

@@ -9,10 +9,11 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
+from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB
 
 RESTORE_SECONDS = 1.0
-"""For one write to sysfs. A rank that ends waits for it."""
+"""For one write to sysfs."""
 
 
 def lower_readahead(agent: Agent) -> None:
@@ -29,12 +30,14 @@ def lower_readahead(agent: Agent) -> None:
     _log_readahead(agent, change)
 
 
+def begin_restore(agent: Agent) -> Outcome[None]:
+    """Undo `lower_readahead`, also of an agent that was killed, in a thread: sysfs may hang with its disk."""
+    return agent.loop.start(partial(_restore, agent))
+
+
 def restore_readahead(agent: Agent) -> None:
-    """Undo `lower_readahead`, also of an agent that was killed."""
-    try:
-        agent.loop.beside(partial(_restore, agent), RESTORE_SECONDS, "restoring the readahead", shielded=True)
-    except OSError as error:
-        _log_failure(agent, error)
+    """The same, for RESTORE_SECONDS at most."""
+    agent.loop.wait_until(begin_restore(agent).done, RESTORE_SECONDS, shielded=True)
 
 
 def _restore(agent: Agent) -> None:
@@ -42,11 +45,7 @@ def _restore(agent: Agent) -> None:
     try:
         _log_readahead(agent, agent.actions.restore_readahead())
     except OSError as error:
-        _log_failure(agent, error)
-
-
-def _log_failure(agent: Agent, error: OSError) -> None:
-    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
+        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
 
 
 def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:

@@ -15,6 +15,9 @@ from sparkd.base.status.model import utc_now
 CACHES_SECONDS = 5.0
 """To list some ten folders, while nothing else watches the engine."""
 
+AGAIN_SECONDS = 60.0
+"""Until what could not be read is read again."""
+
 
 class ProvingPeriod:
     """For the main thread."""
@@ -56,13 +59,17 @@ class ProvingPeriod:
 
     def _keep_known_good(self) -> None:
         agent, now, context = self._agent, utc_now(), self._agent.context
+        facts = self._agreed.facts()
+        if "boot" in facts.unseen:  # an entry with less than the one before it would hide what changes
+            self._proven_at = time.monotonic() + AGAIN_SECONDS
+            return
         entry = known_good.Entry(
             since=now,
             until=now,
             plan=agent.plan.digest,
             agreement=self._agreed.agreement.digest,
             image_id=agent.reporter.report.engine.image,
-            facts=self._agreed.facts(),
+            facts=facts,
             recipe=context.recipe.model_dump(mode="json", by_alias=True),
             engine=context.settings.engine.model_dump(mode="json"),
         )

@@ -23,7 +23,7 @@ from sparkd.agent.daemon.judgement import (
     names_port,
     own_words,
 )
-from sparkd.agent.daemon.page_cache import restore_readahead
+from sparkd.agent.daemon.page_cache import RESTORE_SECONDS, begin_restore
 from sparkd.agent.daemon.switching import SwitchRequested
 from sparkd.agent.engine.api_owner import find_holder
 from sparkd.agent.engine.memory_guard.tenants import describe_growth
@@ -218,12 +218,12 @@ def end_rank(agent: Agent, running: Running | None, grace_seconds: float = LOST_
 
 def kill_rank(agent: Agent, running: Running | None, grace_seconds: float) -> None:
     """End its processes, and let its last lines arrive."""
-    restore_readahead(agent)
-    if running is None:
-        return
-    if not running.kill(grace_seconds):
-        agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
-    running.log.stop(LOG_END_SECONDS)
+    restored = begin_restore(agent)
+    if running is not None:
+        if not running.kill(grace_seconds):
+            agent.events.error("engine.stop.failed", container=running.rank.container_id[:12], hint="reboot this node")
+        running.log.stop(LOG_END_SECONDS)
+    agent.loop.wait_until(restored.done, RESTORE_SECONDS, shielded=True)
 
 
 def clear_rank(agent: Agent, running: Running | None) -> None:

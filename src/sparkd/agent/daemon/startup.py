@@ -29,6 +29,8 @@ DOCKER_POLL_SECONDS = 0.5
 DOCKER_SECONDS = 10.0
 COUNT_SECONDS = 2.0
 KEY_SECONDS = 10.0
+CHOICE_SECONDS = 10.0
+"""For a look at the choice of a plan: milliseconds, on a disk that does not hang."""
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
 DEVICES_SECONDS = 10.0
@@ -127,7 +129,8 @@ def check_hcas(agent: Agent, now: tuple[str, ...]) -> None:
 
 def launch(agent: Agent) -> Running:
     """Start this node's rank. Raises LaunchError (exit 11), ConfigError (exit 78) for a bad key file."""
-    agent.loop.wait(0)  # a stop that was requested during preflight starts no container
+    agent.loop.wait(0)  # a stop that was requested during preflight starts no container, nor does another plan's choice
+    agent.loop.wait_until(lambda: not agent.switching.looking, CHOICE_SECONDS)
     agent.loop.extend_timeout(True)  # a stop during a slow docker call must not end in a kill
     agent.phase.enter(Phase.LAUNCHING, f"starting a container of {agent.plan.image}")
     facts = {**agent.reporter.report.versions, **agent.agreed.agreement.values}

@@ -12,6 +12,7 @@ from typing import TypeVar
 from sparkd.agent.actions import Actions
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.lib.errors import BlockedError
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.state import launch_history
@@ -62,6 +63,13 @@ class StateStore:
         except OSError as error:
             self.report_unread(str(error))
             return LaunchHistory()
+
+    def require_launches(self) -> LaunchHistory:
+        """As `read_launches`, where what is unknown must not count as nothing. Raises BlockedError (exit 10)."""
+        try:
+            return self.read(launch_history.read_history)
+        except OSError as error:
+            raise BlockedError(str(error), f"what holds {FOLDER}? look at dmesg") from None
 
     def record(self, change: Callable[[LaunchHistory], LaunchHistory]) -> bool:
         """Write the changed launch history, safe against crashes and power cuts; whether that worked."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -36,6 +35,10 @@ AWAITED_SECONDS = 900.0
 """How long it may await docker or another node, which may boot, until its launch."""
 LOOK_SECONDS = 1.0
 """Between two looks at a choice that could not be followed."""
+UNANNOUNCED_SECONDS = 60.0
+"""Between two looks without a notice: its writer may have been killed before it, or /run is full."""
+EXPIRE_SECONDS = 10.0
+"""Between two tries to write that the time is over."""
 RETURNS_HINT = "repair it and choose it again: sparkd use"
 
 
@@ -116,9 +119,10 @@ class Switching:
         """While a new plan is tried and a node is blocked."""
         self._seen = agent.switch_seen
         """Stamp of the choice, as last followed."""
-        self._look: tuple[object, Outcome[Switch | None]] | None = None
-        """At the file, with another stamp."""
-        self._next_look = -math.inf
+        self._look: tuple[object, Outcome[tuple[Switch | None, list[str]]]] | None = None
+        """At the file, and what is wrong with it; with its stamp."""
+        self._next_look, self._unannounced_look = -math.inf, clock() + UNANNOUNCED_SECONDS
+        self._next_expiry = -math.inf
 
     def settle(self) -> None:
         """Log which plan was chosen in place of the configured one; remove a choice that is over."""
@@ -152,8 +156,9 @@ class Switching:
         NotReadyError where a new plan is not launched for too long.
         """
         self._look_for_choice()
-        if self.switch is not None and self.switch.expired(datetime.now(UTC)):
-            before = self.switch
+        now = self._clock()
+        if self.switch is not None and now >= self._next_expiry and self.switch.expired(datetime.now(UTC)):
+            before, self._next_expiry = self.switch, now + EXPIRE_SECONDS
             if self._advance(Event.EXPIRED):
                 raise SwitchRequested(self.switch or replace(before, stage=Stage.RETURNING))
         if self.tried:
@@ -161,19 +166,29 @@ class Switching:
 
     def _look_for_choice(self) -> None:
         if self._look is None:
-            stamp = stamp_switch(self._agent.host)
-            if stamp == self._seen or self._clock() < self._next_look:
+            stamp, now = stamp_switch(self._agent.host), self._clock()
+            if now < (self._unannounced_look if stamp == self._seen else self._next_look):
                 return
-            self._next_look = self._clock() + LOOK_SECONDS
-            # The disk may hang.
-            self._look = stamp, self._agent.loop.start(partial(FILE.read, self._agent.host.files))
+            self._next_look, self._unannounced_look = now + LOOK_SECONDS, now + UNANNOUNCED_SECONDS
+            self._look = stamp, self._agent.loop.start(self._read)  # the disk may hang
         stamp, look = self._look
         if not look.done():
             return
         self._look = None
         with suppress(BlockingIOError):  # no thread could be started
-            self._follow(look.result())
+            found, faults = look.result()
+            self._agent.store.report_unread(*faults)
+            self._follow(found)
             self._seen = stamp
+
+    @property
+    def looking(self) -> bool:
+        """Whether a choice may have been made that is not known yet."""
+        return self._look is not None
+
+    def _read(self) -> tuple[Switch | None, list[str]]:
+        faults = list[str]()
+        return FILE.read(self._agent.host.files, faults.append), faults
 
     def _follow(self, found: Switch | None) -> None:
         if found is not None and found.stage in (Stage.DRAINING, Stage.RETURNING):
@@ -252,9 +267,9 @@ class Switching:
         if ours is None or found is None or found.chosen_at != ours.chosen_at:
             return False
         after = step(found, event)
-        if not self._agent.store.exchange(FILE, found, after):
+        if after == found or not self._agent.store.exchange(FILE, found, after):
             return False
-        self.switch = after
+        self.switch, self._look = after, None  # a look from before knows less
         return True
 
 

@@ -58,7 +58,7 @@ class MachineFacts(NamedTuple):
     docker_ended: bool = False
     """Dockerd has ended, and its containers with it."""
     oom_killed: bool = False
-    """The kernel has killed processes for want of memory."""
+    """The kernel has killed processes for want of memory, counted from just before that."""
 
 
 class Running:
@@ -99,8 +99,9 @@ class Running:
     def guard_memory(self, floor_bytes: int, events: Events) -> None:
         """Not with a floor of 0. Raises OSError where the guard can't be started."""
         if floor_bytes:
-            self.guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
-            self.guard.start()
+            guard = MemoryGuard(floor_bytes, self.rank.pidfd, events, self._loop.wake)
+            guard.start()
+            self.guard = guard
 
     @property
     def guard_state(self) -> str:
@@ -241,14 +242,15 @@ class Running:
         explained = progress.root_cause(now) and not (self.ready or progress.serving)
         return (code == KILLED_CODE and not explained) or progress.killed(now)
 
-    def read_machine(self) -> MachineFacts:
+    def docker_ended(self) -> bool:
         """For a thread: a look at dockerd's process may hang."""
-        dockerd_pid, before = self.record.dockerd_pid, self.record.oom_kills
-        kills = meminfo.oom_kills(self._host.files)
-        return MachineFacts(
-            bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid)),
-            kills is not None and before is not None and kills > before,
-        )
+        dockerd_pid = self.record.dockerd_pid
+        return bool(dockerd_pid) and (not docker.running(self._host) or docker.daemon_replaced(self._host, dockerd_pid))
+
+    def oom_killed(self) -> bool:
+        """For a thread."""
+        kills, before = meminfo.oom_kills(self._host.files), self.record.oom_kills
+        return kills is not None and before is not None and kills > before
 
     def read_exit_code(self) -> str:
         """For a thread. It says little: every engine death has 0."""

@@ -183,15 +183,22 @@ class MainLoop:
         return is_done
 
     def start(self, work: Work[T], what: str = "", then: Callable[[Outcome[T]], object] = lambda _: None) -> Outcome[T]:
-        """Run `work` as a task, or in a thread of its own; its end is news. `then` gets the outcome, in the loop.
+        """Run `work` as a task, or in a thread of its own; its end is news. `then` gets the outcome, in the loop: its
+        error ends the run.
 
         One call of a subject at a time, `what`: where an earlier one has not ended, as where no thread can be started,
         the result is BlockingIOError: no look this time.
         """
         future = self._begin(work, what)
-        future.add_done_callback(then)
+        future.add_done_callback(partial(self._call, then))
         future.add_done_callback(self._note_news)
         return future
+
+    def _call(self, then: Callable[[Outcome[T]], object], outcome: Outcome[T]) -> None:
+        try:
+            then(outcome)
+        except Exception as error:
+            self._fail(error)
 
     def beside(self, work: Work[T], seconds: float, what: str, *, shielded: bool = False) -> T:
         """The result of work that may hang (sync, docker, /proc), while the loop turns.

@@ -34,7 +34,7 @@ class StateFile(msgspec.Struct, Generic[Content], frozen=True):
     mode: int = PRIVATE
     folder: str = FOLDER
     notice: str = ""
-    """A path in /run, written after each exchange: a process that waits for one looks at no disk."""
+    """A path in /run, written after each exchange unless that is full: who waits for one looks at no disk."""
 
     @property
     def path(self) -> str:

@@ -262,6 +262,13 @@ def test_a_choice_without_a_notice_is_seen_within_a_minute(started: AgentUnderTe
         awaits_end(switching, started)
 
 
+def test_a_choice_whose_step_a_full_disk_has_kept_from_being_written_is_no_other_one(started: AgentUnderTest) -> None:
+    switching, seconds = clocked(started, put(started, Stage.DRAINING))
+    started.agent.phase.enter(Phase.BLOCKED, "the disk is full")
+    seconds[0] += 61
+    awaits_end(switching, started, 0.2)
+
+
 def test_a_choice_that_cannot_be_read_is_reported(started: AgentUnderTest) -> None:
     switching, seconds = clocked(started, put(started, Stage.IN_FORCE))
     Tree(Path(started.agent.host.files.root)).file(FILE.path, "{")

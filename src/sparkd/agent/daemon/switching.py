@@ -191,7 +191,9 @@ class Switching:
         return FILE.read(self._agent.host.files, faults.append), faults
 
     def _follow(self, found: Switch | None) -> None:
-        if found is not None and found.stage in (Stage.DRAINING, Stage.RETURNING):
+        # What this process began with may be unchanged, where a full disk has kept its step from being written.
+        is_new = found != self._agent.context.switch
+        if found is not None and is_new and found.stage in (Stage.DRAINING, Stage.RETURNING):
             raise SwitchRequested(found)
         if found is not None and self.switch is not None and found.chosen_at == self.switch.chosen_at:
             self.switch = found  # with more or less time

@@ -121,10 +121,10 @@ def test_very_many_files_in_dev_shm_stop_neither_the_main_loop_nor_a_start() -> 
         with Stranger(grow) as stranger:
             stranger.wait_for("grown")
             rank = types.SimpleNamespace(pid=os.getpid())
-            running, loop = Running(rank, None, 0.0, rank_record(), repr), MainLoop(Notifier(), {})
+            running = Running(rank, None, rank_record(), repr, Host(), MainLoop(Notifier(), {}))
             began = time.monotonic()
             for _ in range(3):
-                running.note_segments(Host(), loop)
+                running.note_segments()
             seconds = time.monotonic() - began
             checks = SharedMemory(), ShmSize(own_bytes=None, is_head=True, cluster_size=1)
             said = [[one.verdict.level.value, one.verdict.reason] for one in examine(checks, Host())]

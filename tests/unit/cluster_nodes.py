@@ -24,7 +24,7 @@ from sparkd.agent.cluster.service import Cluster, join_cluster
 from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.bootstrap import assemble, equip
 from sparkd.agent.daemon.context import Agent, Base, Context
-from sparkd.agent.daemon.endings import endings
+from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running

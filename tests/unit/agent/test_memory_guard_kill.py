@@ -21,8 +21,8 @@ from tests.unit.cluster_nodes import (
 )
 from tests.unit.nodes import until
 
-from sparkd.agent.daemon.endings import endings
 from sparkd.agent.daemon.inquest import find_cause
+from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.fixes import UnlinkSegment

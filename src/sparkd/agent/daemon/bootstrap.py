@@ -24,7 +24,6 @@ from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.backoff import Backoff
 from sparkd.agent.daemon.blocked import stamp_configuration
 from sparkd.agent.daemon.context import Agent, Base, Context
-from sparkd.agent.daemon.endings import endings
 from sparkd.agent.daemon.head_config import HeadFollower, await_head, use_kept
 from sparkd.agent.daemon.history import LaunchRow
 from sparkd.agent.daemon.own_rank import OwnRank
@@ -153,9 +152,7 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
         phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
         follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )
-    agent = equip(context)
-    loop.end_by(*endings(agent))
-    return agent
+    return equip(context)
 
 
 def equip(context: Context) -> Agent:

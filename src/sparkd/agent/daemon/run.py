@@ -2,13 +2,14 @@
 
     preflight -> backoff -> await docker -> fingerprint -> image -> wait for peers -> launch -> ready -> serve -> end
 
-Each step ends well, or raises the error that ends the run. So does each wait: `endings.py` lists what may end it. Only
+Each step ends well, or raises the error that ends the run. So does each wait: `endings` lists what may end it. Only
 what blocks a launch is waited for, and tried again. A worker runs the same steps, but follows the head's phase instead
 of probing the endpoint.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
 from sparkd.agent.daemon.blocked import retry_while_blocked
@@ -21,7 +22,7 @@ from sparkd.agent.daemon.shutdown import end_rank, shutdown_on_error, shutdown_o
 from sparkd.agent.daemon.smoke_test import try_out
 from sparkd.agent.daemon.startup import await_docker, fingerprint, launch, watch
 from sparkd.agent.preflight.gate import THREADS_HINT
-from sparkd.base.lib.endings import Stage, StopRequested
+from sparkd.base.lib.endings import Ending, Stage, StopRequested
 from sparkd.base.lib.errors import BlockedError, Cause, ExitCode, LaunchError, SparkdError
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 def run(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
+    agent.loop.end_by(*endings(agent))
     try:
         with find_causes(agent):
             launch_and_serve(agent)
@@ -43,6 +45,25 @@ def run(agent: Agent) -> ExitCode:
         # The machine fails (disk, docker's socket). That is no bug, and the rank must not be left running.
         failure = LaunchError(f"{type(error).__name__}: {error}", "look at: dmesg, df -h", cause=Cause.SYSTEM_ERROR)
         return shutdown_on_error(agent, agent.rank.running, failure)
+
+
+def endings(agent: Agent) -> tuple[Ending, ...]:
+    """What may end a wait, in the order that decides between two that are seen at once.
+
+    A request to stop, and the error of a task, come before all of these: `lib.endings.Endings` has them.
+    """
+    return (
+        # The driver may take seconds to end a killed rank: another node's end in that time would seem to be the cause.
+        Ending(agent.rank.raise_if_killed, until=Stage.INQUEST),
+        Ending(agent.switching.watch),
+        Ending(partial(_check_peers, agent), until=Stage.INQUEST),
+        Ending(agent.rank.raise_if_ended),
+    )
+
+
+def _check_peers(agent: Agent) -> None:
+    agent.phase.sample_memory()
+    agent.monitor.check()
 
 
 def launch_and_serve(agent: Agent) -> NoReturn:

@@ -31,6 +31,7 @@ from sparkd.agent.daemon.page_cache import restore_readahead
 from sparkd.agent.daemon.phase_report import PhaseReport
 from sparkd.agent.daemon.plan_differences import PlanDifferences
 from sparkd.agent.daemon.proving import ProvingPeriod
+from sparkd.agent.daemon.run import endings
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.daemon.switching import Switching, begin_switch, stamp_switch, waiting_limit
 from sparkd.base.cluster.membership import NodeContext, find_place, resolve_context
@@ -152,7 +153,9 @@ def assemble(base: Base, node: NodeContext, owner_uid: int = 0) -> Agent:
         phase=PhaseReport(host, reporter, events, rank, node.settings.memory.floor_mib << 20),
         follower=_follower(base, node.plan.node, cluster, events, node.followed.digest) if node.followed else None,
     )
-    return equip(context)
+    agent = equip(context)
+    loop.end_by(*endings(agent))
+    return agent
 
 
 def equip(context: Context) -> Agent:

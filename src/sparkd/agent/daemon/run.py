@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 def run(agent: Agent) -> ExitCode:
     """Bring this node's rank into service and monitor it. Returns the exit code."""
-    agent.loop.end_by(*endings(agent))
     try:
         with find_causes(agent):
             launch_and_serve(agent)

@@ -13,9 +13,10 @@ from tests.unit.cluster_nodes import settings as cluster_settings
 
 from sparkd.agent.actions import page_cache
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.page_cache import lower_readahead
+from sparkd.agent.daemon.page_cache import lower_readahead, restore_readahead
 from sparkd.base.config import Engine, Settings
 from sparkd.base.host import Host
+from sparkd.base.lib.main_loop import never
 
 
 @pytest.fixture
@@ -125,6 +126,18 @@ def test_a_readahead_that_cannot_be_set_is_logged_and_ends_no_launch(lowering: A
     lower_readahead(lowering.agent)
     (line,) = lowering.events.lines
     assert line.startswith("page_cache.readahead.failed reason=[Errno 2] No such file")
+
+
+def test_where_no_thread_can_restore_it_that_is_said(lowering: AgentUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: object) -> None:
+        raise BlockingIOError(11, "no room")
+
+    monkeypatch.setattr("sparkd.base.lib.event_loop.start_thread", refuse)
+    restore_readahead(lowering.agent)
+    lowering.agent.loop.wait_until(never, 0.02, shielded=True)
+    failed = [line for line in lowering.events.lines if line.startswith("page_cache.restore.failed")]
+    assert len(failed) == 1
+    assert "no room" in failed[0]
 
 
 def test_without_the_setting_readahead_is_not_read(agent: Agent) -> None:

@@ -32,7 +32,14 @@ def lower_readahead(agent: Agent) -> None:
 
 def begin_restore(agent: Agent) -> Outcome[None]:
     """Undo `lower_readahead`, also of an agent that was killed, in a thread: sysfs may hang with its disk."""
-    return agent.loop.start(partial(_restore, agent))
+
+    def report(outcome: Outcome[None]) -> None:
+        try:
+            outcome.result()
+        except OSError as error:  # no thread could be started: the next start restores it
+            _log_failure(agent, error)
+
+    return agent.loop.start(partial(_restore, agent), then=report)
 
 
 def restore_readahead(agent: Agent) -> None:
@@ -45,7 +52,11 @@ def _restore(agent: Agent) -> None:
     try:
         _log_readahead(agent, agent.actions.restore_readahead())
     except OSError as error:
-        agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
+        _log_failure(agent, error)
+
+
+def _log_failure(agent: Agent, error: OSError) -> None:
+    agent.events.warning("page_cache.restore.failed", reason=str(error), hint="cat /run/sparkd/readahead.json")
 
 
 def _log_readahead(agent: Agent, change: ReadaheadChange | None) -> None:

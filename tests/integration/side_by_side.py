@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
@@ -15,12 +15,18 @@ T = TypeVar("T")
 class Outcomes(Generic[T]):
     """Results of scenarios, each by the node id of its test."""
 
-    def __init__(self, futures: Mapping[str, Future[T]]) -> None:
+    def __init__(self, scenario: Callable[..., T], futures: Mapping[str, Future[T]]) -> None:
+        self._scenario = scenario
         self._futures = futures
 
     def of(self, request: pytest.FixtureRequest) -> T:
         """Raises what the scenario has raised."""
         return self._futures[request.node.nodeid].result()
+
+    def alone(self, request: pytest.FixtureRequest) -> T:
+        """Once more, after all others: for a time that the load beside it may have spoiled."""
+        wait(self._futures.values())
+        return self._scenario(**request.node.callspec.params)
 
 
 @contextmanager
@@ -34,4 +40,4 @@ def outcomes(
         if isinstance(test, pytest.Function) and test.module is request.module and test.originalname == name
     ]
     with ThreadPoolExecutor(at_once) as pool:
-        yield Outcomes({test.nodeid: pool.submit(scenario, **test.callspec.params) for test in tests})
+        yield Outcomes(scenario, {test.nodeid: pool.submit(scenario, **test.callspec.params) for test in tests})

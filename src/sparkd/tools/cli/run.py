@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sparkd.base.lib.log import Events, ProcessLog
 
 FLUSH_SECONDS = 5.0
-STOP_FLUSH_SECONDS = 0.3
+STOP_FLUSH_SECONDS = 0.2
 """For a journald that takes nothing, after a stop: no line says then what a person must do, and systemd waits."""
 ROLES = ("head", "worker")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import shtab
 
 from manuals import leaves, whole_parser
-from sparkd.agent.preflight.registry import CHECKS
+from sparkd.agent.preflight.runner import CHECKS
 from sparkd.tools.cli.main import COMPLETE
 
 FILES = {

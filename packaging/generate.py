@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import manuals
-from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import IDS
 from sparkd.base.config import reference
 
 CHECKOUT = Path(__file__).parents[1]

@@ -83,8 +83,7 @@ def _figure(
 
 def _look(tree: Tree) -> float:
     from sparkd.agent.preflight.check import Level
-    from sparkd.agent.preflight.registry import build_checks
-    from sparkd.agent.preflight.runner import examine
+    from sparkd.agent.preflight.runner import build_checks, examine
     from sparkd.base.cluster import membership
     from sparkd.base.config import load_settings
     from sparkd.base.host import Host

@@ -23,7 +23,7 @@ from tests.integration.peer_alike import PeerAlike, listen_in, serving
 from tests.tree import Tree
 from tests.unit.nodes import KEY, until
 
-from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import IDS
 from sparkd.base.status.model import Phase
 
 OWN, PEER, REPORT_PORT, API_PORT = "10.77.0.1", "10.77.0.2", 29510, 8000

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import IDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGURATION = """\

@@ -17,7 +17,7 @@ from tests.machines.fault import Fault
 from tests.tree import Tree
 
 from sparkd.agent.preflight.check import Level
-from sparkd.agent.preflight.registry import CHECKS, IDS
+from sparkd.agent.preflight.runner import CHECKS, IDS
 from sparkd.tools.cli import main
 
 GOLDEN = Path(__file__).parent / "golden"

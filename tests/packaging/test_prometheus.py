@@ -20,8 +20,7 @@ from tests.packaging.prometheus import Prometheus, promtool
 from tests.unit import page_reports
 from tests.unit.nodes import network
 
-from sparkd.agent.status.access import TokenFile
-from sparkd.agent.status.http_api import make_handler
+from sparkd.agent.status.http_api import TokenFile, make_handler
 from sparkd.agent.status.metrics import render_metrics
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_server import HttpServer

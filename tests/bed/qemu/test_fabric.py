@@ -13,7 +13,7 @@ from tests.bed.processes import wait_for
 from tests.bed.qemu.machine import Machine
 from tests.bed.qemu.pair import BOND, MTU, UNIT, Pair
 
-from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import IDS
 
 pytestmark = [pytest.mark.whole, pytest.mark.timeout(1800)]
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from sparkd.tools.setup.lldp import MOST, parse_names
+from sparkd.tools.node.fabric_ports import MOST_NAMES, parse_names
 
 
 def answer(*machines: tuple[str, str]) -> bytes:
@@ -35,7 +35,7 @@ def test_no_neighbour_and_a_neighbour_without_a_name_are_nothing(text: bytes) ->
 
 def test_a_name_is_one_short_line_and_there_are_not_many() -> None:
     found = parse_names(answer(*[("eth0", f"a\x1b[2J\n{'x' * 500}")] * 100))
-    assert len(found["eth0"]) == MOST
+    assert len(found["eth0"]) == MOST_NAMES
     assert all(len(name) == 64 and name.isprintable() for name in found["eth0"])
 
 

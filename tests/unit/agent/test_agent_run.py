@@ -35,8 +35,7 @@ from sparkd.agent.daemon.run import run
 from sparkd.agent.daemon.shutdown import FAILED_GRACE_SECONDS, HANG_SECONDS, shutdown_on_error
 from sparkd.agent.engine.rank import Running
 from sparkd.agent.preflight.check import Finding, Level, Verdict
-from sparkd.agent.preflight.registry import IDS
-from sparkd.agent.preflight.runner import examine
+from sparkd.agent.preflight.runner import IDS, examine
 from sparkd.base.cluster import membership
 from sparkd.base.config import load_settings
 from sparkd.base.config.settings import Engine

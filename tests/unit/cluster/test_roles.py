@@ -8,7 +8,7 @@ import pytest
 from tests.tree import Tree
 
 from sparkd.agent.preflight.checks.ports import Ports
-from sparkd.agent.preflight.registry import build_checks
+from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.config.settings import Cluster, Engine, Fabric, Observe

@@ -12,7 +12,7 @@ from tests.unit.cluster_nodes import EventLines, agent_under_test, alone
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.serving import with_gpu
-from sparkd.agent.engine.gpu_clocks import (
+from sparkd.agent.engine.activity import (
     CLOCKS_SECONDS,
     HURRIED_SECONDS,
     THROTTLE_HINT,

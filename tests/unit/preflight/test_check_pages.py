@@ -10,7 +10,7 @@ from tests.unit.commands import sparkd
 
 from sparkd.agent.preflight.check import AnyCheck
 from sparkd.agent.preflight.checks.shared_memory import KEEP_SERVICES
-from sparkd.agent.preflight.registry import CHECKS, IDS
+from sparkd.agent.preflight.runner import CHECKS, IDS
 from sparkd.base.lib import read_data
 from sparkd.base.recipes.reach import REACHES
 from sparkd.base.vllm.lint.predicates import HIGHEST_SHARE, MANY_POOLS, TOO_HIGH_SHARE

@@ -15,7 +15,7 @@ from tests.tree import Tree
 from tests.unit.audited import ACTING_MODULES
 from tests.unit.commands import sparkd
 
-from sparkd.agent.preflight.registry import IDS
+from sparkd.agent.preflight.runner import IDS
 
 REPOSITORY = Path(__file__).parents[3]
 

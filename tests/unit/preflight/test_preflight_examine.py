@@ -20,8 +20,16 @@ from sparkd.agent.preflight.fixes import (
     RemoveContainer,
     UnlinkSegment,
 )
-from sparkd.agent.preflight.registry import CHECKS
-from sparkd.agent.preflight.runner import check_ids, chosen, downgraded, evidence, examine, fixes_to_apply, overall
+from sparkd.agent.preflight.runner import (
+    CHECKS,
+    check_ids,
+    chosen,
+    downgraded,
+    evidence,
+    examine,
+    fixes_to_apply,
+    overall,
+)
 from sparkd.base.config.settings import ALL_FIXES, Preflight
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError

@@ -15,7 +15,7 @@ from tests.unit.plans import configured, plan, recipe
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.paths import ScriptPaths
-from sparkd.agent.preflight.registry import build_checks
+from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster import membership
 from sparkd.base.config import Settings
 from sparkd.base.host import Host

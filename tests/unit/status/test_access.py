@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.node_reports import ALONE
 
-from sparkd.agent.status.access import TokenFile
-from sparkd.agent.status.http_api import PATHS, PROBES, make_handler
+from sparkd.agent.status.http_api import PATHS, PROBES, TokenFile, make_handler
 from sparkd.base.host.files import Files
 from sparkd.base.lib.http_connection import Request, Response
 from sparkd.base.status.model import NodeReport, Phase

@@ -22,7 +22,7 @@ from sparkd.base.status.model import (
     seconds_since,
 )
 from sparkd.base.status.view import View
-from sparkd.tools.cli.status_table import CAUSE_LIMIT, render
+from sparkd.tools.cli.status import CAUSE_LIMIT, render
 
 VIEW = View(NOW, alive=True)
 

@@ -13,7 +13,7 @@ from sparkd.base.lib.text import cell_width, plain
 from sparkd.base.status.figures import ActivityReport, EngineReport, GpuReport
 from sparkd.base.status.model import Contact, FindingReport, MemoryReport, NodeReport, PeerStatus, Phase, RestartReport
 from sparkd.base.status.view import View, activity_figures, bar, gpu_text, memory_share, overview, sparkline
-from sparkd.tools.cli.status_table import render
+from sparkd.tools.cli.status import render
 
 VIEW = View(NOW, alive=True)
 BUSY = ActivityReport(3, 1, 310.0, 42.12, 0.41, 0.87, 0.71)

@@ -13,7 +13,7 @@ from msgspec import ValidationError, toml
 from ruamel.yaml import YAML
 from tests.unit.engine_server import engine
 
-from sparkd.tools.node.clients import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Client, Offer, snippet
+from sparkd.tools.node.endpoint import ANSWER_TOKENS, CLIENTS, KEY_VARIABLE, Client, Offer, snippet
 
 HOSTILE = """it's "$(touch owned)" `x` \\ ${y}: #1"""
 IN_YAML = ("litellm", "hermes", "continue")

@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from sparkd.agent.cluster import inventory, logs
 from sparkd.agent.cluster.client import PeerReader, Source
 from sparkd.agent.status import http_api
-from sparkd.agent.status.access import TokenFile
+from sparkd.agent.status.http_api import TokenFile
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import Peer, peers_of
 from sparkd.base.config import Settings

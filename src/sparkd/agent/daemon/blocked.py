@@ -22,8 +22,7 @@ from sparkd.agent.daemon.shutdown import log_differences
 from sparkd.agent.daemon.startup import read_agreement
 from sparkd.agent.preflight.gate import LOOK_SECONDS as HANG_SECONDS
 from sparkd.agent.preflight.gate import decision
-from sparkd.agent.preflight.registry import IDS, build_checks
-from sparkd.agent.preflight.runner import blocking, downgraded, examine
+from sparkd.agent.preflight.runner import IDS, blocking, build_checks, downgraded, examine
 from sparkd.base.cluster.membership import check_inputs
 from sparkd.base.host import docker
 from sparkd.base.lib.errors import BlockedError, OutdatedPlanError, SparkdError

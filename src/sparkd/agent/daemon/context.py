@@ -1,4 +1,4 @@
-"""What every step of an agent uses: a frozen context, of values and of objects that own their state."""
+"""What every step of an agent uses: a frozen context, of values and of objects that own their state; two are here."""
 
 from __future__ import annotations
 
@@ -11,29 +11,28 @@ from msgspec import Struct
 from sparkd.agent.actions import Actions
 from sparkd.agent.cluster.monitor import PeerMonitor
 from sparkd.agent.cluster.service import Cluster
-from sparkd.agent.daemon.own_rank import OwnRank
-from sparkd.agent.daemon.phase_report import PhaseReport
 from sparkd.agent.daemon.state_store import StateStore
 from sparkd.agent.engine.rank import Running
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib import start_thread
+from sparkd.base.lib.errors import RankEndedError
 from sparkd.base.lib.log import Events, ProcessLog
 from sparkd.base.lib.main_loop import MainLoop
 from sparkd.base.lib.systemd import Journal, Notifier
 from sparkd.base.lib.text import Redactor
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.status.model import MemoryReport, Phase
+from sparkd.base.status.phases import may_follow
 from sparkd.base.status.publisher import Reporter, Sink
 from sparkd.base.vllm.api import Endpoint
 
 if TYPE_CHECKING:
-    from sparkd.agent.daemon.admission import Admission
-    from sparkd.agent.daemon.agreed import Agreed
-    from sparkd.agent.daemon.backoff import Backoff
+    from sparkd.agent.daemon.admission import Admission, Backoff
+    from sparkd.agent.daemon.agreed import Agreed, PlanDifferences
     from sparkd.agent.daemon.head_config import HeadFollower
     from sparkd.agent.daemon.history import LaunchRow
-    from sparkd.agent.daemon.plan_differences import PlanDifferences
     from sparkd.agent.daemon.proving import ProvingPeriod
     from sparkd.agent.daemon.switching import Switching
 
@@ -105,3 +104,86 @@ class Agent(Context, frozen=True, kw_only=True):
     switching: Switching
     launch_row: LaunchRow
     proving: ProvingPeriod
+
+
+class PhaseReport:
+    """For the main thread."""
+
+    def __init__(self, host: Host, reporter: Reporter, events: Events, rank: OwnRank, floor_bytes: int) -> None:
+        self.failed_in: Phase | None = None
+        """The phase in which the run failed or was blocked, until that is tried again."""
+        self._host = host
+        self._reporter = reporter
+        self._events = events
+        self._rank = rank
+        self._floor_bytes = floor_bytes
+
+    def enter(self, phase: Phase, message: str = "", *, draining: bool = False) -> None:
+        """Enter a phase, or report a new message in the current one. `draining`: requests still run."""
+        before = self._reporter.report.phase
+        ended = phase in (Phase.BLOCKED, Phase.FAILED)
+        if ended and self.failed_in is None:
+            self.failed_in = before
+        self._reporter.update(phase=phase, message=message, draining=draining, memory=self.memory())
+        if not may_follow(before, phase):
+            hint = "the engine is not touched; please report this"
+            self._events.error("agent.phase.unexpected", before=before.value, phase=phase.value, hint=hint)
+        if phase is not before:
+            # A failure is logged as an event of its own, with its reason.
+            self._events.info("agent.phase.changed", phase=phase.value, message="" if ended else message)
+
+    def forget_failure(self) -> None:
+        """What blocked may be over: it is tried again."""
+        self.failed_in = None
+
+    def memory(self) -> MemoryReport | None:
+        try:
+            info = self._host.meminfo()
+        except (OSError, ValueError):
+            return None
+        return MemoryReport(
+            info.total_bytes,
+            info.available_bytes,
+            floor_bytes=self._floor_bytes or None,
+            guard=self._rank.guard_state,
+            released_bytes=self._rank.released_bytes,
+        )
+
+    def sample_memory(self) -> None:
+        """For the last minutes in the report, in whatever phase."""
+        if self._reporter.sample_due:
+            self._reporter.update(memory=self.memory())
+
+
+class OwnRank:
+    """For the main thread."""
+
+    def __init__(self) -> None:
+        self.running: Running | None = None
+
+    def take(self, running: Running) -> None:
+        self.running = running
+
+    def drop(self) -> None:
+        """It was ended on purpose, and the next launch replaces it."""
+        self.running = None
+
+    def raise_if_killed(self) -> None:
+        """Raises MemoryGuardError where the guard has killed it."""
+        if self.running is not None:
+            self.running.raise_if_killed()
+
+    def raise_if_ended(self) -> None:
+        """Raises RankEndedError."""
+        if self.running is not None and self.running.rank.ended.is_set():
+            raise RankEndedError("the engine ended")
+
+    @property
+    def guard_state(self) -> str:
+        """One of GUARD_STATES; empty without a rank."""
+        return self.running.guard_state if self.running is not None else ""
+
+    @property
+    def released_bytes(self) -> int:
+        """Of page cache, since the launch."""
+        return self.running.released_bytes if self.running is not None else 0

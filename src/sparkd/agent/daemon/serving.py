@@ -13,10 +13,9 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.smoke_test import start_smoke_test
+from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.engine import readiness
-from sparkd.agent.engine.activity import ActivityMeter
-from sparkd.agent.engine.gpu_clocks import THROTTLE_HINT, THROTTLE_ID, GpuThrottleMonitor
+from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor
 from sparkd.agent.engine.health import HealthMonitor
 from sparkd.agent.engine.load_monitor import LoadMonitor, pace_seconds
 from sparkd.agent.engine.load_progress import LoadProgress

@@ -11,9 +11,8 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
-from sparkd.agent.daemon.drain import leave
-from sparkd.agent.daemon.inquest import LOST_GRACE_SECONDS
-from sparkd.agent.daemon.judgement import (
+from sparkd.agent.daemon.inquest import (
+    LOST_GRACE_SECONDS,
     Evidence,
     count_end,
     judge_end,
@@ -31,12 +30,14 @@ from sparkd.agent.engine.rank import LOG_END_SECONDS, Running
 from sparkd.base.host import Host
 from sparkd.base.lib.endings import Stage, StopRequested
 from sparkd.base.lib.errors import Cause, ExitCode, SparkdError
+from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.main_loop import Outcome, never
 from sparkd.base.lib.text import GIB, MIB, sanitize
 from sparkd.base.state.known_good import excerpt_values, find_differences, group_files, read_known_good
 from sparkd.base.state.launch_history import STOPPED, End
 from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.status.phases import find_loss
+from sparkd.base.vllm.api import Endpoint
 
 FAILED_GRACE_SECONDS = 5.0
 """For an engine that is given up: no request is left to finish, and preflight clears what it leaves behind."""
@@ -243,3 +244,46 @@ def clear_rank(agent: Agent, running: Running | None) -> None:
         if removed and running.rank.ended.is_set():  # else the next one replaces it
             agent.actions.forget_rank()
     running.rank.close(agent.loop)
+
+
+COUNTERS_SECONDS = 1.0
+LOOK_SECONDS = 0.5
+QUIET_SECONDS = 3.0
+"""Without a request, until a drain is over: a client that has just read 200 from /readyz may still send one."""
+
+
+def leave(agent: Agent, running: Running | None, request: StopRequested) -> None:
+    """Before a requested stop: a try is not over by it, and requests that run get their time before a switch."""
+    if not isinstance(request, SwitchRequested):
+        agent.switching.interrupt()
+    elif running is not None and agent.reporter.report.phase in (Phase.SERVING, Phase.DEGRADED):
+        agent.events.info("switch.drain.started", to=request.to, at_most_seconds=request.drain_seconds)
+        agent.phase.enter(Phase.STOPPING, f"draining for {request.to}", draining=True)
+        with suppress(StopRequested, SparkdError, OSError):  # a stop, a lost node: no request is left to wait for
+            _drain(agent, running, request)
+        agent.reporter.update(draining=False, message=str(request))
+
+
+def _drain(agent: Agent, running: Running, request: SwitchRequested) -> None:
+    endpoint, deadline = agent.endpoint(running), time.monotonic() + request.drain_seconds
+    quiet_until, ended = time.monotonic() + QUIET_SECONDS, running.rank.ended
+    while (left := deadline - time.monotonic()) > 0:
+        count = agent.loop.beside(_count_requests(endpoint), left, "a look at the requests")
+        if ended.is_set():
+            return
+        if count != 0:
+            quiet_until = time.monotonic() + QUIET_SECONDS
+        elif time.monotonic() >= quiet_until:
+            return
+        runs = "requests run" if count is None else f"{count} request{'s' * (count != 1)} run{'s' * (count == 1)}"
+        agent.reporter.update(message=f"draining for {request.to}: {runs}, {left:.0f} s left")
+        agent.loop.wait_until(ended.is_set, LOOK_SECONDS)
+
+
+async def _count_requests(endpoint: Endpoint) -> int | None:
+    """None where the engine does not say."""
+    try:
+        counters = await endpoint.counters(COUNTERS_SECONDS)
+    except HttpError:
+        return None
+    return None if counters is None else round(counters.running + counters.waiting)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from functools import partial
 
@@ -11,18 +12,23 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running, container_labels
+from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_by_tcp
-from sparkd.base.host import docker, infiniband, meminfo, versions
+from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
+from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord
-from sparkd.base.status.model import Phase
+from sparkd.base.status.model import Phase, utc_now
 from sparkd.base.vllm.log_lines import LogForwarder
 
 DOCKER_POLL_SECONDS = 0.5
@@ -188,3 +194,43 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info(
         "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
+
+
+IMAGE_HINT = "look at: systemctl status docker, free -g"
+
+
+def check_image(agent: Agent) -> bool:
+    """Whether there is a new result, which preflight has not judged. Requires a running docker.
+
+    Raises BlockedError (exit 10) where the image can't be checked.
+    """
+    program = render_asserts(agent.plan.asserts)
+    if not program or EngineImage.id in agent.settings.preflight.skip:
+        return False
+    began = time.monotonic()
+    try:
+        image = agent.loop.beside(lambda: _read_image(agent), 2 * TIMEOUT_SECONDS, "docker")
+        if image is None or agent.store.read_launches().assert_result(image.id, program) is not None:
+            return False
+        agent.phase.enter(agent.reporter.report.phase, f"checking what the recipe asserts of {agent.plan.image}")
+        labels = container_labels(agent.plan, agent.incarnation)
+        code, log = agent.actions.check_asserts(agent.plan, image.id, program, labels)
+    except (DockerError, LaunchError, TimeoutError, BlockingIOError) as error:
+        raise _blocked(agent, "can't be checked", str(error), IMAGE_HINT) from None
+    found = sanitize(agent.redact(find_fault(log)), FAULT_LIMIT) if code else ""
+    if code not in (0, ASSERT_FAILED):
+        raise _blocked(agent, "can't be checked", f"exit code {code}: {found}", IMAGE_HINT)
+    result = AssertResult(found, round(time.monotonic() - began, 2), utc_now())
+    agent.events.info("engine.image.checked", image=agent.plan.image, fault=found, seconds=result.seconds)
+    written = agent.store.record(lambda launches: launches.record_asserts(image.id, program, result))
+    if found and not written:
+        raise _blocked(agent, "does not hold", found, agent.plan.image_build)
+    return written
+
+
+def _read_image(agent: Agent) -> docker_image.Image | None:
+    return docker.query(agent.host, lambda reader: docker_image.read_image(reader, agent.plan.image_to_run))
+
+
+def _blocked(agent: Agent, what: str, reason: str, hint: str) -> BlockedError:
+    return BlockedError(f"what the recipe asserts of {agent.plan.image} {what}: {reason}", hint)

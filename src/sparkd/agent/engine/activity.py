@@ -1,11 +1,19 @@
-"""What a serving engine does, from two readings of its counters. Pure, with the readings that it keeps."""
+"""What a serving engine does, from readings of its counters; and its GPU, from its clocks. What decides is pure."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
+from msgspec import Struct
+
+from sparkd.base.host.gpu import GpuClocks, read_clocks
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.status.figures import ActivityReport
 from sparkd.base.vllm.api import Counters
 
@@ -67,3 +75,94 @@ def _rate(tokens: float, seconds: float) -> float:
 
 def _share(part: float, whole: float) -> float | None:
     return round(min(max(0.0, part / whole), 1.0), 3) if whole > 0 else None
+
+
+THROTTLE_ID = "gpu-clocks"
+THROTTLE_HINT = "shut the node down, unplug it for 60 s, start it again; if it happens again, replace the node"
+CLOCKS_SECONDS = 30.0
+"""Between two readings of the clocks, and how long they must be low."""
+HURRIED_SECONDS = 3.0
+"""Between two readings while nothing else shows whether the engine works."""
+GB10 = "GB10"
+BUSY_PERCENT = 90
+STUCK_MHZ, STUCK_WATTS = 850, 30.0
+"""A throttled GB10 was seen at 500 to 850 MHz and 14 to 30 W under load; normal is above 2 GHz and 45 W."""
+
+Clocks = tuple[GpuClocks, ...]
+
+
+def computes(seen: Clocks) -> bool:
+    """Whether a GPU is at work. One that waits for another rank is as busy, at 15 to 27 W."""
+    return any(_is_loaded(one) and (one.power_watts or 0) > STUCK_WATTS for one in seen)
+
+
+def _is_loaded(gpu: GpuClocks) -> bool:
+    return GB10 in gpu.name and (gpu.utilization_percent or 0) >= BUSY_PERCENT
+
+
+class ThrottleState(Struct, frozen=True):
+    """`since`: monotonic, the first of the consecutive slow readings under load."""
+
+    since: float | None = None
+    warning: str = ""
+
+
+def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleState:
+    """After one more reading. An idle GPU proves neither throttling nor recovery. Pure."""
+    loaded = [
+        (one, one.sm_mhz <= STUCK_MHZ and one.power_watts <= STUCK_WATTS)
+        for one in seen
+        if _is_loaded(one) and one.sm_mhz is not None and one.power_watts is not None
+    ]
+    if not loaded:
+        return ThrottleState(None, state.warning)
+    stuck = next((one for one, is_slow in loaded if is_slow), None)
+    if stuck is None:
+        return ThrottleState()
+    since = now if state.since is None else state.since
+    if state.warning or now - since < CLOCKS_SECONDS:
+        return ThrottleState(since, state.warning)
+    held = f", held down by {' and '.join(stuck.held_by)}" if stuck.held_by else ""
+    return ThrottleState(since, f"the GPU is slow: {stuck.sm_mhz} MHz and {stuck.power_watts:.0f} W under load{held}")
+
+
+class GpuThrottleMonitor(Struct):
+    """For the main thread. `start` makes the thread of each reading: a hanging driver blocks nothing else."""
+
+    start: Callable[[Callable[[], Clocks]], Outcome[Clocks]]
+    events: Events
+    read: Callable[[], Clocks] = read_clocks
+    clock: Callable[[], float] = time.monotonic
+    _state: ThrottleState = ThrottleState()
+    _seen: Clocks = ()
+    _reading: Outcome[Clocks] | None = None
+    _started_at: float = float("-inf")
+    _is_hurried: bool = False
+
+    def computes(self) -> bool:
+        """By a recent reading; False without one. The next readings come at short intervals while this is called."""
+        self._is_hurried = True
+        return computes(self._seen) and self.clock() - self._started_at <= 2 * HURRIED_SECONDS
+
+    @property
+    def first(self) -> GpuClocks | None:
+        """The last reading of the first GPU."""
+        return self._seen[0] if self._seen else None
+
+    def check(self) -> str:
+        """The current warning; empty where there is none."""
+        now = self.clock()
+        if self._reading is not None and self._reading.done():
+            with suppress(BlockingIOError):  # no thread for it
+                self._seen = self._reading.result()
+            before, self._state = self._state.warning, decide_throttle(self._state, self._seen, now)
+            self._reading = None
+            if self._state.warning and not before:
+                self.events.warning("gpu.throttle.detected", reason=self._state.warning, hint=THROTTLE_HINT)
+            elif before and not self._state.warning:
+                self.events.info("gpu.throttle.ended")
+        pause = HURRIED_SECONDS if self._is_hurried else CLOCKS_SECONDS
+        if self._reading is None and now - self._started_at >= pause:
+            self._started_at, self._is_hurried = now, False
+            self._reading = self.start(self.read)
+        return self._state.warning

@@ -12,8 +12,16 @@ from sparkd.agent.preflight.check import AnyCheck, Finding, Level
 from sparkd.agent.preflight.checks.memory import sample_memory
 from sparkd.agent.preflight.checks.stray_workers import StrayWorkers
 from sparkd.agent.preflight.fixes import Applied, Fix, FixState, Identity, identity
-from sparkd.agent.preflight.registry import IDS
-from sparkd.agent.preflight.runner import blocking, check_ids, chosen, downgraded, examine, fixes_to_apply, uncleared
+from sparkd.agent.preflight.runner import (
+    IDS,
+    blocking,
+    check_ids,
+    chosen,
+    downgraded,
+    examine,
+    fixes_to_apply,
+    uncleared,
+)
 from sparkd.base.config.settings import Preflight
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import BlockedError, NeedsPersonError, SparkdError

@@ -1,12 +1,18 @@
-"""LaunchPlan: the complete description of one rank's container."""
+"""LaunchPlan: the complete description of one rank's container; and the ports that it listens on."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
+from sparkd.base.config import Settings
+from sparkd.base.lib.errors import ConfigError
 from sparkd.base.recipes.additions import HCAS
+from sparkd.base.vllm.args import DATA_SIZE, JsonValue, parse_count
+from sparkd.base.vllm.flag import parse_json
 
 if TYPE_CHECKING:
     from sparkd.base.recipes.schema import Container, Lines
@@ -110,3 +116,41 @@ class LaunchPlan(Struct, frozen=True):
     def counted_as(self) -> str:
         """Key of its launches in the ledger. Launches with a rollback's image are counted separately."""
         return f"{self.digest} {self.image_id}".rstrip()
+
+
+API_PORT = 8000
+"""vLLM's own (vllm/entrypoints/openai/cli_args.py)."""
+HIGHEST_PORT = 65535
+_VARIABLE = re.compile(r"VLLM_\w+_PORT")
+"""VLLM_PORT is not among them: vLLM looks for a free one from there on."""
+
+
+def api_port(recipe: str, args: Mapping[str, JsonValue], env: Mapping[str, str], settings: Settings) -> int:
+    """The port of the API. Raises ConfigError where it is none, or where any port is given twice.
+
+    `args` and `env` have no placeholders left.
+    """
+    given = args.get("port")
+    port = parse_count(API_PORT if given is None else given, HIGHEST_PORT)
+    if not port:
+        raise ConfigError(f"recipe {recipe}: args.port is {given!r}: a number from 1 to {HIGHEST_PORT} is needed")
+    taken = {number: key for key, number in settings.ports.items()}
+    for key, value in [("args.port", port), *_ports(args, env)]:
+        number = parse_count(value, HIGHEST_PORT)
+        if number and (other := taken.setdefault(number, key)) != key:
+            raise ConfigError(f"recipe {recipe}: {key} is {number}, the port of {other}", "change one")
+    return port
+
+
+def _ports(args: Mapping[str, JsonValue], env: Mapping[str, str]) -> Iterator[tuple[str, JsonValue]]:
+    """Further ports by key. Those of data parallelism are used only where there is any."""
+    parallel = (parse_count(args.get(DATA_SIZE), HIGHEST_PORT) or 1) > 1
+    for flag, value in args.items():
+        if flag.endswith("-port") and (parallel or not flag.startswith("data-parallel-")):
+            yield f"args.{flag}", value
+    transfer = args.get("kv-transfer-config")
+    table = parse_json(transfer) if isinstance(transfer, str) else transfer
+    if isinstance(table, dict):
+        yield "args.kv-transfer-config.kv_port", table.get("kv_port")
+    yield "args.kv-transfer-config.kv_port", args.get("kv-transfer-config.kv_port")
+    yield from ((f"env.{name}", text) for name, text in env.items() if _VARIABLE.fullmatch(name))

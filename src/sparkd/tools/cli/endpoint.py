@@ -11,8 +11,17 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import Table, sanitize
 from sparkd.tools.cli import console
-from sparkd.tools.node.clients import CLIENTS, KEY_VARIABLE, Offer, snippet
-from sparkd.tools.node.endpoint import State, context_tokens, find_address, find_key, read_state
+from sparkd.tools.node.endpoint import (
+    CLIENTS,
+    KEY_VARIABLE,
+    Offer,
+    State,
+    context_tokens,
+    find_address,
+    find_key,
+    read_state,
+    snippet,
+)
 
 SCHEMA = 1
 AT_HEAD = "a file of the head: run this there"

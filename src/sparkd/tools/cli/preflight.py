@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from sparkd.agent.preflight.fixes import stop_by_hand
-from sparkd.agent.preflight.registry import IDS
-from sparkd.agent.preflight.runner import blocking, check_ids
+from sparkd.agent.preflight.runner import IDS, blocking, check_ids
 from sparkd.base.cluster.membership import NodeContext, resolve_context
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host

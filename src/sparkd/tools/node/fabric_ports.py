@@ -1,16 +1,23 @@
-"""Network ports that may join this node to others: the real link, its RDMA devices, their twins, and its addresses."""
+"""Network ports that may join this node to others: the real link, its RDMA devices, their twins, and its addresses; and
+the names of the machines at the other end, where lldpd runs: LLDP frames carry them, unsigned."""
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from sparkd.base.host import infiniband, network
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
+from sparkd.base.lib.text import parse_json, sanitize
+
+if TYPE_CHECKING:
+    from sparkd.base.host import Host
 
 ETHERNET, INFINIBAND = "1", "32"
 """ARPHRD_ETHER and ARPHRD_INFINIBAND of linux/if_arp.h: tunnels have others."""
@@ -76,3 +83,32 @@ def _worth(port: FabricPort) -> tuple[bool, bool, bool, int, str]:
         -(link.speed_mbps or 0),
         link.name.lower(),  # enp1s0f0np0 before its twin enP2p1s0f0np0
     )
+
+
+SOCKET = "/run/lldpd.socket"
+COMMAND = ("lldpcli", "-f", "json0", "show", "neighbors")
+TIMEOUT_SECONDS = 2.0
+MOST_NAMES, NAME_LIMIT = 32, 64
+
+
+def read_names(host: Host) -> dict[str, tuple[str, ...]]:
+    """By interface; empty where lldpd does not run, or this user may not query it."""
+    if not host.live or not host.files.exists(SOCKET):
+        return {}
+    try:
+        done = subprocess.run(COMMAND, capture_output=True, timeout=TIMEOUT_SECONDS, check=True)
+        return parse_names(done.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return {}
+
+
+def parse_names(answer: bytes) -> dict[str, tuple[str, ...]]:
+    """Of lldpcli's json0. What has another form is left out. Raises ValueError where it is no JSON."""
+    found: dict[str, tuple[str, ...]] = {}
+    match parse_json(answer):
+        case {"lldp": [{"interface": [*interfaces]}]}:
+            for one in interfaces[:MOST_NAMES]:
+                match one:
+                    case {"name": str(port), "chassis": [{"name": [{"value": str(name)}]}]}:
+                        found[port] = (*found.get(port, ()), sanitize(name, NAME_LIMIT))
+    return found

@@ -17,7 +17,7 @@ from sparkd.agent.preflight.check import Finding
 from sparkd.agent.preflight.fixes import FixState
 from sparkd.agent.preflight.gate import Gate, GateIO
 from sparkd.agent.preflight.hooks import list_hooks
-from sparkd.agent.preflight.registry import build_checks
+from sparkd.agent.preflight.runner import build_checks
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
 from sparkd.base.host import Host

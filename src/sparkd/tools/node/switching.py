@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from sparkd.agent.cluster.inventory import Inventories, find_missing_elsewhere, request_inventories
 from sparkd.agent.preflight.check import Finding
-from sparkd.agent.preflight.registry import build_checks
+from sparkd.agent.preflight.runner import build_checks, downgraded, examine, uncleared
 from sparkd.agent.preflight.runner import chosen as without_skipped
-from sparkd.agent.preflight.runner import downgraded, examine, uncleared
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.membership import NodeContext, check_inputs
 from sparkd.base.config import Settings
@@ -31,7 +30,7 @@ from sparkd.base.state.launch_history import End
 from sparkd.base.state.switch import FILE, MOST_BACK, Chosen, Stage, Switch, label, make_rollback
 from sparkd.base.status.model import NodeReport, Phase, parse, read_living_report, read_report, utc_now
 from sparkd.base.status.publisher import status_line
-from sparkd.tools.node.next_start import NextStart
+from sparkd.tools.node.dry_run import NextStart
 
 BY_RECIPE = ("script-paths", "plan-lint", "weights", "image", "unified-memory")
 """Checks whose outcome a recipe decides."""

@@ -14,9 +14,8 @@ from sparkd.base.config import Settings
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import sanitize, size
-from sparkd.tools.node.fabric_ports import FabricPort, read_ports
+from sparkd.tools.node.fabric_ports import FabricPort, read_names, read_ports
 from sparkd.tools.node.fit import Fit
-from sparkd.tools.setup.lldp import read_names
 from sparkd.tools.setup.neighbours import Neighbour, find_neighbours
 
 MOST_SHOWN, MOST_REASONS = 4, 3

@@ -118,6 +118,20 @@ CORE = "(EngineCore pid=9) ERROR 01-01 00:00:00 [c.py:1] "
                 "Last error:: Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory"
             ),
         ),
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.28.9",
+                "ncclRemoteError: A call failed possibly due to a network error.",
+                "Last error:",
+                "NET/IB: Got completion from peer with error 12",
+                "frame #0: c10::Error",
+            ),
+            (
+                "torch.distributed.DistBackendError: NCCL error in: x.cpp:77, unhandled, NCCL version 2.28.9: "
+                "ncclRemoteError: A call failed possibly due to a network error.: Last error:: "
+                "NET/IB: Got completion from peer with error 12"
+            ),
+        ),
         (("spark1:77:78 [0] NCCL WARN Call to ibv_reg_mr_iova2 failed with error X", DEAD), "spark1:77:78"),
         (("Fatal Python error: Segmentation fault", DEAD), "Fatal Python error: Segmentation fault"),
     ],
@@ -191,6 +205,19 @@ def test_shards_are_counted_and_the_time_left_comes_from_their_own_pace() -> Non
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        "Loading safetensors using InstantTensor loader:  26% Completed | 40.3G/155G [00:02<00:06, 18.1GB/s]",
+        "Loading safetensors using Runai Model Streamer:  26% Completed | 50/194 [00:02<00:06, 20.81it/s]",
+        "Loading safetensors using Fastsafetensor loader:  26%|##6       | 5/19 [00:02<00:06,  2.3it/s]",
+    ],
+)
+def test_other_loaders_have_progress_too(line: str) -> None:
+    progress = advance_progress(LoadProgress(), line, now=0.0)
+    assert (progress.step, progress.done, progress.total) == ("loading weights", 26, 100)
+
+
+@pytest.mark.parametrize(
     ("line", "step"),
     [
         (
@@ -201,6 +228,15 @@ def test_shards_are_counted_and_the_time_left_comes_from_their_own_pace() -> Non
             "(Core pid=1) (RayWorkerProc pid=7) (Worker pid=7) INFO 01-01 00:00:00 [w:1] Starting to load model m",
             "loading weights",
         ),
+        (
+            "(EngineCore pid=64) INFO 11-24 04:37:51 [model_runner.py:284] Loading model from scratch...",
+            "loading weights",
+        ),
+        (
+            "(EngineCore pid=64) INFO 11-24 04:37:54 [b.py:1] Using cache directory: /root/x for vLLM's torch.compile",
+            "compiling",
+        ),
+        ("(EngineCore pid=64) INFO 11-24 04:33:14 [b.py:1155] Dynamo bytecode transform time: 4.25 s", "compiling"),
         ("Capturing CUDA graphs (decode, FULL):  50%|#####     | 2/4 [00:10<00:10,  5.0s/it]", "capturing graphs"),
         ("(Worker_TP0 pid=7) INFO 01-01 00:00:00 [backends.py:1] Starting torch.compile", "compiling"),
         (

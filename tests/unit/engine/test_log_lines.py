@@ -9,13 +9,27 @@ from sparkd.base.lib.text import Redactor
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LineSplitter, LogForwarder
 
 
-def split(*pieces: bytes) -> list[str]:
+def split(*pieces: bytes, serving: bool = False) -> list[str]:
     splitter = LineSplitter()
-    return [line for piece in pieces for line in splitter.feed(piece)] + list(splitter.flush())
+    lines = [line for piece in pieces for line in splitter.feed(piece, serving=serving)]
+    return lines + list(splitter.flush())
 
 
 def test_lines_end_at_newline_and_carriage_return_and_join_over_pieces() -> None:
     assert split(b"one\ntw", b"o\rthree\r\n\n", b"four") == ["one", "two", "three", "four"]
+
+
+def test_a_prefix_stays_before_the_bar_that_is_drawn_after_a_return() -> None:
+    """As vLLM 0.26 writes it: a prefix, a return, and tqdm's line, drawn again and again."""
+    bar = b"(EngineCore pid=64) \rshards:  25%|x\rshards:  50%|x\n(EngineCore pid=64) \nnext\n"
+    lines = ["(EngineCore pid=64) shards:  25%|x", "shards:  50%|x", "(EngineCore pid=64) ", "next"]
+    assert split(bar) == lines
+    assert split(*(bytes([one]) for one in bar)) == lines
+
+
+def test_the_lines_of_one_message_have_no_return_at_their_ends() -> None:
+    """vLLM joins them with CR LF; a return within a line is a client's text."""
+    assert split(b"one\r\ntwo\r", b"\nth\rree\n", serving=True) == ["one", "two", "th\\rree"]
 
 
 @given(st.lists(st.binary(max_size=64)))
@@ -82,8 +96,9 @@ def test_secrets_never_pass() -> None:
 def test_sparkds_own_polls_are_not_echoed_but_those_of_others_are() -> None:
     own = 'INFO:     127.0.0.1:33220 - "GET /health HTTP/1.1" 200 OK'
     other = 'INFO:     10.0.0.9:33220 - "GET /health HTTP/1.1" 200 OK'
+    prefixed = f"(APIServer pid=7) {own}"
     failed = 'INFO:     127.0.0.1:33220 - "GET /health HTTP/1.1" 503 Service Unavailable'
-    assert [text for _, text in forwarded((0, own), (0, other), (0, failed))] == [
+    assert [text for _, text in forwarded((0, own), (0, prefixed), (0, other), (0, failed))] == [
         f"engine| {other}",
         f"engine| {failed}",
     ]

@@ -77,6 +77,8 @@ BURST_SECONDS = 60.0
 engine may log an error, continue, and die of another one days later."""
 _NOTABLE = re.compile(re.sub(r"\?P<\w+>", "?:", "|".join((*(line for _, line in _LOG.steps), _ERROR.pattern))))
 """A step or an error. Most lines are neither, and one match costs a fifth of a match for each pattern."""
+LAST_ERROR = "Last error:"
+"""After NCCL's own error, before what has caused it."""
 _CONTINUES = re.compile(r"(?:validation errors? for \w{1,80}|NCCL version [\d.]{1,20}|device error\. ?|Last error:)$")
 
 
@@ -190,7 +192,8 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
-    if before.cause and len(before.cause) < SEARCHED and _CONTINUES.search(before.cause) and text.strip():
+    more = _CONTINUES.search(before.cause) or (text.strip() == LAST_ERROR and "NCCL version" in before.cause)
+    if before.cause and len(before.cause) < SEARCHED and more and text.strip():
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
 
@@ -212,6 +215,8 @@ def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:
 
 def _enter_step(before: LoadProgress, step: str, found: dict[str, str | None], now: float) -> LoadProgress:
     # The engine continued after any earlier error: only errors after its last step count.
+    if percent := found.get("percent"):
+        found = {"done": percent, "total": "100"}
     done, total, kv = (int((found.get(name) or "0").replace(",", "")) for name in ("done", "total", "kv"))
     return LoadProgress(
         step,

@@ -14,7 +14,8 @@ PROGRESS_SECONDS = 1.0
 PROCESS_PREFIX = r"(?:\([A-Za-z][\w:.-]{0,63} pid=[0-9]{1,10}(?:, ip=[\w.:%-]{1,64})?\) ?)"
 """vLLM's prefix of the process; under Ray, one for Ray's process and one for vLLM's."""
 
-_BREAK = re.compile(rb"[\r\n]+")
+_NEWLINE, _BREAK = re.compile(rb"(\n)"), re.compile(rb"([\r\n]+)")
+_ONLY_PREFIX = re.compile(PROCESS_PREFIX.encode())
 _LEVEL = re.compile(rf"^{PROCESS_PREFIX}{{0,4}}(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b")
 _PRIORITY = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 3}
 _PROGRESS = re.compile(r"\d%(?: Completed)? ?\|[^\[|]{0,200}(?:\|[^\[|]{0,200})?\[\d\d:\d\d")
@@ -35,9 +36,13 @@ class LineSplitter:
             # Most of docker's frames are one whole line.
             yield _decode(data[:length])
             return
-        *whole, rest = data.split(b"\n") if serving else _BREAK.split(data)
-        for piece in whole:
+        *whole, rest = (_NEWLINE if serving else _BREAK).split(data)
+        for piece, end in zip(whole[::2], whole[1::2], strict=True):
             self._grow(piece)
+            if not end.strip(b"\r") and _ONLY_PREFIX.fullmatch(self._pending):
+                continue  # tqdm returns to the line's beginning, and vLLM has written its prefix there
+            if self._pending.endswith(b"\r"):  # vLLM ends the lines of one message with CR LF
+                del self._pending[-1:]
             yield from self.flush()
         self._grow(rest)
 
@@ -71,7 +76,8 @@ class LogForwarder:
         """sparkd polls the engine from and on `own_address`."""
         self._redact = redact
         self._own_poll = re.compile(
-            rf'^INFO: +{re.escape(own_address)}:\d+ - "GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
+            rf"^{PROCESS_PREFIX}{{0,2}}INFO: +{re.escape(own_address)}:\d+ - "
+            r'"GET /(?:health|metrics|v1/models) HTTP/1\.1" 200 OK$'
         )
         self._held: str | None = None
         self._progress_at = float("-inf")

@@ -26,6 +26,10 @@ _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 """Priority and facility, sequence, microseconds, flags; text."""
 
 
+IMAGE = "vmlinuz-"
+_GRUB = re.compile(r"^(GRUB_\w{1,40})=(.{0,2000})$", re.MULTILINE)
+
+
 class NvidiaModule(NamedTuple):
     version: str
     open: bool
@@ -52,6 +56,24 @@ def read_command_line(files: Files) -> tuple[str, ...]:
         return tuple(files.text("/proc/cmdline", limit=65536).split())
     except OSError:
         return ()
+
+
+def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
+    """The kernel that the next boot takes, and what /etc/default/grub adds to its command line.
+
+    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another: then it is empty.
+    """
+    settings = dict(_GRUB.findall(files.text_if_any("/etc/default/grub") or ""))
+    words = " ".join(settings.get(f"GRUB_CMDLINE_LINUX{end}", "").strip("'\"") for end in ("", "_DEFAULT")).split()
+    if settings.get("GRUB_DEFAULT", "0").strip("'\"") != "0":
+        return "", tuple(words)
+    found = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
+    good = (sanitize(one, 64) for one in found if not one.endswith((".old", ".bak")))
+    return max(good, key=_by_version, default=""), tuple(words)
+
+
+def _by_version(release: str) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,9})", release)]
 
 
 def sysctl_path(name: str) -> str:

@@ -53,6 +53,33 @@ def test_probe_reads_memory_that_is_kept_back(tree: Tree, total_gib: int, free_g
     assert Kernel().probe(host) == KernelFacts(GOOD, False, kept_back_gib * GIB)
 
 
+@pytest.mark.parametrize(
+    ("names", "grub", "level"),
+    [
+        pytest.param((GOOD, "7.0.0-1019-nvidia"), None, Level.WARN, id="an upgrade has installed it"),
+        pytest.param((GOOD, "7.0.0-1019-nvidia"), 'GRUB_CMDLINE_LINUX_DEFAULT="quiet kho=off"', Level.OK, id="mended"),
+        pytest.param((GOOD, "7.0.0-1019-nvidia"), f'GRUB_DEFAULT="{GOOD}"', Level.OK, id="another was chosen"),
+        pytest.param((GOOD, "7.0.0-1019-nvidia", "7.0.0-1020-nvidia"), None, Level.OK, id="a later one"),
+        pytest.param((GOOD, "7.0.0-1019-nvidia.old"), None, Level.OK, id="a copy"),
+        pytest.param(("6.17.0-999-nvidia", "6.17.0-1008-nvidia"), None, Level.WARN, id="by number"),
+        pytest.param((), None, Level.OK, id="another boot loader"),
+    ],
+)
+def test_the_kernel_of_the_next_boot_is_judged_before_it(
+    tree: Tree, names: tuple[str, ...], grub: str | None, level: Level
+) -> None:
+    host = machine(tree)
+    for name in names:
+        tree.file(f"/boot/vmlinuz-{name}")
+    if grub:
+        tree.file("/etc/default/grub", f"GRUB_TIMEOUT=0\n{grub}\n")
+    verdict = Kernel().judge(Kernel().probe(host))
+    expect(verdict, level)
+    if level is Level.WARN:
+        assert f"the next boot takes kernel {names[1]}" in verdict.reason
+        assert verdict.hint.startswith(f"sudo apt remove linux-image-{names[1]} && sudo apt-mark hold ")
+
+
 def test_probe_reads_what_the_kernel_was_booted_with(tree: Tree) -> None:
     assert Kernel().probe(machine(tree, command_line="quiet kho=off splash")).kho_off
 

@@ -49,6 +49,10 @@ class KernelFacts(Struct, frozen=True):
     kho_off: bool
     kept_back_bytes: int
     """CmaFree beyond CmaTotal."""
+    next_release: str = ""
+    """What the next boot takes; empty where it is this one, or unknown."""
+    next_words: tuple[str, ...] = ()
+    """Of its command line."""
 
 
 class Kernel(Check[KernelFacts], frozen=True):
@@ -57,7 +61,10 @@ class Kernel(Check[KernelFacts], frozen=True):
 
     def probe(self, host: Host) -> KernelFacts:
         kho_off = NO_KHO in kernel.read_command_line(host.files)
-        return KernelFacts(kernel.read_release(host.files), kho_off, host.meminfo().cma_excess_bytes)
+        release = kernel.read_release(host.files)
+        following, words = kernel.read_next_boot(host.files)
+        following, words = (following, words) if following != release else ("", ())
+        return KernelFacts(release, kho_off, host.meminfo().cma_excess_bytes, following, words)
 
     def judge(self, facts: KernelFacts) -> Verdict:
         problems = []
@@ -71,6 +78,11 @@ class Kernel(Check[KernelFacts], frozen=True):
         if bad := find_known_bad(facts.release, KERNELS, (NO_KHO,) if known else ()):
             reason = f"kernel {facts.release} is known to be bad: {bad.trouble} ({bad.source})"
             problems.append(warn(reason, bad.remedy))
+        if bad := find_known_bad(facts.next_release, KERNELS, facts.next_words):
+            reason = f"the next boot takes kernel {facts.next_release}, which is known to be bad: {bad.trouble}"
+            package = f"linux-image-{facts.next_release}"
+            hint = f"sudo apt remove {package} && sudo apt-mark hold {package}; or before it: {bad.remedy}"
+            problems.append(warn(f"{reason} ({bad.source})", hint))
         return verdict(problems, f"kernel {facts.release}")
 
 

@@ -160,6 +160,35 @@ _INFERACT = """
 --reasoning-parser super_v3 --enable-auto-tool-choice --tool-call-parser qwen3_coder
 """
 
+# "Local AI inference recipes", NVIDIA, at 12b25c6: the two stacks for two DGX Sparks.
+_NVIDIA = """
+--served-model-name deepseek-v4-flash --host 0.0.0.0 --port 8000 --trust-remote-code --tensor-parallel-size 2
+--load-format instanttensor --kv-cache-dtype fp8 --block-size 256 --gpu-memory-utilization 0.85 --max-model-len 500000
+--max-num-seqs 4 --max-num-batched-tokens 8192 --enable-prefix-caching --tokenizer-mode deepseek_v4
+--tool-call-parser deepseek_v4 --enable-auto-tool-choice --reasoning-parser deepseek_v4
+--speculative-config '{"method":"mtp","num_speculative_tokens":2}'
+--reasoning-config '{"reasoning_start_str":"","reasoning_end_str":""}'
+--default-chat-template-kwargs '{"thinking":true,"reasoning_effort":"high"}'
+"""
+_NVIDIA_ENV = _variables("""
+    NCCL_IB_DISABLE=0 NCCL_IGNORE_CPU_AFFINITY=1 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+""")
+_NVIDIA_0731 = """
+--max-model-len 262144 --max-num-seqs 8 --max-cudagraph-capture-size 48 --moe-backend b12x --linear-backend b12x
+--attention-backend B12X --compilation-config '{"cudagraph_mode":"FULL_AND_PIECEWISE","custom_ops":["all"]}'
+--speculative-config
+'{"method":"dspark","num_speculative_tokens":5,"draft_sample_method":"probabilistic","attention_backend":"B12X"}'
+"""
+_NVIDIA_0731_ENV = _variables("""
+    CUTE_DSL_ARCH=sm_121a VLLM_USE_AOT_COMPILE=1 VLLM_USE_BREAKABLE_CUDAGRAPH=0 VLLM_MEMORY_PROFILE_INCLUDE_ATTN=1
+    VLLM_USE_FLASHINFER_SAMPLER=1 VLLM_USE_B12X_WO_PROJECTION=1 VLLM_USE_B12X_MHC=1 VLLM_USE_B12X_FP8_GEMM=1
+    VLLM_USE_B12X_MOE=1 VLLM_USE_B12X_SPARSE_INDEXER=1 VLLM_USE_V2_MODEL_RUNNER=1 B12X_MLA_SM120_UNIFIED=1
+    B12X_MOE_FORCE_A8=1 VLLM_MOE_SKIP_PADDING=0
+""")
+_NVIDIA_FIRST_ENV = _variables("""
+    VLLM_ALLOW_LONG_MAX_MODEL_LEN=1 VLLM_USE_BREAKABLE_CUDAGRAPH=1 VLLM_FLOAT32_MATMUL_PRECISION=high
+""")
+
 _SHM = 64 * 2**30
 _INFINIBAND = ("/dev/infiniband",)
 
@@ -205,5 +234,9 @@ REPORTS = (
     _dspark("dspark-1m-2", "--max-num-seqs 2"),
     _dspark("dspark-500k-4", "--max-model-len 500000 --max-num-seqs 4"),
     _dspark("dspark-speed-baseline", _DSPARK_BASELINE),
+    Report("deepseek-v4-flash-nvidia", _NVIDIA, {**_NVIDIA_ENV, **_NVIDIA_FIRST_ENV}, privileged=True),
+    Report(
+        "deepseek-v4-flash-nvidia-0731", _NVIDIA + _NVIDIA_0731, {**_NVIDIA_ENV, **_NVIDIA_0731_ENV}, privileged=True
+    ),
     Report("nemotron-3-super-nvfp4", _INFERACT, {}),
 )

@@ -79,7 +79,7 @@ def test_every_recipe_renders_for_every_rank(name: str) -> None:
 def test_every_recipe_says_what_its_image_must_fulfil_and_how_it_is_built(name: str) -> None:
     image = shipped(name).image
     assert image.asserts or name.startswith("tiny-")
-    assert image.build or image.ref.partition("/")[0] in ("ghcr.io", "vllm", "aidendle94"), "no registry has it"
+    assert image.build or image.ref.partition("/")[0] in ("ghcr.io", "vllm", "aidendle94", "eugr"), "no registry has it"
     syntax = ["bash", "-n", "-c", script.render_asserts(image.asserts)]
     assert subprocess.run(syntax, capture_output=True, text=True, check=True).stderr == ""
 
@@ -163,7 +163,9 @@ def test_what_an_image_lacks_is_found_without_loading_what_it_has(
     assert fault in found
 
 
-@pytest.mark.parametrize("name", ["dspark-nvfp4-1m", "dspark-speed-baseline", "nemotron-3-super-nvfp4"])
+@pytest.mark.parametrize(
+    "name", ["deepseek-v4-flash-nvidia", "dspark-nvfp4-1m", "dspark-speed-baseline", "nemotron-3-super-nvfp4"]
+)
 def test_a_torch_for_the_cpu_is_found_without_loading_it(tmp_path: Path, name: str) -> None:
     wanted = shipped(name).image.asserts[:1]
     write_modules(tmp_path, {})

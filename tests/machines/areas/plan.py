@@ -24,6 +24,15 @@ caches:
   vllm: /root/elsewhere
 """
 
+ALONE = """\
+schema: 1
+name: alone
+description: On one node
+extends: deepseek-v4-flash-balanced
+nodes: {min: 1, max: 1}
+args: {tensor-parallel-size: 1}
+"""
+
 
 def healthy(tree: Tree, rank: int) -> None:
     config(tree, longest=1_048_576)
@@ -69,7 +78,21 @@ def _compiled_at_each_start(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/own.yaml", OWN_RECIPE)
 
 
+def _on_one_node(tree: Tree) -> None:
+    """ "149 GB model. 128 GB per node. Do the math." (Echo, 27 May 2026); healthy nodes are two that have it."""
+    tree.file("/etc/sparkd/sparkd.toml", '[engine]\nrecipe = "alone"')
+    tree.file("/etc/sparkd/recipes/alone.yaml", ALONE)
+
+
 FAULTS = (
+    Fault(
+        "model-on-one-node",
+        _on_one_node,
+        Level.BLOCK,
+        "model-memory",
+        says="weights of 138.8 GiB on each node are 29.3 GiB more than the share of 109.5 GiB",
+        also=("fabric-address",),
+    ),
     Fault("forked-workers", _forked_workers, Level.WARN, "plan-lint", says="ShmRingBuffer"),
     Fault("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),
     Fault("context-beyond-the-cache", _context_beyond_the_cache, Level.WARN, "plan-lint", says="612341 tokens"),

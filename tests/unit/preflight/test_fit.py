@@ -9,7 +9,7 @@ from tests.unit.plans import plan, recipe
 from sparkd.base.config import Settings
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.tools.node.fit import Fit, Lack, Supply, judge_supply, rank
+from sparkd.tools.node.fit import FIRST, Fit, Lack, Supply, judge_supply, rank
 
 SPARK = Supply(total_bytes=120 * GIB, gpu=True)
 NO_MODEL = replace(SPARK, model="is not there")
@@ -48,7 +48,7 @@ def memory(gib: str) -> Lack:
         pytest.param(
             NO_IMAGE,
             {"image": {"ref": "i:1", "build": "make it"}},
-            [Lack("image i:1 is not on this node", "make it")],
+            [Lack("you build its image: image i:1 is not on this node", "make it", by_hand=True)],
             id="an image that is built",
         ),
         pytest.param(
@@ -56,6 +56,12 @@ def memory(gib: str) -> Lack:
             {},
             [Lack("docker: away", "start it")],
             id="docker",
+        ),
+        pytest.param(
+            Supply(120 * GIB, gpu=True, too_big="weights of 138.8 GiB"),
+            {},
+            [Lack("weights of 138.8 GiB", lasting=True)],
+            id="a model that can't fit",
         ),
     ],
 )  # fmt: skip
@@ -65,14 +71,15 @@ def test_lacks(supply: Supply, keys: dict[str, object], lacks: list[Lack]) -> No
 
 def test_the_first_one_is_what_serves_now_on_most_nodes_and_what_no_command_brings_comes_last() -> None:
     model, image = Lack("no model", "pull"), Lack("no image", "pull")
-    default = Settings().engine.recipe
+    built = Lack("you build its image", "make it", by_hand=True)
     wanted = (
         Fit("own", 1, "m", own=True),
-        Fit(default, 2, "m", own=False),
+        Fit(FIRST, 2, "m", own=False),
         Fit("b", 2, "m", own=False),
         Fit("c", 1, "m", own=False),
         Fit("d", 2, "m", own=False, lacks=(image,)),
         Fit("e", 2, "m", own=True, lacks=(model, image)),
+        Fit("ea", 2, "m", own=True, lacks=(built,)),
         Fit("f", 2, "m", own=True, lacks=(Lack("no model"),)),
         Fit("g", 2, "m", own=True, lacks=(Lack("needs a GPU", lasting=True),)),
     )

@@ -89,7 +89,7 @@ def test_a_healthy_node_is_good(tree: Tree, tmp_path: Path) -> None:
     healthy(tree)
     done = audited(tmp_path, "preflight", "--root", str(tree.root))
     assert (done.code, done.err) == (0, "")
-    assert done.out.endswith("spark1 (head): ok (33 ok)\n")
+    assert done.out.endswith("spark1 (head): ok (34 ok)\n")
 
 
 def test_a_dry_run_of_a_sick_node_says_what_would_be_done_and_changes_nothing(tree: Tree, tmp_path: Path) -> None:

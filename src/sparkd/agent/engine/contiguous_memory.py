@@ -60,7 +60,7 @@ class ContiguousMemory(Struct):
             return
         try:
             found = self.host.free_memory()
-            if found.large_bytes >= self.wanted_bytes:
+            if found.large_bytes >= self.wanted_bytes or not found.is_listed:
                 return
             drop_finished()
             free = self.host.free_memory()

@@ -19,7 +19,9 @@ SHOWN = 4
 
 
 class Level(Enum):
-    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does; SKIPPED needs a plan, and there is none."""
+    """How a check came out. UNKNOWN (could not look) blocks as BLOCK does. SKIPPED did not look, and ends no start: it
+    needs a plan or docker, which a start waits for, or does not apply.
+    """
 
     OK = "ok"
     SKIPPED = "skipped"
@@ -34,7 +36,7 @@ class Level(Enum):
     @property
     def severity(self) -> int:
         """0 is the worst."""
-        return (Level.BLOCK, Level.UNKNOWN, Level.WARN, Level.SKIPPED, Level.OK).index(self)
+        return (Level.BLOCK, Level.UNKNOWN, Level.WARN, Level.OK, Level.SKIPPED).index(self)
 
 
 class Verdict(Struct, frozen=True):
@@ -58,6 +60,7 @@ class Verdict(Struct, frozen=True):
 
 
 ok = partial(Verdict, Level.OK)
+skipped = partial(Verdict, Level.SKIPPED)
 warn = partial(Verdict, Level.WARN)
 block = partial(Verdict, Level.BLOCK)
 unknown = partial(Verdict, Level.UNKNOWN)

@@ -22,6 +22,7 @@ from sparkd.agent.preflight.checks.last_boot import LastBoot
 from sparkd.agent.preflight.checks.limits import Memlock, MemoryLimit
 from sparkd.agent.preflight.checks.memory import FragmentedMemory, PageCache, SwapOff, UnifiedMemory
 from sparkd.agent.preflight.checks.memory_users import OtherTenants, UnaccountedMemory
+from sparkd.agent.preflight.checks.model_memory import ModelMemory
 from sparkd.agent.preflight.checks.paths import ScriptPaths
 from sparkd.agent.preflight.checks.plan_lint import PlanLint
 from sparkd.agent.preflight.checks.ports import Listeners, Ports
@@ -42,6 +43,7 @@ CHECKS: tuple[type[AnyCheck], ...] = (
     ScriptPaths,
     PlanLint,
     ModelWeights,
+    ModelMemory,
     DiskRoom,
     LastBoot,
     Kernel,

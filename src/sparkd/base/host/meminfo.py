@@ -70,6 +70,13 @@ class FreeMemory(Struct, frozen=True):
     """In blocks of any size. MemFree counts also what a hypervisor has taken back."""
     large_bytes: int
     """In blocks of LARGE_BLOCK_BYTES or more that a driver can get."""
+    unlisted_bytes: int = 0
+    """Free by MemFree, and in no block: as in a kernel that initialises memory late (deferred_init=lazy)."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether at least a quarter is: hypervisors and caches of free pages hold some back, too."""
+        return self.unlisted_bytes <= 3 * self.bytes
 
     @property
     def scattered_bytes(self) -> int:
@@ -147,8 +154,9 @@ def read_free_memory(files: Files, page_bytes: int = mmap.PAGESIZE) -> FreeMemor
         large += sum(sizes[least_order:]) if zone["name"] != "Movable" else 0
     if not free:
         raise ValueError("/proc/buddyinfo is empty")
-    area = re.search(r"^CmaFree:\s+(\d+) kB$", files.text("/proc/meminfo", limit=65536), re.MULTILINE)
-    return FreeMemory(free, max(0, large - (int(area[1]) * 1024 if area else 0)))
+    kib = {key: int(value) for key, value in _ENTRY.findall(files.text("/proc/meminfo", limit=65536))}
+    unlisted_bytes = max(0, kib.get("MemFree", 0) * 1024 - free)
+    return FreeMemory(free, max(0, large - kib.get("CmaFree", 0) * 1024), unlisted_bytes)
 
 
 def zfs_cache_bytes(files: Files) -> int:

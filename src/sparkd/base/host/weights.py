@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from hashlib import sha256
 
+import msgspec
 from msgspec import Struct
 
 from sparkd.base.host.files import Files, Kind
@@ -44,6 +45,10 @@ DOWNLOADS = ".cache/huggingface/download"
 CHUNK_BYTES = 8 << 20
 
 HEADER_LIMIT_BYTES = 100_000_000
+MOST_HEADER_BYTES = 16 << 20
+"""Of a header that is read whole."""
+MOST_TENSORS = 1_000_000
+_HALVED = {"F32": 2, "F64": 4}
 LFS_POINTER = b"version https://git-lfs"
 """Start of the placeholder that git keeps until git-lfs has fetched the file."""
 POINTER = "is a git-lfs pointer, not the file"
@@ -224,3 +229,31 @@ def _wrong(fd: int, size: int) -> str:
             return ""
     whole = _LENGTH_BYTES + header_bytes + end
     return f"is cut off: {size} of {whole} bytes" if size < whole else f"has {size} bytes, its header says {whole}"
+
+
+class _Tensor(Struct):
+    dtype: str
+    data_offsets: tuple[int, int]
+
+
+def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
+    """The bytes of each tensor once it is loaded, by the headers of safetensors files: 8 MB in all for 66,000 tensors.
+
+    vLLM makes 16 bits of 32 and 64. Raises OSError, ValueError.
+    """
+    found: dict[str, int] = {}
+    for path in paths:
+        with files.opened(path) as fd:
+            length = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
+            if length > MOST_HEADER_BYTES or len(found) > MOST_TENSORS:
+                raise ValueError(f"{path} has a header of {length} bytes, after {len(found)} tensors")
+            content = os.pread(fd, length, _LENGTH_BYTES)
+        try:
+            for name, entry in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
+                if name != "__metadata__":
+                    tensor = msgspec.json.decode(entry, type=_Tensor)
+                    begin, end = tensor.data_offsets
+                    found[name] = found.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
+        except RecursionError:
+            raise ValueError(f"{path} has a header of another form") from None
+    return found

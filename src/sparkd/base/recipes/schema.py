@@ -16,6 +16,8 @@ from sparkd.base.vllm.container_paths import check_target
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
 """In `expect`: the "KV cache size" in vLLM's log."""
+WEIGHTS_GB = "weights_gb"
+"""In `expect`: the weights of one rank, as vLLM logs them ("Model loading took")."""
 
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """Such as `{node.address}`, in a flag or a variable. All other braces stay, because JSON contains many."""
@@ -266,7 +268,8 @@ class Recipe(Section):
     )
     expect: Mapping[str, JsonValue] = Field(
         default_factory=dict,
-        description="Figures that the source measured. kv_cache_tokens, if given, is held against max-model-len.",
+        description="Figures that the source measured. kv_cache_tokens is held against max-model-len; weights_gb, a "
+        "rank's, against the memory where the model is not there.",
     )
 
     @model_validator(mode="after")

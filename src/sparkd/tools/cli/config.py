@@ -15,6 +15,7 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import size
 from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import HCAS, INTERFACE
 from sparkd.base.recipes.loader import load_recipe, recipe_folders
@@ -99,7 +100,9 @@ def show_plan(args: argparse.Namespace) -> None:
     elif args.script:
         print(plan.script, end="")
     else:
-        print(f"{_described(plan, node.switch.findings if node and node.switch else ())}\n\n{plan.script}".rstrip("\n"))
+        chosen = node.switch.findings if node and node.switch else ()
+        found = read_sum(plan, configured if node is None else node.settings, Host())
+        print(f"{_described(plan, chosen, found)}\n\n{plan.script}".rstrip("\n"))
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
@@ -116,7 +119,7 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
 
 
-def _described(plan: LaunchPlan, chosen: Sequence[FindingReport]) -> str:
+def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum) -> str:
     spec, node = plan.container, plan.node
     privileged = "yes" if spec.privileged else "no"
     rows = [
@@ -135,6 +138,7 @@ def _described(plan: LaunchPlan, chosen: Sequence[FindingReport]) -> str:
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
         ("memory", _memory(plan)),
+        *(("", f"{part}: {much}") for part, much in found.rows() if plan.container.gpus == "all"),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 

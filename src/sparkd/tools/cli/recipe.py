@@ -26,7 +26,7 @@ from sparkd.base.recipes.loader import (
 from sparkd.base.recipes.schema import Recipe, json_schema
 from sparkd.base.vllm.args import parse_count
 from sparkd.tools.cli import console
-from sparkd.tools.node.recipe_lint import lint
+from sparkd.tools.node.recipe_lint import GB10_BYTES, lint
 
 HEADINGS = ("NAME", "NODES", "CONTEXT", "TOKENS/S", "MODEL")
 LONGEST_VALUE = 60
@@ -46,6 +46,9 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser("check", help="say what is wrong with recipes")
     check.set_defaults(run=check_recipes)
     check.add_argument("recipes", nargs="*", metavar="recipe", help="names or files; all recipes where there is none")
+    check.add_argument(
+        "--memory", type=_gigabytes, metavar="GB", help="memory of a node that it is judged for: 128, or what is given"
+    )
     foreign = actions.add_parser("import", help="make recipes of those of eugr and sparkrun")
     foreign.set_defaults(run=import_recipes)
     foreign.add_argument("path", metavar="FILE|DIR|URL", help="a URL: of the raw file, by https")
@@ -58,6 +61,13 @@ def add_recipe(parser: argparse.ArgumentParser) -> None:
     foreign.add_argument("--force", action="store_true", help="write over a recipe that is there")
     schema = actions.add_parser("schema", help="print the JSON Schema of recipe files")
     schema.set_defaults(run=lambda _args: print(json_schema()))
+
+
+def _gigabytes(text: str) -> int:
+    """Of memory as it is sold, in bytes: the firmware keeps as large a part as of a Spark's."""
+    if not (number := parse_count(text, 9999)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of GB, such as 64")
+    return GB10_BYTES * number // 128
 
 
 def list_recipes(_args: argparse.Namespace) -> None:
@@ -80,7 +90,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
             str(nodes.min) if nodes.min == nodes.max else f"{nodes.min}-{nodes.max}",
             str(recipe.args.get("max-model-len") or "-"),
             _tokens_per_second(recipe),
-            sanitize(recipe.model.path) + own,
+            ("you build its image; " if recipe.image.build else "") + sanitize(recipe.model.path) + own,
         )
 
 
@@ -142,7 +152,9 @@ def check_recipes(args: argparse.Namespace) -> None:
         except ConfigError as error:
             faults.append(str(error))
             continue
-        errors, warnings = lint(loaded, whole=not problems) if loaded else ([], [])
+        errors, warnings = (
+            lint(loaded, whole=not problems, memory_bytes=args.memory or GB10_BYTES) if loaded else ([], [])
+        )
         errors = [*problems, *errors]
         faults += errors
         for warning in warnings:

@@ -139,7 +139,7 @@ class NextStart(CachedHost):
     def free_memory(self) -> FreeMemory:
         """The driver gives its memory back in large blocks, as it took it; other memory may come back in pages."""
         found = super().free_memory()
-        return FreeMemory(found.bytes + self._freed_bytes, found.large_bytes + self._gpu_bytes)
+        return FreeMemory(found.bytes + self._freed_bytes, found.large_bytes + self._gpu_bytes, found.unlisted_bytes)
 
     def listeners(self, ports: tuple[int, ...] = ()) -> tuple[Listener, ...]:
         found = super().listeners(ports)

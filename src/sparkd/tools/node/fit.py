@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct
 
+from sparkd.agent.preflight.checks.docker import UNIT as DOCKER_UNIT
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.weights import ModelWeights
 from sparkd.base.config import Settings
@@ -13,8 +14,12 @@ from sparkd.base.host import CachedHost, Host
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.recipes.schema import Recipe
+from sparkd.base.plan.memory_sum import read_sum
+from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
 from sparkd.tools.node.trial import try_recipe
+
+FIRST = "deepseek-v4-flash-nvidia"
+"""Of recipes that are alike: measured by NVIDIA, with an image that can be pulled."""
 
 
 class Supply(Struct, frozen=True):
@@ -25,6 +30,8 @@ class Supply(Struct, frozen=True):
     gpu_bytes: int | None = None
     model: str = ""
     image: str = ""
+    too_big: str = ""
+    """Of weights or KV cache; empty: nothing is known to be."""
     docker: str = ""
     """How to get an answer of docker, where it gives none."""
 
@@ -35,6 +42,8 @@ class Lack(Struct, frozen=True):
     """That brings it; empty where none is known."""
     lasting: bool = False
     """Whether nothing brings it to this node."""
+    by_hand: bool = False
+    """Whether it is an image that a person has to build."""
 
 
 class Fit(Struct, frozen=True):
@@ -74,10 +83,11 @@ def _examine(
     inputs, needed = CheckInputs(plan, settings), plan.node.cluster_size
     if needed > most_nodes:
         return Fit(recipe.name, needed, model, own, (Lack(f"needs {needed} nodes", lasting=True),))
-    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, inputs, read_supply(inputs, host))))
+    supply = read_supply(inputs, host, recipe.expect.get(WEIGHTS_GB))
+    return Fit(recipe.name, needed, model, own, tuple(judge_supply(recipe, inputs, supply)))
 
 
-def read_supply(inputs: CheckInputs, host: Host) -> Supply:
+def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     """Raises OSError, ValueError where the memory is unreadable."""
     gpu = host.gpu() if host.gpu_present() else NO_GPU
     try:
@@ -88,8 +98,11 @@ def read_supply(inputs: CheckInputs, host: Host) -> Supply:
     image, judged = EngineImage.from_inputs(inputs).run(host)
     wrong, docker = judged.reason if judged.level.blocks else "", ""
     if image.docker != "known":
-        wrong, docker = f"docker: {image.docker}", "sudo systemctl start docker"
-    return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, docker)
+        wrong = f"docker: {image.docker}"
+        docker = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
+    found = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
+    too_big = found.describe() if inputs.uses_gpu and found.is_too_big else ""
+    return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, too_big, docker)
 
 
 def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterator[Lack]:
@@ -98,22 +111,26 @@ def judge_supply(recipe: Recipe, inputs: CheckInputs, supply: Supply) -> Iterato
         yield Lack("needs a GPU", lasting=True)
     if (bytes_ := inputs.need.all_bytes(supply.total_bytes, supply.gpu_bytes)) > supply.total_bytes:
         yield Lack(f"needs {size(bytes_)} of memory", lasting=True)
+    if supply.too_big:
+        yield Lack(supply.too_big, lasting=True)
     if supply.model:
         pull = f"sudo sparkd model pull {recipe.name}" if recipe.model.repo else ""
         yield Lack(f"{sanitize(plan.model_path)} {supply.model}", pull)
     if supply.image:
-        yield Lack(supply.image, supply.docker or recipe.image.build or f"sudo docker pull {plan.image}")
+        build = "" if supply.docker else recipe.image.build
+        reason = f"you build its image: {supply.image}" if build else supply.image
+        yield Lack(reason, supply.docker or build or f"sudo docker pull {plan.image}", by_hand=bool(build))
 
 
 def rank(fit: Fit) -> tuple[object, ...]:
-    """What can serve now, then what commands make serve; one's own recipe, more nodes, the default, the name."""
-    default = Settings().engine.recipe
+    """What can serve now, what commands make serve, what a person builds; one's own, more nodes, FIRST, the name."""
     return (
         not fit.possible,
         not fit.reachable,
+        any(one.by_hand for one in fit.lacks),
         len(fit.lacks),
         not fit.own,
         -fit.nodes,
-        fit.recipe != default,
+        fit.recipe != FIRST,
         fit.recipe,
     )

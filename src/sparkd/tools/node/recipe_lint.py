@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from sparkd.agent.preflight.checks.paths import find_wrong, paths_of_plan
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
 from sparkd.base.host.files import Files
+from sparkd.base.lib.text import size
+from sparkd.base.plan.memory_sum import Fit, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import VERBS
 from sparkd.base.recipes.loader import Loaded
 from sparkd.base.recipes.reach import find_reach
-from sparkd.base.recipes.schema import KV_CACHE_TOKENS, Recipe, has_placeholder
+from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
 from sparkd.base.vllm.args import command_line
 from sparkd.base.vllm.container_paths import is_below
 from sparkd.base.vllm.flag import first_values, parse_flags
@@ -21,11 +25,15 @@ from sparkd.base.vllm.lint.predicates import Launch
 from sparkd.base.vllm.lint.rules import Issue
 from sparkd.tools.node.trial import try_recipe
 
+GB10_BYTES = 127_535_224 << 10
+"""MemTotal of a DGX Spark of 128 GB (gb10-services, a sample of /proc/meminfo)."""
 
-def lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
+
+def lint(loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
-    Of a recipe that is not whole, only what is written counts: what seems to be left out may be wrong instead.
+    `memory_bytes`: of each node, whose GPU shares it. Of a recipe that is not whole, only what is written counts: what
+    seems to be left out may be wrong instead.
     """
     errors: list[str] = []
     warnings: list[str] = []
@@ -39,6 +47,12 @@ def lint(loaded: Loaded, *, whole: bool = True) -> tuple[list[str], list[str]]:
         trial = try_recipe(loaded.recipe)
         missing = _find_missing(trial.plan) if trial.plan else ()
         errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
+        if trial.plan and trial.plan.container.gpus == "all":
+            known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
+            found = read_sum(trial.plan, Settings(), Host(), known_gb=known_gb, total_bytes=memory_bytes)
+            if found.is_too_big:
+                too_big = f"{_locate_key(loaded, 'nodes.min')}: {found.describe()} on nodes of {size(memory_bytes)}"
+                (errors if found.fit is Fit.WEIGHTS_TOO_BIG else warnings).append(too_big)
         warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
     return errors, warnings
 

@@ -56,9 +56,9 @@ def facts(*folders: Folder, user: str = "", used: tuple[str, ...] = ()) -> Cache
         (facts(replace(FULL, uid=1000), user="1000"), Level.OK, "3.0 GiB"),
         (facts(replace(FULL, writable_by_others=True), user="vllm"), Level.OK, "3.0 GiB"),
         (facts(FULL, user="root"), Level.OK, "3.0 GiB"),
-        (CacheFacts("away"), Level.OK, "docker is away"),
-        (CacheFacts("missing"), Level.OK, "the image is not on this node"),
-        (CacheFacts("HTTP 500"), Level.OK, "HTTP 500"),
+        (CacheFacts("away"), Level.SKIPPED, "docker is away"),
+        (CacheFacts("missing"), Level.SKIPPED, "the image is not on this node"),
+        (CacheFacts("HTTP 500"), Level.SKIPPED, "HTTP 500"),
         (replace(facts(FULL), others=2, others_bytes=5 << 30), Level.OK, "2 other images have 5.0 GiB"),
     ],
 )

@@ -203,7 +203,7 @@ def seen(name: str = "sparkd-rank0", *, ours: bool = False, policy: str = "no") 
     ("facts", "level", "hint"),
     [
         (ContainersFacts("known", ()), Level.OK, ""),
-        (ContainersFacts("away", ()), Level.OK, ""),
+        (ContainersFacts("away", ()), Level.SKIPPED, ""),
         (ContainersFacts("HTTP 500", ()), Level.UNKNOWN, "systemctl status docker"),
         (seen(), Level.BLOCK, "docker rename sparkd-rank0 old-sparkd-rank0"),
         (seen(ours=True), Level.OK, ""),
@@ -265,7 +265,7 @@ def test_a_container_that_runs_and_can_not_be_described_may_be_anything(tree: Tr
         (ImageFacts(REF, (), "known", "arm64", None), Level.BLOCK, f"image {REF} is not on this node"),
         (ImageFacts(REF, (), "known", "amd64", IMAGE), Level.BLOCK, "is for arm64, and this machine is amd64"),
         (ImageFacts(REF, (), "known", "arm64", replace(IMAGE, architecture="")), Level.OK, "3.0 GiB"),
-        (ImageFacts(REF, (), "away"), Level.OK, "docker is away"),
+        (ImageFacts(REF, (), "away"), Level.SKIPPED, "docker is away"),
         (ImageFacts(REF, (), "HTTP 500"), Level.UNKNOWN, "HTTP 500"),
     ],
 )

@@ -57,7 +57,7 @@ def test_probe_reads_memory_that_is_kept_back(tree: Tree, total_gib: int, free_g
     ("names", "grub", "level"),
     [
         pytest.param((GOOD, "7.0.0-1019-nvidia"), None, Level.WARN, id="an upgrade has installed it"),
-        pytest.param((GOOD, "7.0.0-1019-nvidia"), 'GRUB_CMDLINE_LINUX_DEFAULT="quiet kho=off"', Level.OK, id="mended"),
+        pytest.param((GOOD, "7.0.0-1019-nvidia"), 'GRUB_CMDLINE_LINUX_DEFAULT="quiet kho=off"', Level.OK, id="switched off"),
         pytest.param((GOOD, "7.0.0-1019-nvidia"), f'GRUB_DEFAULT="{GOOD}"', Level.OK, id="another was chosen"),
         pytest.param((GOOD, "7.0.0-1019-nvidia", "7.0.0-1020-nvidia"), None, Level.OK, id="a later one"),
         pytest.param((GOOD, "7.0.0-1019-nvidia.old"), None, Level.OK, id="a copy"),

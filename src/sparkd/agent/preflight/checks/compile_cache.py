@@ -9,7 +9,7 @@ from types import MappingProxyType
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, verdict, warn
 from sparkd.base.host import Host, caches, docker, docker_image
 from sparkd.base.host.caches import Folder
 from sparkd.base.lib.dockerd.reader import DockerError, DockerReader
@@ -149,7 +149,7 @@ class CompileCache(Check[CacheFacts], frozen=True):
         if not self.caches and self.need is None:
             return ok("the recipe keeps none")
         if facts.image != "known":
-            return ok(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
+            return skipped(f"not inspected: {WHY_NOT.get(facts.image, facts.image)}")
         kept = [one for one in facts.caches if one.files]
         least = _least(sum(one.bytes for one in kept), all(one.whole for one in kept))
         good = f"{least} kept for this image" if kept else f"none yet for this image: {SLOW}"

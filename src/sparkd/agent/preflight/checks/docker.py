@@ -8,7 +8,7 @@ from shlex import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, verdict, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, verdict, warn
 from sparkd.base.host import Host, docker, docker_config, docker_image
 from sparkd.base.host.docker import LABEL
 from sparkd.base.host.docker_image import Image
@@ -113,7 +113,7 @@ class EngineImage(Check[ImageFacts], frozen=True):
     def judge(self, facts: ImageFacts) -> Verdict:
         image = facts.image
         if facts.docker == "away":
-            return ok("docker is away, so the image was not checked")
+            return skipped("docker is away, so the image was not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't describe the image: {facts.docker}")
         if image is None:
@@ -174,7 +174,7 @@ class StaleContainer(Check[ContainersFacts], frozen=True):
 
     def judge(self, facts: ContainersFacts) -> Verdict:
         if facts.docker == "away":
-            return ok("docker is away, so containers were not checked")
+            return skipped("docker is away, so containers were not checked")
         if facts.docker != "known":
             return docker_unknown(f"docker can't list its containers: {facts.docker}")
         return verdict(self._problems(facts), f"the name {self.name} is free for a new container")

@@ -8,7 +8,7 @@ from functools import partial
 
 from msgspec import Struct
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, unknown, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import AWAITED, NO_GPU, GpuFacts
@@ -36,6 +36,8 @@ class MemoryFacts(Struct, frozen=True):
     gpu_error: str
     gpu_users: tuple[str, ...] | None
     """Processes that the driver lists or that have its devices open; None where that is unknown."""
+    gpu_held_bytes: int = 0
+    """Of the GPU's memory, by the processes that the driver lists."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -65,12 +67,19 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpu_total_bytes=gpu.total_bytes,
             gpu_error=gpu.error,
             gpu_users=None if users is None else tuple(one.label for one in users),
+            gpu_held_bytes=sum(one.bytes or 0 for one in users or ()),
         )
 
     def judge(self, facts: MemoryFacts) -> Verdict:
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
             return unknown(reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
+        if (own := facts.gpu_total_bytes) and len(facts.gpus) == 1:  # of several, which one the engine takes is open
+            wanted, left = self.need.engine_bytes(own), own - facts.gpu_held_bytes
+            if left < wanted:
+                users = ", ".join(facts.gpu_users or ())
+                reason = f"{size(left)} of the GPU's {size(own)} are free, {size(wanted)} needed; it is used by {users}"
+                return block(reason, "stop other work on the GPU", shortage_bytes=wanted - left)
         engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
         needed = engine + self.need.headroom_bytes
         parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
@@ -214,6 +223,9 @@ class FragmentedMemory(Check[FreeMemory], frozen=True):
         return host.free_memory()
 
     def judge(self, facts: FreeMemory) -> Verdict:
+        if not facts.is_listed:
+            free = size(facts.bytes + facts.unlisted_bytes)
+            return skipped(f"not judged: the kernel lists {size(facts.bytes)} of the {free} that are free")
         reason = f"{size(facts.large_bytes)} of {size(facts.bytes)} free memory is in blocks of 2 MiB or more"
         if facts.large_bytes >= self.wanted_bytes:
             return ok(reason)

@@ -7,7 +7,7 @@ import shlex
 from msgspec import Struct
 from msgspec.structs import replace
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, ok, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, ok, skipped, warn
 from sparkd.agent.preflight.checks.memory import GpuUser, find_gpu_users
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import NO_GPU, GpuFacts
@@ -126,7 +126,7 @@ class UnaccountedMemory(Check[HeldFacts], frozen=True):
 
     def judge(self, facts: HeldFacts) -> Verdict:
         if facts.gpu_error:
-            return ok(f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
+            return skipped(f"not inspected: the GPU's driver can't be queried ({facts.gpu_error})")
         if not facts.shares_memory:
             return ok("no GPU of the plan shares this machine's memory")
         held = f"{size(facts.unexplained_bytes)} are held beside processes and caches"

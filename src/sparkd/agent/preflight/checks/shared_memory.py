@@ -7,7 +7,7 @@ import re
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, warn
+from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, warn
 from sparkd.agent.preflight.fixes import UnlinkSegment
 from sparkd.base.host import Host, disks, docker_image, processes
 from sparkd.base.host.files import Files
@@ -176,7 +176,7 @@ class RemoveIpc(Check[RemoveIpcFacts], frozen=True):
         if not facts.removes:
             return ok("logind removes no segments")
         if facts.image_user is None:
-            return ok("not checked: docker or the image is away")
+            return skipped("not checked: docker or the image is away")
         if facts.image_user in ("", "root"):
             return ok("the image runs as root, whose segments stay")
         if not facts.image_user.isdecimal():

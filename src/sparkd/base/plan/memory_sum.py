@@ -1,0 +1,173 @@
+"""Whether a plan's model fits: what the share of the memory that a rank takes has to hold, and how much that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from enum import Enum
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from sparkd.base.config import Settings
+from sparkd.base.host import Host, model_folder, weights
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.args import DATA_SIZE, SIZES
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.kv_cache import KvCache, read_kv_cache
+from sparkd.base.vllm.lint.predicates import Launch, parse_limits
+from sparkd.base.vllm.rank_weights import RankWeights, divide_weights
+
+OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
+"""Of the share, for activations, CUDA graphs and NCCL: 1.3 to 10.5 % in 20 public logs of vLLM 0.10 to 0.33 on GPUs of
+24 to 192 GiB, and up to 13 % in logs of refused starts."""
+BATCHED_TOKENS, SEQUENCES = 2048, 256
+"""vLLM's defaults of --max-num-batched-tokens and --max-num-seqs on a GB10 (vllm/engine/arg_utils.py, 0.33)."""
+FORMATS = (None, "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
+"""Values of --load-format that load what the safetensors files have; another one may quantize."""
+CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
+"""Flags whose effect is not computed."""
+
+
+class Fit(Enum):
+    WEIGHTS_TOO_BIG = "weights-too-big"
+    REQUEST_TOO_BIG = "request-too-big"
+    TIGHT = "tight"
+    FITS = "fits"
+    UNKNOWN = "unknown"
+
+
+class MemorySum(Struct, frozen=True):
+    """Bytes of the fullest rank; None: unknown."""
+
+    share_bytes: int
+    """For weights, KV cache, activations and CUDA graphs."""
+    weights: RankWeights | None
+    cache: KvCache | None
+    length: int | None
+    """The longest request, in tokens."""
+    sequences: int
+
+    @property
+    def request_bytes(self) -> int | None:
+        """KV cache of one request of that length."""
+        return self.cache.request_bytes(self.length) if self.cache and self.length else None
+
+    @property
+    def left_bytes(self) -> int | None:
+        """For the KV cache, as far as is known before the engine measures it."""
+        if self.weights is None:
+            return None
+        return round(self.share_bytes * (1 - OTHER_SHARE)) - self.weights.expected
+
+    @property
+    def tokens(self) -> int | None:
+        """In the KV cache, as the engine will count them."""
+        if self.cache is None or not self.length or (left := self.left_bytes) is None or left <= 0:
+            return None
+        return self.cache.tokens(left, self.length)
+
+    @property
+    def fit(self) -> Fit:
+        if self.weights is None:
+            return Fit.UNKNOWN
+        if self.weights.least > self.share_bytes:
+            return Fit.WEIGHTS_TOO_BIG
+        if (request := self.request_bytes) is None:
+            return Fit.UNKNOWN
+        if self.weights.least + request > self.share_bytes:
+            return Fit.REQUEST_TOO_BIG
+        tight = self.weights.expected + request > self.share_bytes * (1 - MOST_OTHER_SHARE)
+        return Fit.TIGHT if tight else Fit.FITS
+
+    @property
+    def is_too_big(self) -> bool:
+        return self.fit in (Fit.WEIGHTS_TOO_BIG, Fit.REQUEST_TOO_BIG)
+
+    def describe(self) -> str:
+        """One sentence; empty where nothing is known."""
+        if self.weights is None:
+            return ""
+        share, expected, request_bytes = self.share_bytes, self.weights.expected, self.request_bytes or 0
+        held = f"weights of {size(expected)}"
+        both = f"{held} and the KV cache of a request of {self.length} tokens, {size(request_bytes)},"
+        match self.fit:
+            case Fit.WEIGHTS_TOO_BIG:
+                return f"{held} on each node are {size(expected - share)} more than the share of {size(share)}"
+            case Fit.REQUEST_TOO_BIG:
+                return f"{both} are {size(expected + request_bytes - share)} more than the share of {size(share)}"
+            case Fit.TIGHT:
+                return f"{both} fit the share of {size(share)} if activations and CUDA graphs take little"
+            case Fit.FITS:
+                return f"{both} fit the share of {size(share)}: about {self.tokens} tokens in all"
+            case _:
+                return f"{held} fit the share of {size(share)}; the KV cache of such a model is not computed"
+
+    def rows(self) -> tuple[tuple[str, str], ...]:
+        """Of the table for people."""
+        weights, request = self.weights, self.request_bytes
+        other = (
+            f"{size(round(self.share_bytes * OTHER_SHARE))}, at most {size(round(self.share_bytes * MOST_OTHER_SHARE))}"
+        )
+        length = f"{self.length} tokens" if self.length else "unknown length"
+        held = f"{self.tokens} tokens in about {size(self.left_bytes or 0)}" if self.tokens else "unknown"
+        return (
+            ("share of the memory", size(self.share_bytes)),
+            ("weights", size(weights.expected) if weights else "unknown"),
+            ("activations, CUDA graphs", f"about {other}"),
+            (f"KV cache of a request of {length}", size(request) if request is not None else "unknown"),
+            (
+                f"the same of {self.sequences} at once",
+                size(request * self.sequences) if request is not None else "unknown",
+            ),
+            ("KV cache", held),
+        )
+
+
+def read_sum(
+    plan: LaunchPlan, settings: Settings, host: Host, *, known_gb: object = None, total_bytes: int | None = None
+) -> MemorySum:
+    """Of a plan on a node, or on one with `total_bytes` of memory that its GPU shares.
+
+    `known_gb`: a rank's weights by the recipe's source, where the model is not on this node. Raises OSError, ValueError
+    where the memory is unreadable.
+    """
+    if total_bytes is None:
+        gpu = host.gpu() if plan.container.gpus == "all" else None
+        total_bytes = (gpu.total_bytes if gpu else None) or host.meminfo().total_bytes
+    tensors = {}
+    with suppress(OSError, ValueError):
+        names = model_folder.examine(host.files, plan.model_path).opened
+        shards = (f"{plan.model_path}/{name}" for name in names if name.endswith(model_folder.SAFETENSORS))
+        tensors = weights.read_sizes(host.files, shards)
+    config, need = weights.read_config(host.files, plan.model_path), CheckInputs(plan, settings).need
+    found = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
+    if tensors or not isinstance(known_gb, int | float):
+        return found
+    return replace(found, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
+
+
+def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
+    """`config`: of the model, `tensors`: the bytes of each. Pure."""
+    launch = Launch(flags=first_values(plan.argv), model=parse_limits(config))
+    ranks, stages, _ = (launch.amount(flag) or 1 for flag in SIZES)
+    drafts = launch.table("speculative-config")
+    wanted = drafts.get("num_speculative_tokens") if "mtp" in str(drafts.get("method")) else 0
+    own_drafts = wanted if isinstance(wanted, int) else 0
+    batched = launch.amount("max-num-batched-tokens") or BATCHED_TOKENS
+    dtype = (launch.flags.get("kv-cache-dtype") or "auto").lower()
+    cache = held = None
+    if not any(flag in launch.flags for flag in CHANGES_CACHE):
+        cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, own_drafts)
+    as_stored = "quantization" not in launch.flags or "quantization_config" in config
+    if tensors and as_stored and "cpu-offload-gb" not in launch.flags and launch.flags.get("load-format") in FORMATS:
+        nested = config.get("text_config")
+        layers = (nested if isinstance(nested, Mapping) else config).get("num_hidden_layers")
+        layers = layers if isinstance(layers, int) else 0
+        copies = launch.amount(DATA_SIZE) or 1
+        held = divide_weights(tensors, layers, ranks, stages, copies, drafts=bool(own_drafts))
+    length = launch.amount("max-model-len") or launch.model.max_length
+    sequences = launch.amount("max-num-seqs") or SEQUENCES
+    return MemorySum(share_bytes, held, cache, length, sequences)

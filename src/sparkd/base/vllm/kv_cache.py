@@ -1,0 +1,208 @@
+"""The KV cache of a rank, by config.json and flags: what a request takes of it, and the tokens that a size holds. Pure.
+
+vLLM's own arithmetic (v1/core/kv_cache_planning.py and v1/kv_cache_interface.py of 0.33): layers of one kind share the
+numbers of their blocks, in groups of equal size; a block has the same bytes in each group, and a request takes blocks
+of each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+BLOCK_TOKENS = 16
+UNEVEN = 1.5
+"""Groups have the size of the smallest kind of layers, unless the largest has less than this times as many."""
+ELEMENT_BYTES = {
+    "auto": 2.0, "bfloat16": 2.0, "float16": 2.0, "fp8": 1.0, "fp8_e4m3": 1.0, "fp8_e5m2": 1.0, "nvfp4": 0.5625
+}  # fmt: skip
+"""By --kv-cache-dtype; NVFP4 with its scales."""
+MODEL_BYTES = 2
+"""bfloat16 and float16, which vLLM also makes of float32."""
+SPARSE_BYTES = {2.0: 1152, 1.0: 656}
+"""Of a token in a layer of DeepSeek's sparse attention, by the bytes of an element: FP8 has a format of its own."""
+INDEX_BYTES = 132
+"""Of a token in the indexer of such a layer."""
+ATTENTION, WINDOW, STATE, NONE = "attention", "window", "state", ""
+KINDS = {
+    "full_attention": ATTENTION, "attention": ATTENTION, "sliding_attention": WINDOW, "linear_attention": STATE,
+    "mamba": STATE, "moe": NONE, "mlp": NONE, "*": ATTENTION, "M": STATE, "E": NONE, "-": NONE,
+}  # fmt: skip
+"""Of layers, as config.json names them; the letters are Nemotron's."""
+OTHER_LAYOUTS = (
+    "attention_chunk_size", "attn_layer_period", "attn_type_list", "block_configs", "compress_rates", "compress_ratios",
+    "conv_L_cache", "hybrid_layer_ids", "hybrid_layer_pattern", "is_encoder_decoder", "linear_attn_config",
+    "mamba_d_ssm", "swa_num_key_value_heads",
+)  # fmt: skip
+"""Keys of models whose cache is not computed here: chunked, compressed and others."""
+MOST_LAYERS, HIGHEST = 10_000, 1 << 24
+"""Of numbers that make sense in config.json, which is a stranger's."""
+
+
+class Layers(Struct, frozen=True):
+    """Those of one kind, on one rank."""
+
+    count: int
+    page_bytes: float
+    """Of a token, or of the whole state of a request, in one layer."""
+    window: int = 0
+    """Tokens that are kept; 0: all."""
+    is_state: bool = False
+
+
+class KvCache(Struct, frozen=True):
+    layers: tuple[Layers, ...]
+    in_flight: int
+    """Tokens that a step may add, twice: the next step is prepared while one runs."""
+    drafts: int = 0
+
+    @property
+    def _token_bytes(self) -> float:
+        """Of the largest kind: a block of BLOCK_TOKENS has as many bytes in each."""
+        return max(one.page_bytes for one in self.layers if not one.is_state)
+
+    @property
+    def _page_bytes(self) -> float:
+        unit = BLOCK_TOKENS * self._token_bytes
+        state = max((one.page_bytes for one in self.layers if one.is_state), default=0)
+        return unit * max(1, -(-state // unit))
+
+    @property
+    def _group_layers(self) -> int:
+        counts = [one.count for one in self.layers]
+        return max(counts) if max(counts) < UNEVEN * min(counts) else min(counts)
+
+    @property
+    def block_bytes(self) -> float:
+        return self._group_layers * self._page_bytes
+
+    def request_blocks(self, length: int) -> int:
+        """Of a request of `length` tokens, with prefix caching."""
+        return sum(-(-one.count // self._group_layers) * self._blocks(one, length) for one in self.layers)
+
+    def _blocks(self, layers: Layers, length: int) -> int:
+        if layers.is_state:
+            return 2 + self.drafts
+        tokens = int(self._page_bytes // layers.page_bytes)
+        if layers.window:
+            return -(-min(layers.window - 1 + self.in_flight, length) // tokens) + 1
+        return -(-length // tokens)
+
+    def request_bytes(self, length: int) -> int:
+        return round(self.request_blocks(length) * self.block_bytes)
+
+    def tokens(self, available_bytes: float, length: int) -> int:
+        """As vLLM's log counts them since 0.21: requests of `length` tokens at once, times that length."""
+        return int(available_bytes // self.block_bytes / self.request_blocks(length) * length)
+
+
+def read_kv_cache(
+    config: Mapping[str, object], dtype: str, ranks: int, stages: int, in_flight: int, drafts: int = 0
+) -> KvCache | None:
+    """By a model's config.json. None where the model's kind, or the dtype, is none that is known.
+
+    `ranks`: of tensor parallelism, `stages`: of pipeline parallelism. `drafts`: tokens that the model itself drafts.
+    """
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, Mapping) else config
+    element = ELEMENT_BYTES.get(_quantized(text) if dtype == "auto" else dtype)
+    kinds = _list_kinds(text)
+    if element is None or not kinds or any(text.get(key) for key in OTHER_LAYOUTS):
+        return None
+    count = Counter(kinds)
+    if drafts:
+        count[ATTENTION] += _read(text, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
+    try:
+        pages = {
+            ATTENTION: _attention_bytes(text, element, ranks, whole=True),
+            WINDOW: _attention_bytes(text, element, ranks, whole=False),
+            STATE: _state_bytes(text, ranks, drafts) if count[STATE] else 0,
+        }
+    except LookupError:
+        return None
+    window = _read(text, "sliding_window")
+    if not count[ATTENTION] or (count[WINDOW] and not window) or not all(pages[kind] for kind in count if count[kind]):
+        return None
+    layers = tuple(
+        Layers(-(-count[kind] // stages), page, window if kind == WINDOW else 0, kind == STATE)
+        for kind, page in pages.items()
+        if count[kind]
+    )
+    return KvCache(layers, in_flight, drafts)
+
+
+def _list_kinds(text: Mapping[str, object]) -> list[str]:
+    """Of each layer that has a cache; empty where one is unknown."""
+    layers = min(_read(text, "num_hidden_layers"), MOST_LAYERS)
+    found: list[str | None]
+    named = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
+    if named is not None:
+        found = [KINDS.get(str(one)) for one in named[:MOST_LAYERS]] if isinstance(named, str | list) else [None]
+    elif every := _read(text, "full_attention_interval"):
+        found = [STATE if one % every else ATTENTION for one in range(1, layers + 1)]
+    elif every := _read(text, "sliding_window_pattern"):
+        found = [WINDOW if one % every else ATTENTION for one in range(1, layers + 1)]
+    elif any(key in text for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
+        found = [None]
+    else:
+        found = [ATTENTION] * layers
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return []
+    return [one for one in known[: len(known) - _read(text, "num_kv_shared_layers")] if one]
+
+
+def _attention_bytes(text: Mapping[str, object], element: float, ranks: int, *, whole: bool) -> float:
+    """Of a token in a layer. Raises LookupError where config.json does not say it."""
+    if latent := _read(text, "kv_lora_rank"):
+        sparse = bool(text.get("index_topk"))
+        page = SPARSE_BYTES[element] if sparse else (latent + _needed(text, "qk_rope_head_dim")) * element
+        return page + INDEX_BYTES * sparse
+    heads = _read(text, "num_key_value_heads", "num_kv_heads", "multi_query_group_num", "num_attention_groups")
+    size = _read(text, "head_dim")
+    if whole and (own := _read(text, "global_head_dim")):
+        size, heads = own, _read(text, "num_global_key_value_heads") or heads
+    heads = heads or _needed(text, "num_attention_heads")
+    size = size or _needed(text, "hidden_size") // _needed(text, "num_attention_heads")
+    return max(1, heads // ranks) * (size + (_read(text, "v_head_dim") or size)) * element
+
+
+def _state_bytes(text: Mapping[str, object], ranks: int, drafts: int) -> float:
+    """Of a request in a layer of linear attention, or of Mamba's second kind. Raises LookupError."""
+    if "linear_num_value_heads" in text:
+        keys = _needed(text, "linear_num_key_heads") * _needed(text, "linear_key_head_dim")
+        heads, size = _needed(text, "linear_num_value_heads"), _needed(text, "linear_value_head_dim")
+        columns, kernel = 2 * keys + heads * size, _needed(text, "linear_conv_kernel_dim")
+        width = _needed(text, "linear_key_head_dim")
+        element = 4 if text.get("mamba_ssm_dtype") == "float32" else MODEL_BYTES
+    else:
+        heads, size = _needed(text, "mamba_num_heads", "mamba_n_heads"), _needed(text, "mamba_head_dim", "mamba_d_head")
+        width, kernel = _needed(text, "ssm_state_size", "mamba_d_state"), _needed(text, "conv_kernel", "mamba_d_conv")
+        columns = heads * size + 2 * _needed(text, "n_groups", "mamba_n_groups") * width
+        kept = text.get("mamba_ssm_cache_dtype", "float32" if "conv_kernel" in text else "")
+        element = 4 if kept == "float32" else MODEL_BYTES
+    return columns // ranks * (kernel - 1 + drafts) * MODEL_BYTES + heads // ranks * size * width * element
+
+
+def _quantized(text: Mapping[str, object]) -> str:
+    """The dtype that a checkpoint asks for."""
+    asked = text.get("quantization_config")
+    asked = asked if isinstance(asked, Mapping) else {}
+    algorithm = str(asked.get("kv_cache_quant_algo")).lower()
+    scheme = asked.get("kv_cache_scheme")
+    bits = str(scheme.get("num_bits")) if isinstance(scheme, Mapping) else ""
+    return {"8": "fp8", "4": "nvfp4"}.get(bits, algorithm if algorithm in ELEMENT_BYTES else "auto")
+
+
+def _read(text: Mapping[str, object], *names: str) -> int:
+    """The first of these; 0 where there is none that makes sense."""
+    found = (text.get(name) for name in names)
+    return next((one for one in found if type(one) is int and 0 < one <= HIGHEST), 0)
+
+
+def _needed(text: Mapping[str, object], *names: str) -> int:
+    if not (found := _read(text, *names)):
+        raise LookupError(names[0])
+    return found

@@ -9,9 +9,10 @@ from tests.tree import Tree
 from tests.unit.plans import ALONE, HEAD, configured, plan, shipped
 
 from sparkd.base.host import Host
+from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import GIB
 from sparkd.base.plan.build import make_plan
-from sparkd.base.plan.memory_sum import OTHER_SHARE, Fit, MemorySum, add_up, read_sum
+from sparkd.base.plan.memory_sum import OTHER_SHARE, MemorySum, ModelFit, add_up, read_sum
 
 QWEN3_32B = {"num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
 GB10_GIB, SHARE = 121.6, 0.9
@@ -28,24 +29,28 @@ def summed(
 @pytest.mark.parametrize(
     ("weights_gib", "fit", "says"),
     [
-        (61.0, Fit.FITS, "fit the share of 109.4 GiB: about "),
-        (84.0, Fit.TIGHT, "if activations and CUDA graphs take little"),
+        (61.0, ModelFit.FITS, "fit the share of 109.4 GiB: about "),
+        (84.0, ModelFit.TIGHT, "fit the share of 109.4 GiB: activations and CUDA graphs must take little"),
         (
             101.0,
-            Fit.REQUEST_TOO_BIG,
+            ModelFit.REQUEST_TOO_BIG,
             "a request of 40960 tokens, 10.0 GiB, are 1.6 GiB more than the share of 109.4 GiB",
         ),
-        (138.8, Fit.WEIGHTS_TOO_BIG, "weights of 138.8 GiB on each node are 29.4 GiB more than the share of 109.4 GiB"),
+        (
+            138.8,
+            ModelFit.WEIGHTS_TOO_BIG,
+            "weights of 138.8 GiB on each node are 29.4 GiB more than the share of 109.4 GiB",
+        ),
     ],
 )
-def test_weights_and_a_request_are_held_against_the_share(weights_gib: float, fit: Fit, says: str) -> None:
+def test_weights_and_a_request_are_held_against_the_share(weights_gib: float, fit: ModelFit, says: str) -> None:
     found = summed(weights_gib)
     assert found.fit is fit
     assert says in found.describe()
 
 
 def test_a_shorter_request_fits() -> None:
-    assert summed(101.0, args={"max-model-len": "8K"}).fit is Fit.TIGHT
+    assert summed(101.0, args={"max-model-len": "8K"}).fit is ModelFit.TIGHT
 
 
 def test_a_cache_of_fp8_takes_half() -> None:
@@ -55,21 +60,30 @@ def test_a_cache_of_fp8_takes_half() -> None:
 
 def test_what_is_not_computed_is_unknown_and_the_weights_are_judged() -> None:
     other = summed(61.0, {"model_type": "deepseek_v4", "compress_ratios": [4]})
-    assert (other.fit, other.tokens) == (Fit.UNKNOWN, None)
+    assert (other.fit, other.tokens) == (ModelFit.UNKNOWN, None)
     assert other.describe().endswith("the KV cache of such a model is not computed")
-    assert summed(138.8, {}).fit is Fit.WEIGHTS_TOO_BIG
+    assert summed(138.8, {}).fit is ModelFit.WEIGHTS_TOO_BIG
 
 
-@pytest.mark.parametrize("args", [{"quantization": "fp8"}, {"cpu-offload-gb": 40}, {"load-format": "gguf"}])
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"quantization": "fp8"},
+        {"cpu-offload-gb": 40},
+        {"load-format": "gguf"},
+        {"kv-cache-memory-bytes": "20G"},
+        {"hf-overrides": "{}"},
+    ],
+)
 def test_flags_that_change_what_is_loaded_leave_it_unknown(args: Mapping[str, object]) -> None:
     found = summed(138.8, args=args)
-    assert (found.weights, found.fit, found.describe()) == (None, Fit.UNKNOWN, "")
+    assert (found.weights, found.fit, found.describe()) == (None, ModelFit.UNKNOWN, "")
     assert dict(found.rows())["weights"] == "unknown"
 
 
 def test_a_quantized_checkpoint_is_what_it_is() -> None:
     config = {**QWEN3_32B, "quantization_config": {"quant_method": "fp8"}}
-    assert summed(138.8, config, {"quantization": "fp8"}).fit is Fit.WEIGHTS_TOO_BIG
+    assert summed(138.8, config, {"quantization": "fp8"}).fit is ModelFit.WEIGHTS_TOO_BIG
 
 
 @pytest.mark.parametrize(
@@ -115,7 +129,7 @@ def test_it_never_says_that_fits_what_an_engine_has_refused(
     }
     made = plan(ALONE, args={"max-model-len": length})
     found = add_up(made, config, {"w": round(weights_gib * GIB)}, round(total_gib * share * GIB))
-    assert found.fit in (Fit.TIGHT, Fit.REQUEST_TOO_BIG)
+    assert found.fit in (ModelFit.TIGHT, ModelFit.REQUEST_TOO_BIG)
 
 
 def test_the_first_recipe_fits_two_sparks_and_not_one(tree: Tree) -> None:
@@ -126,21 +140,21 @@ def test_the_first_recipe_fits_two_sparks_and_not_one(tree: Tree) -> None:
     tree.meminfo(MemTotal=GB10_GIB)
     host = Host(tree.root)
     two = read_sum(make_plan(recipe, settings, HEAD), settings, host, total_bytes=round(GB10_GIB * GIB))
-    assert two.fit is Fit.UNKNOWN, "its KV cache is not computed"
+    assert two.fit is ModelFit.UNKNOWN, "its KV cache is not computed"
     assert two.weights is not None
     assert two.weights.expected < two.share_bytes * (1 - OTHER_SHARE)
     single = recipe.model_copy(
         update={"args": {**recipe.args, "tensor-parallel-size": 1}, "nodes": type(recipe.nodes)()}
     )
     one = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(GB10_GIB * GIB))
-    assert one.fit is Fit.WEIGHTS_TOO_BIG
+    assert one.fit is ModelFit.WEIGHTS_TOO_BIG
     twice = read_sum(make_plan(single, settings, ALONE), settings, host, total_bytes=round(2 * GB10_GIB * GIB))
     assert not twice.is_too_big, "a machine of 284 GB"
 
 
 def test_where_the_model_is_not_there_the_sources_figure_counts(tree: Tree) -> None:
     found = read_sum(plan(), configured(), Host(tree.root), known_gb=149, total_bytes=round(GB10_GIB * GIB))
-    assert found.fit is Fit.WEIGHTS_TOO_BIG
+    assert found.fit is ModelFit.WEIGHTS_TOO_BIG
     assert read_sum(plan(), configured(), Host(tree.root), known_gb="149", total_bytes=GIB).weights is None
 
 
@@ -157,3 +171,30 @@ def test_tensors_of_32_bits_are_loaded_with_16(tree: Tree) -> None:
     found = read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB)
     assert found.weights is not None
     assert found.weights.expected == 4096
+
+
+def test_where_the_engine_chooses_the_length_it_is_unknown() -> None:
+    assert summed(101.0, args={"max-model-len": "auto"}).request_bytes is None
+
+
+def test_weights_in_two_forms_count_once(tree: Tree) -> None:
+    for name in ("model", "consolidated"):
+        tree.safetensors(f"/srv/models/m/{name}.safetensors", 8192)
+    found = read_sum(plan(), configured(), Host(tree.root), total_bytes=GIB)
+    assert found.weights is not None
+    assert found.weights.expected == 8192
+
+
+@pytest.mark.parametrize("drafts", [-3, "9" * 400, None, [1]])
+def test_a_number_of_drafts_without_sense_is_none(drafts: object) -> None:
+    found = summed(61.0, args={"speculative-config": {"method": "mtp", "num_speculative_tokens": drafts}})
+    assert found.request_bytes == summed(61.0).request_bytes
+
+
+def test_a_gpu_that_is_not_there_yet_leaves_it_unknown(tree: Tree) -> None:
+    """Its driver may be late: the machine's own memory may be none of its."""
+    tree.safetensors("/srv/models/m/model.safetensors", 8192)
+    tree.meminfo(MemTotal=GB10_GIB, MemFree=9, MemAvailable=9)
+    host = Host(tree.root)
+    host.gpu = lambda: NO_GPU
+    assert read_sum(plan(), configured(), host).weights is None

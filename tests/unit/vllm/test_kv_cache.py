@@ -135,7 +135,7 @@ def test_layers_that_draft_are_counted() -> None:
     [({}, 2), ({"kv_cache_scheme": {"num_bits": 8}}, 1), ({"kv_cache_quant_algo": "FP8"}, 1),
      ({"kv_cache_quant_algo": "other"}, 2), ({"kv_cache_scheme": None}, 2)],
 )  # fmt: skip
-def test_a_checkpoint_may_ask_for_another_dtype(scheme: Mapping[str, object], bytes_: int) -> None:
+def test_a_checkpoint_may_name_another_dtype(scheme: Mapping[str, object], bytes_: int) -> None:
     cache = read_kv_cache({**QWEN3_30B, "quantization_config": scheme}, "auto", 1, 1, 0)
     assert cache is not None
     assert cache.request_bytes(16) == 48 * 2 * 4 * 128 * bytes_ * 16

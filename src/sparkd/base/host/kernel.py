@@ -7,6 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -27,6 +28,7 @@ _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 
 
 IMAGE = "vmlinuz-"
+GRUB = "/etc/default/grub"
 _GRUB = re.compile(r"^(GRUB_\w{1,40})=(.{0,2000})$", re.MULTILINE)
 
 
@@ -59,17 +61,21 @@ def read_command_line(files: Files) -> tuple[str, ...]:
 
 
 def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
-    """The kernel that the next boot takes, and what /etc/default/grub adds to its command line.
+    """The kernel that the next boot takes, and what GRUB's settings add to its command line.
 
-    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another: then it is empty.
+    GRUB takes the highest version in /boot, unless GRUB_DEFAULT names another: then it is empty, as where /boot can't
+    be read.
     """
-    settings = dict(_GRUB.findall(files.text_if_any("/etc/default/grub") or ""))
-    words = " ".join(settings.get(f"GRUB_CMDLINE_LINUX{end}", "").strip("'\"") for end in ("", "_DEFAULT")).split()
-    if settings.get("GRUB_DEFAULT", "0").strip("'\"") != "0":
-        return "", tuple(words)
-    found = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
-    good = (sanitize(one, 64) for one in found if not one.endswith((".old", ".bak")))
-    return max(good, key=_by_version, default=""), tuple(words)
+    with suppress(OSError):
+        more = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
+        found = [match for path in (GRUB, *more) for match in _GRUB.findall(files.text_if_any(path) or "")]
+        words = [word for key, text in found if "CMDLINE" in key for word in text.strip("'\"").split()]
+        if dict(found).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
+            return "", tuple(words)
+        images = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
+        good = (sanitize(one, 64) for one in images if not one.endswith((".old", ".bak")))
+        return max(good, key=_by_version, default=""), tuple(words)
+    return "", ()
 
 
 def _by_version(release: str) -> list[tuple[int, str]]:

@@ -32,8 +32,11 @@ class MemoryNeed(Struct, frozen=True):
             return self.memory_bytes
         if gpu_bytes is not None:
             return 0
-        share = DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization
-        return ceil(total_bytes * share)
+        return self.of_gpu(total_bytes)
+
+    def of_gpu(self, bytes_: int) -> int:
+        """Of the memory that the GPU uses: the share."""
+        return ceil(bytes_ * (DEFAULT_SHARE if self.gpu_memory_utilization is None else self.gpu_memory_utilization))
 
     def all_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
         return self.engine_bytes(total_bytes, gpu_bytes) + self.headroom_bytes

@@ -14,7 +14,7 @@ from sparkd.base.host import Host, model_folder, weights
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.vllm.args import DATA_SIZE, SIZES
+from sparkd.base.vllm.args import DATA_SIZE, SIZES, parse_count
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.kv_cache import KvCache, read_kv_cache
 from sparkd.base.vllm.lint.predicates import Launch, parse_limits
@@ -27,11 +27,17 @@ BATCHED_TOKENS, SEQUENCES = 2048, 256
 """vLLM's defaults of --max-num-batched-tokens and --max-num-seqs on a GB10 (vllm/engine/arg_utils.py, 0.33)."""
 FORMATS = (None, "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
 """Values of --load-format that load what the safetensors files have; another one may quantize."""
+CHANGES_WEIGHTS = (
+    "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
+    "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
+)  # fmt: skip
 CHANGES_CACHE = ("decode-context-parallel-size", "num-gpu-blocks-override", "hf-overrides", "hf-config-path")
-"""Flags whose effect is not computed."""
+"""Flags whose effect is not computed: what they change is unknown."""
+LAYERS_BY_HAND = "VLLM_PP_LAYER_PARTITION"
+MOST_DRAFTS, MOST_GB = 1000, 1_000_000
 
 
-class Fit(Enum):
+class ModelFit(Enum):
     WEIGHTS_TOO_BIG = "weights-too-big"
     REQUEST_TOO_BIG = "request-too-big"
     TIGHT = "tight"
@@ -70,40 +76,41 @@ class MemorySum(Struct, frozen=True):
         return self.cache.tokens(left, self.length)
 
     @property
-    def fit(self) -> Fit:
+    def fit(self) -> ModelFit:
         if self.weights is None:
-            return Fit.UNKNOWN
+            return ModelFit.UNKNOWN
         if self.weights.least > self.share_bytes:
-            return Fit.WEIGHTS_TOO_BIG
+            return ModelFit.WEIGHTS_TOO_BIG
         if (request := self.request_bytes) is None:
-            return Fit.UNKNOWN
+            return ModelFit.UNKNOWN
         if self.weights.least + request > self.share_bytes:
-            return Fit.REQUEST_TOO_BIG
+            return ModelFit.REQUEST_TOO_BIG
         tight = self.weights.expected + request > self.share_bytes * (1 - MOST_OTHER_SHARE)
-        return Fit.TIGHT if tight else Fit.FITS
+        return ModelFit.TIGHT if tight else ModelFit.FITS
 
     @property
     def is_too_big(self) -> bool:
-        return self.fit in (Fit.WEIGHTS_TOO_BIG, Fit.REQUEST_TOO_BIG)
+        return self.fit in (ModelFit.WEIGHTS_TOO_BIG, ModelFit.REQUEST_TOO_BIG)
 
     def describe(self) -> str:
         """One sentence; empty where nothing is known."""
         if self.weights is None:
             return ""
         share, expected, request_bytes = self.share_bytes, self.weights.expected, self.request_bytes or 0
-        held = f"weights of {size(expected)}"
+        held, fits = f"weights of {size(expected)}", "fit" if expected + request_bytes <= share else "may not fit"
         both = f"{held} and the KV cache of a request of {self.length} tokens, {size(request_bytes)},"
+        of_share = f"the share of {size(share)}"
         match self.fit:
-            case Fit.WEIGHTS_TOO_BIG:
-                return f"{held} on each node are {size(expected - share)} more than the share of {size(share)}"
-            case Fit.REQUEST_TOO_BIG:
-                return f"{both} are {size(expected + request_bytes - share)} more than the share of {size(share)}"
-            case Fit.TIGHT:
-                return f"{both} fit the share of {size(share)} if activations and CUDA graphs take little"
-            case Fit.FITS:
-                return f"{both} fit the share of {size(share)}: about {self.tokens} tokens in all"
+            case ModelFit.WEIGHTS_TOO_BIG:
+                return f"{held} on each node are {size(expected - share)} more than {of_share}"
+            case ModelFit.REQUEST_TOO_BIG:
+                return f"{both} are {size(expected + request_bytes - share)} more than {of_share}"
+            case ModelFit.TIGHT:
+                return f"{both} {fits} {of_share}: activations and CUDA graphs must take little"
+            case ModelFit.FITS:
+                return f"{both} fit {of_share}: about {self.tokens} tokens in all"
             case _:
-                return f"{held} fit the share of {size(share)}; the KV cache of such a model is not computed"
+                return f"{held} {fits} {of_share}; the KV cache of such a model is not computed"
 
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Of the table for people."""
@@ -134,40 +141,51 @@ def read_sum(
     `known_gb`: a rank's weights by the recipe's source, where the model is not on this node. Raises OSError, ValueError
     where the memory is unreadable.
     """
+    gpu = host.gpu() if total_bytes is None and plan.container.gpus == "all" else None
     if total_bytes is None:
-        gpu = host.gpu() if plan.container.gpus == "all" else None
         total_bytes = (gpu.total_bytes if gpu else None) or host.meminfo().total_bytes
     tensors = {}
     with suppress(OSError, ValueError):
-        names = model_folder.examine(host.files, plan.model_path).opened
-        shards = (f"{plan.model_path}/{name}" for name in names if name.endswith(model_folder.SAFETENSORS))
-        tensors = weights.read_sizes(host.files, shards)
+        tensors = weights.read_sizes(host.files, _shards(host, plan.model_path))
     config, need = weights.read_config(host.files, plan.model_path), CheckInputs(plan, settings).need
     found = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
-    if tensors or not isinstance(known_gb, int | float):
+    if gpu is not None and (gpu.error or not gpu.names):  # whose memory counts is not known yet
+        return replace(found, weights=None)
+    if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < MOST_GB:  # true is 1
         return found
     return replace(found, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
+
+
+def _shards(host: Host, folder: str) -> tuple[str, ...]:
+    """Mistral's repositories have the same weights twice, under two names."""
+    names = [one for one in model_folder.examine(host.files, folder).opened if one.endswith(model_folder.SAFETENSORS)]
+    others = [one for one in names if not one.startswith("consolidated")]
+    return tuple(f"{folder}/{one}" for one in others or names)
 
 
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
     """`config`: of the model, `tensors`: the bytes of each. Pure."""
     launch = Launch(flags=first_values(plan.argv), model=parse_limits(config))
-    ranks, stages, _ = (launch.amount(flag) or 1 for flag in SIZES)
+    flags = launch.flags
+    ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
     drafts = launch.table("speculative-config")
-    wanted = drafts.get("num_speculative_tokens") if "mtp" in str(drafts.get("method")) else 0
-    own_drafts = wanted if isinstance(wanted, int) else 0
+    own_drafts = (parse_count(drafts.get("num_speculative_tokens"), MOST_DRAFTS) or 0) * (
+        "mtp" in str(drafts.get("method"))
+    )
     batched = launch.amount("max-num-batched-tokens") or BATCHED_TOKENS
-    dtype = (launch.flags.get("kv-cache-dtype") or "auto").lower()
+    dtype = (flags.get("kv-cache-dtype") or "auto").lower()
     cache = held = None
-    if not any(flag in launch.flags for flag in CHANGES_CACHE):
+    if not any(flag in flags for flag in CHANGES_CACHE):
         cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, own_drafts)
-    as_stored = "quantization" not in launch.flags or "quantization_config" in config
-    if tensors and as_stored and "cpu-offload-gb" not in launch.flags and launch.flags.get("load-format") in FORMATS:
+    as_stored = flags.get("load-format") in FORMATS and (
+        "quantization" not in flags or config.get("quantization_config")
+    )
+    changed = any(flag in flags for flag in CHANGES_WEIGHTS) or LAYERS_BY_HAND in dict(plan.env)
+    if tensors and as_stored and not changed:
         nested = config.get("text_config")
         layers = (nested if isinstance(nested, Mapping) else config).get("num_hidden_layers")
         layers = layers if isinstance(layers, int) else 0
-        copies = launch.amount(DATA_SIZE) or 1
         held = divide_weights(tensors, layers, ranks, stages, copies, drafts=bool(own_drafts))
-    length = launch.amount("max-model-len") or launch.model.max_length
+    length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
     sequences = launch.amount("max-num-seqs") or SEQUENCES
     return MemorySum(share_bytes, held, cache, length, sequences)

@@ -187,11 +187,13 @@ def _state_bytes(text: Mapping[str, object], ranks: int, drafts: int) -> float:
 
 
 def _quantized(text: Mapping[str, object]) -> str:
-    """The dtype that a checkpoint asks for."""
-    asked = text.get("quantization_config")
-    asked = asked if isinstance(asked, Mapping) else {}
-    algorithm = str(asked.get("kv_cache_quant_algo")).lower()
-    scheme = asked.get("kv_cache_scheme")
+    """The dtype that a checkpoint names."""
+    named = text.get("quantization_config")
+    named = named if isinstance(named, Mapping) else {}
+    nested = named.get("quantization")
+    named = {**named, **nested} if isinstance(nested, Mapping) else named
+    algorithm = str(named.get("kv_cache_quant_algo")).lower()
+    scheme = named.get("kv_cache_scheme")
     bits = str(scheme.get("num_bits")) if isinstance(scheme, Mapping) else ""
     return {"8": "fp8", "4": "nvfp4"}.get(bits, algorithm if algorithm in ELEMENT_BYTES else "auto")
 

@@ -48,7 +48,7 @@ def divide_weights(
             divided += size
         else:
             outside += size  # embeddings and head, at the first and the last stage
-    even = (divided + whole + outside) // (ranks * stages) + experts // (ranks * stages * copies)
+    even = (divided + experts + whole + outside) // (ranks * stages * copies)
     ends = outside // ranks if stages == 1 else outside // (2 * ranks)
     of_layers = divided // (ranks * stages) + experts // (ranks * stages * copies) + whole // stages
     return RankWeights(even, max(even, of_layers + ends))

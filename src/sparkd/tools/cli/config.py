@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from msgspec.structs import replace
@@ -101,7 +102,9 @@ def show_plan(args: argparse.Namespace) -> None:
         print(plan.script, end="")
     else:
         chosen = node.switch.findings if node and node.switch else ()
-        found = read_sum(plan, configured if node is None else node.settings, Host())
+        found = None
+        with suppress(OSError, ValueError):
+            found = read_sum(plan, configured if node is None else node.settings, Host())
         print(f"{_described(plan, chosen, found)}\n\n{plan.script}".rstrip("\n"))
 
 
@@ -119,7 +122,7 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
 
 
-def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum) -> str:
+def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None) -> str:
     spec, node = plan.container, plan.node
     privileged = "yes" if spec.privileged else "no"
     rows = [
@@ -138,7 +141,7 @@ def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemoryS
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
         ("memory", _memory(plan)),
-        *(("", f"{part}: {much}") for part, much in found.rows() if plan.container.gpus == "all"),
+        *(("", f"{part}: {much}") for part, much in (found.rows() if found and plan.container.gpus == "all" else ())),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 

@@ -14,7 +14,7 @@ from sparkd.base.host import CachedHost, Host
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.plan.inputs import CheckInputs
-from sparkd.base.plan.memory_sum import read_sum
+from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.recipes.schema import WEIGHTS_GB, Recipe
 from sparkd.tools.node.trial import try_recipe
 
@@ -100,8 +100,10 @@ def read_supply(inputs: CheckInputs, host: Host, known_gb: object) -> Supply:
     if image.docker != "known":
         wrong = f"docker: {image.docker}"
         docker = "sudo systemctl start docker" if host.unit(DOCKER_UNIT) else "sudo apt install docker.io"
-    found = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
-    too_big = found.describe() if inputs.uses_gpu and found.is_too_big else ""
+    too_big = ""
+    if inputs.uses_gpu and not inputs.plan.user_script:
+        found = read_sum(inputs.plan, inputs.settings, host, known_gb=known_gb)
+        too_big = found.describe() if found.fit is ModelFit.WEIGHTS_TOO_BIG else ""
     return Supply(host.meminfo().total_bytes, bool(gpu.names), gpu.total_bytes, model, wrong, too_big, docker)
 
 

@@ -11,7 +11,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import size
-from sparkd.base.plan.memory_sum import Fit, read_sum
+from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import VERBS
 from sparkd.base.recipes.loader import Loaded
@@ -52,7 +52,7 @@ def lint(loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES) 
             found = read_sum(trial.plan, Settings(), Host(), known_gb=known_gb, total_bytes=memory_bytes)
             if found.is_too_big:
                 too_big = f"{_locate_key(loaded, 'nodes.min')}: {found.describe()} on nodes of {size(memory_bytes)}"
-                (errors if found.fit is Fit.WEIGHTS_TOO_BIG else warnings).append(too_big)
+                (errors if found.fit is ModelFit.WEIGHTS_TOO_BIG else warnings).append(too_big)
         warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
     return errors, warnings
 

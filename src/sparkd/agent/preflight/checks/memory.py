@@ -74,12 +74,6 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
             return unknown(reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
-        if (own := facts.gpu_total_bytes) and len(facts.gpus) == 1:  # of several, which one the engine takes is open
-            wanted, left = self.need.engine_bytes(own), own - facts.gpu_held_bytes
-            if left < wanted:
-                users = ", ".join(facts.gpu_users or ())
-                reason = f"{size(left)} of the GPU's {size(own)} are free, {size(wanted)} needed; it is used by {users}"
-                return block(reason, "stop other work on the GPU", shortage_bytes=wanted - left)
         engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
         needed = engine + self.need.headroom_bytes
         parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
@@ -89,6 +83,12 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if facts.free_bytes < needed:
             reason = f"{size(facts.available_bytes)} available, but {size(facts.free_bytes)} free; {words}"
             return warn(reason, "the rest is page cache, which older builds of vLLM do not count")
+        own = facts.gpu_total_bytes
+        if own and facts.gpu_users and len(facts.gpus) == 1:  # of several, which one the engine takes is open
+            wanted, left = self.need.of_gpu(own), own - facts.gpu_held_bytes
+            if left < wanted:
+                reason = f"{size(left)} of the GPU's {size(own)} are free, and {size(wanted)} needed; it is used by "
+                return warn(reason + ", ".join(facts.gpu_users), "stop other work on the GPU")
         return ok(f"{size(facts.available_bytes)} available, {words}")
 
     def _short(self, facts: MemoryFacts, needed: int, reason: str) -> Verdict:

@@ -197,4 +197,6 @@ def test_a_gpu_that_is_not_there_yet_leaves_it_unknown(tree: Tree) -> None:
     tree.meminfo(MemTotal=GB10_GIB, MemFree=9, MemAvailable=9)
     host = Host(tree.root)
     host.gpu = lambda: NO_GPU
-    assert read_sum(plan(), configured(), host).weights is None
+    found = read_sum(plan(), configured(), host)
+    assert (found.share_bytes, found.fit, found.describe(), found.tokens) == (0, ModelFit.UNKNOWN, "", None)
+    assert dict(found.rows())["share of the memory"] == "unknown, since no GPU answers"

@@ -49,7 +49,7 @@ class MemorySum(Struct, frozen=True):
     """Bytes of the fullest rank; None: unknown."""
 
     share_bytes: int
-    """For weights, KV cache, activations and CUDA graphs."""
+    """For weights, KV cache, activations and CUDA graphs; 0: no GPU answers, so whose memory counts is unknown."""
     weights: RankWeights | None
     cache: KvCache | None
     length: int | None
@@ -64,7 +64,7 @@ class MemorySum(Struct, frozen=True):
     @property
     def left_bytes(self) -> int | None:
         """For the KV cache, as far as is known before the engine measures it."""
-        if self.weights is None:
+        if self.weights is None or not self.share_bytes:
             return None
         return round(self.share_bytes * (1 - OTHER_SHARE)) - self.weights.expected
 
@@ -77,7 +77,7 @@ class MemorySum(Struct, frozen=True):
 
     @property
     def fit(self) -> ModelFit:
-        if self.weights is None:
+        if self.weights is None or not self.share_bytes:
             return ModelFit.UNKNOWN
         if self.weights.least > self.share_bytes:
             return ModelFit.WEIGHTS_TOO_BIG
@@ -94,7 +94,7 @@ class MemorySum(Struct, frozen=True):
 
     def describe(self) -> str:
         """One sentence; empty where nothing is known."""
-        if self.weights is None:
+        if self.weights is None or not self.share_bytes:
             return ""
         share, expected, request_bytes = self.share_bytes, self.weights.expected, self.request_bytes or 0
         held, fits = f"weights of {size(expected)}", "fit" if expected + request_bytes <= share else "may not fit"
@@ -115,15 +115,16 @@ class MemorySum(Struct, frozen=True):
     def rows(self) -> tuple[tuple[str, str], ...]:
         """Of the table for people."""
         weights, request = self.weights, self.request_bytes
-        other = (
-            f"{size(round(self.share_bytes * OTHER_SHARE))}, at most {size(round(self.share_bytes * MOST_OTHER_SHARE))}"
+        share, least, most = (
+            self.share_bytes,
+            *(round(self.share_bytes * part) for part in (OTHER_SHARE, MOST_OTHER_SHARE)),
         )
         length = f"{self.length} tokens" if self.length else "unknown length"
         held = f"{self.tokens} tokens in about {size(self.left_bytes or 0)}" if self.tokens else "unknown"
         return (
-            ("share of the memory", size(self.share_bytes)),
+            ("share of the memory", size(share) if share else "unknown, since no GPU answers"),
             ("weights", size(weights.expected) if weights else "unknown"),
-            ("activations, CUDA graphs", f"about {other}"),
+            ("activations, CUDA graphs", f"about {size(least)}, at most {size(most)}" if share else "unknown"),
             (f"KV cache of a request of {length}", size(request) if request is not None else "unknown"),
             (
                 f"the same of {self.sequences} at once",
@@ -149,8 +150,8 @@ def read_sum(
         tensors = weights.read_sizes(host.files, _shards(host, plan.model_path))
     config, need = weights.read_config(host.files, plan.model_path), CheckInputs(plan, settings).need
     found = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
-    if gpu is not None and (gpu.error or not gpu.names):  # whose memory counts is not known yet
-        return replace(found, weights=None)
+    if gpu is not None and (gpu.error or not gpu.names):
+        found = replace(found, share_bytes=0)
     if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < MOST_GB:  # true is 1
         return found
     return replace(found, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two

@@ -44,7 +44,7 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
             return skipped("not summed: engine.script starts the engine its own way")
         if found is None:
             return ok("the plan uses no GPU")
-        if found.weights is None:
+        if found.weights is None or not found.share_bytes:
             return skipped("not summed: the memory or what is loaded into it is not known")
         if found.fit not in HINTS:
             return ok(found.describe())

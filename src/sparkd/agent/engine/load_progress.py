@@ -192,10 +192,15 @@ def _advance(before: LoadProgress, source: str, text: str, now: float) -> LoadPr
         for step, pattern in _STEPS:
             if found := pattern.match(text):
                 return _enter_step(before, step, found.groupdict(), now)
-    more = _CONTINUES.search(before.cause) or (text.strip() == LAST_ERROR and "NCCL version" in before.cause)
-    if before.cause and len(before.cause) < SEARCHED and more and text.strip():
+    if _continues(before.cause, text.strip()):
         return replace(before, cause=f"{before.cause}: {text.strip()}"[:SEARCHED])
     return before if not notable or _NO_CAUSE.search(text) else _note_error(before, text, now)
+
+
+def _continues(cause: str, text: str) -> bool:
+    if not cause or not text or len(cause) >= SEARCHED:
+        return False
+    return _CONTINUES.search(cause) is not None or (text == LAST_ERROR and "NCCL version" in cause)
 
 
 def _note_error(before: LoadProgress, text: str, now: float) -> LoadProgress:

@@ -16,7 +16,7 @@ from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.vllm.args import DATA_SIZE, SIZES, parse_count
 from sparkd.base.vllm.flag import first_values
-from sparkd.base.vllm.kv_cache import KvCache, read_kv_cache
+from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.predicates import Launch, parse_limits
 from sparkd.base.vllm.rank_weights import RankWeights, divide_weights
 
@@ -166,27 +166,32 @@ def _shards(host: Host, folder: str) -> tuple[str, ...]:
 
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
     """`config`: of the model, `tensors`: the bytes of each. Pure."""
-    launch = Launch(flags=first_values(plan.argv), model=parse_limits(config))
-    flags = launch.flags
+    launch = Launch(flags=first_values(plan.argv), env=dict(plan.env), model=parse_limits(config))
+    flags, drafts = launch.flags, _own_drafts(launch)
     ranks, stages, copies = (launch.amount(flag) or 1 for flag in (*SIZES[:2], DATA_SIZE))
-    drafts = launch.table("speculative-config")
-    own_drafts = (parse_count(drafts.get("num_speculative_tokens"), MOST_DRAFTS) or 0) * (
-        "mtp" in str(drafts.get("method"))
-    )
     batched = launch.amount("max-num-batched-tokens") or BATCHED_TOKENS
-    dtype = (flags.get("kv-cache-dtype") or "auto").lower()
     cache = held = None
     if not any(flag in flags for flag in CHANGES_CACHE):
-        cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, own_drafts)
-    as_stored = flags.get("load-format") in FORMATS and (
-        "quantization" not in flags or config.get("quantization_config")
-    )
-    changed = any(flag in flags for flag in CHANGES_WEIGHTS) or LAYERS_BY_HAND in dict(plan.env)
-    if tensors and as_stored and not changed:
+        dtype = (flags.get("kv-cache-dtype") or "auto").lower()
+        cache = read_kv_cache(config, dtype, ranks, stages, 2 * batched, drafts)
+    if tensors and _loads_as_stored(launch, config):
         nested = config.get("text_config")
-        layers = (nested if isinstance(nested, Mapping) else config).get("num_hidden_layers")
-        layers = layers if isinstance(layers, int) else 0
-        held = divide_weights(tensors, layers, ranks, stages, copies, drafts=bool(own_drafts))
+        layers = parse_count((nested if isinstance(nested, Mapping) else config).get("num_hidden_layers"), MOST_LAYERS)
+        held = divide_weights(tensors, layers or 0, ranks, stages, copies, drafts=drafts > 0)
     length = launch.amount("max-model-len") if "max-model-len" in flags else launch.model.max_length
-    sequences = launch.amount("max-num-seqs") or SEQUENCES
-    return MemorySum(share_bytes, held, cache, length, sequences)
+    return MemorySum(share_bytes, held, cache, length, launch.amount("max-num-seqs") or SEQUENCES)
+
+
+def _own_drafts(launch: Launch) -> int:
+    """Tokens that layers of the model itself draft."""
+    drafts = launch.table("speculative-config")
+    wanted = parse_count(drafts.get("num_speculative_tokens"), MOST_DRAFTS) or 0
+    return wanted if "mtp" in str(drafts.get("method")) else 0
+
+
+def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
+    """Whether a rank holds what the files have, divided as the flags say."""
+    quantizes = "quantization" in launch.flags and not config.get("quantization_config")
+    if quantizes or launch.flags.get("load-format") not in FORMATS or LAYERS_BY_HAND in launch.env:
+        return False
+    return not any(flag in launch.flags for flag in CHANGES_WEIGHTS)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 BLOCK_TOKENS = 16
 UNEVEN = 1.5
@@ -108,29 +109,31 @@ def read_kv_cache(
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
     element = ELEMENT_BYTES.get(_quantized(text) if dtype == "auto" else dtype)
-    kinds = _list_kinds(text)
-    if element is None or not kinds or any(text.get(key) for key in OTHER_LAYOUTS):
+    count = Counter(_list_kinds(text))
+    if element is None or not count[ATTENTION] or any(text.get(key) for key in OTHER_LAYOUTS):
         return None
-    count = Counter(kinds)
     if drafts:
         count[ATTENTION] += _read(text, "num_nextn_predict_layers", "mtp_num_hidden_layers") or 1
     try:
-        pages = {
-            ATTENTION: _attention_bytes(text, element, ranks, whole=True),
-            WINDOW: _attention_bytes(text, element, ranks, whole=False),
-            STATE: _state_bytes(text, ranks, drafts) if count[STATE] else 0,
-        }
+        layers = _list_layers(text, count, element, ranks, drafts)
     except LookupError:
         return None
-    window = _read(text, "sliding_window")
-    if not count[ATTENTION] or (count[WINDOW] and not window) or not all(pages[kind] for kind in count if count[kind]):
-        return None
-    layers = tuple(
-        Layers(-(-count[kind] // stages), page, window if kind == WINDOW else 0, kind == STATE)
-        for kind, page in pages.items()
-        if count[kind]
-    )
-    return KvCache(layers, in_flight, drafts)
+    return KvCache(tuple(replace(one, count=-(-one.count // stages)) for one in layers), in_flight, drafts)
+
+
+def _list_layers(
+    text: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
+) -> list[Layers]:
+    """By kind. Raises LookupError where config.json does not say what one takes."""
+    found = [Layers(count[ATTENTION], _attention_bytes(text, element, ranks, whole=True))]
+    if count[WINDOW]:
+        window = _needed(text, "sliding_window")
+        found.append(Layers(count[WINDOW], _attention_bytes(text, element, ranks, whole=False), window))
+    if count[STATE]:
+        found.append(Layers(count[STATE], _state_bytes(text, ranks, drafts), is_state=True))
+    if not all(one.page_bytes for one in found):
+        raise LookupError
+    return found
 
 
 def _list_kinds(text: Mapping[str, object]) -> list[str]:

@@ -68,6 +68,6 @@ FAULTS = (
     Fault(
         "memory-held-by-the-driver", _memory_held_by_the_driver, Level.BLOCK, "unified-memory", also=("memory-held",)
     ),
-    Fault("script-gone", _script_gone, Level.BLOCK, "script-paths", says="/root/serve.sh"),
+    Fault("script-gone", _script_gone, Level.BLOCK, "script-paths", says="/root/serve.sh", also=("model-memory",)),
     Fault("orphaned-engine", _orphans, Level.BLOCK, "stray-workers", says="an orphaned engine"),
 )

@@ -193,11 +193,28 @@ def _container_of_before(tree: Tree) -> None:
     container(tree, THEIRS, "vllm_ds4", policy="unless-stopped", labels={})
 
 
+NOT_SEEN = ("image", "compile-cache", "stale-container", "remove-ipc")
+"""Without docker."""
 FAULTS = (
-    Fault("docker-away", _away, Level.WARN, "docker", says="systemctl start docker"),
+    Fault(
+        "docker-away",
+        _away,
+        Level.WARN,
+        "docker",
+        says="systemctl start docker",
+        also=NOT_SEEN,
+    ),
     Fault("docker-out-of-order", _does_not_answer, Level.UNKNOWN, "docker", says="runtimes"),
     Fault("docker-without-gpu", _no_way_to_the_gpu, Level.BLOCK, "docker", says="nvidia-ctk runtime configure"),
-    Fault("image-gone", _image_gone, Level.BLOCK, "image", says=f"docker pull {IMAGE}", rank=1),
+    Fault(
+        "image-gone",
+        _image_gone,
+        Level.BLOCK,
+        "image",
+        says=f"docker pull {IMAGE}",
+        rank=1,
+        also=("compile-cache", "remove-ipc"),
+    ),
     Fault("image-for-amd64", _image_of_another_machine, Level.BLOCK, "image", says="this machine is arm64"),
     Fault("image-without-deepgemm", _image_lacks_deepgemm, Level.BLOCK, "image", says="deepseek-ai/DeepGEMM"),
     Fault("image-not-checked", _image_not_checked, Level.WARN, "image", says="the next start does"),

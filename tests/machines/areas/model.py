@@ -142,10 +142,17 @@ def _freezes_at_each_load(tree: Tree) -> None:
 
 
 FAULTS = (
-    Fault("shards-missing", _shard_missing, Level.BLOCK, "weights", says="(and 5 more)"),
+    Fault("shards-missing", _shard_missing, Level.BLOCK, "weights", says="(and 5 more)", also=("model-memory",)),
     Fault("shard-cut-off", _shard_cut_off, Level.BLOCK, "weights", says="is cut off"),
-    Fault("git-lfs-pointers", _lfs_pointers, Level.BLOCK, "weights", says="lfs pull"),
-    Fault("download-cache-as-model", _download_cache, Level.BLOCK, "weights", says="snapshots/86f8a1"),
+    Fault("git-lfs-pointers", _lfs_pointers, Level.BLOCK, "weights", says="lfs pull", also=("model-memory",)),
+    Fault(
+        "download-cache-as-model",
+        _download_cache,
+        Level.BLOCK,
+        "weights",
+        says="snapshots/86f8a1",
+        also=("model-memory",),
+    ),
     Fault("model-linked-away", _linked_away, Level.BLOCK, "weights", says="/mnt/nvme"),
     Fault("copy-under-way", _copy_under_way, Level.WARN, "weights"),
     Fault("disk-full", _disk_full, Level.BLOCK, "disk", says="10 MiB free on /"),

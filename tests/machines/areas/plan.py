@@ -119,6 +119,7 @@ FAULTS = (
         "plan-lint",
         says="no --headless",
         rank=1,
+        also=("model-memory",),
     ),
     Fault(
         "script-of-another-rank",
@@ -127,5 +128,6 @@ FAULTS = (
         "plan-lint",
         says="--node-rank 0, this node needs 1",
         rank=1,
+        also=("model-memory",),
     ),
 )

@@ -1,4 +1,4 @@
-"""What every step of an agent uses: a frozen context, of values and of objects that own their state; two are here."""
+"""What every step of an agent uses: a frozen context, of values and of objects that own their state, as the rank."""
 
 from __future__ import annotations
 

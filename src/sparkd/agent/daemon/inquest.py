@@ -1,5 +1,6 @@
 """Why an engine ended, or is dead: what happened to it, its own last words, and what the other nodes report. And why a
-run ends, judged by its error and by what was seen beside it."""
+run ends, judged by its error and by what was seen beside it.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import functools
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from sparkd.base.host import disks, gpu, meminfo, network, owner, processes, shm, sockets, units
 from sparkd.base.host.docker import DockerFacts, read_containers
@@ -69,6 +69,12 @@ class Host:
 
     def free_memory(self) -> FreeMemory:
         return meminfo.read_free_memory(self.files)
+
+    def tensor_sizes(self, folder: str) -> Mapping[str, int]:
+        """By name, of the model in this folder, as `weights.read_sizes`. Raises OSError, ValueError."""
+        from sparkd.base.host import model_folder, weights
+
+        return weights.read_sizes(self.files, model_folder.list_tensor_files(self.files, folder))
 
     def addresses(self) -> tuple[str, ...]:
         return network.read_addresses(self.files)
@@ -156,6 +162,7 @@ class CachedHost(Host):
         super().__init__(docker=host.docker_fixture, gpu=functools.cache(host.gpu))
         self.files = host.files
         self._docker_reader = functools.cache(host.docker_reader)
+        self._tensor_sizes = functools.cache(host.tensor_sizes)
 
     # Not functools.cache of its own methods: in such a cycle the tables stay until the garbage collector runs.
     @functools.cached_property
@@ -174,3 +181,6 @@ class CachedHost(Host):
 
     def docker_reader(self) -> DockerReader:
         return self._docker_reader()
+
+    def tensor_sizes(self, folder: str) -> Mapping[str, int]:
+        return self._tensor_sizes(folder)

@@ -25,8 +25,6 @@ RECORD_BYTES = 16384
 _MODULE = re.compile(r"NVRM version: +NVIDIA UNIX (Open )?.{0,80}?([0-9]{1,4}(?:\.[0-9]{1,4}){1,3})")
 _RECORD = re.compile(rb"(\d{1,19}),(\d{1,19}),(\d{1,19}),[^;]*;(.*)", re.DOTALL)
 """Priority and facility, sequence, microseconds, flags; text."""
-
-
 IMAGE = "vmlinuz-"
 GRUB = "/etc/default/grub"
 _GRUB = re.compile(r"^(GRUB_\w{1,40})=(.{0,2000})$", re.MULTILINE)
@@ -68,13 +66,13 @@ def read_next_boot(files: Files) -> tuple[str, tuple[str, ...]]:
     """
     with suppress(OSError):
         more = (f"{GRUB}.d/{name}" for name in files.names_if_any(f"{GRUB}.d") if name.endswith(".cfg"))
-        found = [match for path in (GRUB, *more) for match in _GRUB.findall(files.text_if_any(path) or "")]
-        words = [word for key, text in found if "CMDLINE" in key for word in text.strip("'\"").split()]
-        if dict(found).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
+        entries = [entry for path in (GRUB, *more) for entry in _GRUB.findall(files.text_if_any(path) or "")]
+        words = [word for key, text in entries if "CMDLINE" in key for word in text.strip("'\"").split()]
+        if dict(entries).get("GRUB_DEFAULT", "0").strip("'\"") != "0":
             return "", tuple(words)
-        images = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
-        good = (sanitize(one, 64) for one in images if not one.endswith((".old", ".bak")))
-        return max(good, key=_by_version, default=""), tuple(words)
+        releases = (name.removeprefix(IMAGE) for name in files.names_if_any("/boot") if name.startswith(IMAGE))
+        booted = (sanitize(release, 64) for release in releases if not release.endswith((".old", ".bak")))
+        return max(booted, key=_by_version, default=""), tuple(words)
     return "", ()
 
 

@@ -101,6 +101,16 @@ def closed(files: Files, folder: str, found: ModelFolder) -> str:
     return ""
 
 
+def list_tensor_files(files: Files, folder: str) -> tuple[str, ...]:
+    """Safetensors files as the loader reads them. Mistral's repositories have the same weights twice, under two names.
+
+    Raises OSError where the folder itself is unreadable.
+    """
+    names = [name for name in examine(files, folder).opened if name.endswith(SAFETENSORS)]
+    others = [name for name in names if not name.startswith("consolidated")]
+    return tuple(f"{folder}/{name}" for name in others or names)
+
+
 class _Folder:
     def __init__(self, files: Files, folder: str, names: tuple[str, ...]) -> None:
         self._files = files

@@ -241,19 +241,19 @@ def read_sizes(files: Files, paths: Iterable[str]) -> dict[str, int]:
 
     vLLM makes 16 bits of 32 and 64. Raises OSError, ValueError.
     """
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for path in paths:
         with files.opened(path) as fd:
             length = int.from_bytes(os.pread(fd, _LENGTH_BYTES, 0), "little")
-            if length > MOST_HEADER_BYTES or len(found) > MOST_TENSORS:
-                raise ValueError(f"{path} has a header of {length} bytes, after {len(found)} tensors")
+            if length > MOST_HEADER_BYTES or len(sizes) > MOST_TENSORS:
+                raise ValueError(f"{path} has a header of {length} bytes, after {len(sizes)} tensors")
             content = os.pread(fd, length, _LENGTH_BYTES)
         try:
             for name, entry in msgspec.json.decode(content, type=dict[str, msgspec.Raw]).items():
                 if name != "__metadata__":
                     tensor = msgspec.json.decode(entry, type=_Tensor)
                     begin, end = tensor.data_offsets
-                    found[name] = found.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
+                    sizes[name] = sizes.get(name, 0) + max(0, end - begin) // _HALVED.get(tensor.dtype, 1)
         except RecursionError:
             raise ValueError(f"{path} has a header of another form") from None
-    return found
+    return sizes

@@ -10,11 +10,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.base.config import Settings
-from sparkd.base.host import Host, model_folder, weights
+from sparkd.base.host import Host, weights
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.vllm.args import DATA_SIZE, SIZES, parse_count
+from sparkd.base.vllm.args import DATA_SIZE, FORMATS, SIZES, parse_count
 from sparkd.base.vllm.flag import first_values
 from sparkd.base.vllm.kv_cache import MOST_LAYERS, KvCache, read_kv_cache
 from sparkd.base.vllm.lint.predicates import Launch, parse_limits
@@ -25,8 +25,6 @@ OTHER_SHARE, MOST_OTHER_SHARE = 0.05, 0.15
 24 to 192 GiB, and up to 13 % in logs of refused starts."""
 BATCHED_TOKENS, SEQUENCES = 2048, 256
 """vLLM's defaults of --max-num-batched-tokens and --max-num-seqs on a GB10 (vllm/engine/arg_utils.py, 0.33)."""
-FORMATS = (None, "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
-"""Values of --load-format that load what the safetensors files have; another one may quantize."""
 CHANGES_WEIGHTS = (
     "cpu-offload-gb", "hf-config-path", "hf-overrides", "kv-cache-memory-bytes", "offload-backend",
     "offload-group-size", "offload-num-in-group", "prefill-context-parallel-size", "quantization-config",
@@ -145,23 +143,16 @@ def read_sum(
     gpu = host.gpu() if total_bytes is None and plan.container.gpus == "all" else None
     if total_bytes is None:
         total_bytes = (gpu.total_bytes if gpu else None) or host.meminfo().total_bytes
-    tensors = {}
+    tensors: Mapping[str, int] = {}
     with suppress(OSError, ValueError):
-        tensors = weights.read_sizes(host.files, _shards(host, plan.model_path))
+        tensors = host.tensor_sizes(plan.model_path)
     config, need = weights.read_config(host.files, plan.model_path), CheckInputs(plan, settings).need
-    found = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
+    memory = add_up(plan, config, tensors, need.engine_bytes(total_bytes))
     if gpu is not None and (gpu.error or not gpu.names):
-        found = replace(found, share_bytes=0)
+        memory = replace(memory, share_bytes=0)
     if tensors or not isinstance(known_gb, int | float) or not 1 < known_gb < MOST_GB:  # true is 1
-        return found
-    return replace(found, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
-
-
-def _shards(host: Host, folder: str) -> tuple[str, ...]:
-    """Mistral's repositories have the same weights twice, under two names."""
-    names = [one for one in model_folder.examine(host.files, folder).opened if one.endswith(model_folder.SAFETENSORS)]
-    others = [one for one in names if not one.startswith("consolidated")]
-    return tuple(f"{folder}/{one}" for one in others or names)
+        return memory
+    return replace(memory, weights=RankWeights(round(known_gb * 1e9), round(known_gb * GIB)))  # sources mix the two
 
 
 def add_up(plan: LaunchPlan, config: Mapping[str, object], tensors: Mapping[str, int], share_bytes: int) -> MemorySum:
@@ -192,6 +183,6 @@ def _own_drafts(launch: Launch) -> int:
 def _loads_as_stored(launch: Launch, config: Mapping[str, object]) -> bool:
     """Whether a rank holds what the files have, divided as the flags say."""
     quantizes = "quantization" in launch.flags and not config.get("quantization_config")
-    if quantizes or launch.flags.get("load-format") not in FORMATS or LAYERS_BY_HAND in launch.env:
+    if quantizes or (launch.flags.get("load-format") or "") not in FORMATS or LAYERS_BY_HAND in launch.env:
         return False
     return not any(flag in launch.flags for flag in CHANGES_WEIGHTS)

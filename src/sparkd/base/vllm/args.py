@@ -44,6 +44,8 @@ SIZES = ("tensor-parallel-size", "pipeline-parallel-size", "prefill-context-para
 DATA_SIZE = "data-parallel-size"
 STARTED_APART = ("data-parallel-rank", "data-parallel-start-rank", "data-parallel-address")
 """With one of these, the other data-parallel ranks are on other nodes than the plan's."""
+FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
+"""Values of --load-format that read a folder's safetensors files, and what they hold; empty: the flag is left out."""
 HIGHEST_SIZE = 10_000
 LONGEST_TEXT_BYTES = 100_000
 """Linux limits one argument or variable to 128 KiB."""

@@ -125,34 +125,34 @@ def _list_layers(
     text: Mapping[str, object], count: Counter[str], element: float, ranks: int, drafts: int
 ) -> list[Layers]:
     """By kind. Raises LookupError where config.json does not say what one takes."""
-    found = [Layers(count[ATTENTION], _attention_bytes(text, element, ranks, whole=True))]
+    layers = [Layers(count[ATTENTION], _attention_bytes(text, element, ranks, whole=True))]
     if count[WINDOW]:
         window = _needed(text, "sliding_window")
-        found.append(Layers(count[WINDOW], _attention_bytes(text, element, ranks, whole=False), window))
+        layers.append(Layers(count[WINDOW], _attention_bytes(text, element, ranks, whole=False), window))
     if count[STATE]:
-        found.append(Layers(count[STATE], _state_bytes(text, ranks, drafts), is_state=True))
-    if not all(one.page_bytes for one in found):
+        layers.append(Layers(count[STATE], _state_bytes(text, ranks, drafts), is_state=True))
+    if not all(one.page_bytes for one in layers):
         raise LookupError
-    return found
+    return layers
 
 
 def _list_kinds(text: Mapping[str, object]) -> list[str]:
     """Of each layer that has a cache; empty where one is unknown."""
     layers = min(_read(text, "num_hidden_layers"), MOST_LAYERS)
-    found: list[str | None]
+    kinds: list[str | None]
     named = text.get("layer_types") or text.get("layers_block_type") or text.get("hybrid_override_pattern")
     if named is not None:
-        found = [KINDS.get(str(one)) for one in named[:MOST_LAYERS]] if isinstance(named, str | list) else [None]
+        kinds = [KINDS.get(str(one)) for one in named[:MOST_LAYERS]] if isinstance(named, str | list) else [None]
     elif every := _read(text, "full_attention_interval"):
-        found = [STATE if one % every else ATTENTION for one in range(1, layers + 1)]
+        kinds = [STATE if one % every else ATTENTION for one in range(1, layers + 1)]
     elif every := _read(text, "sliding_window_pattern"):
-        found = [WINDOW if one % every else ATTENTION for one in range(1, layers + 1)]
+        kinds = [WINDOW if one % every else ATTENTION for one in range(1, layers + 1)]
     elif any(key in text for key in ("mamba_num_heads", "mamba_n_heads", "ssm_state_size", "linear_num_value_heads")):
-        found = [None]
+        kinds = [None]
     else:
-        found = [ATTENTION] * layers
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+        kinds = [ATTENTION] * layers
+    known = [one for one in kinds if one is not None]
+    if len(known) < len(kinds):
         return []
     return [one for one in known[: len(known) - _read(text, "num_kv_shared_layers")] if one]
 
@@ -191,12 +191,12 @@ def _state_bytes(text: Mapping[str, object], ranks: int, drafts: int) -> float:
 
 def _quantized(text: Mapping[str, object]) -> str:
     """The dtype that a checkpoint names."""
-    named = text.get("quantization_config")
-    named = named if isinstance(named, Mapping) else {}
-    nested = named.get("quantization")
-    named = {**named, **nested} if isinstance(nested, Mapping) else named
-    algorithm = str(named.get("kv_cache_quant_algo")).lower()
-    scheme = named.get("kv_cache_scheme")
+    config = text.get("quantization_config")
+    config = config if isinstance(config, Mapping) else {}
+    nested = config.get("quantization")
+    config = {**config, **nested} if isinstance(nested, Mapping) else config
+    algorithm = str(config.get("kv_cache_quant_algo")).lower()
+    scheme = config.get("kv_cache_scheme")
     bits = str(scheme.get("num_bits")) if isinstance(scheme, Mapping) else ""
     return {"8": "fp8", "4": "nvfp4"}.get(bits, algorithm if algorithm in ELEMENT_BYTES else "auto")
 

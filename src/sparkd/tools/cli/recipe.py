@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from sparkd.base import config
+from sparkd.base.host import CachedHost, Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import Table, sanitize
@@ -145,16 +146,15 @@ def _locate(word: str) -> str:
 
 def check_recipes(args: argparse.Namespace) -> None:
     """Print what is good and what could be better. Raises ConfigError with all that is wrong."""
-    faults: list[str] = []
+    faults, host = list[str](), CachedHost(Host())  # recipes have models in common
     for word in args.recipes or find_recipes(recipe_folders()):
         try:
             loaded, problems = read_recipe(_locate(word), recipe_folders())
         except ConfigError as error:
             faults.append(str(error))
             continue
-        errors, warnings = (
-            lint(loaded, whole=not problems, memory_bytes=args.memory or GB10_BYTES) if loaded else ([], [])
-        )
+        memory_bytes, whole = args.memory or GB10_BYTES, not problems
+        errors, warnings = lint(loaded, whole=whole, memory_bytes=memory_bytes, host=host) if loaded else ([], [])
         errors = [*problems, *errors]
         faults += errors
         for warning in warnings:

@@ -1,5 +1,6 @@
 """Network ports that may join this node to others: the real link, its RDMA devices, their twins, and its addresses; and
-the names of the machines at the other end, where lldpd runs: LLDP frames carry them, unsigned."""
+the names of the machines at the other end, where lldpd runs: LLDP frames carry them, unsigned.
+"""
 
 from __future__ import annotations
 

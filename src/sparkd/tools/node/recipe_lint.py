@@ -29,7 +29,9 @@ GB10_BYTES = 127_535_224 << 10
 """MemTotal of a DGX Spark of 128 GB (gb10-services, a sample of /proc/meminfo)."""
 
 
-def lint(loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES) -> tuple[list[str], list[str]]:
+def lint(
+    loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES, host: Host | None = None
+) -> tuple[list[str], list[str]]:
     """What plan-lint and the plan find in a recipe: errors and warnings, each with its file and line.
 
     `memory_bytes`: of each node, whose GPU shares it. Of a recipe that is not whole, only what is written counts: what
@@ -49,10 +51,10 @@ def lint(loaded: Loaded, *, whole: bool = True, memory_bytes: int = GB10_BYTES) 
         errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
             known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
-            found = read_sum(trial.plan, Settings(), Host(), known_gb=known_gb, total_bytes=memory_bytes)
-            if found.is_too_big:
-                too_big = f"{_locate_key(loaded, 'nodes.min')}: {found.describe()} on nodes of {size(memory_bytes)}"
-                (errors if found.fit is ModelFit.WEIGHTS_TOO_BIG else warnings).append(too_big)
+            memory = read_sum(trial.plan, Settings(), host or Host(), known_gb=known_gb, total_bytes=memory_bytes)
+            if memory.is_too_big:
+                too_big = f"{_locate_key(loaded, 'nodes.min')}: {memory.describe()} on nodes of {size(memory_bytes)}"
+                (errors if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warnings).append(too_big)
         warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
     return errors, warnings
 

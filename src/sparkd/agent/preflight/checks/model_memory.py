@@ -34,19 +34,19 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
     def probe(self, host: Host) -> ModelMemoryFacts:
         if self.plan.container.gpus != "all" or self.plan.user_script:
             return ModelMemoryFacts()
-        found = read_sum(self.plan, self.settings, host)
-        expected = found.weights.expected if found.weights else None
-        return ModelMemoryFacts(found.share_bytes, expected, found.request_bytes, found.tokens, found)
+        memory = read_sum(self.plan, self.settings, host)
+        expected = memory.weights.expected if memory.weights else None
+        return ModelMemoryFacts(memory.share_bytes, expected, memory.request_bytes, memory.tokens, memory)
 
     def judge(self, facts: ModelMemoryFacts) -> Verdict:
-        found = facts._sum
-        if found is None and self.plan.user_script:
+        memory = facts._sum
+        if memory is None and self.plan.user_script:
             return skipped("not summed: engine.script starts the engine its own way")
-        if found is None:
+        if memory is None:
             return ok("the plan uses no GPU")
-        if found.weights is None or not found.share_bytes:
+        if memory.weights is None or not memory.share_bytes:
             return skipped("not summed: the memory or what is loaded into it is not known")
-        if found.fit not in HINTS:
-            return ok(found.describe())
-        worst = block if found.fit is ModelFit.WEIGHTS_TOO_BIG else warn
-        return worst(found.describe(), HINTS[found.fit])
+        if memory.fit not in HINTS:
+            return ok(memory.describe())
+        worst = block if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warn
+        return worst(memory.describe(), HINTS[memory.fit])

@@ -13,9 +13,8 @@ from sparkd.base.host.files import Bind, find_outside
 from sparkd.base.host.model_folder import ModelFolder
 from sparkd.base.lib.text import size
 from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.vllm.args import FORMATS
 
-FORMATS = ("", "auto", "hf", "safetensors", "mistral", "fastsafetensors", "instanttensor", "runai_streamer")
-"""Values of `--load-format` that read the folder's safetensors files, as they are looked at here."""
 MOST_SHOWN = 8
 
 

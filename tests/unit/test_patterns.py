@@ -18,8 +18,9 @@ import sparkd
 from sparkd.base.lib.text import Redactor
 from sparkd.base.vllm.log_lines import LINE_LIMIT_BYTES, LogForwarder
 
-LIMIT_SECONDS = 0.01
-"""Under 5 ms each on a core of their own; other tests may have half of it, such as the other thread of the core."""
+LIMIT_SECONDS = 0.03
+"""Under 9 ms each on a core of their own (4 ms on a faster one); the other thread of the core and other tests take
+more than half of it. What is quadratic takes 50 ms and more."""
 SOURCES = {path: path.read_text() for path in Path(sparkd.__path__[0]).rglob("*.py")}
 READERS = (
     *("sparkd.agent.daemon", "sparkd.agent.engine", "sparkd.agent.cluster", "sparkd.agent.status"),
@@ -116,7 +117,7 @@ def test_no_line_of_16_kib_takes_a_pattern_long(name: str) -> None:
 def test_the_lines_find_a_slow_pattern() -> None:
     """The pattern that once took 16 s for 4,961 characters, and others that are at least quadratic."""
     for slow, length in (
-        (r"^Capturing CUDA graphs.*?: +\d+%.*?(\d+)/(\d+)", 4000),
+        (r"^Capturing CUDA graphs.*?: +\d+%.*?(\d+)/(\d+)", 8000),
         (r"\d+%\|.*\[\d\d:\d\d", LINE_LIMIT_BYTES),
         (r"/ray/session_\S+/logs/raylet\.", 4 * LINE_LIMIT_BYTES),
     ):

@@ -11,7 +11,15 @@ from sparkd.agent.preflight.check import Level
 
 MODEL = "/srv/models/DeepSeek-V4-Flash"
 LAUNCHES = "/var/lib/sparkd/launch-history.json"
+RECIPE = "deepseek-v4-flash-balanced"
 TOML = '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n'
+
+
+def configured(recipe: str = RECIPE, more: str = "") -> str:
+    """`more`: further keys of `engine`, then other sections."""
+    return f'{TOML}[engine]\nrecipe = "{recipe}"\n{more}\n'
+
+
 ROLES = ("head", "worker")
 IDLE = {
     "Buffers": 0.1, "Cached": 1.6, "Shmem": 0.1, "AnonPages": 2.2,
@@ -22,7 +30,7 @@ IDLE = {
 def healthy(tree: Tree, rank: int) -> None:
     tree.file("/proc/sys/kernel/hostname", f"spark{rank + 1}\n")
     tree.file("/proc/uptime", "10000.00 1.00\n")
-    tree.file("/etc/sparkd/sparkd.toml", TOML)
+    tree.file("/etc/sparkd/sparkd.toml", configured())
     for role in ROLES:
         exec_start = f"/usr/bin/sparkd run --role {role}"
         tree.file(f"/usr/lib/systemd/system/sparkd-{role}.service", f"[Service]\nExecStart={exec_start}\n")
@@ -55,7 +63,7 @@ def _memory_held_by_the_driver(tree: Tree) -> None:
 
 
 def _script_gone(tree: Tree) -> None:
-    tree.file("/etc/sparkd/sparkd.toml", f'{TOML}[engine]\nscript = "/root/serve.sh"\n')
+    tree.file("/etc/sparkd/sparkd.toml", configured(more='script = "/root/serve.sh"'))
 
 
 def _orphans(tree: Tree) -> None:

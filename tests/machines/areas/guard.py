@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machines.areas.base import TOML
+from tests.machines.areas.base import configured
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -23,11 +23,11 @@ def healthy(tree: Tree, rank: int) -> None: ...
 
 def _limited_container(tree: Tree) -> None:
     tree.file("/etc/sparkd/recipes/limited.yaml", LIMITED)
-    tree.file("/etc/sparkd/sparkd.toml", f'{TOML}[engine]\nrecipe = "limited"\n')
+    tree.file("/etc/sparkd/sparkd.toml", configured("limited"))
 
 
 def _floor_above_headroom(tree: Tree) -> None:
-    tree.file("/etc/sparkd/sparkd.toml", f"{TOML}[memory]\nfloor_mib = 4096\n")
+    tree.file("/etc/sparkd/sparkd.toml", configured(more="[memory]\nfloor_mib = 4096"))
 
 
 FAULTS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.machines.areas.base import MODEL, TOML
+from tests.machines.areas.base import MODEL, RECIPE, configured
 from tests.machines.fault import Fault
 from tests.tree import Tree
 
@@ -44,12 +44,12 @@ def config(tree: Tree, longest: int) -> None:
     tree.file(f"{MODEL}/config.json", f'{{{kind}, "max_position_embeddings": {longest}}}')
 
 
-def _engine(tree: Tree, text: str) -> None:
-    tree.file("/etc/sparkd/sparkd.toml", f"{TOML}{text}\n")
+def _engine(tree: Tree, more: str, recipe: str = RECIPE) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", configured(recipe, more))
 
 
 def _own_script(tree: Tree, rank: int, more: str = "") -> None:
-    _engine(tree, f'[engine]\nscript = "{SCRIPT}"')
+    _engine(tree, f'script = "{SCRIPT}"')
     tree.file(SCRIPT, SERVE.format(rank=rank, address=2, more=more))
 
 
@@ -74,7 +74,7 @@ def _three_drafts(tree: Tree) -> None:
 
 
 def _compiled_at_each_start(tree: Tree) -> None:
-    _engine(tree, '[engine]\nrecipe = "own"')
+    _engine(tree, "", "own")
     tree.file("/etc/sparkd/recipes/own.yaml", OWN_RECIPE)
 
 

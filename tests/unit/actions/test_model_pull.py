@@ -20,6 +20,7 @@ from tests.unit.nodes import until
 from sparkd.base.host import Host
 from sparkd.base.host.disks import read_rooms
 from sparkd.base.lib.text import size
+from sparkd.tools.cli import model
 from sparkd.tools.models.other_nodes import SPARE_BYTES
 
 SHARD = "model.safetensors"
@@ -185,6 +186,24 @@ def test_an_interrupt_leaves_a_terminal_as_it_was(machine: Machine, cut: Hub) ->
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l"), "the cursor is shown again"
 
 
+@pytest.mark.parametrize(
+    ("words", "answer", "downloads"), [((), "n\n", False), ((), "\n", True), (("--yes",), "n\n", True)]
+)
+def test_much_is_confirmed_on_a_terminal(
+    words: tuple[str, ...], answer: str, downloads: bool, machine: Machine, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model, "CONFIRM_BYTES", sum(map(len, hub.files.values())) - 1)
+    ours, theirs = pty.openpty()
+    os.write(ours, answer.encode())
+    with os.fdopen(theirs) as terminal:
+        monkeypatch.setattr(sys, "stdin", terminal)
+        done = machine.pull(REPO, *words)
+    os.close(ours)
+    assert (done.returncode, machine.folder.exists()) == (0, downloads)
+    assert ("download it? [Y/n]" in done.stdout) is not bool(words)
+    assert ("nothing is downloaded" in done.stdout) is not downloads
+
+
 def test_a_second_time_nothing_is_downloaded(machine: Machine, hub: Hub) -> None:
     machine.pull(REPO)
     hub.requests.clear()
@@ -304,8 +323,14 @@ def test_a_hub_out_of_reach_is_one_line(machine: Machine, port: int, name: str, 
     [
         (["org/other"], {}, 10, "has no model org/other"),
         (["name"], {}, 78, "there is no recipe name"),
+        ([], {}, 78, "this node is not set up"),
         (["a b/c"], {}, 2, "a b/c is no name of a model on the hub"),
-        (["other/DeepSeek-V4-Flash"], {}, 2, "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/"),
+        (
+            ["other/DeepSeek-V4-Flash"],
+            {"SPARKD_ENGINE__RECIPE": "deepseek-v4-flash-balanced"},
+            2,
+            "is the folder of deepseek-ai/DeepSeek-V4-Flash, not of other/",
+        ),
         ([], {"SPARKD_ENGINE__RECIPE": "tiny-cpu"}, 2, "recipe tiny-cpu does not say where its model is published"),
     ],
 )

@@ -123,5 +123,5 @@ def test_an_agent_that_dies_or_was_never_there_is_shown(watch: Watch, tree: Tree
     (tree.root / "proc/77/stat").unlink()
     watch.until("serving (its agent is gone)")
     (tree.root / "run/sparkd/report.json").unlink()
-    watch.until("no report: sparkd has not run since boot")
+    watch.until("this node is not set up: engine.recipe names no recipe")
     assert watch.end(signal.SIGINT)[1] == 21

@@ -61,7 +61,7 @@ def test_without_a_file_everything_has_its_default_and_only_load_reads_variables
 ) -> None:
     before = Settings()
     assert load_settings({}, tmp_path) == before
-    assert (before.supervise.stall_seconds, before.engine.recipe) == (360, "deepseek-v4-flash-balanced")
+    assert (before.supervise.stall_seconds, before.engine.recipe) == (360, "")
     for name in ("SPARKD_ENGINE__RECIPE", "SPARKD_engine__recipe", "engine__recipe", "ENGINE__RECIPE"):
         monkeypatch.setenv(name, "x")
     monkeypatch.setenv("ENGINE", '{"recipe": "x"}')

@@ -90,8 +90,22 @@ def test_json_is_the_report_as_it_stands(tree: Tree) -> None:
     assert shown_in(tree, "", as_json=True) == ("{}", ExitCode.DOWN)
 
 
-def test_no_report_is_said(tree: Tree) -> None:
-    assert looked_at(tree) == ("no report: sparkd has not run since boot", ExitCode.DOWN)
+@pytest.mark.parametrize(
+    ("settings", "said", "to_do"),
+    [
+        ("", "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"),
+        ('[engine]\nrecipe = "x"\n', "no report: sparkd has not run since boot", "sudo systemctl start sparkd-head "),
+        ("[cluster]\nfollow_head = true\n", "no report: sparkd has not run since boot", "start sparkd-worker"),
+        ("[engin]\n", "no report: sparkd has not run since boot", "sudo systemctl start sparkd-head "),
+    ],
+)
+def test_no_report_is_said_with_what_to_do(tree: Tree, settings: str, said: str, to_do: str) -> None:
+    tree.file("/etc/sparkd/sparkd.toml", settings)
+    text, code = looked_at(tree)
+    first, second = text.splitlines()
+    assert (first, code) == (said, ExitCode.DOWN)
+    assert second.startswith("next: sudo ")
+    assert to_do in second
 
 
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])

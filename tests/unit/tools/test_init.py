@@ -425,12 +425,12 @@ def test_a_file_that_comes_after_and_says_another_thing_is_named(spark: Tree, ru
     assert files(spark) == before
 
 
-def test_a_cluster_that_a_person_has_configured_keeps_the_recipe_that_holds_by_default(spark: Tree, run: Run) -> None:
+def test_a_cluster_that_a_person_has_configured_without_a_recipe_gets_what_fits(spark: Tree, run: Run) -> None:
     small(spark, nodes={"min": 2, "max": 2}, args={"tensor-parallel-size": 2})
     spark.file(TOML, '[cluster]\nnodes = ["10.0.0.1", "10.0.0.2"]\n')
     spark.file(KEY, f"{'ab' * 32}\n", mode=0o600)
-    assert "recipe    deepseek-v4-flash-balanced on 2 nodes" in run()
-    assert settings(spark) == {"engine": {"recipe": "deepseek-v4-flash-balanced"}}
+    assert "recipe    mine on 2 nodes" in run()
+    assert settings(spark) == {"engine": {"recipe": "mine"}}
 
 
 def test_a_node_leaves_a_cluster_by_a_persons_edit_alone(spark: Tree, run: Run) -> None:

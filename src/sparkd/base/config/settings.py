@@ -66,7 +66,7 @@ class Cluster(Section):
 class Engine(Section):
     """What is launched. image, script, args, env and secrets override the recipe's."""
 
-    recipe: t.RecipeName = "deepseek-v4-flash-balanced"
+    recipe: t.RecipeNameOrEmpty = ""
     """Name of a recipe (`sparkd recipe list`), or the absolute path of a recipe file."""
     models_dir: t.AbsolutePath = "/srv/models"
     """Folder of the models on this node; the container sees it, read-only, as /models."""

@@ -121,7 +121,7 @@ Address = Annotated[str, AfterValidator(_address)]
 Addresses = Annotated[tuple[Address, ...], Strict(False), AfterValidator(_distinct)]
 AbsolutePath = Annotated[str, AfterValidator(_path)]
 PathOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _path(raw))]
-RecipeName = Annotated[str, AfterValidator(_recipe)]
+RecipeNameOrEmpty = Annotated[str, AfterValidator(lambda raw: raw and _recipe(raw))]
 Listen = Annotated[str, AfterValidator(_listen)]
 ImageName = Annotated[
     str,

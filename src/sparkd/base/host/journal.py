@@ -11,9 +11,9 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from sparkd.base.host.units import OWN_UNITS
 from sparkd.base.lib.text import Redactor, parse_json, printable
 
-UNITS = ("sparkd-head.service", "sparkd-worker.service")
 MOST_LINES, MOST_BYTES = 2_000, 4 << 20
 """Of one answer, as JSON: a letter of another script takes six, an emoji twelve."""
 LINE_LIMIT = 16_384
@@ -58,7 +58,7 @@ def read_journal(query: Query) -> Lines:
     command = ["journalctl", "--no-pager", "--quiet", "--all", "--reverse", "--output=json"]
     command += [f"--output-fields={_FIELDS}", f"--priority={query.priority}"]
     command += [f"--since={_stamp(query.since_us)}", f"--until={_stamp(query.until_us)}"]
-    command += [f"--unit={unit}" for unit in UNITS]
+    command += [f"--unit={unit}" for unit in OWN_UNITS]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         deadline = threading.Timer(READ_SECONDS, process.kill)
         try:

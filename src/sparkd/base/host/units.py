@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from sparkd.base.host.files import Files
 
+OWN_UNITS = ("sparkd-head.service", "sparkd-worker.service")
 SEARCH_PATH = (
     "/etc/systemd/system.control", "/run/systemd/system.control", "/run/systemd/transient",
     "/run/systemd/generator.early", "/etc/systemd/system", "/etc/systemd/system.attached", "/run/systemd/system",

@@ -22,6 +22,8 @@ class MemoryNeed(Struct, frozen=True):
     memory_bytes: int | None
     gpu_memory_utilization: float | None
     headroom_bytes: int
+    is_known: bool = True
+    """False without a plan: then its figures are those of an engine without flags."""
 
     def engine_bytes(self, total_bytes: int, gpu_bytes: int | None = None) -> int:
         """Of the machine's memory, in all `total_bytes`. `gpu_bytes`: what a GPU has of its own, else None.
@@ -83,4 +85,6 @@ class CheckInputs(Struct, frozen=True):
     @property
     def need(self) -> MemoryNeed:
         headroom_bytes = round(self.settings.memory.headroom_gib * GIB)
+        if self.made_plan is None:
+            return MemoryNeed(None, None, headroom_bytes, is_known=False)
         return MemoryNeed(self.plan.memory_bytes, self.plan.gpu_memory_utilization, headroom_bytes)

@@ -76,7 +76,13 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+NOT_SET_UP = "this node is not set up: engine.recipe names no recipe"
+SET_UP_HINT = "sudo sparkd init --plan"
+
+
 def _find_file(name: str, folders: Sequence[Path]) -> Path:
+    if not name:
+        raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if name.startswith("/"):
         return Path(name)
     known = find_recipes(folders)

@@ -19,7 +19,7 @@ from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import HCAS, INTERFACE
-from sparkd.base.recipes.loader import load_recipe, recipe_folders
+from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, load_recipe, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.status.model import FindingReport
 from sparkd.tools.node.trial import plan_as_json
@@ -66,8 +66,13 @@ def check_settings(_args: argparse.Namespace) -> None:
     context = partial(membership.make_context, settings, host)
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
     of_file = () if settings.cluster.follow_head else (recipe,)
-    _raise_all(partial(check_ids, settings.preflight), *of_file, context, *key)
+    unset = not (settings.engine.recipe or settings.cluster.follow_head)
+    planned = () if unset else (*of_file, context)
+    _raise_all(partial(check_ids, settings.preflight), *planned, *key)
     print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
+    if unset:
+        print(f"{NOT_SET_UP}\nnext: {SET_UP_HINT}")
+        return
     node = context()
     where = recipe().files[0] if node.followed is None else f"of the head {node.plan.node.head_address}"
     print(f"recipe {node.recipe.name} is good ({where})")

@@ -32,6 +32,8 @@ from sparkd.tools.models.model_files import (
 )
 from sparkd.tools.models.other_nodes import choose_peers, run_on_each
 
+CONFIRM_BYTES = 20 * 10**9
+"""More takes most of an hour by a usual line: on a terminal a person confirms it."""
 _MODEL = "folder below engine.models_dir, or an absolute path; the plan's where none is named"
 
 
@@ -63,6 +65,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     pull.add_argument(
         "--token-file", metavar="FILE", help=f"file of a token; else that of {TOKEN} under engine.secrets, if any"
     )
+    pull.add_argument("--yes", action="store_true", help=f"download more than {CONFIRM_BYTES // 10**9} GB unconfirmed")
     copy = actions.add_parser(
         "sync",
         help="copy a model's folder to the other nodes, or resume that",
@@ -108,6 +111,10 @@ def pull_model(args: argparse.Namespace) -> None:
     print(f"{repo.name} at {repo.commit[:12]}: {len(repo.sizes)} files for {folder}", flush=True)
     need_bytes, room = require_download_room(repo, folder, host)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
+    unconfirmed = need_bytes > CONFIRM_BYTES and not args.yes and sys.stdin.isatty()
+    if unconfirmed and input("download it? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+        print("nothing is downloaded; another folder: --to FOLDER")
+        return
     _warn_if_loading(folder, host)
     with Progress(1, repo.missing_bytes(Path(folder))) as progress, _ended_by_interrupt(progress):
         progress.next(repo.name)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 from sparkd.base.host.files import Files
-from sparkd.base.lib.errors import ExitCode
+from sparkd.base.lib.errors import ConfigError, ExitCode
 from sparkd.base.lib.text import Parts, Table, cell_width, pad, sanitize
 from sparkd.base.status.model import PATH, NodeReport, Phase, agent_running, parse, read_report
 from sparkd.base.status.view import (
@@ -77,8 +80,22 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
     if as_json:
         return [text.strip() or "{}"], code
     if report is None:
-        return [UNREADABLE if text else "no report: sparkd has not run since boot"], code
+        return [UNREADABLE] if text else _before_first(files), code
     return render(report, View(datetime.now(UTC), alive), whole=not on_terminal), code
+
+
+def _before_first(files: Files) -> Parts:
+    """Of a node whose agent has not run since boot, and what to do."""
+    from sparkd.base.config import load_settings
+    from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
+
+    start = "sudo systemctl start sparkd-head   # on every other node: sparkd-worker"
+    with suppress(ConfigError):
+        config = load_settings(os.environ, Path(files.root))
+        if not (config.engine.recipe or config.cluster.follow_head):
+            return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
+        start = "sudo systemctl start sparkd-worker" if config.cluster.follow_head else start
+    return ["no report: sparkd has not run since boot", f"next: {start}"]
 
 
 def exit_code(report: NodeReport | None, *, alive: bool) -> ExitCode:

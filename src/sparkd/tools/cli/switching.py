@@ -20,6 +20,7 @@ from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import AddressAwaitedError, ConfigError, ExitCode, UsageError
 from sparkd.base.lib.text import Table, parse_time, sanitize
+from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 from sparkd.base.state.known_good import Entry, format_utc
 from sparkd.base.state.switch import label
 from sparkd.base.status.model import read_living_report
@@ -139,6 +140,8 @@ def use(args: argparse.Namespace) -> int:
         raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
     refuse_worker(config, host)
+    if not config.engine.recipe:
+        raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
         console.show([list_usable(config, host)])
         return ExitCode.GOOD

@@ -8,12 +8,14 @@ from tests.machines.areas import fabric as machine
 from tests.tree import Tree
 from tests.unit.verdicts import expect
 
-from sparkd.agent.preflight.check import Level
+from sparkd.agent.preflight.check import Level, ok
 from sparkd.agent.preflight.checks.fabric import FabricAddress, FabricAddressFacts, FabricLink, FabricLinkFacts
+from sparkd.base.config import Settings
 from sparkd.base.host import Host, datagrams, network
 from sparkd.base.host.datagrams import Path
 from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
+from sparkd.base.plan.inputs import CheckInputs
 
 UP = Link("enp1s0f0np0", True, "up", True, 200_000, 9000, physical=True, loopback=False, wireless=False)
 ON_UP = FabricAddressFacts(True, ("enp1s0f0np0",), UP, (), ())
@@ -88,6 +90,19 @@ def test_a_node_alone_has_no_fabric(tree: Tree) -> None:
     host = Host(tree.root)
     assert [check.judge(check.probe(host)).reason for check in (address,)] == ["one node"]
     assert [check.judge(check.probe(host)).reason for check in (link,)] == ["one node"]
+
+
+def test_without_a_plan_what_has_a_cable_is_judged(tree: Tree) -> None:
+    host = Host(tree.root)
+    check = FabricLink.from_inputs(CheckInputs(None, Settings()))
+    assert check.run(host)[1] == ok("no RDMA interface has a cable: one node alone needs none")
+    machine.healthy(tree, 0)
+    facts, verdict = check.run(host)
+    assert facts.paths == ()
+    assert all(link.carrier for link in facts.links)
+    expect(verdict, Level.OK, "enp1s0f0np0 up with MTU 9000")
+    tree.file("/sys/class/net/enp1s0f0np0/speed", "40000\n")
+    expect(check.run(host)[1], Level.WARN, "enp1s0f0np0 runs at 40 Gb/s, 200 Gb/s expected")
 
 
 def test_probes_read_the_machine(tree: Tree) -> None:

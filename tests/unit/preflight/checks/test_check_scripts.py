@@ -20,7 +20,7 @@ DROP_IN = DropIn("head", f"{HEADER}\n[Service]\n")
 
 
 def judged(tree: Tree, *paths: NeededPath, drop_in: DropIn | None = None) -> Verdict:
-    return ScriptPaths(UNIT, paths, drop_in).run(Host(tree.root))[1]
+    return ScriptPaths((UNIT,), paths, drop_in).run(Host(tree.root))[1]
 
 
 def unit(tree: Tree, *lines: str) -> None:

@@ -9,6 +9,7 @@ from msgspec import Struct
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, verdict, warn
 from sparkd.base.host import Host, datagrams, infiniband, network
 from sparkd.base.host.datagrams import Path
+from sparkd.base.host.files import Files
 from sparkd.base.host.network import Link
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.status.model import Contact, read_living_report
@@ -93,12 +94,14 @@ def _find_flaw(link: Link, rdma_on: tuple[str, ...]) -> str:
 
 def _rdma_elsewhere(host: Host, carrier: str) -> tuple[str, ...]:
     """Interfaces with RDMA and a cable, if the carrier of the address has no RDMA."""
-    files = host.files
-    if infiniband.hcas_of(files, carrier):
+    if infiniband.hcas_of(host.files, carrier):
         return ()
+    return tuple(link.name for link in _rdma_links(host.files) if link.carrier)
+
+
+def _rdma_links(files: Files) -> tuple[Link, ...]:
     found = sorted({one for hca in infiniband.hca_names(files) for one in infiniband.interfaces(files, hca)})
-    known = (network.read_link(files, one) for one in found)
-    return tuple(link.name for link in known if link is not None and link.carrier)
+    return tuple(link for link in (network.read_link(files, one) for one in found) if link is not None)
 
 
 EXPECTED_MBPS = 200_000
@@ -113,7 +116,8 @@ class FabricLinkFacts(Struct, frozen=True):
 
 
 class FabricLink(Check[FabricLinkFacts], frozen=True):
-    interface: str
+    interface: str | None
+    """None without a plan: then the RDMA interfaces that have a cable are judged, without the way to other nodes."""
     peers: tuple[str, ...]
     port: int
     mtu: int
@@ -125,9 +129,12 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> FabricLink:
         port, mtu = inputs.settings.cluster.report_port, inputs.settings.fabric.mtu
-        return cls(inputs.plan.node.interface, inputs.peers, port, mtu, inputs.uses_gpu)
+        interface = None if inputs.made_plan is None else inputs.plan.node.interface
+        return cls(interface, inputs.peers, port, mtu, inputs.uses_gpu)
 
     def probe(self, host: Host) -> FabricLinkFacts:
+        if self.interface is None:
+            return FabricLinkFacts(tuple(link for link in _rdma_links(host.files) if link.carrier), ())
         if not self.peers or not self.interface:
             return FabricLinkFacts((), ())
         found = network.read_links(host.files, self.interface)
@@ -135,7 +142,9 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         return FabricLinkFacts(found, datagrams.probe_paths(host, self.peers, self.port, self.mtu) if wide else ())
 
     def judge(self, facts: FabricLinkFacts) -> Verdict:
-        if not self.peers:
+        if self.interface is None and not facts.links:
+            return ok("no RDMA interface has a cable: one node alone needs none")
+        if self.interface is not None and not self.peers:
             return ok("one node")
         if not facts.links:
             what = f"{self.interface} is not there" if self.interface else "its interface is not known"
@@ -143,6 +152,8 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
         return verdict(self._problems(facts), self._good(facts))
 
     def _good(self, facts: FabricLinkFacts) -> str:
+        if self.interface is None:
+            return ", ".join(f"{link.name} {link.operstate} with MTU {link.mtu}" for link in facts.links)
         top = facts.links[0]
         speed = f", {_gbps(top.speed_mbps)}" if top.physical and top.speed_mbps else ""
         silent = sum(path.fits is None for path in facts.paths)
@@ -161,7 +172,7 @@ class FabricLink(Check[FabricLinkFacts], frozen=True):
                 reason = f"{link.name} runs at {_gbps(link.speed_mbps)}, {_gbps(EXPECTED_MBPS)} expected"
                 yield warn(reason, f"look at the cable and the firmware: ethtool {link.name}")
         top = facts.links[0]
-        if top.mtu < self.mtu:
+        if self.interface is not None and top.mtu < self.mtu:
             reason = f"{top.name} has an MTU of {top.mtu}, fabric.mtu is {self.mtu}"
             hint = f"set it in netplan on every node (now: ip link set {top.name} mtu {self.mtu}), or lower fabric.mtu"
             yield warn(reason, hint)

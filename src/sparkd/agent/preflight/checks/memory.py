@@ -74,6 +74,9 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if facts.gpu_error:
             reason = f"the GPU's driver can't be queried: {facts.gpu_error}"
             return unknown(reason, "look at: nvidia-smi, dmesg", awaits=AWAITED)
+        if not self.need.is_known:
+            parts = f"{size(facts.free_bytes)} free, {size(facts.process_bytes)} held by processes and the kernel"
+            return ok(f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available, {parts}")
         engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
         needed = engine + self.need.headroom_bytes
         parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"

@@ -64,8 +64,9 @@ class OtherTenants(Check[TenantFacts], frozen=True):
         named = ", ".join(f"{one.name} {size(one.bytes)}" for one in facts.held)
         more = f", and {facts.others} more" if facts.others else ""
         needed = self.need.all_bytes(facts.total_bytes, facts.gpu_total_bytes)
-        left = f"{size(facts.available_bytes)} available, {size(needed)} needed"
-        if facts.available_bytes >= needed:
+        wanted = f", {size(needed)} needed" if self.need.is_known else ""
+        left = f"{size(facts.available_bytes)} available{wanted}"
+        if facts.available_bytes >= needed or not self.need.is_known:
             return ok(f"{named}{more}; {left}")
         reason = f"others hold {size(facts.held_bytes)} of what the plan needs: {named}{more}; {left}"
         return warn(reason, f"stop what you can spare: {facts.held[0].stop}")

@@ -15,7 +15,7 @@ from sparkd.base.config import units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host import Host
 from sparkd.base.host.files import FileFacts, Files, Kind
-from sparkd.base.host.units import Unit
+from sparkd.base.host.units import OWN_UNITS, Unit
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.plan.script import SCRIPT_FILE
@@ -175,7 +175,9 @@ class ScriptFacts(Struct, frozen=True):
 
 
 class ScriptPaths(Check[ScriptFacts], frozen=True):
-    unit: str
+    """Without a plan: of the units that are installed."""
+
+    units: tuple[str, ...]
     needed: tuple[NeededPath, ...] = ()
     drop_in: DropIn | None = None
     id = "script-paths"
@@ -183,18 +185,21 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> ScriptPaths:
-        return cls(f"sparkd-{inputs.role}.service", paths_of_plan(inputs.plan), inputs.drop_in)
+        if inputs.made_plan is None:
+            return cls(OWN_UNITS)
+        return cls((f"sparkd-{inputs.role}.service",), paths_of_plan(inputs.plan), inputs.drop_in)
 
     def probe(self, host: Host) -> ScriptFacts:
-        files, unit = host.files, host.unit(self.unit)
+        files, found = host.files, [unit for unit in map(host.unit, self.units) if unit]
         launch_script = _stat(files, SCRIPT_FILE)
-        of_unit, unknown = paths_of_unit(unit, files) if unit else ((), ())
+        named = [paths_of_unit(unit, files) for unit in found]
+        needed = dict.fromkeys((*(one for paths, _ in named for one in paths), *self.needed))
         return ScriptFacts(
-            unit=self.unit,
-            unit_sources=unit.sources if unit else (),
-            masked=bool(unit and unit.masked),
-            paths=tuple(_read_path(files, one) for one in (*of_unit, *self.needed)),
-            unknown_words=unknown,
+            unit=" and ".join(self.units),
+            unit_sources=tuple(one for unit in found for one in unit.sources),
+            masked=any(unit.masked for unit in found),
+            paths=tuple(_read_path(files, one) for one in needed),
+            unknown_words=tuple(word for _, unknown in named for word in unknown),
             drop_in=units.judge(files, self.drop_in) if self.drop_in else None,
             launch_script=launch_script.kind if launch_script else None,
         )
@@ -214,7 +219,7 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
             yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
         wanted, state = self.drop_in, facts.drop_in
         if not facts.unit_sources:
-            yield warn(f"{facts.unit} is not installed", "install the package")
+            yield warn(f"{facts.unit} {'are' if self.units[1:] else 'is'} not installed", "install the package")
         elif wanted and state and not facts.masked and (wanted.text or state is not State.FOREIGN):
             yield from (block(*one) for one in (units.why_wrong(wanted, state),) if one)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,12 +76,12 @@ def test_a_token_passes_all_stages_and_only_the_engine_gets_the_key() -> None:
     assert keys == ["Bearer s3cret", "Bearer s3cret"]
 
 
-def wait_for(port: int, seconds: float, *endings: Ending) -> None:
+def wait_for(port: int, seconds: float, *endings: Ending, works: Callable[[], bool] = bool) -> None:
     progress = LoadProgress(step="loading weights")
     with MainLoop(Notifier(), {}) as main:
         endpoint = Endpoint("127.0.0.1", port, "tiny")
         main.end_by(*endings)
-        await_ready(main, endpoint, seconds, 5, lambda _: progress)
+        await_ready(main, endpoint, seconds, 5, lambda _: progress, works)
 
 
 def test_ready_follows_the_first_possible_completion_within_half_a_second() -> None:
@@ -108,6 +109,18 @@ def test_an_ended_container_ends_the_wait(port: int) -> None:
 def test_a_timeout_names_the_stage_and_the_engines_step(port: int) -> None:
     with pytest.raises(NotReadyError, match=r"not ready within 0.5 s: waited for HTTP .* engine was loading weights"):
         wait_for(port, 0.5)
+
+
+def test_a_load_that_still_works_is_not_ended_by_the_time(port: int) -> None:
+    works_until = time.monotonic() + 1.0
+    with pytest.raises(NotReadyError, match=r"not ready within 0\.2 s"):
+        wait_for(port, 0.2, works=lambda: time.monotonic() < works_until)
+    assert time.monotonic() >= works_until
+
+
+def test_an_endpoint_that_answers_without_a_token_is_ended_by_the_time() -> None:
+    with engine(lambda *_: (503, b"")) as port, pytest.raises(NotReadyError, match=r"not ready within 0\.2 s"):
+        wait_for(port, 0.2, works=lambda: True)
 
 
 def test_an_endpoint_of_another_model_is_not_waited_for() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import NoReturn
 
@@ -26,7 +27,7 @@ from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.state.history import last_load
 from sparkd.base.status.figures import GpuReport
-from sparkd.base.status.model import FindingReport, NodeReport, Phase, utc_now
+from sparkd.base.status.model import FindingReport, NodeReport, Phase, describe_time_left, format_duration, utc_now
 from sparkd.base.status.phases import answers_requests
 from sparkd.base.vllm.api import Counters, Endpoint
 
@@ -51,10 +52,20 @@ def make_ready(agent: Agent, running: Running) -> None:
     def show(stage: ReadinessStage) -> LoadProgress:
         return _follow_load(agent, running, monitor, stage.value if stage is not ReadinessStage.HTTP else "")
 
-    wanted = agent.settings.readiness
-    readiness.await_ready(
-        agent.loop, agent.endpoint(running), wanted.timeout_seconds, wanted.completion_timeout_seconds, show
-    )
+    wanted, late = agent.settings.readiness, False
+
+    def works() -> bool:
+        """The deadline has passed."""
+        nonlocal late
+        if monitor.works and not late:
+            late = True
+            reason = f"not ready within {wanted.timeout_seconds} s, and the load still works: it may take longer"
+            hint = f"nothing is to be done; to give it up: systemctl stop sparkd-{agent.context.role}"
+            agent.events.warning("engine.readiness.late", reason=reason, hint=hint)
+        return monitor.works
+
+    endpoint, completion_seconds = agent.endpoint(running), wanted.completion_timeout_seconds
+    readiness.await_ready(agent.loop, endpoint, wanted.timeout_seconds, completion_seconds, show, works)
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
@@ -233,7 +244,8 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
     engine = replace(engine, idle_seconds=round(load.idle_seconds) if load else None)
     message = (
         doing
-        + (f", about {engine.seconds_left} s left" if engine.seconds_left else "")
+        + (f", this step about {format_duration(left)} more" if left else "")
+        + (f"; {whole} in all" if (whole := describe_time_left(engine, datetime.now(UTC))) else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
         + (f"; waiting for {waiting_for}" if waiting_for else "")
         + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")

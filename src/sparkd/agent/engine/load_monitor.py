@@ -2,8 +2,8 @@
 
 A rank works when it enters a step, loads a shard, reads from a disk or writes to one, or computes with new memory, as
 compilers do. It moves also when only its CPU or its GPU is busy: an autotuner may look so for many minutes, and so does
-a spinning wait for another rank. A rank may spin until `readiness.timeout_seconds`, but excuses no other rank by it:
-docs/adr/0031.
+a spinning wait for another rank. A rank may spin until `readiness.timeout_seconds` and work longer, and a spin excuses
+no other rank: docs/adr/0031.
 """
 
 from __future__ import annotations
@@ -127,11 +127,16 @@ class LoadMonitor(Struct):
                     waits = f"; its threads: {self._load.seen.waits}" if self._load.seen.waits else ""
                     reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
                     raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
-        idle = self._load is not None and self._load.idle_seconds >= self.limit_seconds / 10
+        idle = self._load is not None and not self.works
         if self.limit_seconds and self._looking is None and now >= self._look_at:
             self._look_at = now + pace_seconds(self.limit_seconds)
             self._looking = self.start(lambda: self._look(progress, closely=idle))
         return self._load if idle else None
+
+    @property
+    def works(self) -> bool:
+        """Whether it did lately what no rank does that only waits."""
+        return self._load is not None and self._load.idle_seconds < self.limit_seconds / 10
 
     def _look(self, progress: tuple[object, ...], *, closely: bool) -> Look:
         table = self.host.processes()

@@ -61,11 +61,13 @@ def await_ready(
     launch_seconds: float,
     completion_seconds: float,
     show: Callable[[ReadinessStage], LoadProgress],
+    works: Callable[[], bool],
 ) -> None:
     """Wait for the first completion.
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12) after
-    `launch_seconds`, or at once when the endpoint serves another model or refuses the key.
+    `launch_seconds`, but while HTTP does not answer only once the load no longer `works`; or at once when the endpoint
+    serves another model or refuses the key.
     """
     deadline = time.monotonic() + launch_seconds
     probing: Outcome[ProbeResult] | None = None
@@ -85,7 +87,7 @@ def await_ready(
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
-        if now >= deadline:
+        if now >= deadline and not (stage is ReadinessStage.HTTP and works()):
             answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
             waited_for = f"waited for {stage.value}{answer}; the engine was {progress.step}"
             raise NotReadyError(

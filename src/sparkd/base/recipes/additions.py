@@ -19,6 +19,8 @@ INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 VERBS = "/dev/infiniband"
 """Folder of the devices that RDMA goes through."""
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
+ENGINE_READY_SECONDS = 86_400
+"""A day: a load is given up by readiness.timeout_seconds, and one that still works by nobody."""
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
 RAY = "ray"
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
@@ -85,7 +87,7 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     env = {**recipe.env, **engine.env}
     args = {**recipe.args, **engine.args}
     on_gpu = recipe.container.gpus == "all"
-    found = {READY_TIMEOUT: str(settings.readiness.timeout_seconds)}
+    found = {READY_TIMEOUT: str(ENGINE_READY_SECONDS)}
     fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
     if on_gpu and NEWER_ALLOCATOR not in env and not fixed:
         found[ALLOCATOR] = EXPANDABLE

@@ -239,6 +239,19 @@ def load_seconds_left(engine: EngineReport, now: datetime) -> float | None:
     return None if passed is None or engine.expected_seconds is None else engine.expected_seconds - passed
 
 
+MOST_SECONDS = 1e9
+"""Of a figure of another node: more is no time that passes."""
+
+
+def describe_time_left(engine: EngineReport, now: datetime) -> str:
+    """`about 6 min left (recipe)`: until the first completion, and who says so; empty without a figure."""
+    left = load_seconds_left(engine, now)
+    if left is None or abs(left) > MOST_SECONDS:
+        return ""
+    by = "recipe" if engine.expected_by == "recipe" else "last load"
+    return f"about {format_duration(left)} left ({by})" if left >= 0 else f"{format_duration(-left)} over ({by})"
+
+
 def dump(report: NodeReport) -> str:
     """JSON of at most LIMIT_BYTES: where it would be larger, this node's texts are cut and its lists shortened."""
     return fit(report, LIMIT_BYTES)[1]

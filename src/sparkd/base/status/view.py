@@ -20,8 +20,8 @@ from sparkd.base.status.model import (
     PeerStatus,
     Phase,
     RestartReport,
+    describe_time_left,
     format_duration,
-    load_seconds_left,
     seconds_since,
 )
 
@@ -136,7 +136,7 @@ def _with_figures(shown: NodeView, report: NodeReport, view: View) -> NodeView:
         shown,
         serves=sanitize(report.message, TEXT_LIMIT) if report.phase is Phase.SERVING else "",
         loading=report.engine if loads else None,
-        left=_left(report.engine, view.now) if loads else "",
+        left=describe_time_left(report.engine, view.now) if loads else "",
         memory=report.memory,
         activity=report.activity,
         gpu=report.gpu,
@@ -146,14 +146,6 @@ def _with_figures(shown: NodeView, report: NodeReport, view: View) -> NodeView:
 def _place(node: str, address: str) -> str:
     known, shown = name(node), name(address)
     return f"{known} ({shown})" if known and shown else known or shown
-
-
-def _left(engine: EngineReport, now: datetime) -> str:
-    left = load_seconds_left(engine, now)
-    if left is None or abs(left) > MOST:
-        return ""
-    by = "recipe" if engine.expected_by == "recipe" else "last load"
-    return f"about {format_duration(left)} left ({by})" if left >= 0 else f"{format_duration(-left)} over ({by})"
 
 
 def cause(report: NodeReport) -> str:

@@ -5,7 +5,7 @@ set -euo pipefail
 
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
-  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_ENGINE_READY_TIMEOUT_S=86400
   export RAY_memory_monitor_refresh_ms=0
   export RAY_USAGE_STATS_ENABLED=0
   export RAY_DEDUP_LOGS=0

@@ -5,7 +5,7 @@ set -euo pipefail
 
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
-  export VLLM_ENGINE_READY_TIMEOUT_S=3600
+  export VLLM_ENGINE_READY_TIMEOUT_S=86400
   exec -- vllm serve /models/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 \
     --served-model-name nemotron-3-super \
     --trust-remote-code \

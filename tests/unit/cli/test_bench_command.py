@@ -15,6 +15,7 @@ from tests.unit.stream_server import streaming
 
 from sparkd.base.lib.text import plain
 from sparkd.tools.cli import bench_table
+from sparkd.tools.cli.bench import describe_cache
 from sparkd.tools.measure.bench import Result
 from sparkd.tools.measure.figures import DECODE, FIRST, Depth, Level, Spread
 from sparkd.tools.measure.past import Usual
@@ -120,3 +121,21 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     reason = "only root can prove" if os.geteuid() else "no agent runs on this node"
     assert (done.returncode, reason in done.stderr) == (2 if os.geteuid() else 10, True), done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "changed", "said", "too_small"),
+    [
+        (551_107, 612_341, False, "551,107 tokens, 90% of the recipe's 612,341", False),
+        (360_858, 612_341, False, "59% of the recipe's 612,341; too few: sparkd preflight --dry-run", True),
+        (360_858, 612_341, True, "59% of the recipe's 612,341; engine.args changes the recipe", False),
+        (360_858, None, False, "the recipe expects no figure", False),
+        (None, 612_341, False, "not reported", False),
+    ],
+)
+def test_a_kv_cache_smaller_than_the_recipes_is_a_fault(
+    found: int | None, expected: object, changed: bool, said: str, too_small: bool
+) -> None:
+    text, fault = describe_cache(found, expected, changed=changed)
+    assert said in text
+    assert fault is too_small

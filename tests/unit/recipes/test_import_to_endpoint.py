@@ -146,6 +146,7 @@ def test_mods_become_a_dockerfile_in_their_order(tree: Path) -> None:
     assert f"#   {digest.stdout.split()[0]}  b/x.patch" in lines
     build, made = shlex.split(result.steps[0]), shlex.split(result.steps[1])
     assert build[-4:] == ["-t", "vllm-node", "--tf5", "a b)"]
+    assert "torch is built without CUDA" in str(recipe.image.asserts)
     assert made[:3] == ["sudo", "docker", "build"]
     assert made[made.index("-t") + 1] == recipe.image.ref
     assert result.steps[1] == recipe.image.build

@@ -61,7 +61,7 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"gpu_memory_utilization": "0.912"}, []),
         ({"gpu_memory_utilization": "0.92"}, ["high-memory-share"]),
         ({"gpu_memory_utilization": "0.95"}, ["high-memory-share"]),
-        ({"gpu_memory_utilization": "0.96"}, ["memory-share"]),
+        ({"gpu_memory_utilization": "0.98"}, ["high-memory-share"]),
         ({"gpu_memory_utilization": "nan"}, []),
         ({"gpu_memory_utilization": "much"}, []),
         ({"max_num_batched_tokens": "16384", "no_enable_chunked_prefill": None}, ["unchunked-prefill"]),
@@ -74,6 +74,7 @@ def test_what_is_known_to_serve_well_is_good() -> None:
         ({"max_num_seqs": "18"}, []),
         ({"max_num_seqs": "19"}, ["pool-sequences"]),
         ({"enforce_eager": None}, ["eager"]),
+        ({"enforce_eager": None, "compilation_config": "{}"}, ["eager"]),
         ({"max_num_seqs": "0"}, ["out-of-range"]),
         ({"max_num_batched_tokens": "-5", "max_num_seqs": "1"}, ["out-of-range"]),
         ({"max_model_len": "0k"}, ["out-of-range"]),
@@ -95,6 +96,11 @@ def test_what_is_known_to_serve_well_is_good() -> None:
 )
 def test_flags(flags: dict[str, str | None], expected: list[str]) -> None:
     assert seen(LAUNCH, **flags) == expected
+
+
+def test_a_model_of_another_kind_may_be_eager() -> None:
+    other = replace(LAUNCH, model=ModelLimits("nemotron_h", 1_048_576))
+    assert seen(other, enforce_eager=None, compilation_config="{}") == []
 
 
 def test_a_left_out_share_of_memory_is_vllms_own_unless_the_cache_has_a_size() -> None:

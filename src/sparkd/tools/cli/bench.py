@@ -149,7 +149,8 @@ LEAST_SHARE = 0.9
 def add_smoke(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.epilog = (
-        "exit codes: 0 every answer makes sense, 12 some do not, 10 nothing serves here, 13 it does not answer"
+        "exit codes: 0 every answer makes sense, 12 some do not or the KV cache is too small, 10 nothing serves here, "
+        "13 it does not answer"
     )
     parser.set_defaults(run=smoke)
 
@@ -160,7 +161,9 @@ def smoke(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         rounds = asyncio.run(collect(served) if args.json else collect(served, show))
-        cache = describe_cache(served)
+        node, tokens = served.node, served.report.engine.kv_cache_tokens
+        expected = node.recipe.expect.get(KV_CACHE_TOKENS)
+        cache, too_small = describe_cache(tokens, expected, changed=bool(node.settings.engine.args))
         faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id
         keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:MOST_FAULTS]))
@@ -171,7 +174,7 @@ def smoke(args: argparse.Namespace) -> int:
     else:
         print(f"KV cache            {cache}")
         print(f"bad outputs: {bad}   ({seconds:.0f} s)")
-    return ExitCode.NOT_READY if bad else ExitCode.GOOD
+    return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
 
 
 def show(one: Round) -> None:
@@ -187,13 +190,15 @@ def lines(one: Round) -> list[str]:
     return [row, *(f"  bad: {sanitize(fault, COLUMNS - 7)}" for fault in one.faults)]
 
 
-def describe_cache(served: Served) -> str:
-    """The engine's KV cache beside the recipe's."""
-    found, expected = served.report.engine.kv_cache_tokens, served.node.recipe.expect.get(KV_CACHE_TOKENS)
+def describe_cache(found: int | None, expected: object, *, changed: bool) -> tuple[str, bool]:
+    """The engine's KV cache beside the recipe's, and whether it is too small. `changed`: by flags of the settings."""
     if found is None:
-        return "not reported"
+        return "not reported", False
     text = f"{found:,} tokens"
     if not isinstance(expected, int) or expected <= 0:
-        return f"{text}; the recipe expects no figure"
+        return f"{text}; the recipe expects no figure", False
     text += f", {found / expected:.0%} of the recipe's {expected:,}"
-    return text + ("; too few" if found < LEAST_SHARE * expected else "")
+    if changed:
+        return f"{text}; engine.args changes the recipe", False
+    too_small = found < LEAST_SHARE * expected
+    return text + ("; too few: sparkd preflight --dry-run shows who has the memory" if too_small else ""), too_small

@@ -119,7 +119,7 @@ def _render(recipe: Recipe, file: str, notes: list[Note], steps: Iterable[str]) 
             lines.append(f"{key}: {format_flow(text, plain_numbers=False)}")
     for section, entries in (
         ("model", recipe.model.model_dump(exclude_defaults=True)),
-        ("image", recipe.image.model_dump(exclude_defaults=True)),
+        ("image", recipe.image.model_dump(exclude_defaults=True, by_alias=True)),
         ("nodes", recipe.nodes.model_dump(exclude_unset=True)),
         ("args", recipe.args),
         ("env", recipe.env),

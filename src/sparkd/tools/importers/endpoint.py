@@ -109,12 +109,20 @@ def complete(source: Source, recipe: Recipe, path: Path | None, place: Place) ->
     bundle = Bundle(recipe, place, recipe.image.ref)
     bundle.build = _build_command(source, recipe, path)
     if bundle.build:
-        bundle.update("image", build=bundle.build)
+        bundle.update("image", build=bundle.build, asserts=(_CUDA_TORCH,))
     _find_model(source, bundle)
     _find_drafts(source, bundle)
     _take_mods(source, bundle, path)
     _note_paths(source, bundle.recipe)
     return bundle
+
+
+_CUDA_TORCH = """\
+python3 -c 'from importlib.util import find_spec; from runpy import run_path
+torch = find_spec("torch"); assert torch, "torch is missing"
+assert run_path(torch.origin.replace("__init__", "version"))["cuda"], "torch is built without CUDA"'
+"""
+"""A build that resolves torch from Python's package index gets its wheel for the CPU."""
 
 
 def _is_published(image: str) -> bool:

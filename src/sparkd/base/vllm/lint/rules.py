@@ -159,8 +159,6 @@ RULES = (
          hint="take enable-chunked-prefill: false out"),
     Rule("batch", BLOCKS, predicates.batch_below_sequences,
          hint="raise max-num-batched-tokens"),
-    Rule("memory-share", BLOCKS, predicates.too_much_memory,
-         hint="lower gpu-memory-utilization"),
     Rule("high-memory-share", WARNS, predicates.much_memory,
          hint="set gpu-memory-utilization to 0.90 or lower"),
     Rule("misnamed-flag", WARNS, predicates.misnamed,

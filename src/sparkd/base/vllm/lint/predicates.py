@@ -46,7 +46,7 @@ RENAMED = {
 DEFAULT_SHARE = 0.92
 """vLLM's own default of --gpu-memory-utilization (vllm/config/cache.py, 0.32)."""
 HIGHEST_SHARE = 0.912
-"""On a Spark. What is available on the node at hand decides at its launch: the check unified-memory."""
+"""On a Spark. What is available on a node decides at its launch: the check unified-memory."""
 DRAFTS = {"deepseek_mtp": 2, "dspark": 5}
 """Draft tokens that measured best, by method."""
 MANY_POOLS = 4

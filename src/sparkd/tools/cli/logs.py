@@ -59,9 +59,9 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
     while True:
         answers = await asyncio.gather(*(one.next(query) for one in logs))
         entries = merge(found for found, _ in answers)
-        if args.json:
+        if entries and args.json:
             console.show(list(render_json(entries, marks)))
-        else:
+        elif entries:
             rows = list(render_rows(entries, marks))
             console.show([Table([row for row, _ in rows], [level for _, level in rows])])
         for log, (_, trouble) in zip(logs, answers, strict=True):
@@ -73,6 +73,8 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
         await asyncio.sleep(POLL_SECONDS)
     if not any(found or not trouble for found, trouble in answers):
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
+    if not (args.json or entries):
+        print(f"no lines since {args.since}; what the node does now: sparkd status")
 
 
 def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:

@@ -50,6 +50,8 @@ Where root alone may run it from its first line on, `as_root` is why, and what t
 """
 
 COMPLETE = "__complete"
+SYSTEMCTL = ("start", "stop", "restart", "enable", "disable")
+"""What systemd does with the units."""
 HINTS = {errno.ENOSPC: "df -h", errno.EROFS: "findmnt --options ro"}
 EPILOG = """exit codes: 0 good, 1 bug, 2 usage, 10 blocked or another owner, 11 launch failed, 12 not ready in time,
 13 engine ended, 14 peer lost, 15 engine stalled, 16 memory guard, 17 the node needs a person, 78 wrong configuration"""
@@ -114,6 +116,7 @@ def _run(words: list[str]) -> int:
 
         complete("".join(words[1:2]))
         return ExitCode.GOOD
+    _refuse_unknown(words[:1])
     args = build_parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
     from sparkd.base.lib import log
 
@@ -121,6 +124,21 @@ def _run(words: list[str]) -> int:
     if "as_root" in args and os.geteuid():
         raise UsageError(*args.as_root)
     return int(args.run(args) or ExitCode.GOOD)
+
+
+def _refuse_unknown(words: list[str]) -> None:
+    """Raises UsageError for a command that there is not, with what is meant."""
+    names = [name for name, _, _ in COMMANDS]
+    if not words:
+        raise UsageError("a command is needed", "sparkd --help; to set up this node: sudo sparkd init --plan")
+    (word,) = words
+    if word.startswith("-") or word in names:
+        return
+    from sparkd.base.lib.text import did_you_mean, sanitize
+
+    by_systemd = f"sudo systemctl {word} sparkd-head; on every other node: sparkd-worker"
+    hint = by_systemd if word in SYSTEMCTL else "sparkd --help shows them all"
+    raise UsageError(f"there is no command {sanitize(word, 40)}{did_you_mean(word, names)}", hint)
 
 
 def _discard_output() -> None:

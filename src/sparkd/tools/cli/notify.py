@@ -34,7 +34,7 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
 def send_test(_: argparse.Namespace) -> int:
     settings, host = load_settings(os.environ).notify, Host()
     if not settings.ways:
-        raise UsageError("no way for messages is configured", "set notify.command or notify.webhook_file: README")
+        raise UsageError("no way for messages is configured", "man sparkd.toml: notify.command, notify.webhook_file")
     if os.geteuid():
         raise UsageError("what sends messages is for root", "run it as root")
     failed = False

@@ -13,7 +13,7 @@ from sparkd.base.cluster.membership import resolve_context
 from sparkd.base.config import Settings, load_settings
 from sparkd.base.host import Host, shm, weights
 from sparkd.base.host.disks import Room, read_rooms
-from sparkd.base.host.files import Files
+from sparkd.base.host.files import Files, Kind
 from sparkd.base.host.ownership import ROOT, read_private
 from sparkd.base.lib.errors import BlockedError, ConfigError, UsageError
 from sparkd.base.lib.text import sanitize, size
@@ -45,6 +45,9 @@ def find_folder(word: str | None, host: Host) -> str:
 
 def describe_files(folder: str, host: Host) -> str:
     """What is there of a model. Raises BlockedError (10) where the loader would fail."""
+    with suppress(FileNotFoundError):
+        if host.files.stat(folder).kind is Kind.FILE:
+            raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder).run(host)
     if not facts.there:
         raise BlockedError(f"{folder} is missing or empty", "put the model there, or name another folder")

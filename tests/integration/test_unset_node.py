@@ -1,0 +1,78 @@
+"""A node that nobody has set up: every command says so, or what it does, and ends with what to do."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+
+UNSET = "this node is not set up: engine.recipe names no recipe"
+TO_DO = "sudo sparkd init --plan"
+EMPTY = """
+for folder in /etc/sparkd /var/lib/sparkd /run/sparkd; do mkdir -p $folder; mount -t tmpfs none $folder; done
+exec "$@"
+"""
+
+
+def run(command: str) -> tuple[int, list[str]]:
+    """As root, on this machine's kernel without its network, with nothing of sparkd's on the disk. Code and lines."""
+    program = [sys.executable, "-m", "sparkd.tools.cli.main", *shlex.split(command)]
+    done = subprocess.run(
+        ["unshare", "--mount", "--net", "bash", "-euc", EMPTY, "bash", *program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("plan", "endpoint", "smoke", "bench", "preflight", "use --list", "use tiny-cpu", "run --role head"),
+        *("model check", "model pull", "model sync --to x", "image sync --to x", "tune show", "tune apply"),
+    ],
+)
+def test_what_needs_a_plan_says_the_one_thing(command: str) -> None:
+    code, lines = run(command)
+    assert (code, len(lines)) == (78, 1)
+    assert UNSET in lines[0]
+    assert TO_DO in lines[0]
+
+
+@pytest.mark.parametrize(("command", "code"), [("config check", 0), ("status", 21), ("preflight --dry-run", 78)])
+def test_what_needs_none_says_it_last(command: str, code: int) -> None:
+    found, lines = run(command)
+    assert found == code
+    assert lines[-1] == f"next: {TO_DO}"
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "to_do"),
+    [
+        ("", 2, TO_DO),
+        ("start", 2, r"sudo systemctl start sparkd-head"),
+        ("stauts", 2, r"did you mean status\?"),
+        ("help me", 2, r"sparkd --help"),
+        ("fabric test", 2, r"a fabric joins two nodes"),
+        ("logs", 0, r"no lines since 1h; .*sparkd status"),
+        ("notify test", 2, r"man sparkd\.toml"),
+        ("model check /etc/hostname", 2, r"is a file, not a model's folder"),
+        ("recipe show nemotron", 78, r"sparkd recipe list"),
+        ("init", 2, r"--yes .*--plan"),
+    ],
+)
+def test_a_wrong_turn_ends_in_one_line_that_says_what_to_do(command: str, code: int, to_do: str) -> None:
+    found, lines = run(command)
+    assert (found, len(lines)) == (code, 1)
+    assert re.search(to_do, lines[0])
+
+
+def test_nothing_fetched_lists_nothing_as_json() -> None:
+    assert run("logs --json") == (0, [])

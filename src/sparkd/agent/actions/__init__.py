@@ -138,7 +138,7 @@ class Actions:
             case UnlinkSegment():
                 return self._act(partial(unlink_segment, fix, self._host), ACT_SECONDS, "a look at who uses it")
             case DropPageCache():
-                return self._act(partial(page_cache.drop_page_cache, self._host), ACT_SECONDS, "sync")
+                return self._act(self.drop_page_cache, ACT_SECONDS, "sync")
             case CompactMemory():
                 return self._act(partial(self.compact_memory, fix), ACT_SECONDS, "compaction")
             case _:
@@ -233,6 +233,10 @@ class Actions:
     def prune_caches(self, image_id: str) -> Iterator[Pruned]:
         """Remove caches of images not used for longest, one by one. Takes minutes. Raises OSError."""
         return files.prune_caches(image_id, (one.target for one in disks.mounts(self._host.files, "self")))
+
+    def drop_page_cache(self) -> Applied:
+        """Blocks for as long as the disks take: for a thread of its own."""
+        return page_cache.drop_page_cache(self._host)
 
     def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""

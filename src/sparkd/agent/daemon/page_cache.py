@@ -1,7 +1,10 @@
-"""The model's page cache around a load: a smaller readahead before it, and loaded shards given back during it."""
+"""The page cache: a smaller readahead before a load, loaded shards given back during it; what grows while it serves."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 from sparkd.agent.actions.page_cache import ReadaheadChange
@@ -9,11 +12,61 @@ from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.contiguous_memory import ContiguousMemory
 from sparkd.agent.engine.page_cache_release import PageCacheRelease
 from sparkd.agent.engine.rank import Running
+from sparkd.agent.preflight.check import Verdict
+from sparkd.agent.preflight.checks.memory import PageCache
+from sparkd.agent.preflight.fixes import Applied, DropPageCache
 from sparkd.base.lib.main_loop import Outcome
 from sparkd.base.lib.text import GIB
+from sparkd.base.plan.inputs import MemoryNeed
+from sparkd.base.status.model import FindingReport
 
 RESTORE_SECONDS = 1.0
 """For one write to sysfs."""
+
+
+CREEP_SECONDS = 600.0
+"""Between two looks while the engine serves: the cache grows over hours."""
+
+
+def page_cache_watch(
+    agent: Agent, drop: Callable[[], Applied], clock: Callable[[], float] = time.monotonic
+) -> Callable[[bool], None]:
+    """While the engine serves: says where the free memory that the GPU's driver takes from has become page cache.
+
+    The result is called with whether the engine is idle: then the cache is dropped, where preflight may do that.
+    """
+    wanted, unified = agent.settings, agent.plan.container.gpus == "all"
+    check, look_at = PageCache(MemoryNeed(0, None, round(wanted.memory.headroom_gib * GIB))), clock() + CREEP_SECONDS
+
+    def look(may_drop: bool) -> Verdict | None:
+        """For a thread. None where the GPU has memory of its own, or something can't be read."""
+        with suppress(OSError, ValueError):
+            if (gpu := agent.host.gpu()).error or gpu.total_bytes is not None:
+                return None
+            verdict = check.run(agent.host)[1]
+            if not (verdict.fixes and may_drop):
+                return verdict
+            agent.events.info("page_cache.dropped", reason=verdict.reason, note=drop().note)
+            return check.run(agent.host)[1]
+        return None
+
+    def report(outcome: Outcome[Verdict | None]) -> None:
+        with suppress(BlockingIOError):  # no thread for it
+            verdict = outcome.result()
+            told = verdict if verdict is not None and verdict.fixes else None
+            hint = "sync && echo 1 | sudo tee /proc/sys/vm/drop_caches"
+            found = (FindingReport(PageCache.id, told.level.value, told.reason, hint),) if told else ()
+            before = agent.reporter.report.findings
+            agent.reporter.update(findings=(*(one for one in before if one.id != PageCache.id), *found))
+
+    def watch(idle: bool) -> None:
+        nonlocal look_at
+        if unified and clock() >= look_at:
+            look_at = clock() + CREEP_SECONDS
+            may_drop = idle and DropPageCache.kind in wanted.preflight.allow_fixes
+            agent.loop.start(partial(look, may_drop), "page cache", report)
+
+    return watch
 
 
 def lower_readahead(agent: Agent) -> None:

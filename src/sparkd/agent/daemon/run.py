@@ -69,9 +69,9 @@ def launch_and_serve(agent: Agent) -> NoReturn:
     running = retry_while_blocked(agent, start)
     if not agent.context.is_head:
         follow_head(agent, running)
-    make_ready(agent, running)
+    gpu = make_ready(agent, running)
     try_out(agent, running)
-    serve(agent, running)
+    serve(agent, running, gpu)
 
 
 def start(agent: Agent) -> Running:

@@ -14,6 +14,7 @@ from typing import NoReturn
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
 from sparkd.agent.engine import readiness
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor
@@ -26,7 +27,7 @@ from sparkd.base.host import docker, docker_config
 from sparkd.base.lib.errors import EngineDeadError, StalledError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.state.history import last_load
-from sparkd.base.status.figures import GpuReport
+from sparkd.base.status.figures import ActivityReport, GpuReport
 from sparkd.base.status.model import FindingReport, NodeReport, Phase, describe_time_left, format_duration, utc_now
 from sparkd.base.status.phases import answers_requests
 from sparkd.base.vllm.api import Counters, Endpoint
@@ -44,12 +45,13 @@ DOCKER_AWAY_SECONDS = 0.2
 """Between looks for the next dockerd after the rank's own has gone: it comes 2 s later (seen)."""
 
 
-def make_ready(agent: Agent, running: Running) -> None:
+def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     """Follow the load until the first completion, then report to systemd."""
     _begin_load(agent)
-    monitor = _load_monitor(agent, running)
+    monitor, gpu = _load_monitor(agent, running), _gpu_watch(agent)
 
     def show(stage: ReadinessStage) -> LoadProgress:
+        with_gpu(agent, "", gpu)
         return _follow_load(agent, running, monitor, stage.value if stage is not ReadinessStage.HTTP else "")
 
     wanted, late = agent.settings.readiness, False
@@ -70,6 +72,7 @@ def make_ready(agent: Agent, running: Running) -> None:
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
     agent.run_aside("prune", partial(_prune, agent, running.rank.image_id))
+    return gpu
 
 
 def _prune(agent: Agent, image_id: str) -> None:
@@ -81,11 +84,11 @@ def _prune(agent: Agent, image_id: str) -> None:
                 agent.events.info("cache.folder.removed", path=one.path)
 
 
-def serve(agent: Agent, running: Running) -> NoReturn:
+def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoReturn:
     served = f"{agent.plan.served_name} on port {agent.plan.api_port}"
     agent.phase.enter(Phase.SERVING, served)
     agent.proving.begin()
-    gpu = _gpu_watch(agent)
+    watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
     endpoint, meter = agent.endpoint(running), ActivityMeter()
     report_smoke_test = start_smoke_test(agent, running)
     agent.monitor.prove_by(partial(_makes_token, endpoint))
@@ -98,6 +101,7 @@ def serve(agent: Agent, running: Running) -> NoReturn:
         agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
         agent.proving.tick()
         report_smoke_test()
+        watch_page_cache(_is_idle(activity))
 
     limits, completion_seconds = agent.settings.supervise, agent.settings.readiness.completion_timeout_seconds
     monitor = HealthMonitor(
@@ -122,11 +126,13 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
     _begin_load(agent)
     agent.loop.extend_timeout(False)
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
+    watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
         head = agent.monitor.check()[0]
         report = head.report
         if report is None or not answers_requests(report):
+            with_gpu(agent, "", gpu)
             _follow_load(agent, running, monitor)
         else:
             if not running.ready:
@@ -134,12 +140,17 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
                 agent.proving.begin()
             _show_head(agent, head.name, report, gpu)
             agent.proving.tick()
+            watch_page_cache(_is_idle(report.activity))
         alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
         agent.loop.wait(DOCKER_AWAY_SECONDS if alarmed else pause_seconds)
         if alarmed:
             _raise_if_docker_ended_it(agent, running)
         if running.log.progress.worker_died:
             raise EngineDeadError("a process of the rank has died")
+
+
+def _is_idle(activity: ActivityReport | None) -> bool:
+    return activity is not None and activity.running == 0 and not activity.waiting
 
 
 def _show_head(agent: Agent, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:

@@ -1,0 +1,98 @@
+"""Page cache that grows while the engine serves: reported, and dropped while it is idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.cluster_nodes import agent_under_test, settings
+
+from sparkd.agent.daemon.context import Agent
+from sparkd.agent.daemon.page_cache import CREEP_SECONDS, page_cache_watch
+from sparkd.agent.preflight.fixes import Applied
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.host.gpu import GpuFacts
+from sparkd.base.lib.text import GIB
+
+NODE = "node0"
+SHARED, OWN, AWAY = GpuFacts(("NVIDIA GB10",), None, ()), GpuFacts(("x",), 80 * GIB, ()), GpuFacts((), None, (), "gone")
+
+
+def memory(tree: Tree, cached_gib: float) -> None:
+    Tree(tree.root / NODE).meminfo(MemTotal=120, MemFree=16 - cached_gib, MemAvailable=16, Cached=cached_gib)
+
+
+def on_a_gpu(*allowed: str) -> Settings:
+    found = settings((), 1, recipe="nemotron-3-super-nvfp4")
+    return found.model_copy(update={"preflight": found.preflight.model_copy(update={"allow_fixes": allowed})})
+
+
+class World:
+    """A serving agent, its watch, and how often the cache was dropped."""
+
+    def __init__(self, agent: Agent, tree: Tree, gpu: GpuFacts) -> None:
+        self.now, self.dropped, self.tree = 0.0, 0, tree
+        host = Host(agent.host.files.root, gpu=lambda: gpu)
+        self.agent = replace(agent, host=host)
+        self._watch = page_cache_watch(self.agent, self._drop, lambda: self.now)
+
+    def _drop(self) -> Applied:
+        self.dropped += 1
+        memory(self.tree, cached_gib=0.5)
+        return Applied("applied", "15.0 GiB freed")
+
+    def look(self, *, idle: bool) -> list[str]:
+        """After ten more minutes; the findings."""
+        self.now += CREEP_SECONDS
+        before = self.agent.reporter.report
+        self._watch(idle)
+        self.agent.loop.wait_until(lambda: self.agent.reporter.report is not before, 0.5)
+        return [one.id for one in self.agent.reporter.report.findings]
+
+
+@pytest.fixture
+def world(tree: Tree) -> Iterator[Callable[..., World]]:
+    with agent_under_test(tree, 0, on_a_gpu("drop-page-cache")) as made:
+        yield lambda gpu=SHARED: World(made.agent, tree, gpu)
+
+
+def test_it_is_told_while_requests_run_and_dropped_once_none_does(tree: Tree, world: Callable[..., World]) -> None:
+    one = world()
+    memory(tree, cached_gib=15)
+    assert one.look(idle=False) == ["page-cache"]
+    (found,) = one.agent.reporter.report.findings
+    assert found.level == "warn"
+    assert "could be dropped, 1.0 GiB free" in found.reason
+    assert "drop_caches" in found.hint
+    assert one.dropped == 0
+    assert one.look(idle=True) == []
+    assert one.dropped == 1
+    assert one.look(idle=True) == []
+    assert one.dropped == 1
+
+
+def test_nothing_is_looked_at_within_ten_minutes(tree: Tree, world: Callable[..., World]) -> None:
+    one = world()
+    memory(tree, cached_gib=15)
+    one.now -= 1
+    assert one.look(idle=True) == []
+    assert one.dropped == 0
+
+
+@pytest.mark.parametrize("gpu", [OWN, AWAY])
+def test_a_gpu_with_memory_of_its_own_is_no_reason(tree: Tree, world: Callable[..., World], gpu: GpuFacts) -> None:
+    one = world(gpu)
+    memory(tree, cached_gib=15)
+    assert one.look(idle=True) == []
+    assert one.dropped == 0
+
+
+def test_without_leave_it_is_only_told(tree: Tree) -> None:
+    with agent_under_test(tree, 0, on_a_gpu()) as made:
+        one = World(made.agent, tree, SHARED)
+        memory(tree, cached_gib=15)
+        assert one.look(idle=True) == ["page-cache"]
+        assert one.dropped == 0

@@ -59,7 +59,7 @@ def world(tree: Tree) -> Iterator[Callable[..., World]]:
         yield lambda gpu=SHARED: World(made.agent, tree, gpu)
 
 
-def test_it_is_told_while_requests_run_and_dropped_once_none_does(tree: Tree, world: Callable[..., World]) -> None:
+def test_it_is_reported_while_requests_run_and_dropped_once_none_does(tree: Tree, world: Callable[..., World]) -> None:
     one = world()
     memory(tree, cached_gib=15)
     assert one.look(idle=False) == ["page-cache"]
@@ -90,7 +90,7 @@ def test_a_gpu_with_memory_of_its_own_is_no_reason(tree: Tree, world: Callable[.
     assert one.dropped == 0
 
 
-def test_without_leave_it_is_only_told(tree: Tree) -> None:
+def test_without_leave_it_is_only_reported(tree: Tree) -> None:
     with agent_under_test(tree, 0, on_a_gpu()) as made:
         one = World(made.agent, tree, SHARED)
         memory(tree, cached_gib=15)

@@ -53,9 +53,9 @@ def page_cache_watch(
     def report(outcome: Outcome[Verdict | None]) -> None:
         with suppress(BlockingIOError):  # no thread for it
             verdict = outcome.result()
-            told = verdict if verdict is not None and verdict.fixes else None
+            creeps = verdict if verdict is not None and verdict.fixes else None
             hint = "sync && echo 1 | sudo tee /proc/sys/vm/drop_caches"
-            found = (FindingReport(PageCache.id, told.level.value, told.reason, hint),) if told else ()
+            found = (FindingReport(PageCache.id, creeps.level.value, creeps.reason, hint),) if creeps else ()
             before = agent.reporter.report.findings
             agent.reporter.update(findings=(*(one for one in before if one.id != PageCache.id), *found))
 

@@ -8,19 +8,15 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sparkd.agent.preflight.fixes import stop_by_hand
-from sparkd.agent.preflight.runner import IDS, blocking, check_ids
-from sparkd.base.cluster.membership import NodeContext, resolve_context
-from sparkd.base.config import Settings, load_settings
-from sparkd.base.host import Host
-from sparkd.base.lib import read_data
 from sparkd.base.lib.errors import ConfigError, ExitCode, UsageError
-from sparkd.base.lib.text import did_you_mean
-from sparkd.tools.cli import console
-from sparkd.tools.node import render
-from sparkd.tools.node.dry_run import look_without_plan, only_look
-from sparkd.tools.node.render import Shown
+
+if TYPE_CHECKING:  # its help waits for none of them
+    from sparkd.base.cluster.membership import NodeContext
+    from sparkd.base.config import Settings
+    from sparkd.base.host import Host
+    from sparkd.tools.node.render import Shown
 
 
 def add_preflight(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +38,11 @@ def preflight(args: argparse.Namespace) -> int:
     if args.explain:
         print(_page(args.explain))
         return ExitCode.GOOD
+    from sparkd.agent.preflight.fixes import stop_by_hand
+    from sparkd.base.host import Host
+    from sparkd.tools.cli import console
+    from sparkd.tools.node import render
+
     if args.root and not Path(args.root).is_dir():
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
@@ -56,6 +57,11 @@ def preflight(args: argparse.Namespace) -> int:
 
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     """Raises ConfigError where there is no plan, and more than a look is wanted, as `tools.node.fixing` does."""
+    from sparkd.agent.preflight.runner import blocking, check_ids
+    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.config import Settings, load_settings
+    from sparkd.tools.node.dry_run import look_without_plan, only_look
+
     acts = not (args.dry_run or args.root or args.fix is not None)
     config = Settings()
     try:
@@ -90,6 +96,10 @@ def _fix_node(node: NodeContext, config: Settings, host: Host) -> Shown:
 
 
 def _page(check_id: str) -> str:
+    from sparkd.agent.preflight.runner import IDS
+    from sparkd.base.lib import read_data
+    from sparkd.base.lib.text import did_you_mean
+
     if check_id not in IDS:
         raise UsageError(f"no check {check_id!r}{did_you_mean(check_id, IDS)}", f"checks: {', '.join(IDS)}")
     _, _, section = read_data("sparkd-checks.7.md").decode().partition(f"\n## {check_id}\n")

@@ -193,8 +193,8 @@ _SHM = 64 * 2**30
 _INFINIBAND = ("/dev/infiniband",)
 
 
-def _dspark(recipe: str, changed: str = "") -> Report:
-    return Report(recipe, _DSPARK + changed, _DSPARK_ENV, shm_bytes=_SHM, devices=_INFINIBAND)
+def _dspark(recipe: str, changed: str = "", env: Mapping[str, str] | None = None) -> Report:
+    return Report(recipe, _DSPARK + changed, {**_DSPARK_ENV, **(env or {})}, shm_bytes=_SHM, devices=_INFINIBAND)
 
 
 REPORTS = (
@@ -233,6 +233,7 @@ REPORTS = (
     _dspark("dspark-200k-16", "--max-model-len 200000 --max-num-seqs 16"),
     _dspark("dspark-1m-2", "--max-num-seqs 2"),
     _dspark("dspark-500k-4", "--max-model-len 500000 --max-num-seqs 4"),
+    _dspark("dspark-single", "--max-num-seqs 1", {"VLLM_USE_B12X_WO_PROJECTION": "0"}),
     _dspark("dspark-speed-baseline", _DSPARK_BASELINE),
     Report("deepseek-v4-flash-nvidia", _NVIDIA, {**_NVIDIA_ENV, **_NVIDIA_FIRST_ENV}, privileged=True),
     Report(

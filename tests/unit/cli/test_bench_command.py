@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.commands import sparkd
 from tests.unit.stream_server import streaming
 
@@ -52,6 +53,13 @@ def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_result
     assert "accepted, by position: 0.81 0.50" in text
     assert "27.6x" in text
     assert "ratio" in text
+    assert "gives nothing" not in text
+
+
+def test_a_position_that_accepts_nothing_is_named() -> None:
+    text = plain(bench_table.tables(replace(RESULT, levels=(level(1, 37.2, accepted=(0.81, 0.0)),)), EXPECT, None))
+    assert "by position: 0.81 0.00" in text
+    assert "a position with 0 costs time and gives nothing: lower num_speculative_tokens" in text
 
 
 def test_what_is_usual_is_said_with_its_runs() -> None:

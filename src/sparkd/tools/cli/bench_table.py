@@ -88,6 +88,8 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
         if one.accepted:
             shares = " ".join(f"{share:.2f}" for share in one.accepted)
             lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
+        if not all(one.accepted):
+            lines.append("a position with 0 costs time and gives nothing: lower num_speculative_tokens")
         if one.failed:
             lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
     if usual:

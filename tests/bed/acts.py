@@ -9,6 +9,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from . import differences, load, victims
@@ -220,11 +221,16 @@ def clear(cluster: Cluster) -> None:
 
 
 def both_wait(cluster: Cluster) -> None:
-    """Nobody runs a rank, nobody has given up."""
+    """Nobody runs a rank, nobody has given up. The agents end later than their ranks."""
     for one in cluster.members:
         assert not one.rank(), f"{one.node.name} runs a rank"
+        wait_for(partial(_ended, one), 5, "the end of an agent")
         state = one.show("ActiveState")
         assert state in ("active", "activating"), f"{one.unit} is {state}"
+
+
+def _ended(one: SparkdNode) -> bool:
+    return one.show("ActiveState") != "deactivating"
 
 
 def differ(side: str, difference: differences.Difference, cluster: Cluster) -> None:

@@ -142,6 +142,16 @@ def test_a_standstill_is_reported_after_a_tenth_of_the_limit_and_ends_the_load_a
     assert raised.value.reason.endswith("s; its threads: 1 of VLLM::Worker_TP in futex_wait_queue")
 
 
+def test_a_rank_works_once_it_was_seen_to_and_until_a_tenth_of_the_limit_after_that(tree: Tree) -> None:
+    load = Load(tree)
+    load.after(50)
+    assert not load.monitor.works
+    load.after(20, "a new step")
+    assert load.monitor.works
+    load.after(60, "a new step")
+    assert not load.monitor.works
+
+
 def test_a_step_or_a_stage_begins_the_time_again(tree: Tree) -> None:
     load = Load(tree)
     for step in range(10):

@@ -110,6 +110,7 @@ class LoadMonitor(Struct):
     start: Callable[[Callable[[], Look]], Outcome[Look]]
     clock: Callable[[], float] = time.monotonic
     _load: LoadState | None = None
+    _worked: bool = False
     _looking: Outcome[Look] | None = None
     _look_at: float = float("-inf")
 
@@ -122,12 +123,13 @@ class LoadMonitor(Struct):
         if self._looking is not None and self._looking.done():
             look, self._looking = self._looking, None
             with suppress(OSError, ValueError):
-                self._load = advance(self._load, look.result())
+                self._load, before = advance(self._load, look.result()), self._load
+                self._worked = self._worked or (before is not None and self._load.idle_seconds == 0)
                 if is_stalled(self._load, self.limit_seconds, others):
                     waits = f"; its threads: {self._load.seen.waits}" if self._load.seen.waits else ""
                     reason = f"{what} has stood still for {self._load.still_seconds:.0f} s{waits}"
                     raise NotReadyError(reason, "readiness.stall_seconds allows more", cause=Cause.LOAD_STALLED)
-        idle = self._load is not None and not self.works
+        idle = self._is_idle
         if self.limit_seconds and self._looking is None and now >= self._look_at:
             self._look_at = now + pace_seconds(self.limit_seconds)
             self._looking = self.start(lambda: self._look(progress, closely=idle))
@@ -135,8 +137,12 @@ class LoadMonitor(Struct):
 
     @property
     def works(self) -> bool:
-        """Whether it did lately what no rank does that only waits."""
-        return self._load is not None and self._load.idle_seconds < self.limit_seconds / 10
+        """Whether it has done, and did lately, what no rank does that only waits."""
+        return self._worked and not self._is_idle
+
+    @property
+    def _is_idle(self) -> bool:
+        return self._load is not None and self._load.idle_seconds >= self.limit_seconds / 10
 
     def _look(self, progress: tuple[object, ...], *, closely: bool) -> Look:
         table = self.host.processes()

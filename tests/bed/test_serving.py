@@ -52,6 +52,7 @@ def spark(make_node: MakeNode, package: Path) -> SparkdNode:
     """A node with the .deb installed and configured for the tiny model; nothing is started."""
     spark = SparkdNode(make_node("trixie"))
     spark.install(package)
+    spark.configure()
     return spark
 
 
@@ -74,7 +75,6 @@ def test_installing_starts_and_enables_nothing(spark: SparkdNode) -> None:
 
 
 def test_a_cold_start_blocks_until_a_completion_works(spark: SparkdNode) -> None:
-    spark.configure()
     seen: list[str] = []
     with spark.starting() as start:
         while start.poll() is None:

@@ -67,7 +67,7 @@ def check_settings(_args: argparse.Namespace) -> None:
     # The recipe by itself too: where the node's place is wrong, no plan would read it.
     of_file = () if settings.cluster.follow_head else (recipe,)
     unset = not (settings.engine.recipe or settings.cluster.follow_head)
-    planned = () if unset else (*of_file, context)
+    planned = (partial(membership.find_place, settings, host),) if unset else (*of_file, context)
     _raise_all(partial(check_ids, settings.preflight), *planned, *key)
     print(f"settings are good ({', '.join(str(path) for path in own.files) or 'no file'})")
     if unset:

@@ -370,7 +370,7 @@ def test_without_a_way_the_command_says_what_to_set(tmp_path: Path) -> None:
     (tmp_path / "sparkd.toml").write_text("")
     done = sparkd("notify", "test", config=tmp_path / "sparkd.toml")
     assert done.returncode == ExitCode.USAGE
-    assert "set notify.command or notify.webhook_file" in done.stderr
+    assert "man sparkd.toml: notify.command, notify.webhook_file" in done.stderr
 
 
 def test_an_agent_without_a_way_for_messages_imports_nothing_for_them() -> None:

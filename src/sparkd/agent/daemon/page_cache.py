@@ -46,7 +46,7 @@ def page_cache_watch(
             verdict = check.run(agent.host)[1]
             if not (verdict.fixes and may_drop):
                 return verdict
-            agent.events.info("page_cache.dropped", reason=verdict.reason, note=drop().note)
+            agent.events.info("page_cache.growth.dropped", reason=verdict.reason, note=drop().note)
             return check.run(agent.host)[1]
         return None
 

@@ -128,7 +128,13 @@ env: {VLLM_WORKER_MULTIPROC_METHOD: HOW}
     [
         ("0.9", "spawn", 0, "x is good (", ""),
         ("0.93", "spawn", 0, "x is good, with 1 warning (", ""),
-        ("0.96", "fork", 78, "x.yaml: line 9: VLLM_WORKER_MULTIPROC", "x.yaml: line 6: --gpu-memory-utilization 0.96"),
+        (
+            "0.9\n  max-num-seqs: 0",
+            "fork",
+            78,
+            "x.yaml: line 10: VLLM_WORKER_MULTIPROC",
+            "x.yaml: line 7: --max-num-seqs 0",
+        ),
     ],
 )
 def test_recipe_check_prints_warnings_and_fails_on_errors(

@@ -152,6 +152,15 @@ def test_a_rank_works_once_it_was_seen_to_and_until_a_tenth_of_the_limit_after_t
     assert not load.monitor.works
 
 
+def test_a_rank_that_becomes_unreadable_does_not_count_as_working(tree: Tree) -> None:
+    load = Load(tree)
+    load.after(50)
+    load.after(20, "a new step")
+    load.hangs = True
+    load.after(45, "a new step")
+    assert not load.monitor.works
+
+
 def test_a_step_or_a_stage_begins_the_time_again(tree: Tree) -> None:
     load = Load(tree)
     for step in range(10):

@@ -113,9 +113,16 @@ def test_a_timeout_names_the_stage_and_the_engines_step(port: int) -> None:
 
 def test_a_load_that_still_works_is_not_ended_by_the_time(port: int) -> None:
     works_until = time.monotonic() + 1.0
-    with pytest.raises(NotReadyError, match=r"not ready within 0\.2 s"):
-        wait_for(port, 0.2, works=lambda: time.monotonic() < works_until)
+    with pytest.raises(NotReadyError, match=r"not ready within 0\.5 s"):
+        wait_for(port, 0.5, works=lambda: time.monotonic() < works_until)
     assert time.monotonic() >= works_until
+
+
+def test_a_load_that_works_for_ever_is_ended_after_three_times_its_time(port: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(NotReadyError, match=r"not ready within 0\.3 s"):
+        wait_for(port, 0.3, works=lambda: True)
+    assert time.monotonic() - began >= 0.9
 
 
 def test_an_endpoint_that_answers_without_a_token_is_ended_by_the_time() -> None:

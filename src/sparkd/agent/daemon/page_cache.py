@@ -46,7 +46,10 @@ def page_cache_watch(
             verdict = check.run(agent.host)[1]
             if not (verdict.fixes and may_drop):
                 return verdict
-            agent.events.info("page_cache.growth.dropped", reason=verdict.reason, note=drop().note)
+            if (applied := drop()).state != "applied":
+                agent.events.warning("page_cache.growth.failed", reason=applied.note)
+                return verdict
+            agent.events.info("page_cache.growth.dropped", reason=verdict.reason, note=applied.note)
             return check.run(agent.host)[1]
         return None
 
@@ -54,7 +57,7 @@ def page_cache_watch(
         with suppress(BlockingIOError):  # no thread for it
             verdict = outcome.result()
             creeps = verdict if verdict is not None and verdict.fixes else None
-            hint = "sync && echo 1 | sudo tee /proc/sys/vm/drop_caches"
+            hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
             found = (FindingReport(PageCache.id, creeps.level.value, creeps.reason, hint),) if creeps else ()
             before = agent.reporter.report.findings
             agent.reporter.update(findings=(*(one for one in before if one.id != PageCache.id), *found))

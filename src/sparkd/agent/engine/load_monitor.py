@@ -137,8 +137,10 @@ class LoadMonitor(Struct):
 
     @property
     def works(self) -> bool:
-        """Whether it has done, and did lately, what no rank does that only waits."""
-        return self._worked and not self._is_idle
+        """Whether it has done, and did lately, what no rank does that only waits. False where looks fail or hang."""
+        fresh_seconds = 3 * pace_seconds(self.limit_seconds)
+        seen = self._load is not None and self.clock() - self._load.seen.at <= fresh_seconds
+        return seen and self._worked and not self._is_idle
 
     @property
     def _is_idle(self) -> bool:

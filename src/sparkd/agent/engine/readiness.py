@@ -20,6 +20,10 @@ RETRY_SECONDS = 1.0
 """After a failed completion: each one is real work for the engine."""
 
 
+LATEST = 2
+"""So many times its time, a load that works may take beyond it: a loop that never gets anywhere looks like work."""
+
+
 class ReadinessStage(Enum):
     """In order; the values are texts for reports."""
 
@@ -66,8 +70,8 @@ def await_ready(
     """Wait for the first completion.
 
     `show(stage)` reports the awaited stage and returns the load progress. Raises NotReadyError (exit 12) after
-    `launch_seconds`, but while HTTP does not answer only once the load no longer `works`; or at once when the endpoint
-    serves another model or refuses the key.
+    `launch_seconds`, but while HTTP does not answer only once the load no longer `works`, or after three times as long;
+    or at once when the endpoint serves another model or refuses the key.
     """
     deadline = time.monotonic() + launch_seconds
     probing: Outcome[ProbeResult] | None = None
@@ -87,7 +91,8 @@ def await_ready(
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
-        if now >= deadline and not (stage is ReadinessStage.HTTP and works()):
+        late = now - deadline
+        if late >= 0 and not (late < LATEST * launch_seconds and stage is ReadinessStage.HTTP and works()):
             answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
             waited_for = f"waited for {stage.value}{answer}; the engine was {progress.step}"
             raise NotReadyError(

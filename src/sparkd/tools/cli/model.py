@@ -16,6 +16,7 @@ from sparkd.base.config import load_settings
 from sparkd.base.host import Host, weights
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import size
+from sparkd.tools.cli import console
 from sparkd.tools.cli.console import Progress
 from sparkd.tools.models import hub
 from sparkd.tools.models.image_copy import Image, find_image, send_image
@@ -112,7 +113,7 @@ def pull_model(args: argparse.Namespace) -> None:
     need_bytes, room = require_download_room(repo, folder, host)
     print(f"{size(need_bytes)} to download, {size(room.free_bytes)} free on {room.mount}", flush=True)
     unconfirmed = need_bytes > CONFIRM_BYTES and not args.yes and sys.stdin.isatty()
-    if unconfirmed and input("download it? [Y/n] ").strip().lower() not in ("", "y", "yes"):
+    if unconfirmed and console.prompt("download it? [Y/n] ").strip().lower() not in ("", "y", "yes"):
         print("nothing is downloaded; another folder: --to FOLDER")
         return
     _warn_if_loading(folder, host)

@@ -45,7 +45,7 @@ def find_folder(word: str | None, host: Host) -> str:
 
 def describe_files(folder: str, host: Host) -> str:
     """What is there of a model. Raises BlockedError (10) where the loader would fail."""
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         if host.files.stat(folder).kind is Kind.FILE:
             raise UsageError(f"{folder} is a file, not a model's folder", "name the folder that it is in")
     facts, verdict = ModelWeights(folder).run(host)

@@ -173,6 +173,8 @@ class PageCache(Check[PageCacheFacts], frozen=True):
 
     def judge(self, facts: PageCacheFacts) -> Verdict:
         words = f"{size(facts.droppable_bytes)} could be dropped, {size(facts.free_bytes)} free"
+        if not self.need.is_known:
+            return ok(words)
         if facts.free_bytes >= self.need.all_bytes(facts.total_bytes):
             return ok(f"{words}, which is enough")
         if facts.droppable_bytes < min(WORTH_BYTES, facts.total_bytes * WORTH_SHARE):

@@ -11,17 +11,29 @@ import pytest
 
 UNSET = "this node is not set up: engine.recipe names no recipe"
 TO_DO = "sudo sparkd init --plan"
+CHOSEN = """
+from sparkd.base.cluster.membership import fingerprint_config
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.state.switch import FILE, Stage, Switch
+from sparkd.tools.node.switching import load_chosen, write_switch
+config, host = Settings(), Host()
+to = load_chosen("tiny-cpu", 0, config, host)
+write_switch(None, Switch(fingerprint_config(config, host), Stage.IN_FORCE, to, (), 0, 30, "1"), host)
+"""
+"""A plan that was chosen, as by `sparkd rollback`, on a node without a recipe of its own."""
 EMPTY = """
 for folder in /etc/sparkd /var/lib/sparkd /run/sparkd; do mkdir -p $folder; mount -t tmpfs none $folder; done
+"$0" -c "$1"; shift
 exec "$@"
 """
 
 
-def run(command: str) -> tuple[int, list[str]]:
+def run(command: str, before: str = "") -> tuple[int, list[str]]:
     """As root, on this machine's kernel without its network, with nothing of sparkd's on the disk. Code and lines."""
     program = [sys.executable, "-m", "sparkd.tools.cli.main", *shlex.split(command)]
     done = subprocess.run(
-        ["unshare", "--mount", "--net", "bash", "-euc", EMPTY, "bash", *program],
+        ["unshare", "--mount", "--net", "bash", "-euc", EMPTY, sys.executable, before, *program],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -72,6 +84,13 @@ def test_a_wrong_turn_ends_in_one_line_that_says_what_to_do(command: str, code: 
     found, lines = run(command)
     assert (found, len(lines)) == (code, 1)
     assert re.search(to_do, lines[0])
+
+
+def test_a_node_that_runs_what_was_chosen_is_not_called_unset() -> None:
+    code, lines = run("use --list", CHOSEN)
+    assert code == 0
+    assert any(line.startswith("tiny-cpu ") and " in force " in line for line in lines)
+    assert run("status", CHOSEN)[1][-1].startswith("next: sudo systemctl start sparkd-head")
 
 
 def test_nothing_fetched_lists_nothing_as_json() -> None:

@@ -111,7 +111,7 @@ def loading() -> NodeReport:
         expected_seconds=520,
         expected_by="last load",
     )
-    message = "loading weights 20/46, this step about 2 min more; about 6 min left (recipe)"
+    message = "loading weights 20/46, this step about 2 min more; the whole load: about 6 min left (last load)"
     used = MemoryReport(round(119.7 * GIB), round(70.1 * GIB), USED[:14])
     head = node(0, Phase.LOADING, 128, message=message, engine=engine, memory=used, gpu=None)
     return pair(head, node(1, Phase.LOADING, 129, engine=replace(engine, progress=0.39), memory=used, gpu=None))

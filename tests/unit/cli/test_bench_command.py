@@ -53,13 +53,19 @@ def test_tables_fit_a_terminal_and_have_ratios_to_the_recipe_and_to_usual_result
     assert "accepted, by position: 0.81 0.50" in text
     assert "27.6x" in text
     assert "ratio" in text
-    assert "gives nothing" not in text
+    assert "accepted nothing" not in text
 
 
 def test_a_position_that_accepts_nothing_is_named() -> None:
-    text = plain(bench_table.tables(replace(RESULT, levels=(level(1, 37.2, accepted=(0.81, 0.0)),)), EXPECT, None))
+    text = plain(
+        bench_table.tables(
+            replace(RESULT, levels=(level(1, 37.2, accepted=(0.81, 0.0)), level(8, 90.0, accepted=(0.7, 0.0)))),
+            EXPECT,
+            None,
+        )
+    )
     assert "by position: 0.81 0.00" in text
-    assert "a position with 0 costs time and gives nothing: lower num_speculative_tokens" in text
+    assert text.count("position 2 accepted nothing, at any level: lower num_speculative_tokens") == 1
 
 
 def test_what_is_usual_is_said_with_its_runs() -> None:
@@ -132,18 +138,17 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "expected", "changed", "said", "too_small"),
+    ("tokens", "expected", "said", "too_small"),
     [
-        (551_107, 612_341, False, "551,107 tokens, 90% of the recipe's 612,341", False),
-        (360_858, 612_341, False, "59% of the recipe's 612,341; too few: sparkd preflight --dry-run", True),
-        (360_858, 612_341, True, "59% of the recipe's 612,341; engine.args changes the recipe", False),
-        (360_858, None, False, "the recipe expects no figure", False),
-        (None, 612_341, False, "not reported", False),
+        (551_107, 612_341, "551,107 tokens, 90% of the recipe's 612,341", False),
+        (360_858, 612_341, "59% of the recipe's 612,341; too few: sparkd preflight --dry-run", True),
+        (360_858, None, "no figure is known for this image and these flags", False),
+        (None, 612_341, "not reported", False),
     ],
 )
 def test_a_kv_cache_smaller_than_the_recipes_is_a_fault(
-    found: int | None, expected: object, changed: bool, said: str, too_small: bool
+    tokens: int | None, expected: int | None, said: str, too_small: bool
 ) -> None:
-    text, fault = describe_cache(found, expected, changed=changed)
+    text, fault = describe_cache(tokens, expected)
     assert said in text
     assert fault is too_small

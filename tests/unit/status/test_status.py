@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
@@ -8,7 +10,16 @@ from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ExitCode
 from sparkd.base.lib.text import plain
 from sparkd.base.status.figures import EngineReport
-from sparkd.base.status.model import FindingReport, MemoryReport, NodeReport, Phase, agent_running, dump, parse
+from sparkd.base.status.model import (
+    FindingReport,
+    MemoryReport,
+    NodeReport,
+    Phase,
+    agent_running,
+    describe_time_left,
+    dump,
+    parse,
+)
 from sparkd.tools.cli.status import UNREADABLE, exit_code, render_report
 
 REPORT = NodeReport(
@@ -111,6 +122,21 @@ def test_no_report_is_said_with_what_to_do(tree: Tree, settings: str, said: str,
 @pytest.mark.parametrize("text", ["{", '{"schema": 2}', "\x1b[2J"])
 def test_an_unreadable_report_is_no_missing_one(tree: Tree, text: str) -> None:
     assert shown_in(tree, text) == (UNREADABLE, ExitCode.DOWN)
+
+
+@pytest.mark.parametrize(
+    ("expected", "by", "said"),
+    [
+        (500.0, "recipe", "about 6 min left (recipe)"),
+        (500.0, "last load", "about 6 min left (last load)"),
+        (100.0, "recipe", "33 s over (recipe)"),
+        (None, "", ""),
+        (1e12, "recipe", ""),
+    ],
+)
+def test_the_time_left_of_a_load_is_that_to_its_first_token(expected: float | None, by: str, said: str) -> None:
+    begun = EngineReport(started="2026-11-23T10:00:00+00:00", expected_seconds=expected, expected_by=by)
+    assert describe_time_left(begun, datetime(2026, 11, 23, 10, 2, 13, tzinfo=UTC)) == said
 
 
 def test_a_report_is_read_as_it_was_written() -> None:

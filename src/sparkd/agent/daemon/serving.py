@@ -256,7 +256,7 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
     message = (
         doing
         + (f", this step about {format_duration(left)} more" if left else "")
-        + (f"; {whole} in all" if (whole := describe_time_left(engine, datetime.now(UTC))) else "")
+        + (f"; the whole load: {whole}" if (whole := describe_time_left(engine, datetime.now(UTC))) else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
         + (f"; waiting for {waiting_for}" if waiting_for else "")
         + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")

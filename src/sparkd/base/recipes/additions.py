@@ -19,9 +19,9 @@ INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 VERBS = "/dev/infiniband"
 """Folder of the devices that RDMA goes through."""
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
-ENGINE_READY_SECONDS = 86_400
-"""A day: a load is given up by readiness.timeout_seconds, and one that still works by nobody."""
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
+ENGINE_READY_SECONDS = 86_400
+"""A day: sparkd gives a load up, by readiness.timeout_seconds and by whether it works."""
 RAY = "ray"
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 RAY_ENV: Mapping[str, str] = {

@@ -23,6 +23,7 @@ from sparkd.base.vllm.container_paths import kept_caches
 from sparkd.base.vllm.flag import parse_amount, parse_json
 
 HINT = "`sparkd recipe schema` describes the format"
+NOT_SET_UP, SET_UP_HINT = "this node is not set up: engine.recipe names no recipe", "sudo sparkd init --plan"
 ADMINISTRATORS = "etc/sparkd/recipes"
 SUFFIX = ".yaml"
 OWN = ("schema", "name", "description", "extends", "expect")
@@ -74,10 +75,6 @@ def find_recipes(folders: Sequence[Path]) -> dict[str, Path]:
             if path.suffix == SUFFIX:
                 found.setdefault(path.stem, path)
     return dict(sorted(found.items()))
-
-
-NOT_SET_UP = "this node is not set up: engine.recipe names no recipe"
-SET_UP_HINT = "sudo sparkd init --plan"
 
 
 def _find_file(name: str, folders: Sequence[Path]) -> Path:

@@ -17,7 +17,6 @@ from msgspec.structs import asdict
 from sparkd.base.host import Host
 from sparkd.base.lib.errors import ExitCode, UsageError
 from sparkd.base.lib.text import parse_time, sanitize
-from sparkd.base.recipes.schema import KV_CACHE_TOKENS
 from sparkd.base.state.history import Smoke
 from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
@@ -161,9 +160,7 @@ def smoke(args: argparse.Namespace) -> int:
         if not args.json:
             print(f"{'round':<20}{'answers':>7}{'bad':>5}{'tokens/s':>10}")
         rounds = asyncio.run(collect(served) if args.json else collect(served, show))
-        node, tokens = served.node, served.report.engine.kv_cache_tokens
-        expected = node.recipe.expect.get(KV_CACHE_TOKENS)
-        cache, too_small = describe_cache(tokens, expected, changed=bool(node.settings.engine.args))
+        cache, too_small = describe_cache(served.report.engine.kv_cache_tokens, served.node.plan.kv_cache_tokens)
         faults = tuple(sanitize(fault) for one in rounds for fault in one.faults)
         recipe, launch = served.node.plan.recipe, served.report.launch_id
         keep(Smoke(uuid.uuid4().hex, utc_now(), launch, recipe, len(faults), faults[:MOST_FAULTS]))
@@ -190,15 +187,13 @@ def lines(one: Round) -> list[str]:
     return [row, *(f"  bad: {sanitize(fault, COLUMNS - 7)}" for fault in one.faults)]
 
 
-def describe_cache(found: int | None, expected: object, *, changed: bool) -> tuple[str, bool]:
-    """The engine's KV cache beside the recipe's, and whether it is too small. `changed`: by flags of the settings."""
-    if found is None:
+def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]:
+    """The engine's KV cache beside the plan's, and whether it is too small."""
+    if tokens is None:
         return "not reported", False
-    text = f"{found:,} tokens"
-    if not isinstance(expected, int) or expected <= 0:
-        return f"{text}; the recipe expects no figure", False
-    text += f", {found / expected:.0%} of the recipe's {expected:,}"
-    if changed:
-        return f"{text}; engine.args changes the recipe", False
-    too_small = found < LEAST_SHARE * expected
+    text = f"{tokens:,} tokens"
+    if expected is None:
+        return f"{text}; no figure is known for this image and these flags", False
+    too_small = tokens < LEAST_SHARE * expected
+    text += f", {tokens / expected:.0%} of the recipe's {expected:,}"
     return text + ("; too few: sparkd preflight --dry-run shows who has the memory" if too_small else ""), too_small

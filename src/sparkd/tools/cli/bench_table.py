@@ -88,10 +88,12 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
         if one.accepted:
             shares = " ".join(f"{share:.2f}" for share in one.accepted)
             lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
-        if not all(one.accepted):
-            lines.append("a position with 0 costs time and gives nothing: lower num_speculative_tokens")
         if one.failed:
             lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
+    shares_by_position = zip(*(level.accepted for level in found.levels if level.accepted), strict=False)
+    idle = [str(position) for position, shares in enumerate(shares_by_position, 1) if not any(shares)]
+    if idle:
+        lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:
         runs = f"the median of {usual.runs} runs since" if usual.runs > 1 else "the run of"
         lines.append(f"usual: {runs} {format_utc(usual.since)}{'' if usual.same_plan else ', of another plan'}")

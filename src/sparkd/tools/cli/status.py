@@ -86,13 +86,16 @@ def render_report(files: Files, *, as_json: bool = False, on_terminal: bool = Fa
 
 def _before_first(files: Files) -> Parts:
     """Of a node whose agent has not run since boot, and what to do."""
+    from sparkd.base.cluster.membership import current_switch
     from sparkd.base.config import load_settings
+    from sparkd.base.host import Host
     from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT
 
     start = "sudo systemctl start sparkd-head   # on every other node: sparkd-worker"
     with suppress(ConfigError):
         config = load_settings(os.environ, Path(files.root))
-        if not (config.engine.recipe or config.cluster.follow_head):
+        has_plan = config.engine.recipe or config.cluster.follow_head
+        if not has_plan and current_switch(config, Host(files.root)) is None:
             return [NOT_SET_UP, f"next: {SET_UP_HINT}"]
         start = "sudo systemctl start sparkd-worker" if config.cluster.follow_head else start
     return ["no report: sparkd has not run since boot", f"next: {start}"]

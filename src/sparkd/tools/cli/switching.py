@@ -140,7 +140,7 @@ def use(args: argparse.Namespace) -> int:
         raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
     refuse_worker(config, host)
-    if not config.engine.recipe:
+    if not config.engine.recipe and membership.current_switch(config, host) is None:
         raise ConfigError(NOT_SET_UP, SET_UP_HINT)
     if args.list:
         console.show([list_usable(config, host)])

@@ -145,7 +145,7 @@ class Wizard:
     def _choose(self, settings: Settings, survey: Survey, known: tuple[str, ...]) -> _Choice:
         """Raises BlockedError where no recipe fits, or this node has no address for others; as `load_recipe`."""
         size = self.wishes.nodes or (len(known) if len(known) > 1 else 2 if self.wishes.invite else None)
-        best = self._find_fit(settings, survey, known, size)
+        best = self._find_fit(settings, survey, size)
         total = size or best.nodes
         if total < len(known):
             where = self.files.load().origins["cluster.nodes"]
@@ -169,10 +169,9 @@ class Wizard:
         hint = "give it one, as above, on each node" if survey.fabric else "connect the nodes: ip -brief link"
         raise BlockedError("this node has no address on a fabric", hint)
 
-    def _find_fit(self, settings: Settings, survey: Survey, known: tuple[str, ...], size: int | None) -> Fit:
+    def _find_fit(self, settings: Settings, survey: Survey, size: int | None) -> Fit:
         """Of the recipe that a person has chosen, else of the best one; on `size` nodes, where that is known."""
-        configured = len(known) > 1 or "engine.recipe" in self.files.load().origins
-        recipe = self.wishes.recipe or (settings.engine.recipe if configured else "")
+        recipe = self.wishes.recipe or settings.engine.recipe
         most = MAX_NODES if size or recipe or not (survey.alone or self.wishes.yes) else 1
         recipes = [self._recipe(recipe)] if recipe else list(self._recipes())
         best, *others = find_fits(recipes, settings, size, most, self.host)

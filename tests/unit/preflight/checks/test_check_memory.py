@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 from tests.tree import Tree
+from tests.unit.plans import shipped
 from tests.unit.verdicts import expect, never_queried
 
 from sparkd.agent.preflight.check import Level
@@ -17,12 +18,18 @@ from sparkd.agent.preflight.checks.memory import (
     UnifiedMemory,
     sample_memory,
 )
+from sparkd.agent.preflight.checks.plan_lint import script_share
+from sparkd.base.config import Settings
+from sparkd.base.config.settings import Engine
 from sparkd.base.host import Host
 from sparkd.base.host.docker import AWAY
+from sparkd.base.host.files import Files
 from sparkd.base.host.gpu import GpuFacts, GpuProcess
 from sparkd.base.host.meminfo import Swap
 from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.inputs import MemoryNeed, MemorySample
+from sparkd.base.plan.model import Node
 
 NEED = MemoryNeed(memory_bytes=98 * GIB, gpu_memory_utilization=None, headroom_bytes=2 * GIB)
 GB10 = ("NVIDIA GB10",)
@@ -68,6 +75,22 @@ def test_a_gpus_own_memory_that_others_hold_is_named() -> None:
     )
     enough = (replace(own, gpu_held_bytes=60 * GIB), replace(own, gpus=("A", "B")), replace(own, gpu_users=()))
     assert [UnifiedMemory(need, 60).judge(one).level for one in enough] == [Level.OK] * 3
+
+
+def test_a_script_that_starts_an_engine_of_its_own_counts_with_its_share() -> None:
+    idle = replace(STUCK, total_bytes=120 * GIB, free_bytes=115 * GIB, available_bytes=115 * GIB)
+    assert check().judge(idle).level is Level.OK
+    expect(check().judge(replace(idle, script_share=0.98)), Level.BLOCK, "115.0 GiB available, 119.6 GiB needed")
+
+
+def test_the_share_is_that_of_the_script_alone_where_it_starts_the_engine(tree: Tree) -> None:
+    serve = "exec vllm serve /m --gpu-memory-utilization 0.98\n"
+    settings = Settings(engine=Engine(script="/serve.sh"))
+    plan = make_plan(shipped("nemotron-3-super-nvfp4"), settings, Node(0, "127.0.0.1", "127.0.0.1", 1))
+    for text, share in ((serve, 0.98), ('exec "$@"\n', None), ("exec vllm serve /m\n", None)):
+        tree.file("/serve.sh", text)
+        assert script_share(Files(str(tree.root)), plan) == share
+    assert script_share(Files(str(tree.root)), replace(plan, user_script="/gone.sh")) is None
 
 
 OLD = MemorySample(uptime_seconds=940, available_bytes=20 * GIB)

@@ -7,14 +7,17 @@ from __future__ import annotations
 from functools import partial
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, unknown, warn
+from sparkd.agent.preflight.checks.plan_lint import script_share
 from sparkd.agent.preflight.fixes import CompactMemory, DropPageCache
 from sparkd.base.host import Host, meminfo
 from sparkd.base.host.gpu import AWAITED, NO_GPU, GpuFacts
 from sparkd.base.host.meminfo import FreeMemory, Swap
 from sparkd.base.lib.text import GIB, size
 from sparkd.base.plan.inputs import CheckInputs, MemoryNeed, MemorySample
+from sparkd.base.plan.model import LaunchPlan
 
 DRIVER_DAEMONS = ("nvidia-persiste",)
 """nvidia-persistenced (the kernel keeps 15 letters) has the devices open for ever and holds hardly any memory."""
@@ -38,6 +41,8 @@ class MemoryFacts(Struct, frozen=True):
     """Processes that the driver lists or that have its devices open; None where that is unknown."""
     gpu_held_bytes: int = 0
     """Of the GPU's memory, by the processes that the driver lists."""
+    script_share: float | None = None
+    """Of the GPU's memory, where engine.script starts an engine with its own."""
 
 
 class UnifiedMemory(Check[MemoryFacts], frozen=True):
@@ -46,12 +51,15 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
     uses_gpu: bool = True
     earlier: MemorySample | None = None
     """The first sample of the memory in its present state; None in the first examination."""
+    plan: LaunchPlan | None = None
+    """For engine.script, which may start an engine with a share of its own."""
     id = "unified-memory"
     levels = (Level.WARN, Level.BLOCK, Level.UNKNOWN)
 
     @classmethod
     def from_inputs(cls, inputs: CheckInputs) -> UnifiedMemory:
-        return cls(inputs.need, inputs.settings.memory.settle_seconds, inputs.uses_gpu, inputs.earlier)
+        settle_seconds = inputs.settings.memory.settle_seconds
+        return cls(inputs.need, settle_seconds, inputs.uses_gpu, inputs.earlier, inputs.made_plan)
 
     def probe(self, host: Host) -> MemoryFacts:
         info = host.meminfo()
@@ -68,6 +76,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             gpu_error=gpu.error,
             gpu_users=None if users is None else tuple(one.label for one in users),
             gpu_held_bytes=sum(one.bytes or 0 for one in users or ()),
+            script_share=script_share(host.files, self.plan) if self.plan else None,
         )
 
     def judge(self, facts: MemoryFacts) -> Verdict:
@@ -77,8 +86,11 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
         if not self.need.is_known:
             parts = f"{size(facts.free_bytes)} free, {size(facts.process_bytes)} held by processes and the kernel"
             return ok(f"{size(facts.available_bytes)} of {size(facts.total_bytes)} available, {parts}")
-        engine = self.need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
-        needed = engine + self.need.headroom_bytes
+        need = self.need
+        if facts.script_share is not None:
+            need = replace(need, memory_bytes=None, gpu_memory_utilization=facts.script_share)
+        engine = need.engine_bytes(facts.total_bytes, facts.gpu_total_bytes)
+        needed = engine + need.headroom_bytes
         parts = f"{size(engine)} and headroom" if engine else "headroom: the GPU has memory of its own"
         words = f"{size(needed)} needed ({parts})"
         if facts.available_bytes < needed:
@@ -88,7 +100,7 @@ class UnifiedMemory(Check[MemoryFacts], frozen=True):
             return warn(reason, "the rest is page cache, which older builds of vLLM do not count")
         own = facts.gpu_total_bytes
         if own and facts.gpu_users and len(facts.gpus) == 1:  # of several, which one the engine takes is open
-            wanted, left = self.need.of_gpu(own), own - facts.gpu_held_bytes
+            wanted, left = need.of_gpu(own), own - facts.gpu_held_bytes
             if left < wanted:
                 reason = f"{size(left)} of the GPU's {size(own)} are free, and {size(wanted)} needed; it is used by "
                 return warn(reason + ", ".join(facts.gpu_users), "stop other work on the GPU")

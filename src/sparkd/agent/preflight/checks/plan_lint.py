@@ -83,6 +83,14 @@ def _launch(plan: LaunchPlan, script: scripts.Script | None) -> Launch:
     return replace(launch, flags=_common(script.serves), env={**launch.env, **script.env}, pool_tokens=None, given=())
 
 
+def script_share(files: Files, plan: LaunchPlan) -> float | None:
+    """Of the GPU's memory, by an engine that engine.script starts itself; None where the plan's share counts."""
+    script = _script(files, plan)
+    if script is None or not script.serves or script.passes_on:
+        return None
+    return _launch(plan, script).share("gpu-memory-utilization")
+
+
 def _common(commands: Sequence[FirstValues]) -> FirstValues:
     """Which of several commands runs is unknown: where they differ, the value is None."""
     names = dict.fromkeys(name for flags in commands for name in flags)

@@ -141,8 +141,8 @@ def test_without_an_agent_it_says_so(tmp_path: Path) -> None:
     ("tokens", "expected", "said", "too_small"),
     [
         (551_107, 612_341, "551,107 tokens, 90% of the recipe's 612,341", False),
-        (360_858, 612_341, "59% of the recipe's 612,341; too few: sparkd preflight --dry-run", True),
-        (360_858, None, "no figure is known for this image and these flags", False),
+        (360_858, 612_341, "59% of the recipe's 612,341; too few", True),
+        (360_858, None, "360,858 tokens; nothing known to hold it against", False),
         (None, 612_341, "not reported", False),
     ],
 )
@@ -152,3 +152,4 @@ def test_a_kv_cache_smaller_than_the_recipes_is_a_fault(
     text, fault = describe_cache(tokens, expected)
     assert said in text
     assert fault is too_small
+    assert len("KV cache            " + text) <= COLUMNS

@@ -171,6 +171,8 @@ def smoke(args: argparse.Namespace) -> int:
     else:
         print(f"KV cache            {cache}")
         print(f"bad outputs: {bad}   ({seconds:.0f} s)")
+        if too_small:
+            print("next: who has the memory: sparkd preflight --dry-run")
     return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
 
 
@@ -193,7 +195,7 @@ def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]
         return "not reported", False
     text = f"{tokens:,} tokens"
     if expected is None:
-        return f"{text}; no figure is known for this image and these flags", False
+        return f"{text}; nothing known to hold it against", False
     too_small = tokens < LEAST_SHARE * expected
     text += f", {tokens / expected:.0%} of the recipe's {expected:,}"
-    return text + ("; too few: sparkd preflight --dry-run shows who has the memory" if too_small else ""), too_small
+    return text + "; too few" * too_small, too_small

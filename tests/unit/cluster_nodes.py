@@ -110,13 +110,14 @@ def settings(
     peer_timeout_seconds: int = 20,
     recipe: str = "tiny-cpu-pair",
     stall_seconds: int = 600,
+    ready_seconds: int = 3600,
     api_port: int = 8000,
 ) -> Settings:
     """Unchecked: nodes on loopback and short times, which are refused outside of tests."""
     return Settings.model_construct(
         cluster=ClusterSettings(nodes=tuple(nodes), report_port=port),
         engine=Engine(recipe=recipe, args={"port": api_port}),
-        readiness=Readiness(stall_seconds=stall_seconds),
+        readiness=Readiness.model_construct(stall_seconds=stall_seconds, timeout_seconds=ready_seconds),
         supervise=Supervise(peer_timeout_seconds=peer_timeout_seconds),
         observe=Observe(listen=""),
     )

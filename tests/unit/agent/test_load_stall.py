@@ -45,6 +45,34 @@ def test_an_engine_that_answers_http_but_never_completes_and_does_nothing_is_end
         assert shutdown_on_error(head.agent, None, error) == 12
 
 
+def test_a_late_head_waits_for_a_worker_that_still_loads_and_says_so_once(tree: Tree, port: int) -> None:
+    configured = settings(addresses(2), port, stall_seconds=STALL_SECONDS, ready_seconds=1)
+    with node("127.0.0.2", port=port) as worker, agent_under_test(tree, 0, configured) as head:
+        head.set_plan("d")
+        with running_steps(head, wait_and_join) as walk:
+            worker.publish(report(1, plan_digest="d"))
+            until(lambda: head.report.epoch)
+            load(worker, None, 1, head.report.epoch)
+            assert walk.join() is None
+        head.ended.clear()
+        with (
+            running(head.agent, LOADING) as (rank, _),
+            running_steps(head, lambda agent: make_ready(agent, rank)) as walk,
+        ):
+            until(lambda: late(head) == 1)
+            until(lambda: (head.report.engine.idle_seconds or 0) > 2 * STALL_SECONDS)
+            assert not walk.over
+            load(worker, 0, 1, head.report.epoch)
+            error = walk.join()
+    assert isinstance(error, NotReadyError)
+    assert error.reason.startswith("not ready within 1 s: waited for HTTP to answer")
+    assert late(head) == 1
+
+
+def late(agent: AgentUnderTest) -> int:
+    return sum(line.startswith("engine.readiness.late ") for line in agent.events.lines)
+
+
 @pytest.fixture
 def head(port: int) -> Iterator[Node]:
     """Rank 0, calling."""
@@ -53,9 +81,9 @@ def head(port: int) -> Iterator[Node]:
         yield one
 
 
-def load(head: Node, idle_seconds: int | None) -> None:
+def load(peer: Node, idle_seconds: int | None, rank: int = 0, epoch: str = "e") -> None:
     engine = EngineReport(idle_seconds=idle_seconds)
-    head.publish(report(0, phase=Phase.LOADING, epoch="e", plan_digest="d", engine=engine))
+    peer.publish(report(rank, phase=Phase.LOADING, epoch=epoch, plan_digest="d", engine=engine))
 
 
 @contextmanager

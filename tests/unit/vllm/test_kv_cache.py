@@ -123,6 +123,24 @@ def test_sparse_attention_has_its_own_format_in_fp8_and_an_indexer() -> None:
         assert cache.request_bytes(16) == 16 * token_bytes
 
 
+@pytest.mark.parametrize(("ranks", "heads"), [(1, 4), (2, 2), (4, 1), (8, 1)])
+def test_a_rank_beyond_the_heads_holds_one_whole(ranks: int, heads: int) -> None:
+    config = {"num_hidden_layers": 1, "num_key_value_heads": 4, "head_dim": 128}
+    cache = read_kv_cache(config, "auto", ranks, 1, 0)
+    assert cache is not None
+    assert cache.request_bytes(16) == 16 * 2 * 128 * 2 * heads
+
+
+@pytest.mark.parametrize(("sliding", "group"), [(4, 2), (3, 2), (2, 2)])
+def test_kinds_of_layers_share_groups_of_the_smaller_count(sliding: int, group: int) -> None:
+    """vLLM makes them as large as the larger count where that is less than 1.5 times the smaller."""
+    kinds = ["full_attention"] * 2 + ["sliding_attention"] * sliding
+    config = {"num_hidden_layers": len(kinds), "num_key_value_heads": 1, "head_dim": 128, "sliding_window": 16}
+    cache = read_kv_cache({**config, "layer_types": kinds}, "auto", 1, 1, 0)
+    assert cache is not None
+    assert cache.block_bytes == group * 16 * 2 * 128 * 2
+
+
 def test_layers_that_draft_are_counted() -> None:
     plain, drafting = (read_kv_cache(QWEN3_6_35B, "fp8", 1, 1, 4096, drafts) for drafts in (0, 3))
     assert plain is not None

@@ -57,14 +57,15 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     wanted, late = agent.settings.readiness, False
 
     def works() -> bool:
-        """The deadline has passed."""
+        """The deadline has passed. A rank may only wait for one that works."""
         nonlocal late
-        if monitor.works and not late:
+        working = monitor.works or _peer_works(agent)
+        if working and not late:
             late = True
             reason = f"not ready within {wanted.timeout_seconds} s, and the load still works: it may take longer"
             hint = f"nothing is to be done; to give it up: systemctl stop sparkd-{agent.context.role}"
             agent.events.warning("engine.readiness.late", reason=reason, hint=hint)
-        return monitor.works
+        return working
 
     endpoint, completion_seconds = agent.endpoint(running), wanted.completion_timeout_seconds
     readiness.await_ready(agent.loop, endpoint, wanted.timeout_seconds, completion_seconds, show, works)
@@ -269,3 +270,8 @@ def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:
     """None for one that works, or does not load."""
     reports = (peer.report for peer in agent.monitor.statuses())
     return tuple(one.engine.idle_seconds if one and one.phase is Phase.LOADING else None for one in reports)
+
+
+def _peer_works(agent: Agent) -> bool:
+    reports = [peer.report for peer in agent.monitor.statuses()]
+    return any(one and one.phase is Phase.LOADING and one.engine.idle_seconds is None for one in reports)

@@ -18,8 +18,6 @@ PROBE_SECONDS = 0.2
 """A refused connection costs 0.6 ms, so frequent probes are cheap."""
 RETRY_SECONDS = 1.0
 """After a failed completion: each one is real work for the engine."""
-
-
 LATEST = 2
 """So many times its time, a load that works may take beyond it: a loop that never gets anywhere looks like work."""
 
@@ -79,9 +77,9 @@ def await_ready(
     stage, said, progress = ReadinessStage.HTTP, "", show(ReadinessStage.HTTP)
     while True:
         now = time.monotonic()
-        if probing is None and now >= next_at:
-            probing = loop.start(probe(endpoint, completion_seconds))
-        elif probing is not None and probing.done():
+        if probing is None:
+            probing = loop.start(probe(endpoint, completion_seconds)) if now >= next_at else None
+        elif probing.done():
             result, probing = probing.result(), None
             if result.failed is None:
                 return
@@ -91,15 +89,18 @@ def await_ready(
         before, progress = progress, show(stage)
         if progress.step != before.step:
             next_at = now  # a new step: the endpoint may answer now
-        late = now - deadline
-        if late >= 0 and not (late < LATEST * launch_seconds and stage is ReadinessStage.HTTP and works()):
-            answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
-            waited_for = f"waited for {stage.value}{answer}; the engine was {progress.step}"
-            raise NotReadyError(
-                f"not ready within {launch_seconds:g} s: {waited_for}", "readiness.timeout_seconds allows more"
-            )
+        if now >= deadline:
+            may_continue = stage is ReadinessStage.HTTP and now < deadline + LATEST * launch_seconds
+            if not (may_continue and works()):
+                raise _late_error(launch_seconds, stage, said, progress.step)
         pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
         loop.wait(pause)
+
+
+def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: str) -> NotReadyError:
+    answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
+    reason = f"not ready within {launch_seconds:g} s: waited for {stage.value}{answer}; the engine was {step}"
+    return NotReadyError(reason, "readiness.timeout_seconds allows more")
 
 
 def _refuse(result: ProbeResult, served_name: str) -> None:

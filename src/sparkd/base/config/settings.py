@@ -135,8 +135,8 @@ class Readiness(Section):
     """When a launch counts as serving."""
 
     timeout_seconds: int = Field(3600, ge=10, le=86400)
-    """How long a launch may take until it has answered a completion; up to three times as long while this
-    node's load still works: enters steps, reads, or computes with new memory. Not where stall_seconds
+    """How long a launch may take until it has answered a completion; up to three times as long while a
+    rank's load still works: enters steps, reads, or computes with new memory. Not where stall_seconds
     is 0."""
     stall_seconds: int = Field(600, ge=0, le=86400)
     """How long a load may stand still: no new step or shard, nothing read or written, CPU and GPU idle. 0: not

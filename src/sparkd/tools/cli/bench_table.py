@@ -90,9 +90,7 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
             lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
         if one.failed:
             lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
-    shares_by_position = zip(*(level.accepted for level in found.levels if level.accepted), strict=False)
-    idle = [str(position) for position, shares in enumerate(shares_by_position, 1) if not any(shares)]
-    if idle:
+    if idle := _idle_positions(found):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:
         runs = f"the median of {usual.runs} runs since" if usual.runs > 1 else "the run of"
@@ -100,6 +98,12 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
     if found.fault and not any(one.failed == one.requests for one in found.levels):
         lines.append(f"ended early: {sanitize(found.fault)}")
     return ["", *lines] if lines else []
+
+
+def _idle_positions(found: Result) -> list[str]:
+    """Of a drafter: those where no level has accepted a token."""
+    shares_by_position = zip(*(level.accepted for level in found.levels if level.accepted), strict=False)
+    return [str(position) for position, shares in enumerate(shares_by_position, 1) if not any(shares)]
 
 
 def _rate(value: float) -> str:

@@ -58,12 +58,8 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
     marks, said = Marks(), dict[str, str]()
     while True:
         answers = await asyncio.gather(*(one.next(query) for one in logs))
-        entries = merge(found for found, _ in answers)
-        if entries and args.json:
-            console.show(list(render_json(entries, marks)))
-        elif entries:
-            rows = list(render_rows(entries, marks))
-            console.show([Table([row for row, _ in rows], [level for _, level in rows])])
+        if entries := merge(found for found, _ in answers):
+            _print(entries, marks, as_json=args.json)
         for log, (_, trouble) in zip(logs, answers, strict=True):
             if trouble != said.get(log.name, ""):
                 said[log.name] = trouble
@@ -75,6 +71,14 @@ async def _show(logs: list[NodeLog], query: Query, args: argparse.Namespace) -> 
         raise BlockedError("no node's log can be read", "on each node: journalctl -u sparkd-head -u sparkd-worker")
     if not (args.json or entries):
         print(f"no lines since {args.since}; what the node does now: sparkd status")
+
+
+def _print(entries: list[Entry], marks: Marks, *, as_json: bool) -> None:
+    if as_json:
+        console.show(list(render_json(entries, marks)))
+    else:
+        rows = list(render_rows(entries, marks))
+        console.show([Table([row for row, _ in rows], [level for _, level in rows])])
 
 
 def render_rows(entries: list[Entry], marks: Marks) -> Iterator[tuple[tuple[str, str, str], str]]:

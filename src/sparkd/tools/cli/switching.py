@@ -130,12 +130,7 @@ def add_use(parser: argparse.ArgumentParser) -> None:
 
 
 def use(args: argparse.Namespace) -> int:
-    if bool(args.recipe) + args.list + args.end != 1:
-        raise UsageError("a recipe, --list or --end is needed", "sparkd use --list")
-    if args.time and not args.recipe:
-        raise UsageError("--for is the time of a recipe", "sparkd use RECIPE --for 2h")
-    drain = parse_time("--drain", args.drain, 0, LONGEST_DRAIN_SECONDS)
-    span = parse_time("--for", args.time, SHORTEST_USE_SECONDS, LONGEST_USE_SECONDS) if args.time else 0
+    span, drain = _read_times(args)
     if os.geteuid():
         raise UsageError("only root may choose what this node runs", f"sudo {' '.join(['sparkd', *sys.argv[1:]])}")
     config, host = load_settings(os.environ), Host()
@@ -160,3 +155,14 @@ def use(args: argparse.Namespace) -> int:
         return ExitCode.NOT_READY
     print(f"{label(switch.to)} is in force")
     return ExitCode.GOOD
+
+
+def _read_times(args: argparse.Namespace) -> tuple[int, int]:
+    """Seconds of --for and --drain. Raises UsageError, also for words that do not go together."""
+    if bool(args.recipe) + args.list + args.end != 1:
+        raise UsageError("a recipe, --list or --end is needed", "sparkd use --list")
+    if args.time and not args.recipe:
+        raise UsageError("--for is the time of a recipe", "sparkd use RECIPE --for 2h")
+    drain = parse_time("--drain", args.drain, 0, LONGEST_DRAIN_SECONDS)
+    span = parse_time("--for", args.time, SHORTEST_USE_SECONDS, LONGEST_USE_SECONDS) if args.time else 0
+    return span, drain

@@ -217,11 +217,17 @@ class ScriptPaths(Check[ScriptFacts], frozen=True):
         if facts.launch_script not in (None, Kind.FILE):
             reason = f"{SCRIPT_FILE} is a {facts.launch_script.value}, not a file"
             yield block(reason, f"remove it: rm -r {SCRIPT_FILE}")
-        wanted, state = self.drop_in, facts.drop_in
         if not facts.unit_sources:
             yield warn(f"{facts.unit} {'are' if self.units[1:] else 'is'} not installed", "install the package")
-        elif wanted and state and not facts.masked and (wanted.text or state is not State.FOREIGN):
-            yield from (block(*one) for one in (units.why_wrong(wanted, state),) if one)
+        elif wrong_drop_in := self._judge_drop_in(facts):
+            yield wrong_drop_in
+
+    def _judge_drop_in(self, facts: ScriptFacts) -> Verdict | None:
+        wanted, state = self.drop_in, facts.drop_in
+        if not wanted or not state or facts.masked or (state is State.FOREIGN and not wanted.text):
+            return None
+        wrong = units.why_wrong(wanted, state)
+        return block(*wrong) if wrong else None
 
 
 def find_wrong(files: Files, needed: NeededPath) -> str:

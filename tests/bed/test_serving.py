@@ -42,6 +42,8 @@ image:
   entrypoint: [python3, -m, vllm.entrypoints.cli.main, serve]
 """
 """vLLM without the launcher of the tests' image: each of its processes is an interpreter of its own."""
+COMPILER = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'cicc', 0, 0, 0); time.sleep(30)"
+"""By its name; longer than three times the stall limit, and some seconds until the request hangs."""
 TOKEN = "0123456789abcdef" * 2
 GRACE_SECONDS = 30.0
 """Default of engine.stop_grace_seconds."""
@@ -513,11 +515,20 @@ def test_an_engine_that_hangs_while_idle_is_found_by_the_canary(impatient: Spark
     impatient.await_serving()
 
 
-def test_an_engine_that_hangs_under_a_request_is_a_stall(impatient: SparkdNode) -> None:
+def test_an_engine_that_hangs_under_a_request_is_a_stall_once_no_compiler_runs(impatient: SparkdNode) -> None:
     cursor, old = impatient.cursor(), impatient.main_pid()
+
+    def compilers() -> int:
+        report = impatient.report()
+        return report.engine.compilers if report is not None else 0
+
+    impatient.node.run("docker", "exec", "--detach", "sparkd-rank0", "python3", "-c", COMPILER)
+    wait_for(lambda: compilers() == 1, 20, "the compiler in the container")
     load.begin(impatient.node)
     try:
         impatient.node.kill(worker(impatient), signal.SIGSTOP)
+        wait_for(lambda: compilers() == 0, 60, "the end of the compiler")
+        assert impatient.main_pid() == old, "given up while a compiler ran"
         assert re.search(r"code=15 .*requests run and no token came for \d+ s", given_up(impatient, cursor, old))
     finally:
         load.end(impatient.node)  # or the next engine would meet it too, and is to be idle

@@ -57,6 +57,11 @@ def _forked_workers(tree: Tree) -> None:
     _engine(tree, '[engine.env]\nVLLM_WORKER_MULTIPROC_METHOD = "fork"')
 
 
+def _twenty_two_compilers(tree: Tree) -> None:
+    """ninja's own number on a GB10 (flashinfer-ai/flashinfer issue 3634)."""
+    _engine(tree, '[engine.env]\nMAX_JOBS = "22"')
+
+
 def _json_cut_off(tree: Tree) -> None:
     _engine(tree, "[engine.args]\ncompilation-config = '{\"cudagraph_mode\": FULL'")
 
@@ -92,6 +97,13 @@ FAULTS = (
         "model-memory",
         says="weights of 138.8 GiB on each node are 29.3 GiB more than the share of 109.5 GiB",
         also=("fabric-address",),
+    ),
+    Fault(
+        "compilers-beyond-the-memory",
+        _twenty_two_compilers,
+        Level.WARN,
+        "model-memory",
+        says="on a cold cache 22 compilers at once (MAX_JOBS) take",
     ),
     Fault("forked-workers", _forked_workers, Level.WARN, "plan-lint", says="ShmRingBuffer"),
     Fault("json-cut-off", _json_cut_off, Level.BLOCK, "plan-lint", says="line 1 column 20"),

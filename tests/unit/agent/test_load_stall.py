@@ -82,7 +82,7 @@ def head(port: int) -> Iterator[Node]:
 
 
 def load(peer: Node, idle_seconds: int | None, rank: int = 0, epoch: str = "e") -> None:
-    engine = EngineReport(idle_seconds=idle_seconds)
+    engine = EngineReport(idle_seconds=idle_seconds, works=idle_seconds is None)
     peer.publish(report(rank, phase=Phase.LOADING, epoch=epoch, plan_digest="d", engine=engine))
 
 

@@ -87,6 +87,24 @@ def test_a_clients_text_is_no_step_no_proof_and_no_dead_process(stream: int, lin
     assert not after.killed(1.0)
 
 
+JIT = (
+    "[jit_monitor.py:134] TileLang JIT compilation during inference: mhc_pre_big_fuse_with_norm_tilelang. "
+    "This causes a latency spike; consider extending warmup to cover this shape/config."
+)
+
+
+def test_a_kernel_compiled_inside_a_request_is_counted_by_the_line_of_the_rank() -> None:
+    after = serving(
+        (1, f"(Worker_TP0 pid=27247) WARNING 11-21 01:50:08 {JIT}"),
+        (1, f"(Worker_TP0 pid=27247) WARNING 11-21 01:50:09 {JIT.replace('TileLang', 'Triton kernel')}"),
+        (1, f"(APIServer pid=26170) WARNING 11-21 01:50:08 {JIT}"),  # it compiles nothing
+        (2, JIT.partition("] ")[2]),
+        (1, f"(Worker_TP7 pid=1) WARNING 11-21 01:50:08 {JIT}"),
+    )
+    assert (after.compiled, after.kernel) == (2, "mhc_pre_big_fuse_with_norm_tilelang (Triton kernel)")
+    assert not after.root_cause(1.0)
+
+
 @pytest.mark.parametrize(
     "end", [CORE_KILLED, WORKER_KILLED, WORKER_KILLED.replace("[multiproc", "[v1/executor/multiproc")]
 )

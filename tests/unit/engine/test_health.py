@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from tests.unit.engine_server import Reply, engine, token
 from tests.unit.nodes import until
 
@@ -54,6 +55,35 @@ def at(
     """`tokens` None: the engine has no statistics."""
     counters = None if tokens is None else Counters(running, waiting, tokens, tokens, tokens)
     return Observation(seconds, health, counters, canary)
+
+
+def compiling(seconds: float) -> Observation:
+    """One request runs, and no token has come."""
+    return replace(at(seconds, running=1), compiles=True)
+
+
+def test_a_request_that_waits_for_a_compiler_is_no_stall_for_half_an_hour() -> None:
+    waits = [compiling(seconds) for seconds in range(10, 1800, 10)]
+    decision = look(at(1), *waits)
+    assert isinstance(decision, Continue)
+    assert not decision.degraded
+    assert isinstance(look(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2160, 10))), Continue)
+    assert isinstance(look(at(1), *waits, *(compiling(seconds) for seconds in range(1800, 2180, 10))), StalledError)
+
+
+def test_pauses_between_compilers_make_the_half_hour_no_longer() -> None:
+    seen = [
+        at(1),
+        *(compiling(seconds) if seconds % 300 else at(seconds, running=1) for seconds in range(10, 2180, 10)),
+    ]
+    assert isinstance(look(*seen[:-3]), Continue)
+    assert isinstance(look(*seen), StalledError)
+
+
+def test_after_the_compiler_a_hang_counts_from_its_end() -> None:
+    decision = look(at(1), compiling(10), compiling(400), *(at(seconds, running=1) for seconds in range(410, 760, 10)))
+    assert isinstance(decision, Continue)
+    assert isinstance(decide(decision.state, at(760, running=1), LIMITS), StalledError)
 
 
 PREFILL = Counters(1, 0, prompt_tokens=5, generation_tokens=5, iterations=6)

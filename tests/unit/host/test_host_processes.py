@@ -76,6 +76,19 @@ def test_the_container_id_is_in_the_cgroup(tree: Tree, cgroup: str, found: str) 
     assert container_id(Host(tree.root).files, cgroup) == found
 
 
+@pytest.mark.parametrize("group", [f"/system.slice/docker-{ID}.scope", f"/docker/{ID}"])
+def test_a_containers_processes_are_those_of_its_group(tree: Tree, group: str) -> None:
+    tree.process(7, "vllm", cgroup=f"0::{group}")
+    tree.process(8, "cicc", parent=7)
+    tree.process(9, "cicc")
+    tree.file(f"/sys/fs/cgroup{group}/cgroup.procs", "7\n8\n12345\n")
+    host = Host(tree.root)
+    assert [one.pid for one in host.container_processes(7, ID)] == [7, 8]
+    assert host.container_processes(7, INNER) == (), "the pid is another container's"
+    assert host.container_processes(9, ID) == ()
+    assert host.container_processes(77, ID) == ()
+
+
 def test_details_of_a_process_in_a_container(tree: Tree) -> None:
     tree.process(
         7, "VLLM::Worker_TP", argv=("VLLM::Worker_TP0", "", "", ""), cgroup=f"0::/docker/{ID}", namespace_pid=1,

@@ -24,7 +24,11 @@ def test_tiny_cpu_is_launched_as_its_facts_say() -> None:
         "vllm serve /models/tiny --served-model-name tiny --host 0.0.0.0 --port 8000 --dtype float32"
         " --max-model-len 512 --enforce-eager"
     )
-    assert made.env == (("VLLM_ENGINE_READY_TIMEOUT_S", "86400"), ("VLLM_CPU_KVCACHE_SPACE", "1"))
+    assert made.env == (
+        ("VLLM_ENGINE_READY_TIMEOUT_S", "86400"),
+        ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "1800"),
+        ("VLLM_CPU_KVCACHE_SPACE", "1"),
+    )
     assert made.model_path == "/srv/models/tiny"
     assert made.container.volumes == (volume("/srv/models", "/models"),)
     assert (made.api_host, made.api_port, made.served_name) == ("127.0.0.1", 8000, "tiny")

@@ -72,6 +72,7 @@ def test_the_head_starts_ray_and_then_the_engine_on_it(tmp_path: Path) -> None:
     kept = json.loads((tmp_path / ".config/vllm/ray_non_carry_over_env_vars.json").read_text())
     assert kept == [
         "GLOO_SOCKET_IFNAME",
+        "MAX_JOBS",
         "NCCL_IB_HCA",
         "NCCL_SOCKET_IFNAME",
         "TP_SOCKET_IFNAME",

@@ -21,7 +21,7 @@ from sparkd.base.lib import recipes_dir
 from sparkd.base.plan import script
 from sparkd.base.plan.build import make_plan
 from sparkd.base.plan.model import LaunchPlan, Node
-from sparkd.base.recipes.additions import RAY, RAY_ENV, READY_TIMEOUT, VERBS
+from sparkd.base.recipes.additions import EXECUTE_TIMEOUT, MAX_JOBS, NVCC_THREADS, RAY, RAY_ENV, READY_TIMEOUT, VERBS
 from sparkd.base.recipes.loader import find_recipes, load_recipe
 from sparkd.base.recipes.schema import Lines, Recipe
 from sparkd.base.vllm.flag import first_values, parse_json
@@ -217,7 +217,8 @@ def test_the_reports_own_environment_is_what_the_engine_gets(report: reported.Re
     recipe = shipped(report.recipe)
     for node in nodes(recipe):
         env = dict(plan(recipe, node).env)
-        del env[READY_TIMEOUT]
+        for name in (READY_TIMEOUT, EXECUTE_TIMEOUT, MAX_JOBS, NVCC_THREADS):
+            del env[name]
         if recipe.executor == RAY:
             env = {name: text for name, text in env.items() if name not in RAY_ENV}
         for name in reported.OF_THE_NODE & env.keys():

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from sparkd.agent.actions import files, page_cache
 from sparkd.agent.actions.files import Pruned
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
-from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, unlink_segment
+from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, pause_process, unlink_segment
 from sparkd.agent.preflight.fixes import (
     Applied,
     CompactMemory,
@@ -241,6 +241,10 @@ class Actions:
     def drop_file_cache(self, shard: File, still: Callable[[], bool]) -> int:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, still)
+
+    def pause_process(self, key: tuple[int, int], resume: bool) -> bool:
+        """Stop the process of that id and start time, or continue it; whether it was there."""
+        return pause_process(*key, resume=resume)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: for a thread of its own. Raises OSError, ValueError where it cannot look."""

@@ -115,6 +115,24 @@ def end_process(fix: EndProcess) -> Applied:
         os.close(fd)
 
 
+def pause_process(pid: int, start_time: int, *, resume: bool = False) -> bool:
+    """SIGSTOP to that very process, or SIGCONT; whether it was there."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        found = read_process(Files(), pid)
+        if found is None or found.start_time != start_time:
+            return False
+        signal.pidfd_send_signal(fd, signal.SIGCONT if resume else signal.SIGSTOP)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
 def named_segments(host: Host) -> tuple[Segment, ...]:
     """Segments with an engine's kind of name. Cheap: reads no process."""
     return host.segments(NAMES)

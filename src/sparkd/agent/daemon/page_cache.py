@@ -58,9 +58,8 @@ def page_cache_watch(
             verdict = outcome.result()
             creeps = verdict if verdict is not None and verdict.fixes else None
             hint = "sync && echo 3 | sudo tee /proc/sys/vm/drop_caches"
-            found = (FindingReport(PageCache.id, creeps.level.value, creeps.reason, hint),) if creeps else ()
-            before = agent.reporter.report.findings
-            agent.reporter.update(findings=(*(one for one in before if one.id != PageCache.id), *found))
+            found = FindingReport(PageCache.id, creeps.level.value, creeps.reason, hint) if creeps else None
+            agent.reporter.replace_finding(PageCache.id, found)
 
     def watch(idle: bool) -> None:
         nonlocal look_at

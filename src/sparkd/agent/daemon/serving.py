@@ -59,7 +59,7 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     def works() -> bool:
         """The deadline has passed. A rank may only wait for one that works."""
         nonlocal late
-        working = monitor.works or _peer_works(agent)
+        working = monitor.works or any(peer.report and peer.report.engine.works for peer in agent.monitor.statuses())
         if working and not late:
             late = True
             reason = f"not ready within {wanted.timeout_seconds} s, and the load still works: it may take longer"
@@ -99,7 +99,8 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         agent.reporter.update(activity=activity, health=monitor.figures)
         agent.launch_row.note_activity(activity)
         degraded = trouble or agent.monitor.trouble
-        agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, degraded or served, gpu))
+        message = (degraded or served) + _note_kernels(agent, running)
+        agent.phase.enter(Phase.DEGRADED if degraded else Phase.SERVING, with_gpu(agent, message, gpu))
         agent.proving.tick()
         report_smoke_test()
         watch_page_cache(_is_idle(activity))
@@ -114,6 +115,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         on_check,
         partial(agent.host.unanswered_requests, agent.plan.api_port),
         gpu.computes if gpu is not None else bool,
+        lambda: _compiles(agent, running),
     )
     failure = monitor.run()
     if isinstance(failure, EngineDeadError):
@@ -139,7 +141,7 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             if not running.ready:
                 _mark_ready(agent, running)
                 agent.proving.begin()
-            _show_head(agent, head.name, report, gpu)
+            _show_head(agent, running, head.name, report, gpu)
             agent.proving.tick()
             watch_page_cache(_is_idle(report.activity))
         alarmed = running.record.dockerd_pid and running.log.broken_off_at is not None
@@ -154,12 +156,12 @@ def _is_idle(activity: ActivityReport | None) -> bool:
     return activity is not None and activity.running == 0 and not activity.waiting
 
 
-def _show_head(agent: Agent, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
+def _show_head(agent: Agent, running: Running, name: str, report: NodeReport, gpu: GpuThrottleMonitor | None) -> None:
     served = f"rank {agent.context.rank} of the engine that {name} serves"
     degraded = report.phase is Phase.DEGRADED
     trouble = f"; it is {'degraded: ' * degraded}{report.message}" if degraded or report.draining else ""
     phase = Phase.DEGRADED if degraded else Phase.SERVING
-    agent.phase.enter(phase, with_gpu(agent, served + trouble, gpu))
+    agent.phase.enter(phase, with_gpu(agent, served + trouble + _note_kernels(agent, running), gpu))
 
 
 def _raise_if_docker_ended_it(agent: Agent, running: Running) -> None:
@@ -188,9 +190,9 @@ def with_gpu(agent: Agent, message: str, gpu: GpuThrottleMonitor | None) -> str:
         watts = None if seen.power_watts is None else round(seen.power_watts)
         figures = GpuReport(seen.name, seen.sm_mhz, watts, seen.temperature_celsius, seen.utilization_percent)
         agent.reporter.update(gpu=figures)
-    found = (FindingReport(THROTTLE_ID, "warn", slow, THROTTLE_HINT),) if slow else ()
-    before = agent.reporter.report.findings
-    agent.reporter.update(findings=(*(one for one in before if one.id != THROTTLE_ID), *found))
+    agent.reporter.replace_finding(
+        THROTTLE_ID, FindingReport(THROTTLE_ID, "warn", slow, THROTTLE_HINT) if slow else None
+    )
     return f"{message}; {slow}: {THROTTLE_HINT}" if slow else message
 
 
@@ -234,7 +236,7 @@ def expected_load(agent: Agent) -> tuple[float | None, str]:
 def _mark_ready(agent: Agent, running: Running) -> None:
     running.mark_ready()
     agent.launch_row.note_ready(running)
-    agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None))
+    agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None, works=False))
     running.note_segments()  # last: what ends the run may end it
 
 
@@ -249,16 +251,18 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
         progress=round(progress.done / progress.total, 3) if progress.total else None,
         seconds_left=round(left) if left is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
+        compilers=running.compilers.count if running.compilers is not None else 0,
     )
     doing = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
     what = f"rank {agent.context.rank} on {agent.reporter.report.node}, {doing},"
     load = monitor.check(what, (doing, waiting_for), _peers_idle_seconds(agent))
-    engine = replace(engine, idle_seconds=round(load.idle_seconds) if load else None)
+    engine = replace(engine, idle_seconds=round(load.idle_seconds) if load else None, works=monitor.works)
     message = (
         doing
         + (f", this step about {format_duration(left)} more" if left else "")
         + (f"; the whole load: {whole}" if (whole := describe_time_left(engine, datetime.now(UTC))) else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
+        + _describe_compilers(running)
         + (f"; waiting for {waiting_for}" if waiting_for else "")
         + (f"; nothing has moved for {load.still_seconds:.0f} s" if load and load.still_seconds else "")
     )
@@ -266,12 +270,31 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
     return progress
 
 
+def _note_kernels(agent: Agent, running: Running) -> str:
+    """Report what is compiled inside requests; a phrase while that lasts."""
+    watch, compiled = running.compilers, running.log.progress.compiled
+    compilers = watch.count if watch is not None else 0
+    engine = replace(agent.reporter.report.engine, compilers=compilers, kernels_compiled=compiled)
+    agent.reporter.update(engine=engine)
+    return "; a kernel is being compiled, and its request waits for it" if compilers else ""
+
+
+def _compiles(agent: Agent, running: Running) -> bool:
+    """A compiler of any rank runs."""
+    reports = (peer.report for peer in agent.monitor.statuses())
+    own = running.compilers is not None and running.compilers.count > 0
+    return own or any(one.engine.compilers for one in reports if one is not None)
+
+
+def _describe_compilers(running: Running) -> str:
+    watch = running.compilers
+    if watch is None or not watch.count:
+        return ""
+    held = f", {len(watch.held)} more held back until there is memory" if watch.held else ""
+    return f"; compiling kernels, {max(1, watch.count - len(watch.held))} at a time{held}"
+
+
 def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:
     """None for one that works, or does not load."""
     reports = (peer.report for peer in agent.monitor.statuses())
     return tuple(one.engine.idle_seconds if one and one.phase is Phase.LOADING else None for one in reports)
-
-
-def _peer_works(agent: Agent) -> bool:
-    reports = [peer.report for peer in agent.monitor.statuses()]
-    return any(one and one.phase is Phase.LOADING and one.engine.idle_seconds is None for one in reports)

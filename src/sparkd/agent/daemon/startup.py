@@ -10,19 +10,21 @@ from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import lower_readahead, release_page_cache
+from sparkd.agent.engine.compilers import RESERVE_BYTES, CompilerWatch
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.rank import Running, container_labels
 from sparkd.agent.preflight.checks.docker import EngineImage
 from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
-from sparkd.base.cluster.membership import plan_by_tcp
+from sparkd.base.cluster.membership import plan_to_launch
 from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.lib.text import sanitize
 from sparkd.base.plan import agreement, script
 from sparkd.base.plan.agreement import PLAN_PATH, Agreement
+from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
@@ -37,6 +39,8 @@ COUNT_SECONDS = 2.0
 KEY_SECONDS = 10.0
 CHOICE_SECONDS = 10.0
 """For a look at the choice of a plan: milliseconds, on a disk that does not hang."""
+ROOM_SECONDS = 30.0
+"""For the headers of the model's files, which preflight has read before."""
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
 DEVICES_SECONDS = 10.0
@@ -152,7 +156,7 @@ def launch(agent: Agent) -> Running:
     if agent.plan.on_ray:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
         ray_token = script.ray_token(agent.loop.beside(read, KEY_SECONDS, "the key file", shielded=True)[0], epoch)
-    plan = plan_by_tcp(agent.context) if transport == BY_TCP else agent.plan
+    plan = plan_to_launch(agent.context, _count_compilers(agent), by_tcp=transport == BY_TCP)
     record = RankRecord(agent.rank_id, agent.incarnation, agent.boot_id, agent.plan.digest, epoch, transport)
     agent.actions.write_rank(record)
     with suppress(OSError):
@@ -179,11 +183,23 @@ def launch(agent: Agent) -> Running:
     return running
 
 
+def _count_compilers(agent: Agent) -> int:
+    """How many may run at once; 1 where that can't be read."""
+    read = partial(read_room, agent.plan, agent.settings, agent.host)
+    try:
+        return agent.loop.beside(read, ROOM_SECONDS, "reading the model's sizes", shielded=True).jobs
+    except (OSError, ValueError) as error:
+        hint = "kernels are compiled one at a time in this run; nothing is to be done where they are in the cache"
+        agent.events.warning("engine.compilers.uncounted", reason=str(error), hint=hint)
+        return 1
+
+
 def watch(agent: Agent, running: Running) -> None:
     """Start the threads that watch the rank. Raises OSError, with some of them started."""
     rank = running.rank
     running.guard_memory(agent.settings.memory.floor_mib << 20, agent.events)
     running.log.start()
+    _watch_compilers(agent, running)
     with suppress(TimeoutError, BlockingIOError):
         look = partial(docker.pid_without_live_restore, agent.host)
         running.note(dockerd_pid=agent.loop.beside(look, DOCKER_SECONDS, "docker's live-restore"))
@@ -194,6 +210,19 @@ def watch(agent: Agent, running: Running) -> None:
     agent.events.info(
         "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
+
+
+def _watch_compilers(agent: Agent, running: Running) -> None:
+    floor_bytes = agent.settings.memory.floor_mib << 20
+    running.compilers = CompilerWatch(
+        short_bytes=RESERVE_BYTES + 2 * floor_bytes if floor_bytes and agent.plan.container.gpus == "all" else 0,
+        ended=running.rank.ended,
+        processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
+        available_bytes=lambda: agent.host.meminfo().available_bytes,
+        signal=agent.actions.pause_process,
+        events=agent.events,
+    )
+    agent.run_aside("compilers", running.compilers.run)
 
 
 IMAGE_HINT = "look at: systemctl status docker, free -g"

@@ -45,6 +45,9 @@ COMPUTING_SHARE = 0.1
 """Of the limit, before an engine whose GPU computes is degraded. A step of 16,384 tokens takes 13 s, and over 20 s in a
 context of 190,000 (two GB10, DeepSeek-V4-Flash, from a field report)."""
 
+LONGEST_COMPILE_SECONDS = 1800.0
+"""As EXECUTE_SECONDS: then vLLM itself gives the step up."""
+
 
 class Observation(Struct, frozen=True):
     """One probe. `health`: the status of /health, None without an answer. `counters`: None where /metrics has none.
@@ -59,6 +62,8 @@ class Observation(Struct, frozen=True):
     canary: Completion | None = None
     unanswered: tuple[Unanswered, ...] = ()
     computes: bool = False
+    compiles: bool = False
+    """A compiler of a rank runs."""
 
 
 class HealthState(Struct, frozen=True):
@@ -78,6 +83,8 @@ class HealthState(Struct, frozen=True):
     """It is under way."""
     work: tuple[float, ...] | None = None
     canary_failed: str = ""
+    compiling_since: float | None = None
+    """Requests have waited for a compiler since then."""
 
     @property
     def troubled(self) -> bool:
@@ -103,7 +110,7 @@ Failure = EngineDeadError | StalledError
 def decide(before: HealthState, seen: Observation, limits: Supervise) -> Continue | Failure:
     if seen.health == DEAD_STATUS:
         return EngineDeadError(f"the engine is dead: /health answers {DEAD_STATUS}")
-    state = _update(before, seen)
+    state = _excuse_compile(_update(before, seen), seen)
     wants_canary = False
     if limits.canary_seconds and not state.canary_pending and seen.health is not None:
         state, wants_canary = _consider_canary(before, state, seen, limits.canary_seconds)
@@ -138,6 +145,17 @@ def _update(last: HealthState, seen: Observation) -> HealthState:
         state = _end_canary(state, seen.canary, seen.at, moved=moved)
         moved = moved or seen.canary.token
     return replace(state, moved_at=seen.at) if moved or not (works or state.canary_failed) else state
+
+
+def _excuse_compile(state: HealthState, seen: Observation) -> HealthState:
+    """A request that compiles a kernel waits for minutes. What brings no token in half an hour excuses nothing more."""
+    if state.moved_at == seen.at:
+        return replace(state, compiling_since=None) if state.compiling_since is not None else state
+    if not seen.compiles:
+        return state
+    since = seen.at if state.compiling_since is None else state.compiling_since
+    excused = seen.at - since < LONGEST_COMPILE_SECONDS
+    return replace(state, compiling_since=since, moved_at=seen.at if excused else state.moved_at)
 
 
 def _end_canary(state: HealthState, answer: Completion, at: float, *, moved: bool) -> HealthState:
@@ -187,6 +205,8 @@ class HealthMonitor(Struct):
     """Requests to the API."""
     computes: Callable[[], bool] = bool
     """Whether the GPU is known to be at work."""
+    compiles: Callable[[], bool] = bool
+    """Whether a compiler of any rank runs."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Outcome[tuple[int | None, Counters | None]] | None = None
@@ -228,7 +248,10 @@ class HealthMonitor(Struct):
         if self._canary is not None and self._canary.done():
             (canary, seconds), self._canary = self._canary.result(), None
             self._note_canary(canary, seconds)
-        seen = Observation(now, health, counters, canary, self.unanswered(), self._state.troubled and self.computes())
+        troubled = self._state.troubled
+        computes = troubled and self.computes()
+        compiles = (troubled or self._state.compiling_since is not None) and self.compiles()
+        seen = Observation(now, health, counters, canary, self.unanswered(), computes, compiles)
         decision = decide(self._state, seen, self.limits)
         if isinstance(decision, Continue):
             self._state = decision.state

@@ -67,6 +67,10 @@ _FATAL = re.compile(
     r"(?:EngineCore encountered a fatal|\w{1,40} hit an exception)"
 )
 """Begins a traceback; its lines are of the same process, file and line number."""
+_JIT = re.compile(
+    r"jit_monitor\.py:\d+ (?P<kind>[\w -]{1,40}) JIT compilation during inference: (?P<kernel>\S{1,200})", re.ASCII
+)
+"""vLLM's warning since 0.23. A kernel's name is the code's."""
 LAST_WORDS = "its log says last: "
 """Before what may be a client's text: nobody acts on it."""
 MOST_SOURCES = 256
@@ -105,6 +109,10 @@ class LoadProgress(Struct, frozen=True):
     """Clients may be served: their text may begin a line."""
     sources: frozenset[str] = frozenset()
     """Stream and prefix of the processes that logged during the load."""
+    compiled: int = 0
+    """Kernels that were compiled inside requests, by vLLM's own monitor."""
+    kernel: str = ""
+    """The last of them, with what compiled it."""
     fatal: str = ""
     """Source, file and line number of the traceback that ends a serving engine."""
 
@@ -146,11 +154,19 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
     here = source + place
     if place and source in before.sources:
         answers = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
-        if not answers and _FATAL.match(f"{place} {text}"):
-            return replace(before, fatal=here)
+        if not answers and (after := _note_rank(before, here, f"{place} {text}")) is not None:
+            return after
         if here == before.fatal or (_API_END if answers else _END).match(f"{place} {text}"):
             return _advance(before, here, text, now)
     return _note_symptom(before, here, text, now)
+
+
+def _note_rank(before: LoadProgress, here: str, text: str) -> LoadProgress | None:
+    """By a line of the serving engine's own processes: a compiled kernel, or the begin of its end. Else None."""
+    if jit := _JIT.match(text):
+        kernel = f"{jit['kernel'].rstrip('.')} ({jit['kind']})"
+        return replace(before, compiled=before.compiled + 1, kernel=kernel)
+    return replace(before, fatal=here) if _FATAL.match(text) else None
 
 
 def _split(line: str) -> tuple[str, str, str]:

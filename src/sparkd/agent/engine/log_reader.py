@@ -21,6 +21,9 @@ RETRY_SECONDS = 1.0
 MOST_FAILURES = 5
 """Different lines that sparkd could not parse, of which it reports."""
 
+MOST_KERNELS = 32
+"""Compiled inside requests, of which it reports."""
+
 
 class LogReader:
     """Follows one container's log. `progress` may be read from any thread."""
@@ -43,6 +46,7 @@ class LogReader:
         self._events = events
         self._read_at = 0.0
         self._failures: set[str] = set()
+        self._kernels: set[str] = set()
         self._serving = False
         self._wake = wake
         self._stop = threading.Event()
@@ -103,8 +107,17 @@ class LogReader:
                 self._put(priority, text)
         except Exception as error:  # a line that sparkd can't parse must not end the reading of the next ones
             self._report_failure(f"{type(error).__name__}: {error}")
+        if self.progress.compiled != before.compiled:
+            self._report_kernel(self.progress.kernel)
         if (self.progress.step, self.progress.failing_since) != (before.step, before.failing_since):
             self._wake()
+
+    def _report_kernel(self, kernel: str) -> None:
+        """Each once: many shapes of one kernel may be compiled."""
+        if kernel not in self._kernels and len(self._kernels) < MOST_KERNELS:
+            self._kernels.add(kernel)
+            reason = "inside a request, which waited for it; or loaded from its cache for the first time"
+            self._events.info("engine.kernel.compiled", kernel=kernel, reason=reason)
 
     def _report_failure(self, reason: str) -> None:
         """A few: a client that can cause such a line can cause many."""

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from sparkd.agent.actions.processes import Rank, mapped_below, named_segments
 from sparkd.agent.engine.api_owner import ApiOwner
+from sparkd.agent.engine.compilers import CompilerWatch
 from sparkd.agent.engine.load_progress import LoadProgress
 from sparkd.agent.engine.log_reader import LogReader
 from sparkd.agent.engine.memory_guard.guard import MemoryGuard
@@ -81,6 +82,8 @@ class Running:
         """None where memory is not watched."""
         self.tenants: Tenants | None = None
         """Who else held memory at the start; None where that is unknown."""
+        self.compilers: CompilerWatch | None = None
+        """None before it is watched."""
         self.ready = False
         """It has completed a prompt."""
         self.segments: set[UnlinkSegment] = set()

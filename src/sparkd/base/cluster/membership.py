@@ -143,11 +143,15 @@ def check_owners(files: Iterable[tuple[str, str]]) -> None:
         refuse_writable(Files(), path, role)
 
 
-def plan_by_tcp(node: NodeContext) -> LaunchPlan:
-    """The same plan without RDMA: where one node has none, none may use it."""
+def plan_to_launch(node: NodeContext, compile_jobs: int, *, by_tcp: bool = False) -> LaunchPlan:
+    """The same plan with what is known at the launch: how many compilers the memory holds.
+
+    `by_tcp`: without RDMA. Where one node has none, none may use it.
+    """
     from sparkd.base.plan.build import make_plan
 
-    plan = make_plan(node.recipe, node.settings, node.plan.node, by_tcp=True)
+    place = replace(node.plan.node, compile_jobs=str(compile_jobs))
+    plan = make_plan(node.recipe, node.settings, place, by_tcp=by_tcp)
     return replace(plan, image_id=node.plan.image_id)
 
 

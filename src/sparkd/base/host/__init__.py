@@ -82,6 +82,10 @@ class Host:
     def processes(self) -> ProcessTable:
         return processes.scan_processes(self.files)
 
+    def container_processes(self, pid: int, container_id: str) -> tuple[Process, ...]:
+        """Of the container whose first process is `pid`."""
+        return processes.list_container(self.files, pid, container_id)
+
     def argv(self, process: Process) -> tuple[str, ...]:
         """The first words, enough to know the program; empty for one that has ended."""
         return processes.read_argv(self.files, process.pid, processes.PROGRAM_WORDS)

@@ -38,23 +38,28 @@ def read_group(files: Files, pid: int) -> Group:
 
 def container_id(files: Files, text: str) -> str:
     """Of the text of /proc/PID/cgroup."""
+    return find_container(files, text)[0]
+
+
+def find_container(files: Files, text: str) -> tuple[str, str]:
+    """The innermost container in the text of /proc/PID/cgroup, and the folder of its group; empty outside of one."""
     for line in text.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if found := list(_CONTAINER.finditer(path)):
             last = found[-1]
             scope = ".scope" if path.startswith(".scope", last.end()) else ""
-            if _is_roots(files, controllers.removeprefix("name="), path[: last.end()] + scope):
-                return last[0]
-    return ""
+            if folder := _find_roots(files, controllers.removeprefix("name="), path[: last.end()] + scope):
+                return last[0], folder
+    return "", ""
 
 
-def _is_roots(files: Files, hierarchy: str, path: str) -> bool:
-    """False where the group is nowhere: then it may be anybody's."""
+def _find_roots(files: Files, hierarchy: str, path: str) -> str:
+    """The folder of a group that is root's. Empty where the group is nowhere: then it may be anybody's."""
     for mounted in (f"{ROOT}/{hierarchy}", f"{ROOT}/unified"):
         with suppress(FileNotFoundError):
-            return files.stat(mounted + path).uid in (0, files.stat(ROOT).uid)
-    return False
+            return mounted + path if files.stat(mounted + path).uid in (0, files.stat(ROOT).uid) else ""
+    return ""
 
 
 def systemd_unit(text: str) -> tuple[str, bool]:

@@ -5,6 +5,7 @@ psutil lists the pids. The line has what psutil lacks: process group, clock tick
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from collections import Counter
@@ -27,6 +28,7 @@ CMDLINE_BYTES = 32 << 10
 PROGRAM_WORDS = 32
 """A user may start thousands of processes with thousands of words each."""
 STATUS_BYTES = 1 << 20
+PIDS_BYTES = 1 << 20
 
 _STATUS = re.compile(r"^(NSpid|RssAnon|RssShmem|Uid):(.*)", re.MULTILINE)
 
@@ -145,6 +147,20 @@ def read_process(files: Files, pid: int | str) -> Process | None:
         return parse_stat(files.bytes(f"/proc/{pid}/stat", limit=4096))
     except GONE:
         return None
+
+
+def list_container(files: Files, pid: int, container_id: str) -> tuple[Process, ...]:
+    """The processes of a container, whose first one is `pid`; none where that is in another one. Raises OSError."""
+    try:
+        found, folder = cgroups.find_container(files, files.text(f"/proc/{pid}/cgroup", limit=65536))
+        pids = files.text(f"{folder}/cgroup.procs", limit=PIDS_BYTES).split() if found == container_id else []
+    except GONE:
+        return ()
+    except OSError as error:
+        if error.errno == errno.ENODEV:  # a group that is being removed
+            return ()
+        raise
+    return tuple(one for one in (read_process(files, number) for number in pids if number.isdecimal()) if one)
 
 
 def parse_stat(line: bytes) -> Process | None:

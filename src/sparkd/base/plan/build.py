@@ -216,6 +216,7 @@ def _placeholder_values(node: Node, model_target: str) -> Mapping[str, str]:
         "node.rank": str(node.rank),
         "node.interface": node.interface,
         "node.hcas": ",".join(node.hcas),
+        "node.compile_jobs": node.compile_jobs,
         "head.address": node.head_address,
         "cluster.size": str(node.cluster_size),
         "model.path": model_target,

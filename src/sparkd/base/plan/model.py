@@ -29,6 +29,8 @@ class Node(Struct, frozen=True):
     cluster_size: int
     interface: str = ""
     hcas: tuple[str, ...] = ()
+    compile_jobs: str = "1"
+    """The number of compilers at once that its memory holds; 1 until that has been read."""
 
 
 class Secret(Struct, frozen=True):

@@ -16,12 +16,18 @@ if TYPE_CHECKING:
 
 INTERFACE, HCAS = "{node.interface}", "{node.hcas}"
 """Placeholders of a recipe for the interface on the fabric, and for its RDMA devices."""
+MAX_JOBS, NVCC_THREADS, COMPILE_JOBS = "MAX_JOBS", "FLASHINFER_NVCC_THREADS", "{node.compile_jobs}"
+"""How many files ninja compiles at once, threads of one nvcc, and the number that the node's memory holds."""
 VERBS = "/dev/infiniband"
 """Folder of the devices that RDMA goes through."""
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long vLLM's API server waits for its engine. A cold load takes longer than its default, 600 s."""
 ENGINE_READY_SECONDS = 86_400
 """A day: sparkd gives a load up, by readiness.timeout_seconds and by whether it works."""
+EXECUTE_TIMEOUT = "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"
+"""How long vLLM waits for one step of its ranks, 300 s by default: a kernel that is compiled in one takes longer."""
+EXECUTE_SECONDS = 1800
+"""12 minutes were seen (MiaAI-Lab/DeepSeek-v4-Flash-DSpark-2x-DGX-Spark issue 65). A hang is found by sparkd itself."""
 RAY = "ray"
 RAY_TOKEN_TARGET = "/run/sparkd-ray-token"  # noqa: S105  # a path
 RAY_ENV: Mapping[str, str] = {
@@ -30,6 +36,8 @@ RAY_ENV: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Print every line of the ranks at once.
     "RAY_DEDUP_LOGS": "0",
+    # vLLM's Ray executor waits so many seconds for a step, 300 by default.
+    "RAY_CGRAPH_get_timeout": str(EXECUTE_SECONDS),
     # Without a token, anyone who reaches the ports can run programs as root. Ray supports it from 2.52.
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": RAY_TOKEN_TARGET,
@@ -87,8 +95,10 @@ def added_env(recipe: Recipe, settings: Settings, nodes: int) -> dict[str, str]:
     env = {**recipe.env, **engine.env}
     args = {**recipe.args, **engine.args}
     on_gpu = recipe.container.gpus == "all"
-    found = {READY_TIMEOUT: str(ENGINE_READY_SECONDS)}
+    found = {READY_TIMEOUT: str(ENGINE_READY_SECONDS), EXECUTE_TIMEOUT: str(EXECUTE_SECONDS)}
     fixed = any(value for flag, value in args.items() if flag.partition(".")[0] in (*OWN_POOLS, *CONNECTORS))
+    if on_gpu:
+        found |= {MAX_JOBS: COMPILE_JOBS, NVCC_THREADS: "1"}
     if on_gpu and NEWER_ALLOCATOR not in env and not fixed:
         found[ALLOCATOR] = EXPANDABLE
     if nodes > 1:

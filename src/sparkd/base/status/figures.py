@@ -44,6 +44,12 @@ class EngineReport(Figures, frozen=True):
     expected_seconds: float | None = None
     """From `started` to the first completion, by the plan's `last load` on this node or by the `recipe`."""
     expected_by: str = ""
+    works: bool = False
+    """A load that is watched and works."""
+    compilers: int = 0
+    """Of kernels, below the rank: they run or are held back."""
+    kernels_compiled: int = 0
+    """Inside requests since the start, by vLLM's own monitor, which may count what it loads from a cache."""
     metrics = (
         Metric("progress", "engine_progress_ratio", "Progress of the step of the load, 0 to 1."),
         Metric(
@@ -52,6 +58,13 @@ class EngineReport(Figures, frozen=True):
             "From the container's start to the first completion, by earlier loads or the recipe.",
         ),
         Metric("kv_cache_tokens", "kv_cache_tokens", "Size of the KV cache."),
+        Metric("compilers", "engine_compilers", "Compilers of kernels that run below the rank, or are held back."),
+        Metric(
+            "kernels_compiled",
+            "engine_kernels_compiled",
+            "Compiled inside requests since the engine's start, or loaded for the first time, by vLLM's log.",
+            counter=True,
+        ),
     )
 
 

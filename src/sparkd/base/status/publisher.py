@@ -105,6 +105,11 @@ class Reporter:
         if self._due() or _urgent(self.report) != _urgent(before):
             self.publish()
 
+    def replace_finding(self, name: str, found: FindingReport | None) -> None:
+        """The finding of that id, or none."""
+        others = tuple(one for one in self.report.findings if one.id != name)
+        self.update(findings=(*others, found) if found else others)
+
     def _leave(self, phase: Phase) -> Mapping[str, float]:
         entered_at, self._entered_at = self._entered_at, self._clock()
         before = self.report.phase_seconds

@@ -16,9 +16,10 @@ from sparkd.base.host import Host
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.base.lib.text import size
 from sparkd.base.plan.build import make_plan
+from sparkd.base.plan.compile_jobs import CompileRoom, read_room
 from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.additions import HCAS, INTERFACE
+from sparkd.base.recipes.additions import COMPILE_JOBS, HCAS, INTERFACE
 from sparkd.base.recipes.loader import NOT_SET_UP, SET_UP_HINT, load_recipe, recipe_folders
 from sparkd.base.state.shared_config import overridden_keys
 from sparkd.base.status.model import FindingReport
@@ -97,20 +98,25 @@ def _raise_all(*steps: Callable[[], object]) -> None:
 
 
 def show_plan(args: argparse.Namespace) -> None:
-    """From the configuration alone."""
-    configured = load_settings(os.environ)
-    node = membership.resolve_context(configured, None, Host()) if args.rank is None else None
+    """From the configuration, and the sizes of the model's files."""
+    configured, host = load_settings(os.environ), Host()
+    node = membership.resolve_context(configured, None, host) if args.rank is None else None
     plan = _plan_of_rank(configured, args.rank) if node is None else node.plan
+    settings = configured if node is None else node.settings
+    found = room = None
+    with suppress(OSError, ValueError):
+        found = read_sum(plan, settings, host)
+    if node is not None:
+        with suppress(OSError, ValueError):
+            room = read_room(plan, settings, host, found)
+            plan = membership.plan_to_launch(node, room.jobs)
     if args.json:
         print(plan_as_json(plan))
     elif args.script:
         print(plan.script, end="")
     else:
         chosen = node.switch.findings if node and node.switch else ()
-        found = None
-        with suppress(OSError, ValueError):
-            found = read_sum(plan, configured if node is None else node.settings, Host())
-        print(f"{_described(plan, chosen, found)}\n\n{plan.script}".rstrip("\n"))
+        print(f"{_described(plan, chosen, found, room)}\n\n{plan.script}".rstrip("\n"))
 
 
 def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
@@ -121,14 +127,18 @@ def _plan_of_rank(settings: Settings, rank: int) -> LaunchPlan:
     if not 0 <= rank < max(1, len(settings.cluster.nodes)):
         raise UsageError(f"there is no rank {rank}: cluster.nodes has {len(settings.cluster.nodes)} entries")
     recipe = recipe or load_recipe(settings.engine.recipe, recipe_folders()).recipe
-    node = membership.node_of_rank(settings, rank)
     # What only that node knows stays as its placeholder.
-    found = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
-    return make_plan(recipe, settings, found if node.cluster_size > 1 else node)
+    node = replace(membership.node_of_rank(settings, rank), compile_jobs=COMPILE_JOBS)
+    if node.cluster_size > 1:
+        node = replace(node, interface=node.interface or INTERFACE, hcas=node.hcas or (HCAS,))
+    return make_plan(recipe, settings, node)
 
 
-def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None) -> str:
+def _described(
+    plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemorySum | None, room: CompileRoom | None
+) -> str:
     spec, node = plan.container, plan.node
+    parts = [*(found.rows() if found else ()), *([("compilers on a cold cache", room.describe())] if room else [])]
     privileged = "yes" if spec.privileged else "no"
     rows = [
         *((name, text) for one in chosen for name, text in ((one.id, one.reason), ("", one.hint))),
@@ -146,7 +156,7 @@ def _described(plan: LaunchPlan, chosen: Sequence[FindingReport], found: MemoryS
         *(("cache", f"{one.name} at {one.target}") for one in plan.caches),
         *(("secret", f"{one.name} from {one.file}") for one in plan.secrets),
         ("memory", _memory(plan)),
-        *(("", f"{part}: {much}") for part, much in (found.rows() if found and plan.container.gpus == "all" else ())),
+        *(("", f"{part}: {much}") for part, much in (parts if plan.container.gpus == "all" else ())),
     ]
     return "\n".join(f"{name:<10} {text}" for name, text in rows)
 

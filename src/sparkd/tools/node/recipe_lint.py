@@ -11,9 +11,11 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import size
+from sparkd.base.plan.compile_jobs import CompileRoom
+from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
-from sparkd.base.recipes.additions import VERBS
+from sparkd.base.recipes.additions import MAX_JOBS, VERBS
 from sparkd.base.recipes.loader import Loaded
 from sparkd.base.recipes.reach import find_reach
 from sparkd.base.recipes.schema import KV_CACHE_TOKENS, WEIGHTS_GB, Recipe, has_placeholder
@@ -50,13 +52,25 @@ def lint(
         missing = _find_missing(trial.plan) if trial.plan else ()
         errors += [f"{_locate_key(loaded, one)}: {one}" for one in trial.errors]
         if trial.plan and trial.plan.container.gpus == "all":
-            known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
-            memory = read_sum(trial.plan, Settings(), host or Host(), known_gb=known_gb, total_bytes=memory_bytes)
-            if memory.is_too_big:
-                too_big = f"{_locate_key(loaded, 'nodes.min')}: {memory.describe()} on nodes of {size(memory_bytes)}"
-                (errors if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warnings).append(too_big)
+            wrong, blocks = _judge_memory(loaded, trial.plan, memory_bytes, host or Host())
+            (errors if blocks else warnings).extend([wrong] if wrong else [])
         warnings += [f"{_locate_key(loaded, one)}: {one}" for one in (*trial.warnings, *missing)]
     return errors, warnings
+
+
+def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Host) -> tuple[str, bool]:
+    """What does not fit a node, empty where all does, and whether it is an error."""
+    known_gb = loaded.recipe.expect.get(WEIGHTS_GB)
+    memory = read_sum(plan, Settings(), host, known_gb=known_gb, total_bytes=memory_bytes)
+    if memory.is_too_big:
+        where = _locate_key(loaded, "nodes.min")
+        too_big = f"{where}: {memory.describe()} on nodes of {size(memory_bytes)}"
+        return too_big, memory.fit is ModelFit.WEIGHTS_TOO_BIG
+    headroom_bytes = CheckInputs(plan, Settings()).need.headroom_bytes
+    room = CompileRoom(memory_bytes, memory.weights.expected if memory.weights else 0, headroom_bytes)
+    if memory.weights and (excess := room.describe_excess(plan)):
+        return f"{_locate_key(loaded, f'env.{MAX_JOBS}')}: {excess} (take it out: sparkd sets it)", False
+    return "", False
 
 
 def _find_origin(loaded: Loaded, key: str) -> str | None:

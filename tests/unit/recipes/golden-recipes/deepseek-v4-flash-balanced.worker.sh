@@ -6,6 +6,9 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=86400
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+  export MAX_JOBS=1
+  export FLASHINFER_NVCC_THREADS=1
   export VLLM_HOST_IP=10.0.0.2
   export GLOO_SOCKET_IFNAME=bond0
   export TP_SOCKET_IFNAME=bond0

@@ -6,9 +6,13 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=86400
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+  export MAX_JOBS=1
+  export FLASHINFER_NVCC_THREADS=1
   export RAY_memory_monitor_refresh_ms=0
   export RAY_USAGE_STATS_ENABLED=0
   export RAY_DEDUP_LOGS=0
+  export RAY_CGRAPH_get_timeout=1800
   export RAY_AUTH_MODE=token
   export RAY_AUTH_TOKEN_PATH=/run/sparkd-ray-token
   export VLLM_HOST_IP=10.0.0.1
@@ -30,7 +34,7 @@ launch() {
   export VLLM_SKIP_INIT_MEMORY_CHECK=1
   command -v ray >/dev/null || { echo "the image is not what the recipe needs: executor: ray, and it has no ray" >&2; exit 64; }
   mkdir -p "${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"
-  echo '["GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "VLLM_HOST_IP"]' >"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"/ray_non_carry_over_env_vars.json
+  echo '["GLOO_SOCKET_IFNAME", "MAX_JOBS", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "VLLM_HOST_IP"]' >"${VLLM_CONFIG_ROOT:-${XDG_CONFIG_HOME:-${HOME:-/root}/.config}/vllm}"/ray_non_carry_over_env_vars.json
   ray start --head --port=29501 --include-dashboard=false \
     --node-ip-address=10.0.0.1 \
     --num-gpus=1 \

@@ -6,9 +6,13 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=86400
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+  export MAX_JOBS=1
+  export FLASHINFER_NVCC_THREADS=1
   export RAY_memory_monitor_refresh_ms=0
   export RAY_USAGE_STATS_ENABLED=0
   export RAY_DEDUP_LOGS=0
+  export RAY_CGRAPH_get_timeout=1800
   export RAY_AUTH_MODE=token
   export RAY_AUTH_TOKEN_PATH=/run/sparkd-ray-token
   export VLLM_HOST_IP=10.0.0.2

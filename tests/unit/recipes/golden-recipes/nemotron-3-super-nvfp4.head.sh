@@ -6,6 +6,9 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=86400
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
+  export MAX_JOBS=1
+  export FLASHINFER_NVCC_THREADS=1
   exec -- vllm serve /models/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 \
     --served-model-name nemotron-3-super \
     --trust-remote-code \

@@ -6,6 +6,7 @@ set -euo pipefail
 # One function, so that bash has read all of it before a variable below can change how bash reads.
 launch() {
   export VLLM_ENGINE_READY_TIMEOUT_S=86400
+  export VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS=1800
   export VLLM_CPU_KVCACHE_SPACE=1
   exec -- vllm serve /models/tiny \
     --served-model-name tiny \

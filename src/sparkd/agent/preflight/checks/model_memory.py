@@ -7,8 +7,10 @@ from msgspec import Struct
 from sparkd.agent.preflight.check import Check, Level, Verdict, block, ok, skipped, warn
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
+from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.memory_sum import MemorySum, ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import MAX_JOBS
 
 HINTS = {
     ModelFit.WEIGHTS_TOO_BIG: "serve it on more nodes, or a smaller model: sparkd use --list",
@@ -21,8 +23,11 @@ class ModelMemoryFacts(Struct, frozen=True):
     weights_bytes: int | None = None
     request_bytes: int | None = None
     tokens: int | None = None
+    compile_jobs: int | None = None
+    """Compilers at once that the room beside the weights holds."""
     _sum: MemorySum | None = None
     """None where the plan's flags are not those of the engine, or the memory is no GPU's."""
+    _excess: str = ""
 
 
 class ModelMemory(Check[ModelMemoryFacts], frozen=True):
@@ -36,7 +41,11 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
             return ModelMemoryFacts()
         memory = read_sum(self.plan, self.settings, host)
         expected = memory.weights.expected if memory.weights else None
-        return ModelMemoryFacts(memory.share_bytes, expected, memory.request_bytes, memory.tokens, memory)
+        room = read_room(self.plan, self.settings, host, memory)
+        excess = room.describe_excess(self.plan)
+        return ModelMemoryFacts(
+            memory.share_bytes, expected, memory.request_bytes, memory.tokens, room.jobs, memory, excess
+        )
 
     def judge(self, facts: ModelMemoryFacts) -> Verdict:
         memory = facts._sum
@@ -46,6 +55,8 @@ class ModelMemory(Check[ModelMemoryFacts], frozen=True):
             return ok("the plan uses no GPU")
         if memory.weights is None or not memory.share_bytes:
             return skipped("not summed: the memory or what is loaded into it is not known")
+        if memory.fit not in HINTS and facts._excess:
+            return warn(facts._excess, f"take {MAX_JOBS} out: sparkd sets it to {facts.compile_jobs} here")
         if memory.fit not in HINTS:
             return ok(memory.describe())
         worst = block if memory.fit is ModelFit.WEIGHTS_TOO_BIG else warn

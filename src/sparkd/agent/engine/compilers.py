@@ -1,0 +1,139 @@
+"""Counts a rank's compilers, and holds them back while memory is short: a killed one ends the load, a stopped one not.
+
+On a cold cache a rank compiles kernels beside its weights. Where recipe or image start more compilers than the memory
+holds, all but the oldest are stopped, and continued one by one as memory comes back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from msgspec import Struct, field
+
+from sparkd.base.host.processes import Process
+from sparkd.base.lib.log import Events
+from sparkd.base.lib.text import GIB, size
+
+COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
+"""What nvcc and Triton run, one after another: theirs is the memory. While they are stopped, ninja starts no more."""
+RESERVE_BYTES = 11 * GIB
+"""What the oldest may still take: the largest compile takes 10."""
+RESUME_BYTES = 2 * GIB
+"""More than that, before another one continues."""
+PACE_SECONDS = 0.25
+"""18 compilers were seen to take 20 GiB within 20 s."""
+RESUME_SECONDS = 2.0
+"""Between two that continue: the memory of the first one must show."""
+LOOK_SECONDS = 5.0
+"""Between two looks where no compiler has run for QUIET_SECONDS: their memory grows over minutes."""
+QUIET_SECONDS = 30.0
+"""The next one may follow within this time."""
+LONGEST_SECONDS = 600.0
+"""A compiler is held so long at the most: the oldest may hang."""
+SAID_SECONDS = 600.0
+"""Between two lines on it in the journal."""
+
+Key = tuple[int, int]
+"""Process id and start time."""
+
+
+class Decision(Struct, frozen=True):
+    stop: tuple[Key, ...] = ()
+    resume: tuple[Key, ...] = ()
+
+
+def decide(
+    available_bytes: int, short_bytes: int, compilers: Sequence[Key], held: Mapping[Key, float], now: float
+) -> Decision:
+    """`compilers`: the oldest first. It always runs: with it memory comes back. `held`: since when. Pure."""
+    waiting = [one for one in compilers if one in held]
+    overdue = tuple(one for one in waiting if now - held[one] >= LONGEST_SECONDS)
+    if available_bytes < short_bytes:
+        stop = tuple(one for one in compilers[1:] if one not in held)
+        return Decision(stop, overdue or tuple(one for one in compilers[:1] if one in held))
+    enough = available_bytes >= short_bytes + RESUME_BYTES
+    return Decision(resume=overdue or (tuple(waiting[:1]) if enough or len(waiting) == len(compilers) else ()))
+
+
+class CompilerWatch(Struct):
+    """Runs in its own thread, from the launch until the rank's end."""
+
+    short_bytes: int
+    """Available memory below which compilers are held back; 0: never."""
+    ended: threading.Event
+    """Set once the rank's first process has ended."""
+    processes: Callable[[], Iterable[Process]]
+    """Of the rank's container: no other is touched."""
+    available_bytes: Callable[[], int]
+    signal: Callable[[Key, bool], bool]
+    """Stop that process, or continue it where the second is true; whether it was there."""
+    events: Events
+    count: int = 0
+    """That run or are held back. Any thread may read this, and `held`."""
+    held: Mapping[Key, float] = field(default_factory=dict)
+    _freed: frozenset[Key] = frozenset()
+    """Held for as long as any may be."""
+    _failed: bool = False
+    _said_at: float = float("-inf")
+    _seen_at: float = float("-inf")
+    _look_at: float = 0.0
+    _resume_at: float = 0.0
+
+    def run(self) -> None:
+        """Raises nothing: without it the guard remains."""
+        while not self.ended.wait(PACE_SECONDS):
+            try:
+                self._check(time.monotonic())
+            except (OSError, ValueError) as error:  # as where memory is short
+                if not self._failed:
+                    self._failed = True
+                    hint = "it is tried again; the memory guard watches on"
+                    self.events.warning("engine.compilers.unwatched", reason=str(error), hint=hint)
+        self.count = 0
+        self._resume(tuple(self.held))
+
+    def _check(self, now: float) -> None:
+        if now < self._look_at:
+            return
+        compilers = self._find()
+        self.count = len(compilers)
+        self.held = {one: since for one, since in self.held.items() if one in compilers}
+        if compilers:
+            self._seen_at = now
+        self._look_at = now + (LOOK_SECONDS if now - self._seen_at > QUIET_SECONDS else 0.0)
+        if self.short_bytes and compilers:
+            self._hold(compilers, now)
+
+    def _find(self) -> list[Key]:
+        """The oldest first."""
+        found = [one for one in self.processes() if one.comm in COMPILERS and not one.dead]
+        return [(one.pid, one.start_time) for one in sorted(found, key=lambda one: (one.start_time, one.pid))]
+
+    def _hold(self, compilers: list[Key], now: float) -> None:
+        available_bytes = self.available_bytes()
+        movable = [one for one in compilers if one not in self._freed]
+        decision = decide(available_bytes, self.short_bytes, movable, self.held, now)
+        self._stop(decision.stop, available_bytes, now)
+        if decision.resume and (now >= self._resume_at or len(self.held) == len(compilers)):
+            self._resume_at = now + RESUME_SECONDS
+            self._freed |= {one for one in decision.resume if now - self.held[one] >= LONGEST_SECONDS}
+            self._resume(decision.resume)
+
+    def _stop(self, compilers: tuple[Key, ...], available_bytes: int, now: float) -> None:
+        for one in compilers:
+            if self.signal(one, False):
+                self.held = {**self.held, one: now}
+        if compilers and now - self._said_at >= SAID_SECONDS:
+            self._said_at = now
+            reason = f"{size(available_bytes)} are available, and the oldest compiler may take {size(RESERVE_BYTES)}"
+            hint = "nothing is to be done: they continue one by one"
+            self.events.info("engine.compilers.held", count=len(compilers), reason=reason, hint=hint)
+
+    def _resume(self, compilers: tuple[Key, ...]) -> None:
+        for one in compilers:
+            with suppress(OSError):
+                self.signal(one, True)
+                self.held = {other: since for other, since in self.held.items() if other != one}

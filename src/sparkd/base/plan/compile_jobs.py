@@ -1,0 +1,87 @@
+"""How many compilers may run at once beside a rank's weights.
+
+On a cold cache the engine compiles kernels once the weights are in memory and before the KV cache is. FlashInfer and
+torch's extensions do so with ninja, which starts as many jobs as there are cores, and two: on a GB10, whose GPU shares
+the machine's memory, that takes all of it. DeepGEMM, TileLang and CuTe DSL compile one kernel at a time.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from msgspec import Struct
+
+from sparkd.base.config import Settings
+from sparkd.base.host import Host
+from sparkd.base.lib.text import GIB, size
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.memory_sum import MemorySum, read_sum
+from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.recipes.additions import MAX_JOBS
+from sparkd.base.vllm.args import parse_count
+
+JOBS_GIB = (10, 18, 25, 31, 38, 44)
+"""Of so many of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12."""
+FURTHER_GIB = 6.3
+"""Of each job more: the sixth largest."""
+MOST_JOBS = 22
+"""What ninja starts on a GB10."""
+SYSTEM_GIB = 10
+"""What else runs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
+HIGHEST_JOBS = 1 << 20
+
+
+def needed_bytes(jobs: int) -> int:
+    of_largest = JOBS_GIB[min(jobs, len(JOBS_GIB)) - 1]
+    return round((of_largest + FURTHER_GIB * max(0, jobs - len(JOBS_GIB))) * GIB)
+
+
+class CompileRoom(Struct, frozen=True):
+    """In bytes of the machine's memory."""
+
+    total_bytes: int
+    rank_bytes: int
+    """Of the weights, or of the rank's share where those are unknown; 0 where the GPU has memory of its own."""
+    headroom_bytes: int = 0
+    weights_known: bool = True
+
+    @property
+    def bytes_(self) -> int:
+        return self.total_bytes - self.rank_bytes - self.headroom_bytes - SYSTEM_GIB * GIB
+
+    @property
+    def jobs(self) -> int:
+        """That the room holds; 1 where it holds none, for without a compiler nothing starts."""
+        return max((jobs for jobs in range(1, MOST_JOBS + 1) if needed_bytes(jobs) <= self.bytes_), default=1)
+
+    def describe(self) -> str:
+        held = "weights" if self.weights_known else "the rank's share"
+        beside = f"{held} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
+        return (
+            f"{self.jobs} at a time: {size(needed_bytes(self.jobs))} at the worst, of {size(max(0, self.bytes_))} "
+            f"beside {beside}system ({SYSTEM_GIB} GiB) and headroom"
+        )
+
+    def describe_excess(self, plan: LaunchPlan) -> str:
+        """What is wrong with the number that recipe or settings name; empty where nothing is."""
+        wanted = parse_count(dict(plan.env).get(MAX_JOBS), HIGHEST_JOBS) or MOST_JOBS
+        if wanted == 1 or needed_bytes(wanted) <= self.bytes_ or plan.container.gpus != "all":
+            return ""
+        return (
+            f"on a cold cache {wanted} compilers at once ({MAX_JOBS}) take {size(needed_bytes(wanted))} at the worst, "
+            f"and {size(max(0, self.bytes_))} are left beside weights and system"
+        )
+
+
+def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySum | None = None) -> CompileRoom:
+    """`memory`: the sum of the plan, where it is known already. Raises OSError, ValueError."""
+    total_bytes = host.meminfo().total_bytes
+    inputs = CheckInputs(plan, settings)
+    if plan.container.gpus != "all" or host.gpu().total_bytes is not None:
+        return CompileRoom(total_bytes, 0, inputs.need.headroom_bytes)
+    with suppress(OSError, ValueError):
+        memory = memory or read_sum(plan, settings, host)
+    if memory is None or memory.weights is None:
+        share_bytes = inputs.need.engine_bytes(total_bytes)
+        return CompileRoom(total_bytes, share_bytes, inputs.need.headroom_bytes, weights_known=False)
+    return CompileRoom(total_bytes, memory.weights.expected, inputs.need.headroom_bytes)

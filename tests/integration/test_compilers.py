@@ -1,0 +1,142 @@
+"""A rank's compilers in a memory that does not hold them all: real processes and signals, a small made-up machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psutil
+from tests.unit.cluster_nodes import EventLines
+
+from sparkd.agent.actions.processes import pause_process
+from sparkd.agent.engine.compilers import COMPILERS, CompilerWatch
+from sparkd.base.host.files import Files
+from sparkd.base.host.processes import Process, read_process
+
+MIB = 1 << 20
+SHORT_MIB, LEAST_MIB, MACHINE_MIB = 96, 8, 300
+NINJA = """
+import subprocess, sys
+program, jobs, files = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+running, codes = [], []
+for _ in range(files):
+    running.append(subprocess.Popen([sys.executable, "-ISc", program]))
+    if len(running) == jobs:
+        codes.append(running.pop(0).wait())
+sys.exit(any([*codes, *(one.wait() for one in running)]))
+"""
+CICC = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"cicc", 0, 0, 0)
+held = []
+for _ in range(30):
+    held.append(b"x" * (2 << 20))
+    time.sleep(0.06)
+"""
+"""60 MiB in two seconds."""
+
+
+class Machine:
+    """Of MACHINE_MIB, in which only the rank's compilers take memory."""
+
+    def __init__(self, pid: int) -> None:
+        self.rank, self.least_mib = psutil.Process(pid), float(MACHINE_MIB)
+
+    def available_bytes(self) -> int:
+        used = 0
+        with suppress(psutil.Error):
+            for one in self.rank.children(recursive=True):
+                with suppress(psutil.Error):
+                    used += one.memory_info().rss if one.name() in COMPILERS else 0
+        self.least_mib = min(self.least_mib, MACHINE_MIB - used / MIB)
+        return MACHINE_MIB * MIB - used
+
+    def processes(self) -> Iterator[Process]:
+        with suppress(psutil.Error):
+            yield from filter(None, (read_process(Files(), one.pid) for one in self.rank.children(recursive=True)))
+
+
+@contextmanager
+def compiling(jobs: int, files: int) -> Iterator[subprocess.Popen[bytes]]:
+    """The first process of a rank, whose ninja compiles so many files, `jobs` at once."""
+    with subprocess.Popen([sys.executable, "-ISc", NINJA, CICC, str(jobs), str(files)]) as process:
+        try:
+            yield process
+        finally:
+            with suppress(psutil.Error):
+                for one in psutil.Process(process.pid).children(recursive=True):
+                    one.kill()
+            process.kill()
+
+
+@contextmanager
+def holding(machine: Machine, events: EventLines) -> Iterator[None]:
+    watch = CompilerWatch(
+        short_bytes=SHORT_MIB * MIB,
+        ended=threading.Event(),
+        processes=machine.processes,
+        available_bytes=machine.available_bytes,
+        signal=lambda key, resume: pause_process(*key, resume=resume),
+        events=events,
+    )
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        watch.ended.set()
+        thread.join()
+
+
+def await_end(process: subprocess.Popen[bytes], machine: Machine) -> int | None:
+    deadline = time.monotonic() + 90
+    while process.poll() is None and time.monotonic() < deadline:
+        machine.available_bytes()
+        time.sleep(0.05)
+    return process.poll()
+
+
+def test_ten_compilers_take_more_than_there_is_and_held_back_they_do_not() -> None:
+    with compiling(jobs=10, files=10) as process:
+        machine = Machine(process.pid)
+        assert await_end(process, machine) == 0
+    assert machine.least_mib < 0, "the machine is too large for this test"
+    events = EventLines()
+    with compiling(jobs=10, files=14) as process:
+        machine = Machine(process.pid)
+        with holding(machine, events):
+            assert await_end(process, machine) == 0
+    assert machine.least_mib > LEAST_MIB
+    assert [line.split()[0] for line in events.lines] == ["engine.compilers.held"]
+
+
+def test_what_is_held_continues_when_the_watch_ends() -> None:
+    events = EventLines()
+    with compiling(jobs=10, files=10) as process:
+        machine = Machine(process.pid)
+        with holding(machine, events):
+            deadline = time.monotonic() + 30
+            while not events.lines and time.monotonic() < deadline:
+                time.sleep(0.05)
+            assert "stopped" in states(machine)
+        assert "stopped" not in states(machine)
+
+
+def test_a_process_with_another_start_time_gets_no_signal() -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        found = read_process(Files(), other.pid)
+        assert found is not None
+        assert not pause_process(found.pid, found.start_time + 1)
+        assert psutil.Process(other.pid).status() == "sleeping"
+        assert pause_process(found.pid, found.start_time)
+        assert pause_process(found.pid, found.start_time, resume=True)
+        other.kill()
+    assert not pause_process(found.pid, found.start_time)
+
+
+def states(machine: Machine) -> set[str]:
+    return {{"T": "stopped"}.get(one.state, one.state) for one in machine.processes()}

@@ -1,0 +1,103 @@
+"""Which compilers are held back while memory is short, and for how long."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.unit.cluster_nodes import EventLines
+from tests.unit.nodes import until
+
+from sparkd.agent.engine.compilers import LONGEST_SECONDS, RESUME_BYTES, CompilerWatch, Decision, Key, decide
+from sparkd.base.host.processes import Process
+
+LIMIT = 12 << 30
+SHORT, BETWEEN, ENOUGH = LIMIT - 1, LIMIT, LIMIT + RESUME_BYTES
+A, B, C = (1, 10), (2, 20), (3, 30)
+
+
+@pytest.mark.parametrize(
+    ("available_bytes", "held", "decision"),
+    [
+        (SHORT, (), Decision(stop=(B, C))),
+        (SHORT, (B,), Decision(stop=(C,))),
+        (SHORT, (B, C), Decision()),
+        (SHORT, (A, B), Decision(stop=(C,), resume=(A,))),  # the one before it has ended
+        (BETWEEN, (), Decision()),
+        (BETWEEN, (B, C), Decision()),
+        (BETWEEN, (A, B, C), Decision(resume=(A,))),  # none runs: nothing would give memory back
+        (ENOUGH, (B, C), Decision(resume=(B,))),  # one at a time
+        (ENOUGH, (), Decision()),
+    ],
+)
+def test_all_but_the_oldest_wait_while_memory_is_short(
+    available_bytes: int, held: tuple[Key, ...], decision: Decision
+) -> None:
+    assert decide(available_bytes, LIMIT, (A, B, C), dict.fromkeys(held, 0.0), 1.0) == decision
+
+
+def test_a_single_compiler_is_never_stopped() -> None:
+    assert decide(0, LIMIT, (A,), {}, 1.0) == Decision()
+    assert decide(0, LIMIT, (), {}, 1.0) == Decision()
+
+
+@pytest.mark.parametrize("available_bytes", [SHORT, BETWEEN])
+def test_the_oldest_may_hang_and_then_none_waits_for_it_for_ever(available_bytes: int) -> None:
+    assert decide(available_bytes, LIMIT, (A, B), {B: 0.0}, LONGEST_SECONDS - 1) == Decision()
+    assert decide(available_bytes, LIMIT, (A, B), {B: 0.0}, LONGEST_SECONDS) == Decision(resume=(B,))
+
+
+class Compilers:
+    """Three, of whose signals some fail, on a machine whose memory is short."""
+
+    def __init__(self, failing: int = 0) -> None:
+        self.failing = failing
+        self.stopped: set[Key] = set()
+        self.events = EventLines()
+        self.fails_to_list = False
+
+    def list(self) -> Iterator[Process]:
+        if self.fails_to_list:
+            raise OSError("no memory")
+        for pid, start_time in (A, B, C):
+            yield Process(pid, "cicc", "T" if (pid, start_time) in self.stopped else "R", 1, 1, 1, start_time)
+
+    def signal(self, key: Key, resume: bool) -> bool:
+        if key[0] == self.failing:
+            raise OSError("no descriptor")
+        (self.stopped.discard if resume else self.stopped.add)(key)
+        return True
+
+    def watch(self) -> CompilerWatch:
+        return CompilerWatch(LIMIT, threading.Event(), self.list, lambda: SHORT, self.signal, self.events)
+
+
+@pytest.mark.parametrize(("failing", "stopped"), [(0, {B, C}), (3, {B}), (2, set())])
+def test_what_was_stopped_continues_at_the_end_also_after_errors(failing: int, stopped: set[Key]) -> None:
+    compilers = Compilers(failing)
+    watch = compilers.watch()
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    until(lambda: watch.count == 3 and compilers.events.lines)
+    assert compilers.stopped == stopped
+    assert set(watch.held) == stopped
+    watch.ended.set()
+    thread.join()
+    assert (compilers.stopped, watch.count) == (set(), 0)
+
+
+def test_an_error_is_said_once_and_the_watch_continues() -> None:
+    compilers = Compilers()
+    compilers.fails_to_list = True
+    watch = compilers.watch()
+    thread = threading.Thread(target=watch.run)
+    thread.start()
+    until(lambda: compilers.events.lines)
+    time.sleep(0.6)
+    assert [line.split()[0] for line in compilers.events.lines] == ["engine.compilers.unwatched"]
+    compilers.fails_to_list = False
+    until(lambda: compilers.stopped == {B, C})
+    watch.ended.set()
+    thread.join()

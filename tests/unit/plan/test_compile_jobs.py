@@ -1,0 +1,81 @@
+"""How many compilers a node's memory holds beside a rank's weights."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+from tests.tree import Tree
+from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan
+
+from sparkd.base.host import Host
+from sparkd.base.host.gpu import NO_GPU
+from sparkd.base.lib.text import GIB
+from sparkd.base.plan.compile_jobs import MOST_JOBS, CompileRoom, needed_bytes, read_room
+from sparkd.base.plan.model import LaunchPlan
+
+SHARE = {"args": {"gpu-memory-utilization": 0.9}}
+
+
+def room(total_gib: float, weights_gib: float) -> CompileRoom:
+    return CompileRoom(round(total_gib * GIB), round(weights_gib * GIB), 2 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "weights_gib", "jobs"),
+    [
+        (121.6, 80.7, 3),  # DeepSeek-V4-Flash on each of two Sparks
+        (121.6, 74, 4),
+        (121.6, 40, 10),
+        (121.6, 0, 16),  # the GPU has memory of its own
+        (121.6, 105, 1),
+        (59.6, 20, 3),  # a Spark of 64 GB
+        (59.6, 45, 1),
+        (264, 80.7, MOST_JOBS),
+        (8, 20, 1),
+    ],
+)
+def test_so_many_fit_beside_the_weights(total_gib: float, weights_gib: float, jobs: int) -> None:
+    made = room(total_gib, weights_gib)
+    assert made.jobs == jobs
+    assert jobs == 1 or needed_bytes(jobs) <= made.bytes_
+    assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.bytes_
+
+
+def test_it_shows_its_arithmetic() -> None:
+    assert room(121.6, 80.7).describe() == (
+        "3 at a time: 25.0 GiB at the worst, of 28.9 GiB beside weights of 80.7 GiB, the system (10 GiB) and headroom"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"), [("22", 22), ("4", 4), ("3", 0), ("many", MOST_JOBS), ("-1", MOST_JOBS), (None, MOST_JOBS)]
+)
+def test_a_number_that_does_not_fit_is_named(value: str | None, wanted: int) -> None:
+    excess = room(121.6, 80.7).describe_excess(plan(ALONE, env={"MAX_JOBS": value}, **SHARE))
+    assert excess.startswith(f"on a cold cache {wanted} compilers at once (MAX_JOBS) take ") if wanted else not excess
+
+
+def test_each_node_has_its_own_number_under_one_digest() -> None:
+    def made(jobs: str) -> LaunchPlan:
+        return plan(replace(HEAD, compile_jobs=jobs), **SHARE)
+
+    assert made("3").digest == made("22").digest == plan(WORKER, **SHARE).digest
+    assert [dict(made(jobs).env)["MAX_JOBS"] for jobs in ("3", "22")] == ["3", "22"]
+    assert dict(made("3").env)["FLASHINFER_NVCC_THREADS"] == "1"
+    assert "export MAX_JOBS=3" in made("3").script
+
+
+def test_a_recipes_own_number_is_kept_and_without_a_gpu_there_is_none() -> None:
+    assert dict(plan(ALONE, env={"MAX_JOBS": "6"}, **SHARE).env)["MAX_JOBS"] == "6"
+    assert "MAX_JOBS" not in dict(plan(ALONE, container={"gpus": "none"}).env)
+
+
+def test_weights_that_are_not_known_count_as_the_whole_share(tree: Tree) -> None:
+    tree.meminfo(MemTotal=121.6, MemFree=110, MemAvailable=110)
+    host = Host(tree.root)
+    host.gpu = lambda: replace(NO_GPU, names=("GB10",))
+    found = read_room(plan(ALONE, **SHARE), configured(), host)
+    assert (found.jobs, found.weights_known) == (1, False)
+    assert "beside the rank's share of 109.4 GiB" in found.describe()
+    host.gpu = lambda: replace(NO_GPU, names=("H100",), total_bytes=80 * GIB)
+    assert read_room(plan(ALONE, **SHARE), configured(), host).jobs == 16

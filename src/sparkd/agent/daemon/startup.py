@@ -28,6 +28,7 @@ from sparkd.base.plan.compile_jobs import read_room
 from sparkd.base.plan.fingerprint import fingerprint as read_fingerprint
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.script import ASSERT_FAILED, find_fault, render_asserts
+from sparkd.base.state.history import count_short_loads
 from sparkd.base.state.launch_history import FAULT_LIMIT, AssertResult
 from sparkd.base.state.rank_record import RankRecord
 from sparkd.base.status.model import Phase, utc_now
@@ -186,8 +187,14 @@ def launch(agent: Agent) -> Running:
 def _count_compilers(agent: Agent) -> int:
     """How many may run at once; 1 where that can't be read."""
     read = partial(read_room, agent.plan, agent.settings, agent.host)
+    short = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
     try:
-        return agent.loop.beside(read, ROOM_SECONDS, "reading the model's sizes", shielded=True).jobs
+        room = agent.loop.beside(read, ROOM_SECONDS, "reading the model's sizes", shielded=True)
+        jobs = max(1, room.jobs >> short)
+        if short and jobs < room.jobs:
+            reason = f"loads before this one that ended for want of memory: {short}"
+            agent.events.info("engine.compilers.halved", jobs=jobs, fit=room.jobs, reason=reason)
+        return jobs
     except (OSError, ValueError) as error:
         hint = "kernels are compiled one at a time in this run; nothing is to be done where they are in the cache"
         agent.events.warning("engine.compilers.uncounted", reason=str(error), hint=hint)

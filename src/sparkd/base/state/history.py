@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import TypeAlias
@@ -9,6 +10,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct, field
 
+from sparkd.base.lib.errors import Cause
 from sparkd.base.lib.text import sanitize
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.known_good import Facts, excerpt_values, find_differences, format_utc, group_files
@@ -25,6 +27,9 @@ FEWEST, MOST_EARLIER = 3, 10
 """Values that show what is usual: with fewer there is no judgement, and the last ones count."""
 TIMES_SPREAD, LEAST_SHARE = 3.0, 0.1
 """What is a decline: beyond three standard deviations, taken from the median deviation, and a tenth of the median."""
+SHORT_OF_MEMORY = (Cause.KERNEL_OOM, Cause.MEMORY_GUARD)
+_COMPILER_ENDED = re.compile(r"[Nn]inja build failed|ninja: build stopped")
+"""By FlashInfer, and by ninja itself: most often a compiler was killed."""
 DEVIATIONS = 1.4826
 """Standard deviations in a median absolute deviation, of a normal distribution."""
 
@@ -103,6 +108,19 @@ def last_load(rows: Iterable[Row], fits: Callable[[Launch], bool] = lambda _: Tr
     launches = (row for row in rows if isinstance(row, Launch) and fits(row))
     loads = [launch.load_seconds for launch in launches if launch.load_seconds is not None]
     return loads[-1] if loads else None
+
+
+def count_short_loads(launches: Iterable[Launch], plan: str) -> int:
+    """The last loads of that plan that ended for want of memory, one after another. `launches`: oldest first."""
+    count = 0
+    for launch in reversed([one for one in launches if one.plan == plan]):
+        end = launch.end
+        if end is None or launch.load_seconds is not None:
+            break
+        if end.cause not in SHORT_OF_MEMORY and not _COMPILER_ENDED.search(end.reason):
+            break
+        count += 1
+    return count
 
 
 def find_decline(values: Sequence[float], *, more_is_better: bool) -> int | None:

@@ -1,0 +1,40 @@
+"""Loads that ended for want of memory, after which fewer compilers run at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparkd.base.state.history import Launch, count_short_loads
+from sparkd.base.state.known_good import Facts
+from sparkd.base.state.launch_history import End
+
+OOM = End("x", cause="kernel-oom")
+
+
+@pytest.mark.parametrize(
+    ("ends", "count"),
+    [
+        ((), 0),
+        ((End("memory ran out", cause="memory-guard"),), 1),
+        (
+            (
+                OOM,
+                End("RuntimeError: Ninja build failed. Ninja output:", cause="engine-error"),
+            ),
+            2,
+        ),
+        ((OOM, End("stopped", cause="stop-requested")), 0),
+        ((OOM, None, OOM), 1),
+    ],
+)
+def test_loads_that_ended_for_want_of_memory_are_counted_from_the_last(
+    ends: tuple[End | None, ...], count: int
+) -> None:
+    def launch(plan: str, end: End | None, load_seconds: float | None = None) -> Launch:
+        return Launch("i", "", 0, plan, "r", Facts({}, {}, {}), load_seconds=load_seconds, end=end)
+
+    rows = [launch("p", one) for one in ends]
+    other = launch("q", OOM)
+    served = launch("p", End("x", cause="memory-guard"), load_seconds=60.0)
+    assert count_short_loads([*rows, other], "p") == count
+    assert count_short_loads([*rows, served], "p") == 0

@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 from tests.unit.cluster_nodes import EventLines
+from tests.unit.nodes import until
 
 from sparkd.agent.actions.processes import pause_process
 from sparkd.agent.engine.compilers import COMPILERS, CompilerWatch
@@ -128,13 +129,19 @@ def test_what_is_held_continues_when_the_watch_ends() -> None:
 
 def test_a_process_with_another_start_time_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
-        found = read_process(Files(), other.pid)
-        assert found is not None
-        assert not pause_process(found.pid, found.start_time + 1)
-        assert psutil.Process(other.pid).status() == "sleeping"
-        assert pause_process(found.pid, found.start_time)
-        assert pause_process(found.pid, found.start_time, resume=True)
-        other.kill()
+        try:
+            found = read_process(Files(), other.pid)
+            assert found is not None
+            shown = psutil.Process(other.pid)
+            assert not pause_process(found.pid, found.start_time + 1)
+            time.sleep(0.1)
+            assert shown.status() == "sleeping"
+            assert pause_process(found.pid, found.start_time)
+            until(lambda: shown.status() == "stopped")
+            assert pause_process(found.pid, found.start_time, resume=True)
+            until(lambda: shown.status() == "sleeping")
+        finally:
+            other.kill()
     assert not pause_process(found.pid, found.start_time)
 
 

@@ -40,8 +40,8 @@ COUNT_SECONDS = 2.0
 KEY_SECONDS = 10.0
 CHOICE_SECONDS = 10.0
 """For a look at the choice of a plan: milliseconds, on a disk that does not hang."""
-ROOM_SECONDS = 30.0
-"""For the headers of the model's files, which preflight has read before."""
+ROOM_SECONDS = 5.0
+"""For the headers of the model's files, which preflight has read before, and for the driver."""
 FINGERPRINT_SECONDS = 120.0
 """For docker, and for the model's some 200 files, which may be on a file server."""
 DEVICES_SECONDS = 10.0

@@ -10,8 +10,11 @@ from tests.unit.plans import ALONE, HEAD, WORKER, configured, plan
 from sparkd.base.host import Host
 from sparkd.base.host.gpu import NO_GPU
 from sparkd.base.lib.text import GIB
-from sparkd.base.plan.compile_jobs import MOST_JOBS, CompileRoom, needed_bytes, read_room
+from sparkd.base.plan.compile_jobs import MOST_JOBS, CompileRoom, find_room, needed_bytes, read_room
+from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.memory_sum import MemorySum
 from sparkd.base.plan.model import LaunchPlan
+from sparkd.base.vllm.rank_weights import RankWeights
 
 SHARE = {"args": {"gpu-memory-utilization": 0.9}}
 
@@ -23,12 +26,12 @@ def room(total_gib: float, weights_gib: float) -> CompileRoom:
 @pytest.mark.parametrize(
     ("total_gib", "weights_gib", "jobs"),
     [
-        (121.6, 80.7, 3),  # DeepSeek-V4-Flash on each of two Sparks
-        (121.6, 74, 4),
-        (121.6, 40, 10),
+        (121.6, 80.7, 2),  # DeepSeek-V4-Flash on each of two Sparks
+        (121.6, 74, 3),
+        (121.6, 40, 7),
         (121.6, 0, 16),  # the GPU has memory of its own
         (121.6, 105, 1),
-        (59.6, 20, 3),  # a Spark of 64 GB
+        (59.6, 20, 2),  # a Spark of 64 GB
         (59.6, 45, 1),
         (264, 80.7, MOST_JOBS),
         (8, 20, 1),
@@ -41,14 +44,23 @@ def test_so_many_fit_beside_the_weights(total_gib: float, weights_gib: float, jo
     assert jobs == MOST_JOBS or needed_bytes(jobs + 1) > made.bytes_
 
 
+def test_what_is_loaded_takes_more_than_the_files_and_never_more_than_the_share() -> None:
+    need = CheckInputs(plan(ALONE, **SHARE), configured()).need
+    total_bytes = round(121.6 * GIB)
+    for files_gib, rank_gib in ((69.4, 81.2), (100, 109.44)):
+        weights = RankWeights(round(files_gib * GIB), round(files_gib * GIB))
+        found = find_room(total_bytes, MemorySum(0, weights, None, None, 1), need)
+        assert found.rank_bytes / GIB == pytest.approx(rank_gib, abs=0.01)
+
+
 def test_it_shows_its_arithmetic() -> None:
     assert room(121.6, 80.7).describe() == (
-        "3 at a time: 25.0 GiB at the worst, of 28.9 GiB beside weights of 80.7 GiB, the system (10 GiB) and headroom"
+        "2 at a time: 21.0 GiB at the worst, of 28.9 GiB beside weights of 80.7 GiB, the system (10 GiB) and headroom"
     )
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"), [("22", 22), ("4", 4), ("3", 0), ("many", MOST_JOBS), ("-1", MOST_JOBS), (None, MOST_JOBS)]
+    ("value", "wanted"), [("22", 22), ("3", 3), ("2", 0), ("many", MOST_JOBS), ("-1", MOST_JOBS), (None, MOST_JOBS)]
 )
 def test_a_number_that_does_not_fit_is_named(value: str | None, wanted: int) -> None:
     excess = room(121.6, 80.7).describe_excess(plan(ALONE, env={"MAX_JOBS": value}, **SHARE))

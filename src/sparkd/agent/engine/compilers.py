@@ -20,7 +20,7 @@ from sparkd.base.lib.text import GIB, size
 COMPILERS = frozenset(("cicc", "ptxas", "ptxas-blackwell", "cudafe++", "cc1plus"))
 """What nvcc and Triton run, one after another: theirs is the memory. While they are stopped, ninja starts no more."""
 RESERVE_BYTES = 11 * GIB
-"""What the oldest may still take: the largest compile takes 10."""
+"""What the oldest may still take: the largest compile takes 10.4."""
 RESUME_BYTES = 2 * GIB
 """More than that, before another one continues."""
 PACE_SECONDS = 0.25

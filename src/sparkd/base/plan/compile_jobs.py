@@ -14,20 +14,24 @@ from msgspec import Struct
 from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.lib.text import GIB, size
-from sparkd.base.plan.inputs import CheckInputs
+from sparkd.base.plan.inputs import CheckInputs, MemoryNeed
 from sparkd.base.plan.memory_sum import MemorySum, read_sum
 from sparkd.base.plan.model import LaunchPlan
 from sparkd.base.recipes.additions import MAX_JOBS
 from sparkd.base.vllm.args import parse_count
 
-JOBS_GIB = (10, 18, 25, 31, 38, 44)
-"""Of so many of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12."""
-FURTHER_GIB = 6.3
-"""Of each job more: the sixth largest."""
+JOBS_GIB = (11, 21, 30, 40, 49, 57, 65, 74, 82, 90, 97)
+"""Of so many of FlashInfer's largest compiles at once: nvcc 13.0 for 12.1a, fused_moe_120 of FlashInfer 0.6.12. Its
+eleven instances for SM120 take 7.3 to 10.4 each; three at once were seen to take 26.3, nine 66.5."""
+FURTHER_GIB = 2.2
+"""Of each job more, which is none of those."""
 MOST_JOBS = 22
 """What ninja starts on a GB10."""
 SYSTEM_GIB = 10
 """What else runs: an idle GB10 has 110 to 117 of 121.6 GiB available."""
+LOADED = 1.17
+"""Weights in memory beside those in the files: 80.7 GiB of 69.4, DeepSeek-V4-Flash on two GB10 (vllm-project/vllm PR
+41834, 5 Aug 2026). Never more than the share."""
 HIGHEST_JOBS = 1 << 20
 
 
@@ -41,8 +45,8 @@ class CompileRoom(Struct, frozen=True):
 
     total_bytes: int
     rank_bytes: int
-    """Of the weights, or of the rank's share where those are unknown; 0 where the GPU has memory of its own."""
-    headroom_bytes: int = 0
+    """Of the weights as loaded, or of the share where those are unknown; 0 where the GPU has memory of its own."""
+    headroom_bytes: int
     weights_known: bool = True
 
     @property
@@ -73,6 +77,14 @@ class CompileRoom(Struct, frozen=True):
         )
 
 
+def find_room(total_bytes: int, memory: MemorySum | None, need: MemoryNeed) -> CompileRoom:
+    """On a node whose GPU shares its memory."""
+    share_bytes = need.engine_bytes(total_bytes)
+    if memory is None or memory.weights is None:
+        return CompileRoom(total_bytes, share_bytes, need.headroom_bytes, weights_known=False)
+    return CompileRoom(total_bytes, min(share_bytes, round(memory.weights.expected * LOADED)), need.headroom_bytes)
+
+
 def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySum | None = None) -> CompileRoom:
     """`memory`: the sum of the plan, where it is known already. Raises OSError, ValueError."""
     total_bytes = host.meminfo().total_bytes
@@ -81,7 +93,4 @@ def read_room(plan: LaunchPlan, settings: Settings, host: Host, memory: MemorySu
         return CompileRoom(total_bytes, 0, inputs.need.headroom_bytes)
     with suppress(OSError, ValueError):
         memory = memory or read_sum(plan, settings, host)
-    if memory is None or memory.weights is None:
-        share_bytes = inputs.need.engine_bytes(total_bytes)
-        return CompileRoom(total_bytes, share_bytes, inputs.need.headroom_bytes, weights_known=False)
-    return CompileRoom(total_bytes, memory.weights.expected, inputs.need.headroom_bytes)
+    return find_room(total_bytes, memory, inputs.need)

@@ -11,7 +11,7 @@ from sparkd.base.config import Settings
 from sparkd.base.host import Host
 from sparkd.base.host.files import Files
 from sparkd.base.lib.text import size
-from sparkd.base.plan.compile_jobs import CompileRoom
+from sparkd.base.plan.compile_jobs import find_room
 from sparkd.base.plan.inputs import CheckInputs
 from sparkd.base.plan.memory_sum import ModelFit, read_sum
 from sparkd.base.plan.model import LaunchPlan
@@ -66,8 +66,7 @@ def _judge_memory(loaded: Loaded, plan: LaunchPlan, memory_bytes: int, host: Hos
         where = _locate_key(loaded, "nodes.min")
         too_big = f"{where}: {memory.describe()} on nodes of {size(memory_bytes)}"
         return too_big, memory.fit is ModelFit.WEIGHTS_TOO_BIG
-    headroom_bytes = CheckInputs(plan, Settings()).need.headroom_bytes
-    room = CompileRoom(memory_bytes, memory.weights.expected if memory.weights else 0, headroom_bytes)
+    room = find_room(memory_bytes, memory, CheckInputs(plan, Settings()).need)
     if memory.weights and (excess := room.describe_excess(plan)):
         return f"{_locate_key(loaded, f'env.{MAX_JOBS}')}: {excess} (take it out: sparkd sets it)", False
     return "", False

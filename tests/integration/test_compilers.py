@@ -84,6 +84,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         signal=lambda key, resume: pause_process(*key, resume=resume),
         events=events,
     )
+    until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away
     thread = threading.Thread(target=watch.run)
     thread.start()
     try:

@@ -79,14 +79,16 @@ class CompilerWatch(Struct):
     _failed: bool = False
     _said_at: float = float("-inf")
     _seen_at: float = float("-inf")
-    _look_at: float = 0.0
     _resume_at: float = 0.0
 
     def run(self) -> None:
         """Raises nothing: without it the guard remains."""
-        while not self.ended.wait(PACE_SECONDS):
+        pause = PACE_SECONDS
+        while not self.ended.wait(pause):
             try:
-                self._check(time.monotonic())
+                now = time.monotonic()
+                self._check(now)
+                pause = PACE_SECONDS if now - self._seen_at <= QUIET_SECONDS else LOOK_SECONDS
             except (OSError, ValueError) as error:  # as where memory is short
                 if not self._failed:
                     self._failed = True
@@ -96,14 +98,11 @@ class CompilerWatch(Struct):
         self._resume(tuple(self.held))
 
     def _check(self, now: float) -> None:
-        if now < self._look_at:
-            return
         compilers = self._find()
         self.count = len(compilers)
         self.held = {one: since for one, since in self.held.items() if one in compilers}
         if compilers:
             self._seen_at = now
-        self._look_at = now + (LOOK_SECONDS if now - self._seen_at > QUIET_SECONDS else 0.0)
         if self.short_bytes and compilers:
             self._hold(compilers, now)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -15,11 +16,14 @@ from tests.unit.nodes import until
 
 from sparkd.agent.actions.processes import pause_process
 from sparkd.agent.engine.compilers import COMPILERS, CompilerWatch
+from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
 from sparkd.base.host.processes import Process, read_process
 
 MIB = 1 << 20
 SHORT_MIB, LEAST_MIB, MACHINE_MIB = 180, 8, 400
+OWN_GROUP = read_group(Files(), os.getpid()).container_id
+"""Empty outside of containers."""
 NINJA = """
 import subprocess, sys
 program, jobs, files = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -81,7 +85,7 @@ def holding(machine: Machine, events: EventLines) -> Iterator[None]:
         ended=threading.Event(),
         processes=machine.processes,
         available_bytes=machine.available_bytes,
-        signal=lambda key, resume: pause_process(*key, resume=resume),
+        signal=lambda key, resume: pause_process(*key, OWN_GROUP, resume=resume),
         events=events,
     )
     until(lambda: machine.available_bytes() < MACHINE_MIB * MIB)  # the next look is seconds away
@@ -129,22 +133,23 @@ def test_what_is_held_continues_when_the_watch_ends() -> None:
         assert "stopped" not in states(machine)
 
 
-def test_a_process_with_another_start_time_gets_no_signal() -> None:
+def test_a_process_with_another_start_time_or_container_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "60"]) as other:
         try:
             found = read_process(Files(), other.pid)
             assert found is not None
             shown = psutil.Process(other.pid)
-            assert not pause_process(found.pid, found.start_time + 1)
+            assert not pause_process(found.pid, found.start_time + 1, OWN_GROUP)
+            assert not pause_process(found.pid, found.start_time, "c" * 64)
             time.sleep(0.1)
             assert shown.status() == "sleeping"
-            assert pause_process(found.pid, found.start_time)
+            assert pause_process(found.pid, found.start_time, OWN_GROUP)
             until(lambda: shown.status() == "stopped")
-            assert pause_process(found.pid, found.start_time, resume=True)
+            assert pause_process(found.pid, found.start_time, OWN_GROUP, resume=True)
             until(lambda: shown.status() == "sleeping")
         finally:
             other.kill()
-    assert not pause_process(found.pid, found.start_time)
+    assert not pause_process(found.pid, found.start_time, OWN_GROUP)
 
 
 def states(machine: Machine) -> set[str]:

@@ -57,6 +57,7 @@ def test_it_shows_its_arithmetic() -> None:
     assert room(121.6, 80.7).describe() == (
         "2 at a time: 21.0 GiB at the worst, of 28.9 GiB beside weights of 80.7 GiB, the system (10 GiB) and headroom"
     )
+    assert room(121.6, 105).describe().startswith("1 at a time: 11.0 GiB at the worst, more than the 4.6 GiB beside ")
 
 
 @pytest.mark.parametrize(

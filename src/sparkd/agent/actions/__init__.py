@@ -242,9 +242,9 @@ class Actions:
         """Drop a shard's page cache while `still` holds; returns its bytes. Raises OSError, ValueError."""
         return page_cache.drop_file_cache(self._host, shard, still)
 
-    def pause_process(self, key: tuple[int, int], resume: bool) -> bool:
-        """Stop the process of that id and start time, or continue it; whether it was there."""
-        return pause_process(*key, resume=resume)
+    def pause_process(self, container_id: str, key: tuple[int, int], resume: bool) -> bool:
+        """Stop the container's process of that id and start time, or continue it; whether it was there."""
+        return pause_process(*key, container_id, resume=resume)
 
     def compact_memory(self, fix: CompactMemory) -> Applied:
         """Blocks for seconds: for a thread of its own. Raises OSError, ValueError where it cannot look."""

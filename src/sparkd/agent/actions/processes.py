@@ -18,8 +18,9 @@ from msgspec import Struct, field
 from sparkd.agent.preflight.checks.shared_memory import NAMES
 from sparkd.agent.preflight.fixes import Applied, EndProcess, UnlinkSegment
 from sparkd.base.host import shm
+from sparkd.base.host.cgroups import read_group
 from sparkd.base.host.files import Files
-from sparkd.base.host.processes import read_process
+from sparkd.base.host.processes import GONE, read_process
 from sparkd.base.state.rank_record import FILE, read_rank
 
 if TYPE_CHECKING:
@@ -115,18 +116,18 @@ def end_process(fix: EndProcess) -> Applied:
         os.close(fd)
 
 
-def pause_process(pid: int, start_time: int, *, resume: bool = False) -> bool:
-    """SIGSTOP to that very process, or SIGCONT; whether it was there."""
+def pause_process(pid: int, start_time: int, container_id: str, *, resume: bool = False) -> bool:
+    """SIGSTOP to that very process of that container, or SIGCONT; whether it was there."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
         return False
     try:
         found = read_process(Files(), pid)
-        if found is None or found.start_time != start_time:
+        if found is None or found.start_time != start_time or read_group(Files(), pid).container_id != container_id:
             return False
         signal.pidfd_send_signal(fd, signal.SIGCONT if resume else signal.SIGSTOP)
-    except ProcessLookupError:
+    except GONE:
         return False
     finally:
         os.close(fd)

@@ -251,7 +251,7 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
         progress=round(progress.done / progress.total, 3) if progress.total else None,
         seconds_left=round(left) if left is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
-        compilers=running.compilers.count if running.compilers is not None else 0,
+        compilers=running.compiler_count,
     )
     doing = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
     what = f"rank {agent.context.rank} on {agent.reporter.report.node}, {doing},"
@@ -272,26 +272,24 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
 
 def _note_kernels(agent: Agent, running: Running) -> str:
     """Report what is compiled inside requests; a phrase while that lasts."""
-    watch, compiled = running.compilers, running.log.progress.compiled
-    compilers = watch.count if watch is not None else 0
+    compilers, compiled = running.compiler_count, running.log.progress.compiled
     engine = replace(agent.reporter.report.engine, compilers=compilers, kernels_compiled=compiled)
     agent.reporter.update(engine=engine)
-    return "; a kernel is being compiled, and its request waits for it" if compilers else ""
+    return "; a kernel is being compiled, and requests may wait for it" if compilers else ""
 
 
 def _compiles(agent: Agent, running: Running) -> bool:
     """A compiler of any rank runs."""
-    reports = (peer.report for peer in agent.monitor.statuses())
-    own = running.compilers is not None and running.compilers.count > 0
-    return own or any(one.engine.compilers for one in reports if one is not None)
+    peers = agent.monitor.statuses()
+    return running.compiler_count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)
 
 
 def _describe_compilers(running: Running) -> str:
-    watch = running.compilers
-    if watch is None or not watch.count:
+    count, held = running.compiler_count, len(running.compilers.held) if running.compilers is not None else 0
+    if not count:
         return ""
-    held = f", {len(watch.held)} more held back until there is memory" if watch.held else ""
-    return f"; compiling kernels, {max(1, watch.count - len(watch.held))} at a time{held}"
+    waiting = f", {held} more held back until there is memory" if held else ""
+    return f"; compiling kernels, {max(1, count - held)} at a time{waiting}"
 
 
 def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:

@@ -157,7 +157,7 @@ def launch(agent: Agent) -> Running:
     if agent.plan.on_ray:
         read = partial(auth.read_keys, agent.host.files, agent.settings.cluster.key_file)
         ray_token = script.ray_token(agent.loop.beside(read, KEY_SECONDS, "the key file", shielded=True)[0], epoch)
-    plan = plan_to_launch(agent.context, _count_compilers(agent), by_tcp=transport == BY_TCP)
+    plan = plan_to_launch(agent.context, _read_compile_jobs(agent), by_tcp=transport == BY_TCP)
     record = RankRecord(agent.rank_id, agent.incarnation, agent.boot_id, agent.plan.digest, epoch, transport)
     agent.actions.write_rank(record)
     with suppress(OSError):
@@ -184,7 +184,7 @@ def launch(agent: Agent) -> Running:
     return running
 
 
-def _count_compilers(agent: Agent) -> int:
+def _read_compile_jobs(agent: Agent) -> int:
     """How many may run at once; 1 where that can't be read."""
     read = partial(read_room, agent.plan, agent.settings, agent.host)
     short = count_short_loads(agent.launch_row.past.launches, agent.agreed.agreement.digest)
@@ -193,7 +193,8 @@ def _count_compilers(agent: Agent) -> int:
         jobs = max(1, room.jobs >> short)
         if short and jobs < room.jobs:
             reason = f"loads before this one that ended for want of memory: {short}"
-            agent.events.info("engine.compilers.halved", jobs=jobs, fit=room.jobs, reason=reason)
+            hint = "nothing is to be done: a load that serves ends it"
+            agent.events.info("engine.compilers.halved", jobs=jobs, fit=room.jobs, reason=reason, hint=hint)
         return jobs
     except (OSError, ValueError) as error:
         hint = "kernels are compiled one at a time in this run; nothing is to be done where they are in the cache"
@@ -226,7 +227,7 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
         ended=running.rank.ended,
         processes=partial(agent.host.container_processes, running.rank.pid, running.rank.container_id),
         available_bytes=lambda: agent.host.meminfo().available_bytes,
-        signal=agent.actions.pause_process,
+        signal=partial(agent.actions.pause_process, running.rank.container_id),
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)

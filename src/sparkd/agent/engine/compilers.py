@@ -92,7 +92,7 @@ class CompilerWatch(Struct):
             except (OSError, ValueError) as error:  # as where memory is short
                 if not self._failed:
                     self._failed = True
-                    hint = "it is tried again; the memory guard watches on"
+                    hint = "nothing is to be done: it is tried again, and the memory guard watches on"
                     self.events.warning("engine.compilers.unwatched", reason=str(error), hint=hint)
         self.count = 0
         self._resume(tuple(self.held))

@@ -117,7 +117,7 @@ class LogReader:
         if kernel not in self._kernels and len(self._kernels) < MOST_KERNELS:
             self._kernels.add(kernel)
             reason = "inside a request, which waited for it; or loaded from its cache for the first time"
-            self._events.info("engine.kernel.compiled", kernel=kernel, reason=reason)
+            self._events.info("engine.kernel.compiled", kernel=kernel, reason=reason, hint="nothing is to be done")
 
     def _report_failure(self, reason: str) -> None:
         """A few: a client that can cause such a line can cause many."""

@@ -107,6 +107,11 @@ class Running:
             self.guard = guard
 
     @property
+    def compiler_count(self) -> int:
+        """Compilers of kernels in its container."""
+        return self.compilers.count if self.compilers is not None else 0
+
+    @property
     def guard_state(self) -> str:
         """One of GUARD_STATES."""
         return self.guard.state if self.guard is not None else "off"

@@ -61,8 +61,10 @@ class CompileRoom(Struct, frozen=True):
     def describe(self) -> str:
         held = "weights" if self.weights_known else "the rank's share"
         beside = f"{held} of {size(self.rank_bytes)}, the " if self.rank_bytes else "the "
+        needed = needed_bytes(self.jobs)
+        of = "of" if needed <= self.bytes_ else "more than the"
         return (
-            f"{self.jobs} at a time: {size(needed_bytes(self.jobs))} at the worst, of {size(max(0, self.bytes_))} "
+            f"{self.jobs} at a time: {size(needed)} at the worst, {of} {size(max(0, self.bytes_))} "
             f"beside {beside}system ({SYSTEM_GIB} GiB) and headroom"
         )
 

@@ -36,7 +36,7 @@ RAY_ENV: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Print every line of the ranks at once.
     "RAY_DEDUP_LOGS": "0",
-    # vLLM's Ray executor waits so many seconds for a step, 300 by default.
+    # vLLM's older Ray executor waits so many seconds for a step ("RAY_CGRAPH_get_timeout is set to 300" in its log).
     "RAY_CGRAPH_get_timeout": str(EXECUTE_SECONDS),
     # Without a token, anyone who reaches the ports can run programs as root. Ray supports it from 2.52.
     "RAY_AUTH_MODE": "token",

@@ -53,7 +53,10 @@ KERNEL = "Nov 22 10:00:00 spark1 kernel: "
         ),
         ("NVRM: nvAssertOkFailedNoLog: Assertion failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)", "alone"),
         ("RuntimeError: Ninja build failed. Ninja output: ninja: build stopped: subcommand failed.", "MAX_JOBS"),
-        ("No available shared memory broadcast block found in 60 seconds. This typically happens when", "compilers"),
+        (
+            "No available shared memory broadcast block found in 60 seconds. This typically happens when",
+            "systemctl status",
+        ),
         ("TimeoutError: RPC call to sample_tokens timed out.", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS"),
         ("vllm: error: unrecognized arguments: --no-such-flag", "no such flag"),
         ("Value error, User-specified max_model_len (100000) is greater than the derived max_model_len (", "max-model"),

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 GRACE_SECONDS = 5.0
 """A stray has lost its leader, so nothing is lost with it; a worker's own shutdown takes 4 to 5 s."""
 KILL_SECONDS = 5.0
-CONTAINER_GRACE_SECONDS = 1
-"""A head ends itself in 0.3 to 0.6 s. A worker takes 12 s, but it is useless without the others."""
 SECOND_TERM_SECONDS = 3.0
 """vLLM swallows a first SIGTERM during start-up and exits on the second (seen: code 130 after 6 s); while it serves,
 one is enough (0.3 to 0.6 s on the head) and a second only cuts its clean-up short."""
@@ -184,7 +182,7 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
     """Stop and remove a container whose agent is gone, with its engine's segments and record. Raises LaunchError."""
     left = mapped_below(host, orphan.pid) if orphan.running and orphan.pid > 1 else ()
     if orphan.running:
-        containers.stop(orphan.id, CONTAINER_GRACE_SECONDS)
+        containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
     containers.remove(orphan.id)
     record = read_rank(host).of(orphan)
     if record is not None and record.container_id in ("", orphan.id):

@@ -1,6 +1,8 @@
 """A container's init: it loads for ever, or serves vLLM's API. SIGUSR1: it logs an error; SIGUSR2: it ends by itself.
 
 python -I -S endpoint_alike.py PORT loading|serving [deaf|slow]: deaf to SIGTERM, or it ends a second after it.
+python -I -S endpoint_alike.py PORT serving compiling FOLDER: it computes in batches, and compiles a kernel for each new
+number of requests, of splits by its tokens, and way of sampling, as one that is kept in FOLDER says.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -30,12 +33,82 @@ BODIES = {
 }
 
 
+MODEL = {"id": "tiny", "object": "model", "max_model_len": 4096}
+COMPILING = {
+    "GET /v1/models": json.dumps({"object": "list", "data": [MODEL]}),
+    "POST /tokenize": json.dumps({"tokens": list(range(100, 140)), "count": 40}),
+    "POST /v1/completions": json.dumps(
+        {"choices": [{"text": "a", "finish_reason": "length"}], "usage": {"completion_tokens": 1, "prompt_tokens": 1}}
+    ),
+}
+JIT = "(Worker_TP0 pid=9) WARNING 01-01 00:00:00 [jit_monitor.py:134] TileLang JIT compilation during inference: {}.\n"
+STEP_SECONDS, MOST_REQUESTS, BATCH_TOKENS, SPLITS, TILE = 0.002, 8, 2048, 48, 64
+
+
+class Request:
+    def __init__(self, body: dict[str, object]) -> None:
+        prompt = body.get("prompt", "")
+        self.tokens = len(prompt) if isinstance(prompt, list) else len(str(prompt).split())
+        """Of the next step."""
+        self.left = int(str(body.get("max_tokens", 1)))
+        self.way = "drawn" if body.get("temperature") else "greedy"
+        self.done = threading.Event()
+
+
+class Engine:
+    """Batches that requests join and leave, as vLLM's. `folder`: of the kernels that are compiled."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder, self.loaded = folder, set[str]()
+        self.waiting: list[Request] = []
+        self.arrived = threading.Condition()
+        threading.Thread(target=self.run, daemon=True).start()
+
+    def answer(self, body: dict[str, object]) -> None:
+        request = Request(body)
+        with self.arrived:
+            self.waiting.append(request)
+            self.arrived.notify()
+        request.done.wait()
+
+    def run(self) -> None:
+        batch: list[Request] = []
+        while True:
+            with self.arrived:
+                while not (self.waiting or batch):
+                    self.arrived.wait()
+                room = MOST_REQUESTS - len(batch)
+                batch, self.waiting = [*batch, *self.waiting[:room]], self.waiting[room:]
+            time.sleep(STEP_SECONDS)
+            splits = max(1, SPLITS // -(-min(BATCH_TOKENS, sum(one.tokens for one in batch)) // TILE))
+            for kernel in {f"mhc_{splits}", f"batch_{len(batch)}", *(f"sample_{one.way}" for one in batch)}:
+                self.load(kernel)
+            for one in batch:
+                one.tokens, one.left = 1, one.left - 1
+                if not one.left:
+                    one.done.set()
+            batch = [one for one in batch if one.left]
+
+    def load(self, kernel: str) -> None:
+        """As Triton's, its hook also reports what comes from the disk."""
+        if kernel not in self.loaded:
+            self.loaded.add(kernel)
+            with open(f"{self.folder}/{kernel}.so", "a") as file:
+                file.write("kernel")
+            write(JIT.format(kernel))
+
+
 class Handler(BaseHTTPRequestHandler):
+    engine: Engine | None = None
     protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # head and body are one segment
 
     def handle_request(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        body = BODIES.get(f"{self.command} {self.path}")
+        sent = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        call = f"{self.command} {self.path}"
+        body = {**BODIES, **COMPILING}.get(call) if self.engine else BODIES.get(call)
+        if self.engine and call == "POST /v1/completions":
+            self.engine.answer(json.loads(sent))
         self.send_response(404 if body is None else 200)
         self.send_header("Content-Length", str(len(body or "")))
         self.end_headers()
@@ -60,9 +133,12 @@ def main(port: int, *words: str) -> None:
         signal.signal(signal.SIGALRM, lambda _number, _frame: os._exit(0))
         signal.signal(signal.SIGTERM, lambda _number, _frame: signal.alarm(1))
     write(LOADS)
+    if "compiling" in words:
+        write(LOADS.replace("EngineCore", "Worker_TP0"))
+        Handler.engine = Engine(words[-1])
     if "serving" in words:
         server = ThreadingHTTPServer(("0.0.0.0", port), Handler)
-        server.daemon_threads = True
+        server.daemon_threads, server.request_queue_size = True, 64
         write(STARTED)
         server.serve_forever()
     while True:

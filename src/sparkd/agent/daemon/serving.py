@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
+from sparkd.agent.daemon.warming import follow_warmth, make_warm, note_warmth
 from sparkd.agent.engine import readiness
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor
 from sparkd.agent.engine.health import HealthMonitor
@@ -50,9 +51,12 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     _begin_load(agent)
     monitor, gpu = _load_monitor(agent, running), _gpu_watch(agent)
 
-    def show(stage: ReadinessStage) -> LoadProgress:
+    def show_waiting(awaited: str) -> LoadProgress:
         with_gpu(agent, "", gpu)
-        return _follow_load(agent, running, monitor, stage.value if stage is not ReadinessStage.HTTP else "")
+        return _follow_load(agent, running, monitor, awaited)
+
+    def show(stage: ReadinessStage) -> LoadProgress:
+        return show_waiting(stage.value if stage is not ReadinessStage.HTTP else "")
 
     wanted, late = agent.settings.readiness, False
 
@@ -69,6 +73,8 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
 
     endpoint, completion_seconds = agent.endpoint(running), wanted.completion_timeout_seconds
     readiness.await_ready(agent.loop, endpoint, wanted.timeout_seconds, completion_seconds, show, works)
+    agent.launch_row.note_ready(running)
+    make_warm(agent, running, show_waiting)
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
@@ -139,8 +145,10 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
             _follow_load(agent, running, monitor)
         else:
             if not running.ready:
+                agent.launch_row.note_ready(running)
                 _mark_ready(agent, running)
                 agent.proving.begin()
+            follow_warmth(agent, report.engine)
             _show_head(agent, running, head.name, report, gpu)
             agent.proving.tick()
             watch_page_cache(_is_idle(report.activity))
@@ -219,6 +227,7 @@ def _begin_load(agent: Agent) -> None:
     engine = agent.reporter.report.engine
     engine = replace(engine, started=utc_now(), expected_seconds=expected_seconds, expected_by=expected_by)
     agent.reporter.update(engine=engine)
+    note_warmth(agent)
     agent.phase.enter(Phase.LOADING)
 
 
@@ -235,7 +244,6 @@ def expected_load(agent: Agent) -> tuple[float | None, str]:
 
 def _mark_ready(agent: Agent, running: Running) -> None:
     running.mark_ready()
-    agent.launch_row.note_ready(running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None, works=False))
     running.note_segments()  # last: what ends the run may end it
 
@@ -252,6 +260,7 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
         seconds_left=round(left) if left is not None else None,
         kv_cache_tokens=progress.kv_cache_tokens,
         compilers=running.compiler_count,
+        kernels_compiled=progress.compiled,
     )
     doing = progress.step + (f" {progress.done}/{progress.total}" if progress.total else "")
     what = f"rank {agent.context.rank} on {agent.reporter.report.node}, {doing},"

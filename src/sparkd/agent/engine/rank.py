@@ -26,6 +26,7 @@ from sparkd.base.host.docker import LABEL
 from sparkd.base.host.meminfo import Consumer
 from sparkd.base.lib.dockerd.reader import DockerError
 from sparkd.base.lib.errors import Cause
+from sparkd.base.lib.http_client import CONNECTIONS
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.main_loop import MainLoop, Outcome
 from sparkd.base.plan.model import LaunchPlan
@@ -129,12 +130,12 @@ class Running:
         """Of page cache, since the launch."""
         return self._page_cache.released_bytes if self._page_cache is not None else 0
 
-    def endpoint(self, plan: LaunchPlan, key: str | None, events: Events) -> Endpoint:
+    def endpoint(self, plan: LaunchPlan, key: str | None, events: Events, connections: int = CONNECTIONS) -> Endpoint:
         """Of its API, which is proven to be this rank's before each request."""
         if self._host.live and self._api is None:
             self._api = ApiOwner(self._host, self.rank, events, plan.api_host, plan.api_port)
         admit = self._api.admit if self._api is not None else None
-        return Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit)
+        return Endpoint(plan.api_host, plan.api_port, plan.served_name, key, admit, connections)
 
     @property
     def api_holder(self) -> str:

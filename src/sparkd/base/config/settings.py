@@ -143,6 +143,11 @@ class Readiness(Section):
     watched."""
     completion_timeout_seconds: int = Field(120, ge=1, le=3600)
     """How long one completion of one token may take, at the start and as a canary."""
+    warm: Literal["cold", "always", "never"] = "cold"
+    """Whether requests of all sizes are sent before the endpoint counts as ready, until they compile no kernel more:
+    on a GPU where the compile caches of any node are cold, at each start, or never."""
+    warm_seconds: int = Field(900, ge=10, le=86400)
+    """How long that may take. Then it is ready all the same, and the journal says what was still compiled."""
 
 
 class Supervise(Section):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -14,6 +15,8 @@ from sparkd.base.host.files import Files, Kind
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
 """Counted in one folder; the rest is left out."""
+KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
+"""What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
 
@@ -66,8 +69,16 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
     return tuple(found)
 
 
-def _walked(top: str, most: int) -> tuple[int, int, bool]:
-    """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
+def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
+    """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
+    return sum(_walked(files.real(path(image_id, name)), MOST_ENTRIES, KERNELS)[0] for name in names)
+
+
+def _walked(top: str, most: int, ends: tuple[str, ...] = ("",)) -> tuple[int, int, bool]:
+    """Files with one of these ends, their bytes, and whether all were counted.
+
+    Links are not followed; files removed meanwhile are left out.
+    """
     todo, count, size, entries, whole = [top], 0, 0, 0, True
     while todo:
         try:
@@ -78,6 +89,8 @@ def _walked(top: str, most: int) -> tuple[int, int, bool]:
                         return count, size, False
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
+                        continue
+                    if not entry.name.endswith(ends):
                         continue
                     count += 1
                     size += entry.stat(follow_symlinks=False).st_size

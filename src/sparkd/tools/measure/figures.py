@@ -46,6 +46,8 @@ class Level(Struct, frozen=True):
     """Share of the drafter's tokens that were accepted, by position."""
     fault: str = ""
     """Of the first request that failed."""
+    compiled: int = 0
+    """Kernels, inside these requests or others meanwhile."""
 
 
 class Depth(Struct, frozen=True):
@@ -57,6 +59,8 @@ class Depth(Struct, frozen=True):
     stream_tokens_per_second: float
     repeated_seconds: float
     """To the first token of the same prompt, which the prefix cache knows now."""
+    compiled: int = 0
+    """As `Level.compiled`."""
 
 
 def summarise(

@@ -18,15 +18,17 @@ from msgspec.structs import replace
 from sparkd import __version__
 from sparkd.agent.actions import files
 from sparkd.agent.actions import history as store
-from sparkd.base.host import Host
+from sparkd.base.host import Host, caches
 from sparkd.base.host.meminfo import read_swaps
 from sparkd.base.lib.errors import UsageError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
-from sparkd.base.status.model import read_living_report, utc_now
+from sparkd.base.status.model import NodeReport, read_living_report, utc_now
 from sparkd.base.vllm.streaming import StreamError
+from sparkd.base.vllm.warm_up import Compiled, add_up, read_limits, warm_up
+from sparkd.base.vllm.warm_up import Result as WarmResult
 from sparkd.tools.measure.bench import Result, Wanted, measure
 from sparkd.tools.measure.figures import DECODE, Depth, Level, progress
 from sparkd.tools.measure.soak import Sample, Soak
@@ -124,15 +126,59 @@ def make_row(found: Result, served: Served) -> Bench:
     return Bench(uuid.uuid4().hex, found.made, served.report.launch_id, found.recipe, figures)
 
 
+def count_compiled(served: Served) -> Compiled:
+    """By what the nodes have reported, and by this node's caches. Raises OSError."""
+    files, names = Host().files, [one.name for one in served.node.plan.caches]
+    report = read_living_report(files) or served.report
+    engines = [one.engine for one in (report, *(peer.living for peer in report.peers)) if one is not None]
+    return add_up(engines, caches.count_kernels(files, served.report.engine.image, names))
+
+
+async def warm(served: Served, seconds: float) -> WarmResult:
+    """Raises HttpError, OSError; ValueError where the engine does not say how long its context is."""
+
+    async def look() -> Compiled:
+        return await asyncio.to_thread(count_compiled, served)
+
+    def show(number: int, done: int, steps: int) -> None:
+        if not done:
+            report_progress(f"pass {number}, of {steps} steps")
+
+    limits = read_limits(served.node.plan.argv, await served.endpoint.context_tokens())
+    return await warm_up(served.endpoint, limits, look, show, seconds)
+
+
+def is_cold(report: NodeReport) -> bool:
+    """A node's caches lack kernels of this plan."""
+    nodes = (report, *(peer.living for peer in report.peers))
+    return any(one is not None and one.engine.warmth == "cold" for one in nodes)
+
+
+async def warm_if_cold(served: Served) -> None:
+    if is_cold(read_living_report(Host().files) or served.report):
+        report_progress("compile caches are cold: their kernels are compiled first")
+        with suppress(OSError, ValueError):
+            report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)
+
+
 def run(served: Served, wanted: Wanted, result: Result) -> Result:
     """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
     found: list[Level | Depth] = []
     interrupted, fault = False, ""
 
+    def kernels() -> int:
+        with suppress(OSError):
+            return count_compiled(served).kernels
+        return 0
+
     async def collect() -> None:
+        await warm_if_cold(served)
+        before = kernels()
         async for one in measure(served.endpoint, wanted):
-            found.append(one)
-            report_progress(progress(one))
+            now = kernels()
+            found.append(replace(one, compiled=max(0, now - before)))
+            before = now
+            report_progress(progress(found[-1]))
 
     try:
         asyncio.run(collect())

@@ -23,7 +23,7 @@ WORDS, WORD_LENGTH = 6, 100
 SETTINGS = ("/etc/sparkd", "/etc/docker", "/etc/sysctl.d", "/etc/modprobe.d", "/etc/systemd/system")
 STATE = "/var/lib/sparkd"
 SUFFIXES = (".toml", ".yaml", ".yml", ".conf", ".json", ".service", ".target")
-KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json")
+KEPT_STATE = ("image-asserts.json", "known-good.json", "launch-history.json", "switch.json", "tune.json", "warm.json")
 COUNTERS = ("statistics", "counters", "hw_counters")
 ZERO_KEY = b"0" * 64 + b"\n"
 """In place of the cluster's key: the tree is checked as the machine was."""

@@ -1,0 +1,32 @@
+"""What is sent to warm an engine, and what counts as compiled. Whether that warms it: tests/integration."""
+
+from __future__ import annotations
+
+from sparkd.base.status.figures import EngineReport
+from sparkd.base.vllm.warm_up import LEAVING, Compiled, Limits, add_up, make_steps, read_limits, sizes
+
+
+def test_prompts_fit_the_engine_and_reach_all_of_its_limits() -> None:
+    for number in (1, 2, 3):
+        steps = make_steps(Limits(2048, 6, 1024), number)
+        lengths = [length for step in steps for length in step.prompts]
+        assert max(lengths) <= 1024 and min(lengths) >= 1
+        assert {len(step.prompts) for step in steps} == {1, 2, 3, 4, 6}
+        assert {any(step.sampled) for step in steps} == {True, False}
+        assert all(
+            max(step.prompts) + step.answer_tokens + (LEAVING - 1) * (len(step.prompts) > 1) <= 1024 for step in steps
+        )
+    assert make_steps(Limits(2048, 6, 1024), 1) != make_steps(Limits(2048, 6, 1024), 2)
+    assert max(sizes(2048)) == 2048 and set(range(64, 1025, 64)) < set(sizes(2048))
+
+
+def test_its_limits_are_those_of_the_command_line() -> None:
+    words = ("--max-num-seqs", "4", "--max-num-batched-tokens=2k", "--tool-call-parser", "hermes")
+    assert read_limits(words, 100) == Limits(2000, 4, 100, tools=True)
+    assert read_limits((), 100) == Limits(8192, 256, 100)
+    assert read_limits(("--max-num-seqs", "4096"), 100).requests == 256
+
+
+def test_what_is_compiled_on_any_node_counts() -> None:
+    reports = [EngineReport(kernels_compiled=2, compilers=1), EngineReport(kernels_compiled=3)]
+    assert add_up(reports, 7) == Compiled(5, 7, 1)

@@ -175,6 +175,16 @@ def test_smoke_finds_no_fault_in_a_random_model_and_its_whole_context(serving: S
     assert shown.strip() == "640 root root"
 
 
+def test_an_engine_that_compiles_nothing_is_warm_after_one_pass(serving: SparkdNode) -> None:
+    done = serving.node.run("sparkd", "warm", check=False, timeout=240)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0, done
+    assert re.search(
+        r"^[\d,]+ requests in 1 passes: 0 kernels and 0 files of kernels are new$", done.stdout, re.MULTILINE
+    )
+    assert "nothing is to be done" in done.stdout
+
+
 def history(spark: SparkdNode) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = json.loads(spark.node.run("sparkd", "history", "--json").stdout)
     return found

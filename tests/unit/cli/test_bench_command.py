@@ -81,6 +81,13 @@ def test_failures_and_an_early_end_are_named_on_one_line() -> None:
     assert "4 requests: 12 of 12 failed: HTTP 503 \\x1b[31mdraining" in text
 
 
+def test_figures_during_which_a_kernel_was_compiled_are_called_cold() -> None:
+    found = replace(RESULT, levels=(level(1, 37.2), level(4, 80.0, compiled=3)))
+    lines = bench_table.notes(found, None)
+    assert lines[-2:] == ["cold, kernels were compiled meanwhile: 4 requests", "next, once more: sudo sparkd bench"]
+    assert not any("cold" in line for line in bench_table.notes(RESULT, None))
+
+
 def test_markdown_is_tables_that_a_forum_takes() -> None:
     lines = bench_table.markdown(RESULT, EXPECT, None).splitlines()
     rows = [line for line in lines if line.startswith("|")]

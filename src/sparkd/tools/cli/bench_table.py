@@ -93,7 +93,7 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
     cold = [f"{one.concurrency} requests" for one in found.levels if one.compiled]
     cold += [f"the prompt of {one.prompt_tokens:,}" for one in found.depths if one.compiled]
     if cold:
-        lines.append(f"cold, kernels were compiled meanwhile: {', '.join(cold)}; next: sudo sparkd bench once more")
+        lines += [f"cold, kernels were compiled meanwhile: {', '.join(cold)}", "next, once more: sudo sparkd bench"]
     if idle := _idle_positions(found):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:

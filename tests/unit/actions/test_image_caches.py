@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sparkd.agent.actions.files import DOOMED, Pruned, make_cache_folder, prune_caches
+from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
+from sparkd.base.host import caches
+from sparkd.base.host.files import Files
 
 IMAGES = tuple(f"{number:064x}" for number in range(6))
 
@@ -97,3 +99,54 @@ def test_only_root_gets_to_what_a_container_opens_to_all(root: Path) -> None:
     made.chmod(0o777)
     assert make_cache_folder(f"sha256:{IMAGES[0]}", "vllm", root) == made
     assert made.parent.stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_power_cut_has_emptied_is_cleared_and_nothing_else(root: Path) -> None:
+    folder = root / IMAGES[0] / "triton" / "ab12"
+    folder.mkdir(parents=True)
+    outside = root.parent / "empty.so"
+    outside.touch()
+    for name in ("a.so", "b.cubin", "notes.txt"):
+        (folder / name).touch()
+    (folder / "whole.so").write_bytes(b"\x7fELF")
+    (folder / "link.so").symlink_to(outside)
+    (folder / "folder.so").mkdir()
+    assert clear_torn(f"sha256:{IMAGES[0]}", "triton", root) == 2
+    assert sorted(one.name for one in folder.iterdir()) == ["folder.so", "link.so", "notes.txt", "whole.so"]
+    assert outside.exists()
+    assert clear_torn(f"sha256:{IMAGES[0]}", "missing", root) == 0
+
+
+BUILD = """\
+ninja_required_version = 1.3
+rule cuda_compile
+  command = $nvcc -c $in -o $out
+
+build /c/op/a.cuda.o: cuda_compile /s/a.cu
+build /c/op/b.cuda.o: cuda_compile /s/b.cu
+build /c/op/c.o: compile /s/c.cc
+
+build /c/op/op.so: nvcc_link /c/op/a.cuda.o /c/op/b.cuda.o /c/op/c.o
+default /c/op/op.so
+"""
+
+
+def test_objects_of_builds_under_way_are_counted_and_those_of_others_not(tmp_path: Path) -> None:
+    cache = tmp_path / caches.path(IMAGES[0], "flashinfer").lstrip("/")
+    for name, made in (("op", ("a.cuda.o",)), ("linked", ("a.cuda.o", "linked.so"))):
+        folder = cache / "0.6.12" / "121a" / "cached_ops" / name
+        folder.mkdir(parents=True)
+        (folder / "build.ninja").write_text(BUILD)
+        for one in made:
+            (folder / one).write_bytes(b"o")
+    files = Files(str(tmp_path))
+    assert caches.count_objects(files, IMAGES[0]) == (1, 3)
+    assert caches.count_objects(files, IMAGES[1]) == (0, 0)
+    assert caches.count_kernels(files, IMAGES[0], ("flashinfer", "triton")) == 3
+
+
+def test_a_list_of_steps_that_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / caches.path(IMAGES[0], "flashinfer").lstrip("/") / "op"
+    folder.mkdir(parents=True)
+    os.mkfifo(folder / "build.ninja")
+    assert caches.count_objects(Files(str(tmp_path)), IMAGES[0]) == (0, 0)

@@ -12,7 +12,7 @@ from pathlib import Path
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
-from sparkd.agent.actions.files import make_cache_folder, sync_folder
+from sparkd.agent.actions.files import clear_torn, make_cache_folder, sync_folder
 from sparkd.agent.actions.processes import Rank
 from sparkd.base.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.base.host.docker_image import how_to_get
@@ -65,6 +65,7 @@ class Containers:
         """Create and start the rank's container, under docker's default restart policy `no`."""
         image_id = self._image_id(plan)
         name = f"sparkd-rank{plan.node.rank}"
+        torn = sum(clear_torn(image_id, cache.name) for cache in plan.caches)
         body = create_body(plan, image_id, script, labels, gpu)
         with _launch_error(f"container {name} can't be made"):
             container_id = self._call(lambda api: str(api.create_container_from_config(body, name)["Id"]))
@@ -77,6 +78,7 @@ class Containers:
         except LaunchError:
             self.remove(container_id)
             raise
+        rank.torn_kernels = torn
         return rank
 
     def run_program(self, body: Mapping[str, object], name: str, seconds: int) -> tuple[int, str]:

@@ -53,6 +53,8 @@ class Rank(Struct):
     """Of its init, in clock ticks since boot."""
     started_at: str = ""
     """By docker."""
+    torn_kernels: int = 0
+    """Empty files of kernels that were removed before its start."""
     ended: threading.Event = field(default_factory=threading.Event)
     """Set by the main loop, once it is watched."""
 

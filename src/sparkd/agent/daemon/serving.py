@@ -294,11 +294,12 @@ def _compiles(agent: Agent, running: Running) -> bool:
 
 
 def _describe_compilers(running: Running) -> str:
-    count, held = running.compiler_count, len(running.compilers.held) if running.compilers is not None else 0
-    if not count:
+    if running.compilers is None or not running.compilers.count:
         return ""
+    count, held, (done, steps) = running.compilers.count, len(running.compilers.held), running.objects
+    known = f", {done} of {steps}" if steps else ""
     waiting = f", {held} more held back until there is memory" if held else ""
-    return f"; compiling kernels, {max(1, count - held)} at a time{waiting}"
+    return f"; compiling kernels{known}, {max(1, count - held)} at a time{waiting}"
 
 
 def _peers_idle_seconds(agent: Agent) -> tuple[float | None, ...]:

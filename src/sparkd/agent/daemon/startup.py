@@ -18,7 +18,7 @@ from sparkd.agent.preflight.checks.rdma import BY_RDMA, BY_TCP, Rdma
 from sparkd.agent.preflight.gate import THREADS_HINT
 from sparkd.base.cluster import auth
 from sparkd.base.cluster.membership import plan_to_launch
-from sparkd.base.host import docker, docker_image, infiniband, meminfo, versions
+from sparkd.base.host import caches, docker, docker_image, infiniband, meminfo, versions
 from sparkd.base.lib.dockerd.reader import TIMEOUT_SECONDS, DockerError
 from sparkd.base.lib.errors import BlockedError, LaunchError, OutdatedPlanError
 from sparkd.base.lib.text import sanitize
@@ -215,6 +215,10 @@ def watch(agent: Agent, running: Running) -> None:
     release_page_cache(agent, running)
     engine = replace(agent.reporter.report.engine, container_id=rank.container_id, image=rank.image_id)
     agent.reporter.update(engine=engine)
+    if rank.torn_kernels:
+        reason = "files of kernels without a byte, as after a power cut"
+        hint = "nothing is to be done: they are compiled again"
+        agent.events.warning("cache.kernels.cleared", count=rank.torn_kernels, reason=reason, hint=hint)
     agent.events.info(
         "engine.container.started", name=rank.name, container=rank.container_id[:12], image=agent.plan.image
     )
@@ -231,8 +235,18 @@ def _watch_compilers(agent: Agent, running: Running) -> None:
         events=agent.events,
     )
     agent.run_aside("compilers", running.compilers.run)
+    agent.run_aside("objects", partial(_count_objects, agent, running))
 
 
+def _count_objects(agent: Agent, running: Running) -> None:
+    """Until the rank has ended. A thread of its own: its disk may hang, and the other one watches memory."""
+    while not running.rank.ended.wait(OBJECTS_SECONDS):
+        if running.compiler_count:
+            with suppress(OSError, ValueError):
+                running.objects = caches.count_objects(agent.host.files, running.rank.image_id)
+
+
+OBJECTS_SECONDS = 5.0
 IMAGE_HINT = "look at: systemctl status docker, free -g"
 
 

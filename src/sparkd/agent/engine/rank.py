@@ -85,6 +85,8 @@ class Running:
         """Who else held memory at the start; None where that is unknown."""
         self.compilers: CompilerWatch | None = None
         """None before it is watched."""
+        self.objects = (0, 0)
+        """Of its builds under way: how many files are compiled, and of how many."""
         self.ready = False
         """It has completed a prompt."""
         self.segments: set[UnlinkSegment] = set()

@@ -18,6 +18,11 @@ MOST_ENTRIES = 20_000
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 """What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
+FLASHINFER = "flashinfer"
+NINJA, NINJA_BYTES = "build.ninja", 4 << 20
+MOST_BUILDS = 10_000
+"""Folders that are looked at: a container can make many."""
+
 IMAGE = re.compile(r"[0-9a-f]{64}")
 
 
@@ -72,6 +77,24 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
     return sum(_walked(files.real(path(image_id, name)), MOST_ENTRIES, KERNELS)[0] for name in names)
+
+
+def count_objects(files: Files, image_id: str) -> tuple[int, int]:
+    """Object files of FlashInfer's builds that are not linked yet: those there are, and all.
+
+    Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
+    OSError, ValueError.
+    """
+    logical, done, steps = path(image_id, FLASHINFER), 0, 0
+    real = files.real(logical)
+    for number, (folder, _, names) in enumerate(os.walk(real)):
+        if number == MOST_BUILDS:
+            break
+        if NINJA in names and f"{folder.rpartition('/')[2]}.so" not in names:
+            listed = files.itself(f"{logical}{folder[len(real) :]}/{NINJA}", NINJA_BYTES).content
+            steps += max(0, listed.count(b"\nbuild ") - 1)
+            done += sum(name.endswith(".o") for name in names)
+    return min(done, steps), steps
 
 
 def _walked(top: str, most: int, ends: tuple[str, ...] = ("",)) -> tuple[int, int, bool]:

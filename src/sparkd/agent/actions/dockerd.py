@@ -53,6 +53,7 @@ GPU_REQUESTS: Mapping[GpuAccess | None, Mapping[str, object]] = {
     GpuAccess.DEVICE: {"DeviceRequests": [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}=all"]}]},
     GpuAccess.RUNTIME: {"Runtime": "nvidia"},
 }
+_VISIBLE = {None: ("NVIDIA_VISIBLE_DEVICES=void",), GpuAccess.RUNTIME: ("NVIDIA_VISIBLE_DEVICES=all",)}
 
 
 class Containers:
@@ -166,7 +167,7 @@ def create_body(
         "Entrypoint": ["/bin/bash"],
         "Cmd": [SCRIPT_TARGET],
         "Labels": labels,
-        "Env": ["NVIDIA_VISIBLE_DEVICES=all"] if gpu is GpuAccess.RUNTIME else [],
+        "Env": [*_VISIBLE.get(gpu, ())] if gpu else [],
         "HostConfig": {
             "NetworkMode": wanted.network,
             "IpcMode": wanted.ipc,
@@ -190,8 +191,11 @@ def create_body(
     }
 
 
-def program_body(image_id: str, program: str, labels: dict[str, str]) -> dict[str, object]:
-    """Bash in a container that may do less than the rank's: no network, GPU or capability, and nothing to write to.
+def program_body(
+    image_id: str, program: str, labels: dict[str, str], gpu: GpuAccess | None = None
+) -> dict[str, object]:
+    """Bash in a container that may do less than the rank's: no network or capability, nothing to write to, and no GPU
+    where `gpu` is None.
 
     HOME is writable, because libraries make caches there when they are imported, and exec, which docker's tmpfs is not
     by default, because some compile there what they then load.
@@ -201,7 +205,8 @@ def program_body(image_id: str, program: str, labels: dict[str, str]) -> dict[st
         "Entrypoint": ["/bin/bash"],
         "Cmd": ["-c", program],
         "Labels": labels,
-        "Env": ["HOME=/tmp", "NVIDIA_VISIBLE_DEVICES=void"],  # void: nvidia's runtime, if it is docker's default
+        # void: nvidia's runtime, if it is docker's default. With --gpus, docker sets the variable itself.
+        "Env": ["HOME=/tmp", *_VISIBLE.get(gpu, ())],
         "NetworkDisabled": True,
         "HostConfig": {
             "NetworkMode": "none",
@@ -215,6 +220,7 @@ def program_body(image_id: str, program: str, labels: dict[str, str]) -> dict[st
             "MemorySwap": PROGRAM_BYTES,
             "Init": True,
             "LogConfig": {"Type": "local", "Config": {"max-size": "1m", "max-file": "1", "compress": "false"}},
+            **GPU_REQUESTS[gpu],
         },
     }
 

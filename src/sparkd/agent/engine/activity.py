@@ -85,19 +85,23 @@ HURRIED_SECONDS = 3.0
 """Between two readings while nothing else shows whether the engine works."""
 GB10 = "GB10"
 BUSY_PERCENT = 90
-STUCK_MHZ, STUCK_WATTS = 850, 30.0
-"""A throttled GB10 was seen at 500 to 850 MHz and 14 to 30 W under load; normal is above 2 GHz and 45 W."""
+STUCK_MHZ = 850
+"""A GB10 with a latched clock was seen at 500 to 850 MHz under load, mostly at 14 to 30 W; one worked at half speed at
+702 MHz (eugr/spark-vllm-docker#334). Normal is above 2 GHz and 45 W; some limit the clock, mostly to 2,100 MHz."""
+IDLE_WATTS, WORK_WATTS = 10.0, 30.0
+"""Less is no load, whatever the utilization says of the last moment; more is work, and not a wait for another rank."""
 
 Clocks = tuple[GpuClocks, ...]
 
 
 def computes(seen: Clocks) -> bool:
     """Whether a GPU is at work. One that waits for another rank is as busy, at 15 to 27 W."""
-    return any(_is_loaded(one) and (one.power_watts or 0) > STUCK_WATTS for one in seen)
+    return any(_is_loaded(one) and (one.power_watts or 0) > WORK_WATTS for one in seen)
 
 
 def _is_loaded(gpu: GpuClocks) -> bool:
-    return GB10 in gpu.name and (gpu.utilization_percent or 0) >= BUSY_PERCENT
+    drawn = gpu.power_watts is None or gpu.power_watts >= IDLE_WATTS
+    return GB10 in gpu.name and (gpu.utilization_percent or 0) >= BUSY_PERCENT and drawn
 
 
 class ThrottleState(Struct, frozen=True):
@@ -109,11 +113,7 @@ class ThrottleState(Struct, frozen=True):
 
 def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleState:
     """After one more reading. An idle GPU proves neither throttling nor recovery. Pure."""
-    loaded = [
-        (one, one.sm_mhz <= STUCK_MHZ and one.power_watts <= STUCK_WATTS)
-        for one in seen
-        if _is_loaded(one) and one.sm_mhz is not None and one.power_watts is not None
-    ]
+    loaded = [(one, one.sm_mhz <= STUCK_MHZ) for one in seen if _is_loaded(one) and one.sm_mhz is not None]
     if not loaded:
         return ThrottleState(None, state.warning)
     stuck = next((one for one, is_slow in loaded if is_slow), None)
@@ -123,7 +123,8 @@ def decide_throttle(state: ThrottleState, seen: Clocks, now: float) -> ThrottleS
     if state.warning or now - since < CLOCKS_SECONDS:
         return ThrottleState(since, state.warning)
     held = f", held down by {' and '.join(stuck.held_by)}" if stuck.held_by else ""
-    return ThrottleState(since, f"the GPU is slow: {stuck.sm_mhz} MHz and {stuck.power_watts:.0f} W under load{held}")
+    watts = f" and {stuck.power_watts:.0f} W" if stuck.power_watts is not None else ""
+    return ThrottleState(since, f"the GPU is slow: {stuck.sm_mhz} MHz{watts} under load{held}")
 
 
 class GpuThrottleMonitor(Struct):

@@ -30,6 +30,9 @@ def add_preflight(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fix", metavar="PID", type=int, help="end this process, which a hint names so: SIGTERM, then SIGKILL"
     )
+    parser.add_argument(
+        "--deep", action="store_true", help="only load the GPU for 13 s, and say if it is as fast as others"
+    )
     parser.add_argument("--explain", metavar="ID", help="say what a check looks at, and why")
     parser.set_defaults(run=preflight)
 
@@ -47,7 +50,7 @@ def preflight(args: argparse.Namespace) -> int:
         raise UsageError(f"{args.root} is no folder", "--root takes the files of a machine, as a folder")
     if args.fix is not None and (args.dry_run or args.root):
         raise UsageError("--fix changes this node, a dry run does not", stop_by_hand(args.fix, ""))
-    shown, code = _examine(args, Host(args.root or "/"))
+    shown, code = (_load_gpu if args.deep else _examine)(args, Host(args.root or "/"))
     if args.json:
         sys.stdout.write(render.as_json(shown))
     else:
@@ -55,9 +58,28 @@ def preflight(args: argparse.Namespace) -> int:
     return code
 
 
+def _load_gpu(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
+    """Raises ConfigError where there is no plan, and as `measure_gpu`."""
+    from sparkd.base.cluster.membership import resolve_context
+    from sparkd.base.config import load_settings
+    from sparkd.tools.measure.gpu import measure_gpu
+    from sparkd.tools.measure.measuring import catch_ends
+    from sparkd.tools.node.render import Shown
+
+    if args.dry_run or args.root or args.fix is not None:
+        raise UsageError("--deep loads the GPU of this node, and does nothing else", "sudo sparkd preflight --deep")
+    if os.geteuid() != 0:
+        raise UsageError("only root may load the GPU", "sudo sparkd preflight --deep")
+    args.all = True
+    catch_ends()  # or the container would outlive this
+    node = resolve_context(load_settings(os.environ), args.role, host)
+    shown = Shown(host.name(), node.role, False, tuple(measure_gpu(node, host)), ())
+    return shown, _code(shown)
+
+
 def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
     """Raises ConfigError where there is no plan, and more than a look is wanted, as `tools.node.fixing` does."""
-    from sparkd.agent.preflight.runner import blocking, check_ids
+    from sparkd.agent.preflight.runner import check_ids
     from sparkd.base.cluster.membership import resolve_context
     from sparkd.base.config import Settings, load_settings
     from sparkd.tools.node.dry_run import look_without_plan, only_look
@@ -77,10 +99,16 @@ def _examine(args: argparse.Namespace, host: Host) -> tuple[Shown, ExitCode]:
         print(f"sparkd: {one.reason}{f' ({one.hint})' * bool(one.hint)}", file=sys.stderr)
     look = partial(_fix_node if acts else only_look, node, config, host)
     shown = look() if args.fix is None else _end_named(args.fix, look, host)
+    return shown, _code(shown)
+
+
+def _code(shown: Shown) -> ExitCode:
+    from sparkd.agent.preflight.runner import blocking
+
     blocked = blocking(shown.findings)
     if not blocked:
-        return shown, ExitCode.GOOD
-    return shown, ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
+        return ExitCode.GOOD
+    return ExitCode.NEEDS_PERSON if blocked[0].verdict.needs_person else ExitCode.BLOCKED
 
 
 def _end_named(pid: int, look: Callable[[], Shown], host: Host) -> Shown:

@@ -1,0 +1,178 @@
+"""The speed of this node's GPU under a load that a program makes in the recipe's image, while nothing serves."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from statistics import median
+from threading import Event, Thread
+
+import msgspec
+from msgspec import Struct
+
+from sparkd.agent.actions import acquire_lock
+from sparkd.agent.actions.dockerd import Containers, program_body
+from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
+from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
+from sparkd.base.cluster.membership import NodeContext
+from sparkd.base.host import Host, docker, docker_config, docker_image
+from sparkd.base.host.docker import LABEL
+from sparkd.base.host.gpu import GpuClocks, read_clocks
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib import read_data, start_thread
+from sparkd.base.lib.dockerd.reader import SOCKET, DockerError
+from sparkd.base.lib.errors import BlockedError, LaunchError
+from sparkd.base.lib.text import GIB, sanitize, size
+from sparkd.tools.measure.measuring import report_progress
+
+Read = Callable[[], Sequence[GpuClocks]]
+AGAIN = "then again: sudo sparkd preflight --deep"
+SAMPLE_SECONDS = 0.5
+NEED_BYTES, HELD_BYTES, BUSY_PERCENT = 8 * GIB, GIB, 20
+"""What the container may take; what others may hold of the GPU, as a desktop does; a desktop's load is less."""
+MHZ, TFLOPS = (1200, 2000, "2,200 to 2,400 MHz at 80 to 92 W"), (55, 70, "75 to 92 TFLOPS, and 36 with a latched clock")
+"""Of a GB10 under bf16 products: below it is latched, below it is slow, what owners measured. A latched clock is 500 to
+850 MHz (Blackwellboy/model-serving-minefield#55, eugr/spark-vllm-docker#334), a limit of 2,100 MHz is somebody's choice
+(NVIDIA/open-gpu-kernel-modules#1358)."""
+
+
+class Load(Struct, frozen=True):
+    """The program's result: begin and end of its products, monotonic; what its copies read and wrote together."""
+
+    began: float
+    ended: float
+    tflops: float
+    copy_gbps: float
+
+
+def measure_gpu(node: NodeContext, host: Host, read: Read = read_clocks, deadline_seconds: int = 90) -> list[Finding]:
+    """For root. Raises LaunchError; BlockedError where the GPU can't be loaded now.
+
+    The deadline is for 13 s of load, and an import of torch from a cold disk, which takes up to a minute.
+    """
+    owner = NodeOwner(os.getpid(), "sparkd preflight --deep", uuid.uuid4().hex)
+    with os.fdopen(acquire_lock(host, owner), "rb"):
+        gpu = host.gpu()
+        if node.plan.container.gpus != "all" or (not gpu.names and not gpu.error):
+            what = "the plan uses no GPU" if gpu.names else "this node has no GPU, or no driver of it"
+            return [Finding("gpu-compute", skipped(f"nothing to measure: {what}"), {}, 0.0)]
+        before, busy = _read_users(host), any((one.utilization_percent or 0) >= BUSY_PERCENT for one in read()[:1])
+        _refuse_where_busy(gpu.error, before, host.meminfo().available_bytes)
+        body, containers = _container(node, owner.invocation, host), Containers(host.files.real(SOCKET))
+        report_progress("loads the GPU for 13 s, once torch has started")
+        samples = list[tuple[float, GpuClocks]]()
+        with _sampled(read, samples):
+            code, log = containers.run_program(body, f"sparkd-rank{node.rank}", deadline_seconds)
+        after = _read_users(host)
+    if (load := parse_load(log)) is None or code:
+        last = sanitize(log.strip().rpartition("\n")[2], 300) or "no output"
+        hint = "has the image torch for CUDA, and docker the GPU? sudo sparkd preflight --dry-run"
+        return [Finding("gpu-compute", unknown(f"not measured: exit code {code}: {last}", hint), {}, 0.0)]
+    others = [one for one in before | after if busy or one not in before] or ["a process without a name"] * busy
+    return judge(load, gpu.names[0], [one for at, one in samples if load.began <= at <= load.ended], tuple(others))
+
+
+@contextmanager
+def _sampled(read: Read, samples: list[tuple[float, GpuClocks]]) -> Iterator[None]:
+    """The first GPU's clocks, with monotonic times."""
+    ended = Event()
+
+    def sample() -> None:
+        while not ended.wait(SAMPLE_SECONDS):
+            samples.extend((time.monotonic(), clocks) for clocks in read()[:1])
+
+    start_thread(Thread(target=sample, name="gpu-clocks", daemon=True))
+    try:
+        yield
+    except LaunchError as error:
+        hint = f"sudo dmesg | grep -e NVRM -e Xid; sudo sparkd sweep, {AGAIN}"
+        raise LaunchError(f"the GPU was not measured: {error}", hint) from None
+    finally:
+        ended.set()
+
+
+def _refuse_where_busy(error: str, users: dict[str, int], available: int) -> None:
+    if error:
+        raise BlockedError(f"the GPU's driver can't be queried: {error}", "sparkd preflight --dry-run")
+    if (held := sum(users.values())) >= HELD_BYTES:
+        raise BlockedError(f"{size(held)} of the GPU's memory is held by {', '.join(users)}", f"stop it, {AGAIN}")
+    if available < NEED_BYTES:
+        reason = f"{size(available)} of memory is available, {size(NEED_BYTES)} needed"
+        raise BlockedError(reason, "see who holds it: sudo sparkd preflight --dry-run --all")
+
+
+def _read_users(host: Host) -> dict[str, int]:
+    """Bytes of the GPU's memory by process."""
+    table, named = host.processes(), dict[str, int]()
+    for one in host.gpu().processes or ():
+        process = table.get(one.pid)
+        named[f"pid {one.pid}{f' ({process.comm})' if process else ''}"] = one.used_bytes or 0
+    return named
+
+
+def _container(node: NodeContext, invocation: str, host: Host) -> dict[str, object]:
+    plan, ref = node.plan, node.plan.image_to_run
+    if not docker.running(host):
+        raise BlockedError("docker is not running", f"sudo systemctl start docker, {AGAIN}")
+    try:
+        image = docker.query(host, lambda reader: docker_image.read_image(reader, ref))
+        access = docker_config.read_gpu_access(host)
+    except DockerError as error:
+        raise BlockedError(f"docker does not answer as it should: {error}", "systemctl status docker") from None
+    if image is None:
+        raise BlockedError(f"image {ref} is not on this node", docker_image.how_to_get(ref, plan.image_build))
+    labels = {f"{LABEL}role": plan.role, f"{LABEL}rank": str(node.rank), f"{LABEL}invocation": invocation}
+    return program_body(image.id, read_data("gpu-load.sh").decode(), labels, access)
+
+
+def parse_load(log: str) -> Load | None:
+    """None where the last line is no result, or none that a GPU can have."""
+    try:
+        load = msgspec.json.decode(log.strip().rpartition("\n")[2], type=Load)
+    except ValueError:
+        return None
+    return load if all(0 < one < 1e6 for one in (load.tflops, load.copy_gbps, load.ended - load.began)) else None
+
+
+def judge(load: Load, name: str, samples: Sequence[GpuClocks], others: tuple[str, ...]) -> list[Finding]:
+    """Pure. Only a GB10 is compared. `samples`: of the products' time; `others`: processes that load the GPU, too."""
+    mhz = _median([one.sm_mhz for one in samples if one.sm_mhz is not None])
+    watts = _median([one.power_watts for one in samples if one.power_watts is not None])
+    reasons = [reason for one in samples for reason in one.held_by]
+    held_by = [one for one in dict.fromkeys(reasons) if 2 * reasons.count(one) >= len(samples)]
+    held = f", held down by {' and '.join(held_by)}" if held_by else ""
+    clocks = f"{mhz and f'{mhz:,.0f}'} MHz and {watts and f'{watts:.0f}'} W under load{held}".replace("None", "unknown")
+    compute = f"{load.tflops:,.1f} TFLOPS in bf16, {load.copy_gbps:,.0f} GB/s read and written by copies"
+    facts = {"name": name, "sm_mhz": mhz, "power_watts": watts, "held_by": held_by, "others": list(others)}
+    findings = list[Finding]()
+    for id_, text, figure, of_gb10 in (("clocks", clocks, mhz, MHZ), ("compute", compute, load.tflops, TFLOPS)):
+        verdict = ok(f"{text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
+        if GB10 in name:
+            verdict = _compare(text, figure, of_gb10, held, others)
+        findings.append(Finding(f"gpu-{id_}", verdict, facts | msgspec.structs.asdict(load), 0.0))
+    users = warn(f"others load the GPU, and lower the figures: {', '.join(others)}", f"stop them, {AGAIN}")
+    return [*findings, Finding("gpu-users", users if others else ok("nobody else loads the GPU"), {}, 0.0)]
+
+
+def _median(figures: Sequence[float]) -> float | None:
+    return median(figures) if figures else None
+
+
+def _compare(text: str, figure: float | None, of_gb10: tuple[int, int, str], held: str, others: object) -> Verdict:
+    """Another load or heat explains any figure, and neither ends by a power cycle."""
+    latched, low, owners = of_gb10
+    reason = f"{text}; owners measured {owners}"
+    if figure is None:
+        return unknown(reason, "the driver reports none: nvidia-smi; sudo dmesg | grep -e NVRM -e Xid")
+    if figure >= low:
+        return ok(reason)
+    if others:
+        return warn(reason, f"stop what else loads the GPU, {AGAIN}")
+    if "heat" in held:
+        return warn(reason, f"free the node's air vents, let it cool, {AGAIN}")
+    if figure >= latched:
+        return warn(reason, f"is its clock limited (nvidia-smi -lgc)? Else {POWER_CYCLE}, {AGAIN}")
+    return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True)

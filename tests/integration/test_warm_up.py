@@ -15,6 +15,8 @@ from random import Random
 import pytest
 from tests.integration.agent_world import API_PORT, World, configuration, world
 from tests.integration.test_stop_while_hung import RECIPE
+from tests.unit.engine_server import engine as answering
+from tests.unit.engine_server import models
 from tests.unit.nodes import until
 
 from sparkd.base.lib.errors import ExitCode
@@ -28,6 +30,7 @@ from sparkd.base.vllm.warm_up import Compiled, Limits, Result, warm_up
 PROGRAM = Path(__file__).parent / "programs/endpoint_alike.py"
 LIMITS = Limits(batch_tokens=2048, requests=8, context_tokens=4096)
 STORM = 500
+STILL_SECONDS = 10.0
 CACHE = f"/var/lib/sparkd/cache/{'d' * 64}/triton"
 WARMING, WARM, COLD, READY = (f"engine.{one}" for one in (
     "kernels.warming", "kernels.warm ", "kernels.cold", "readiness.reached",
@@ -71,7 +74,7 @@ def warmed(port: int, folder: Path, seconds: float = 30.0, limits: Limits = LIMI
     async def look() -> Compiled:
         return Compiled(0, len(list(folder.iterdir())), 0)
 
-    return asyncio.run(warm_up(endpoint_of(port), limits, look, lambda *_: None, seconds))
+    return asyncio.run(warm_up(endpoint_of(port), limits, look, lambda *_: None, seconds, STILL_SECONDS))
 
 
 def storm(port: int, seed: int) -> None:
@@ -122,8 +125,49 @@ def test_an_endpoint_that_is_gone_ends_it(tmp_path: Path) -> None:
     with engine(tmp_path) as port:
         pass
     result = warmed(port, tmp_path)
-    assert (result.whole, result.requests) == (False, 1)
+    assert (result.whole, result.over, result.lost, result.requests) == (False, False, True, module.TRIES)
     assert "refused" in result.shown
+
+
+@pytest.mark.parametrize("status", [400, 500])
+def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) -> None:
+    with answering(lambda call, _: (status, b"no") if call.endswith("completions") else models("tiny")) as port:
+        result = warmed(port, tmp_path, limits=Limits(16, 2, 64))
+    assert (result.whole, result.over, result.lost) == (False, True, False)
+    assert f"HTTP {status} no" in result.shown
+
+
+@pytest.mark.parametrize(
+    ("seen", "lost"),
+    [
+        ([Compiled(0, 0, 0)], True),
+        ([Compiled(0, 0, 1)], False),
+        ([Compiled(0, 0, 0, works=True)], False),
+        ([Compiled(0, number, 0) for number in range(99)], False),
+    ],
+)
+def test_a_request_that_hangs_is_waited_for_while_somebody_compiles(
+    tmp_path: Path, seen: list[Compiled], lost: bool
+) -> None:
+    looks = iter(seen)
+
+    async def look() -> Compiled:
+        return next(looks, seen[-1])
+
+    async def warm() -> tuple[Result, float]:
+        began = time.monotonic()
+        return await warm_up(endpoint_of(port), Limits(1, 1, 64), look, lambda *_: None, 3, 0.5), began
+
+    def reply(call: str, _: str) -> tuple[int, bytes]:
+        time.sleep(8 if call.endswith("/completions") else 0)
+        return 404, b"{}"
+
+    with answering(reply) as port:
+        result, began = asyncio.run(warm())
+        took_seconds = time.monotonic() - began
+    assert (result.lost, result.over) == (lost, False)
+    assert ("nothing is compiled" in result.fault) == lost
+    assert (took_seconds < 2.5) == lost, took_seconds
 
 
 def test_a_kernel_that_is_compiled_in_each_pass_does_not_hold_it_for_ever(tmp_path: Path) -> None:
@@ -134,7 +178,7 @@ def test_a_kernel_that_is_compiled_in_each_pass_does_not_hold_it_for_ever(tmp_pa
 
     with engine(tmp_path) as port:
         limits = Limits(16, 2, 64)
-        result = asyncio.run(warm_up(endpoint_of(port), limits, look, lambda *_: None, 30))
+        result = asyncio.run(warm_up(endpoint_of(port), limits, look, lambda *_: None, 30, STILL_SECONDS))
     assert (result.whole, result.passes) == (False, module.MOST_PASSES)
 
 
@@ -145,7 +189,7 @@ def test_it_waits_for_a_compiler_that_still_runs(tmp_path: Path) -> None:
         return Compiled(0, 0, next(compilers))
 
     with engine(tmp_path) as port:
-        assert asyncio.run(warm_up(endpoint_of(port), Limits(4, 1, 64), look, lambda *_: None, 30)).whole
+        assert asyncio.run(warm_up(endpoint_of(port), Limits(4, 1, 64), look, lambda *_: None, 30, STILL_SECONDS)).whole
     assert list(compilers) == [0]
 
 
@@ -160,7 +204,7 @@ def node_with_gpu(*lines: str, pair: bool = False) -> Iterator[World]:
 
 
 def serves(node: World) -> list[str]:
-    """Started anew: its events of kernels and of readiness, in order."""
+    """Started again: its events of kernels and of readiness, in order."""
     node.lines.clear()
     (node.root / "run/sparkd/report.json").unlink(missing_ok=True)  # of the run before
     node.start_agent()
@@ -233,3 +277,22 @@ def test_an_engine_that_dies_while_it_is_warmed_ends_the_run() -> None:
         node.await_line(WARMING)
         node.control(signal=9)
         assert node.exit_code(30) == ExitCode.ENGINE_ENDED
+        assert begun(node) == 1
+        node.lines.clear()
+        node.start_agent()
+        node.await_line(WARMING)
+        node.terminate()  # which is no fault of the engine's
+        assert node.exit_code(30) == 0
+        assert begun(node) == 1
+        node.start_agent()
+        until(lambda: begun(node) == 2, 60)
+        node.control(signal=9)
+        assert node.exit_code(30) == ExitCode.ENGINE_ENDED
+        assert serves(node) == [COLD, READY]
+        ends(node)
+
+
+def begun(node: World) -> int:
+    """How often in a row the engine has ended while it was warmed."""
+    plans = node.read("var/lib/sparkd/warm.json").get("plans")
+    return int(plans[0]["begun"]) if isinstance(plans, list) and plans else 0

@@ -79,7 +79,9 @@ class LaunchRow:
         if self._launch is None:
             return
         agent, self._served_since = self._agent, self._clock()
-        self._launch = replace(self._with_load(self._launch, running), load_seconds=round(running.seconds, 1))
+        self._launch = replace(
+            self._with_load(self._launch, running), load_seconds=round(running.loaded_seconds or running.seconds, 1)
+        )
         self._keep(self._launch)
         if reason := describe_slower_load((*self.past.launches, self._launch)):
             agent.events.warning("history.load.slower", reason=reason, hint=HINT)

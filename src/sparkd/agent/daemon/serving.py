@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
-from sparkd.agent.daemon.warming import follow_warmth, make_warm, note_warmth
+from sparkd.agent.daemon.warming import WarmthFollower, make_warm, note_warmth
 from sparkd.agent.engine import readiness
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor
 from sparkd.agent.engine.health import HealthMonitor
@@ -73,8 +73,10 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
 
     endpoint, completion_seconds = agent.endpoint(running), wanted.completion_timeout_seconds
     readiness.await_ready(agent.loop, endpoint, wanted.timeout_seconds, completion_seconds, show, works)
-    agent.launch_row.note_ready(running)
-    make_warm(agent, running, show_waiting)
+    running.mark_loaded()
+    if not make_warm(agent, running, lambda: monitor.works, show_waiting):
+        still_seconds = agent.settings.supervise.stall_seconds
+        readiness.await_ready(agent.loop, endpoint, still_seconds, completion_seconds, show, lambda: False)
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)
@@ -136,19 +138,20 @@ def follow_head(agent: Agent, running: Running) -> NoReturn:
     agent.loop.extend_timeout(False)
     gpu, monitor = _gpu_watch(agent), _load_monitor(agent, running)
     watch_page_cache = page_cache_watch(agent, agent.actions.drop_page_cache)
+    warmth = WarmthFollower(agent)
     pause_seconds = min(FOLLOW_SECONDS, pace_seconds(monitor.limit_seconds) or FOLLOW_SECONDS)
     while True:
         head = agent.monitor.check()[0]
         report = head.report
+        if report is not None:
+            warmth.follow(report.engine, running)
         if report is None or not answers_requests(report):
             with_gpu(agent, "", gpu)
             _follow_load(agent, running, monitor)
         else:
             if not running.ready:
-                agent.launch_row.note_ready(running)
                 _mark_ready(agent, running)
                 agent.proving.begin()
-            follow_warmth(agent, report.engine)
             _show_head(agent, running, head.name, report, gpu)
             agent.proving.tick()
             watch_page_cache(_is_idle(report.activity))
@@ -244,6 +247,7 @@ def expected_load(agent: Agent) -> tuple[float | None, str]:
 
 def _mark_ready(agent: Agent, running: Running) -> None:
     running.mark_ready()
+    agent.launch_row.note_ready(running)
     agent.reporter.update(engine=replace(agent.reporter.report.engine, idle_seconds=None, works=False))
     running.note_segments()  # last: what ends the run may end it
 
@@ -266,10 +270,11 @@ def _follow_load(agent: Agent, running: Running, monitor: LoadMonitor, waiting_f
     what = f"rank {agent.context.rank} on {agent.reporter.report.node}, {doing},"
     load = monitor.check(what, (doing, waiting_for), _peers_idle_seconds(agent))
     engine = replace(engine, idle_seconds=round(load.idle_seconds) if load else None, works=monitor.works)
+    whole = describe_time_left(engine, datetime.now(UTC)) if running.loaded_seconds is None else ""
     message = (
         doing
         + (f", this step about {format_duration(left)} more" if left else "")
-        + (f"; the whole load: {whole}" if (whole := describe_time_left(engine, datetime.now(UTC))) else "")
+        + (f"; the whole load: {whole}" if whole else "")
         + (f", KV cache {progress.kv_cache_tokens:,} tokens" if progress.kv_cache_tokens else "")
         + _describe_compilers(running)
         + (f"; waiting for {waiting_for}" if waiting_for else "")

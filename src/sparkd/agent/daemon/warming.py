@@ -4,108 +4,155 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches
+from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.state.warmed import FILE, Entry, Warmed
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import MOST_AT_ONCE, Compiled, Result, add_up, read_limits, warm_up
 
-COUNT_SECONDS = 5.0
-"""To count the files of some ten folders, while nothing else watches the engine."""
+COUNT_SECONDS = 20.0
+"""To count the files of some ten folders, on a disk that also loads weights."""
 SHOW_SECONDS = 0.5
-COLD, WARM = "cold", "warm"
+MOST_BEGUN = 2
+"""An engine that ended so often while it was warmed serves without that: clients may never send what ends it."""
+COLD, WARMING, WARM = "cold", "warming", "warm"
+AGAIN = "rm /var/lib/sparkd/warm.json has the next start warm it again"
 
 
 def note_warmth(agent: Agent) -> None:
-    """Whether this node's caches are cold, for the head, which warms for all."""
+    """Whether this node's caches are cold, for the head, which warms for all. What can't be read is cold."""
     if agent.settings.readiness.warm != "never" and agent.plan.container.gpus == "all":
-        try:
-            known = agent.store.read(FILE.load) or Warmed()
-            _report(agent, WARM if _entry(agent) in known.plans else COLD)
-        except OSError as error:  # a disk that fails or hangs ends no load
-            agent.store.report_unread(str(error))
+        kept, kernels = _read(agent).find(agent.agreed.agreement.digest).kernels, _count(agent)
+        _report(agent, WARM if None not in (kept, kernels) and (kept or 0) <= (kernels or 0) else COLD)
 
 
-def follow_warmth(agent: Agent, head: EngineReport) -> None:
-    """On a worker: what the head has warmed is warm here too."""
-    if head.warmth == WARM and agent.reporter.report.engine.warmth == COLD:
-        _keep(agent)
+class WarmthFollower(Struct):
+    """On a worker: what the head has warmed, after this node's caches were reported, is warm here too."""
+
+    agent: Agent
+    _seen: bool = False
+
+    def follow(self, head: EngineReport, running: Running) -> None:
+        if head.warmth == WARMING:
+            self._seen = True
+            running.mark_loaded()
+        elif self._seen and head.warmth == WARM:
+            self._seen = False
+            _keep(self.agent, Entry(self.agent.agreed.agreement.digest, _count(self.agent)))
+            _report(self.agent, WARM)
 
 
-def make_warm(agent: Agent, running: Running, show: Callable[[str], object]) -> None:
-    """On the head, after the first completion. It raises what ends the rank, and nothing else."""
-    wanted = agent.settings.readiness
-    own = agent.reporter.report.engine.warmth
+def make_warm(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> bool:
+    """On the head, after the first completion. Whether the endpoint has answered since. Raises what ends the run.
+
+    `works`: whether this rank computes with new memory.
+    """
+    wanted, own = agent.settings.readiness, agent.reporter.report
     cold = [one.name for one in agent.monitor.statuses() if one.report and one.report.engine.warmth == COLD]
-    cold = [agent.reporter.report.node] * (own == COLD) + cold
+    cold = [own.node] * (own.engine.warmth == COLD) + cold
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
-        return
+        return True
+    entry = _read(agent).find(agent.agreed.agreement.digest)
+    if entry.begun >= MOST_BEGUN:
+        reason = f"not warmed: the engine ended the last {entry.begun} times that it was"
+        agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
+        return True
     began = running.seconds
     agent.events.info(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
     )
+    _report(agent, WARMING)
+    _keep(agent, replace(entry, begun=entry.begun + 1))
+    try:
+        result = _await(agent, running, works, show)
+    except (EngineEndedError, MemoryGuardError):
+        raise
+    except BaseException:
+        _keep(agent, entry)  # as before: what ended it is not of the engine
+        raise
+    if result.over:
+        entry = Entry(entry.agreement, _count(agent))
+    _keep(agent, entry)
+    _report(agent, WARM if result.over else COLD)
+    seconds = round(running.seconds - began)
+    if result.whole:
+        agent.events.info("engine.kernels.warm", seconds=seconds, reason=result.shown)
+        return True
+    last = running.log.progress.kernel
+    reason = result.shown + (f"; the last one is {last}" if last else "")
+    hint = "it serves all the same, and requests may wait for a kernel; once it does: sudo sparkd warm"
+    agent.events.warning("engine.kernels.cold", seconds=seconds, reason=reason, hint=hint)
+    return not result.lost
+
+
+def _await(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> Result:
     shown = "its kernels to be compiled"
 
     def note(number: int, done: int, steps: int) -> None:
         nonlocal shown
         shown = f"its kernels to be compiled: pass {number}, {done} of {steps} steps"
 
-    warming = agent.loop.start(_warm_up(agent, running, note, wanted.warm_seconds))
-    while not warming.done():
-        show(shown)
-        agent.loop.wait(SHOW_SECONDS)
+    warming = agent.loop.start(_warm_up(agent, running, works, note))
     try:
-        result = warming.result()
+        while not warming.done():
+            show(shown)
+            agent.loop.wait(SHOW_SECONDS)
+    finally:
+        warming.cancel()
+    try:
+        return warming.result()
     except (OSError, HttpError, ValueError) as error:
-        agent.events.warning("engine.kernels.cold", reason=str(error), hint="sudo sparkd warm")
-        return
-    seconds = round(running.seconds - began)
-    if result.whole:
-        _keep(agent)
-        agent.events.info("engine.kernels.warm", seconds=seconds, reason=result.shown)
-    else:
-        last = running.log.progress.kernel
-        reason = result.shown + (f"; the last one is {last}" if last else "")
-        hint = "it is ready all the same, and requests may wait for a kernel; once it serves: sudo sparkd warm"
-        agent.events.warning("engine.kernels.cold", seconds=seconds, reason=reason, hint=hint)
+        return Result(0, 0, 0, 0, fault=str(error))
 
 
-async def _warm_up(agent: Agent, running: Running, note: Callable[[int, int, int], object], seconds: float) -> Result:
+async def _warm_up(
+    agent: Agent, running: Running, works: Callable[[], bool], note: Callable[[int, int, int], object]
+) -> Result:
     endpoint = running.endpoint(agent.plan, agent.api_key, agent.events, MOST_AT_ONCE)
 
     async def look() -> Compiled:
-        files = await run_in_thread("kernels", lambda: _count(agent))
+        files = await run_in_thread("kernels", lambda: _count_files(agent))
         peers = [one.report.engine for one in agent.monitor.statuses() if one.report]
-        own = EngineReport(compilers=running.compiler_count, kernels_compiled=running.log.progress.compiled)
+        kernels = running.log.progress.compiled
+        own = EngineReport(compilers=running.compiler_count, kernels_compiled=kernels, works=works())
         return add_up([own, *peers], files)
 
     limits = read_limits(agent.plan.argv, await endpoint.context_tokens())
-    return await warm_up(endpoint, limits, look, note, seconds)
+    seconds, still_seconds = agent.settings.readiness.warm_seconds, agent.settings.supervise.stall_seconds
+    return await warm_up(endpoint, limits, look, note, seconds, still_seconds)
 
 
-def _count(agent: Agent) -> int:
+def _count_files(agent: Agent) -> int:
     image, names = agent.reporter.report.engine.image, [one.name for one in agent.plan.caches]
     return caches.count_kernels(agent.host.files, image, names)
 
 
-def _entry(agent: Agent) -> Entry:
-    """Raises OSError."""
-    kernels = agent.loop.beside(lambda: _count(agent), COUNT_SECONDS, "counting kernels in the caches")
-    return Entry(agent.agreed.agreement.digest, kernels)
-
-
-def _keep(agent: Agent) -> None:
-    _report(agent, WARM)
+def _count(agent: Agent) -> int | None:
+    """None where they can't be counted: a disk that fails or hangs ends no load."""
     try:
-        known = agent.store.read(FILE.load) or Warmed()
-        agent.store.write(FILE, known.add(_entry(agent)))
+        return agent.loop.beside(lambda: _count_files(agent), COUNT_SECONDS, "counting kernels in the caches")
+    except OSError as error:
+        agent.events.warning("engine.kernels.uncounted", reason=str(error), hint="the next start warms them again")
+        return None
+
+
+def _read(agent: Agent) -> Warmed:
+    try:
+        return agent.store.read(FILE.load) or Warmed()
     except OSError as error:
         agent.store.report_unread(str(error))
+        return Warmed()
+
+
+def _keep(agent: Agent, entry: Entry) -> None:
+    agent.store.write(FILE, _read(agent).add(entry))
 
 
 def _report(agent: Agent, warmth: str) -> None:

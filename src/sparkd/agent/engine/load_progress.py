@@ -150,8 +150,7 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
     if not before.serving:
         if place and source not in before.sources and len(before.sources) < MOST_SOURCES:
             before = replace(before, sources=before.sources | {source})
-        # A worker's log does not say when the engine begins to serve: sparkd warms it before that.
-        return _note_kernel(before, f"{place} {text}") or _advance(before, prefix, text, now)
+        return _advance(before, prefix, text, now)
     here = source + place
     if place and source in before.sources:
         answers = "(apiserver" in prefix.lower()  # with more than one: ApiServer_0
@@ -164,14 +163,10 @@ def advance_progress(before: LoadProgress, line: str, now: float, stream: int = 
 
 def _note_rank(before: LoadProgress, here: str, text: str) -> LoadProgress | None:
     """By a line of the serving engine's own processes: a compiled kernel, or the begin of its end. Else None."""
-    return _note_kernel(before, text) or (replace(before, fatal=here) if _FATAL.match(text) else None)
-
-
-def _note_kernel(before: LoadProgress, text: str) -> LoadProgress | None:
     if jit := _JIT.match(text):
         kernel = f"{jit['kernel'].rstrip('.')} ({jit['kind']})"
         return replace(before, compiled=before.compiled + 1, kernel=kernel)
-    return None
+    return replace(before, fatal=here) if _FATAL.match(text) else None
 
 
 def _split(line: str) -> tuple[str, str, str]:

@@ -109,7 +109,8 @@ class LogReader:
             self._report_failure(f"{type(error).__name__}: {error}")
         if self.progress.compiled != before.compiled:
             self._report_kernel(self.progress.kernel)
-        if (self.progress.step, self.progress.failing_since) != (before.step, before.failing_since):
+        after = self.progress
+        if (after.step, after.failing_since, after.compiled) != (before.step, before.failing_since, before.compiled):
             self._wake()
 
     def _report_kernel(self, kernel: str) -> None:

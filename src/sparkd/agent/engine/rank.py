@@ -87,8 +87,10 @@ class Running:
         """None before it is watched."""
         self.objects = (0, 0)
         """Of its builds under way: how many files are compiled, and of how many."""
+        self.loaded_seconds: float | None = None
+        """From its start to its engine's first completion."""
         self.ready = False
-        """It has completed a prompt."""
+        """Clients are served."""
         self.segments: set[UnlinkSegment] = set()
         """Shared memory that its processes had open or mapped."""
         self._keep = keep
@@ -178,7 +180,7 @@ class Running:
                 look = self._loop.start(self._find_segments)
 
         grace_seconds = max(0.0, grace_seconds - (time.monotonic() - began))
-        gone = self.rank.end(self._loop, grace_seconds, observe, starting=not self.ready)
+        gone = self.rank.end(self._loop, grace_seconds, observe, starting=self.loaded_seconds is None)
         if self._loop.wait_until(look.done, FIRST_LOOK_SECONDS if in_time else 0.0, shielded=True):
             keep(look)
         return gone
@@ -220,9 +222,15 @@ class Running:
             return Tenants(held, gpu_bytes, named)
         return None
 
+    def mark_loaded(self) -> None:
+        """The engine answers: what it logs from now on may be a client's text."""
+        if self.loaded_seconds is None:
+            self.loaded_seconds = self.seconds
+            self.log.begin_serving()
+
     def mark_ready(self) -> None:
+        self.mark_loaded()
         self.ready = True
-        self.log.begin_serving()
         self.note(stage=RankStage.READY)
 
     @property

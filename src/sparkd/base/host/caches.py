@@ -15,6 +15,8 @@ from sparkd.base.host.files import Files, Kind
 ROOT = "/var/lib/sparkd/cache"
 MOST_ENTRIES = 20_000
 """Counted in one folder; the rest is left out."""
+MOST_SEARCHED = 10 * MOST_ENTRIES
+"""A kernel of Triton's has some ten files."""
 KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 """What FlashInfer, Triton, TileLang, inductor, DeepGEMM and CuTe DSL write for each kernel."""
 
@@ -76,7 +78,7 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
 
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
-    return sum(_walked(files.real(path(image_id, name)), MOST_ENTRIES, KERNELS)[0] for name in names)
+    return sum(_walked(files.real(path(image_id, name)), MOST_SEARCHED, KERNELS)[0] for name in names)
 
 
 def count_objects(files: Files, image_id: str) -> tuple[int, int]:

@@ -48,6 +48,9 @@ class Outcome(Protocol[Result]):
     def result(self) -> Result:
         """Once it is done. Raises what the work has raised."""
 
+    def cancel(self) -> object:
+        """End a coroutine that is not done. A thread continues."""
+
 
 def never() -> bool:
     """Let `wait_until` wait for its whole time, through all news."""

@@ -18,6 +18,7 @@ from msgspec import Struct
 
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.args import DATA_SIZE
 from sparkd.base.vllm.flag import first_values, parse_amount
 
 MOST_AT_ONCE = 256
@@ -26,7 +27,7 @@ BATCH_TOKENS = 8192
 TILE, TILES = 64, 16
 """Tokens: DeepSeek-V4's mHC kernels split by the number of tiles, each number up to some 12 another way."""
 MOST_PASSES = 6
-"""A kernel that each process compiles anew, and keeps nowhere, must not hold up every start."""
+"""A kernel that each process compiles again must not hold up every start."""
 SHORT_TOKENS = 64
 """Of a prompt that is sent together with others: at most."""
 PREFILL_ANSWER, BATCH_ANSWER = 2, 12
@@ -34,12 +35,15 @@ LEAVING = 8
 """Tokens by which answers differ, so that a batch shrinks step by step."""
 LEAST_SECONDS = 0.1
 SETTLE_SECONDS = 3.0
-"""For what a pass has compiled to be in the log, and in the reports of the other nodes."""
+"""Until what a pass has compiled is in the log, and in the reports of the other nodes."""
 TEXT = "river stone window garden winter paper music bridge letter market engine north seven yellow under quick"
 SAMPLED: Mapping[str, object] = {"temperature": 0.8, "top_p": 0.95, "top_k": 20, "ignore_eos": True}
 GREEDY: Mapping[str, object] = {"temperature": 0, "ignore_eos": True}
 STRUCTURED: Mapping[str, object] = {"response_format": {"type": "json_object"}}
-TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": {"name": "get_time", "parameters": {}}}]}
+_FUNCTION = {"name": "get_time", "description": "The time", "parameters": {"type": "object", "properties": {}}}
+TOOLS: Mapping[str, object] = {"tools": [{"type": "function", "function": _FUNCTION}]}
+TRIES = 2
+"""Of a step without any answer: a server may close a connection that was idle."""
 
 
 class Limits(Struct, frozen=True):
@@ -49,6 +53,8 @@ class Limits(Struct, frozen=True):
     requests: int
     context_tokens: int
     tools: bool = False
+    engines: int = 1
+    """Data-parallel ones, among which requests are divided."""
 
 
 class Step(Struct, frozen=True):
@@ -71,6 +77,8 @@ class Compiled(Struct, frozen=True):
     """Of kernels, in this node's caches."""
     compilers: int
     """That run, on all nodes."""
+    works: bool = False
+    """A node computes with new memory, as a compiler inside the engine does."""
 
 
 class Counts(Protocol):
@@ -82,15 +90,23 @@ class Counts(Protocol):
     @property
     def compilers(self) -> int: ...
 
+    @property
+    def works(self) -> bool: ...
+
 
 class Result(Struct, frozen=True):
-    whole: bool
-    """The last pass has compiled nothing."""
-    passes: int
+    """`kernels` and `files`: compiled meanwhile, as in `Compiled`."""
+
     requests: int
+    passes: int
     kernels: int
     files: int
-    """Compiled meanwhile, as `Compiled`."""
+    over: bool = False
+    """The last pass compiled nothing, or there were MOST_PASSES: more would not help."""
+    whole: bool = False
+    """The last pass compiled nothing, and every prompt was answered."""
+    lost: bool = False
+    """The endpoint has stopped answering."""
     fault: str = ""
     """Of the last request that was not answered."""
 
@@ -106,12 +122,18 @@ def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:
     def amount(flag: str, otherwise: int) -> int:
         return parse_amount(flags.get(flag) or "") or otherwise
 
-    requests = min(amount("max-num-seqs", MOST_AT_ONCE), MOST_AT_ONCE)
-    return Limits(amount("max-num-batched-tokens", BATCH_TOKENS), requests, context_tokens, "tool-call-parser" in flags)
+    return Limits(
+        batch_tokens=amount("max-num-batched-tokens", BATCH_TOKENS),
+        requests=min(amount("max-num-seqs", MOST_AT_ONCE), MOST_AT_ONCE),
+        context_tokens=context_tokens,
+        tools={"tool-call-parser", "enable-auto-tool-choice"} <= flags.keys(),
+        engines=min(amount(DATA_SIZE, 1), MOST_AT_ONCE),
+    )
 
 
 def add_up(nodes: Sequence[Counts], files: int) -> Compiled:
-    return Compiled(sum(one.kernels_compiled for one in nodes), files, sum(one.compilers for one in nodes))
+    kernels, compilers = sum(one.kernels_compiled for one in nodes), sum(one.compilers for one in nodes)
+    return Compiled(kernels, files, compilers, any(one.works for one in nodes))
 
 
 def sizes(most: int, draw: Random | None = None) -> list[int]:
@@ -128,54 +150,66 @@ def make_steps(limits: Limits, number: int) -> list[Step]:
     longest = max(1, min(limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
     twice = max(1, min(2 * limits.batch_tokens, limits.context_tokens - PREFILL_ANSWER))
     short = max(1, min(SHORT_TOKENS, limits.context_tokens - BATCH_ANSWER - LEAVING))
-    alone = [(size,) for size in (*sizes(longest, draw if number > 1 else None), twice)]
+    alone = [(size,) * limits.engines for size in (*sizes(longest, draw if number > 1 else None), twice)]
     counts = {*(2**power * half // 2 for power in range(1, 9) for half in (2, 3)), limits.requests}
     together = [
-        tuple(draw.randint(1, short) for _ in range(count)) for count in sorted(counts) if count <= limits.requests
+        tuple(draw.randint(1, short) for _ in range(min(count * limits.engines, MOST_AT_ONCE)))
+        for count in sorted(counts)
+        if count <= limits.requests
     ]
     steps = []
     for index, prompts in enumerate((*alone, *together)):
-        kind = (index + number) % 3 if len(prompts) > 1 else (index + number) % 2
+        batch = index >= len(alone)
+        kind = (index + number) % (3 if batch else 2)
         sampled = tuple(kind == 1 or (kind == 2 and place % 2 == 1) for place in range(len(prompts)))
-        steps.append(Step(prompts, BATCH_ANSWER if len(prompts) > 1 else PREFILL_ANSWER, sampled))
+        steps.append(Step(prompts, BATCH_ANSWER if batch else PREFILL_ANSWER, sampled))
     return steps
+
+
+Look = Callable[[], Awaitable[Compiled]]
 
 
 async def warm_up(
     endpoint: Endpoint,
     limits: Limits,
-    look: Callable[[], Awaitable[Compiled]],
+    look: Look,
     show: Callable[[int, int, int], object],
     seconds: float,
+    still_seconds: float,
 ) -> Result:
     """Passes of requests until one compiles nothing, for at most `seconds`. Raises what `look` raises.
 
-    `show` takes the number of the pass, its steps that are done, and all of them.
+    `show` takes the number of the pass, its steps that are done, and all of them. An endpoint that answers nothing for
+    `still_seconds` while nobody compiles or works is lost.
     """
     deadline = time.monotonic() + seconds
-    sender, before = Sender(endpoint, limits.tools), await look()
+    sender, before = Sender(endpoint, limits.tools, look, deadline, still_seconds), await look()
     await sender.learn_words()
 
-    def result(passes: int, after: Compiled, *, whole: bool = False) -> Result:
+    def result(passes: int, after: Compiled, *, over: bool = False, whole: bool = False) -> Result:
         new = after.kernels - before.kernels, after.files - before.files
-        return Result(whole, passes, sender.sent, *new, sender.fault)
+        return Result(sender.sent, passes, *new, over, whole, sender.is_lost, sender.fault)
 
     seen = before
     for number in range(1, MOST_PASSES + 1):
-        steps = (*make_steps(limits, number), None)
+        steps = make_steps(limits, number)
+        sender.unanswered = 0
         for done, step in enumerate(steps):
             show(number, done, len(steps))
-            await (sender.send(step, deadline) if step else sender.send_structured(deadline))
-            if time.monotonic() >= deadline or sender.is_lost:
+            await sender.send(step)
+            if sender.is_lost or time.monotonic() >= deadline:
                 return result(number, await look())
+        await sender.send_structured()
         after = await _settle(look, deadline)
+        if sender.is_lost or after.compilers:
+            return result(number, after)
         if (after.kernels, after.files) == (seen.kernels, seen.files):
-            return result(number, after, whole=True)
+            return result(number, after, over=True, whole=not sender.unanswered)
         seen = after
-    return result(MOST_PASSES, seen)
+    return result(MOST_PASSES, seen, over=True)
 
 
-async def _settle(look: Callable[[], Awaitable[Compiled]], deadline: float) -> Compiled:
+async def _settle(look: Look, deadline: float) -> Compiled:
     while True:
         await asyncio.sleep(SETTLE_SECONDS)
         seen = await look()
@@ -186,14 +220,18 @@ async def _settle(look: Callable[[], Awaitable[Compiled]], deadline: float) -> C
 class Sender:
     """A server's refusal of a request is noted, and is no reason to end: some take no numbers of tokens, or no JSON."""
 
-    def __init__(self, endpoint: Endpoint, tools: bool) -> None:
+    def __init__(self, endpoint: Endpoint, tools: bool, look: Look, deadline: float, still_seconds: float) -> None:
         self.sent = 0
+        self.unanswered = 0
+        """Prompts; of JSON and tools, refusals do not count."""
         self.fault = ""
         """The last one."""
         self.is_lost = False
-        """Of a whole step nothing was answered, nor refused."""
         self._endpoint = endpoint
         self._structured = (STRUCTURED, TOOLS) if tools else (STRUCTURED,)
+        self._look = look
+        self._deadline = deadline
+        self._still_seconds = still_seconds
         self._words: tuple[int, ...] = ()
         self._random = Random(time.time_ns())  # noqa: S311 - no secret, and no prompt that a prefix cache knows
 
@@ -202,31 +240,54 @@ class Sender:
         with suppress(HttpError, ValueError):
             self._words = await self._endpoint.tokenize(TEXT)
 
-    async def send(self, step: Step, deadline: float) -> None:
-        seconds = max(LEAST_SECONDS, deadline - time.monotonic())
-
+    async def send(self, step: Step) -> None:
         def request(place: int) -> Awaitable[Answer]:
             prompt, wish = self._make_prompt(step.prompts[place]), SAMPLED if step.sampled[place] else GREEDY
-            return self._endpoint.generate(prompt, step.answer_tokens + place % LEAVING, seconds, wish)
+            return self._endpoint.generate(prompt, step.answer_tokens + place % LEAVING, self._seconds, wish)
 
-        await self._note(request(place) for place in range(len(step.prompts)))
+        self.unanswered += await self._send(request, len(step.prompts))
 
-    async def send_structured(self, deadline: float) -> None:
-        seconds = max(LEAST_SECONDS, deadline - time.monotonic())
-        chat = self._endpoint.chat
-        await self._note(
-            chat("What time is it? Answer in JSON.", BATCH_ANSWER, seconds, one) for one in self._structured
-        )
+    async def send_structured(self) -> None:
+        def request(place: int) -> Awaitable[Answer]:
+            wish = self._structured[place]
+            return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._seconds, wish)
 
-    async def _note(self, requests: Iterable[Awaitable[object]]) -> None:
-        found = await asyncio.gather(*requests, return_exceptions=True)
-        self.sent += len(found)
-        faults = [one for one in found if isinstance(one, BaseException)]
-        self.is_lost = len(faults) == len(found) and all(isinstance(one, HttpError) for one in faults)
-        for one in faults:
-            if not isinstance(one, HttpError | ValueError):
-                raise one
-            self.fault = str(one)
+        await self._send(request, len(self._structured))
+
+    @property
+    def _seconds(self) -> float:
+        return max(LEAST_SECONDS, self._deadline - time.monotonic())
+
+    async def _send(self, request: Callable[[int], Awaitable[Answer]], count: int) -> int:
+        """How many were not answered."""
+        faults: list[BaseException] = []
+        for _ in range(TRIES):
+            found = await self._await(asyncio.gather(*map(request, range(count)), return_exceptions=True))
+            self.sent += count
+            faults = [one for one in found if isinstance(one, BaseException)]
+            for fault in faults:
+                if not isinstance(fault, HttpError | ValueError):
+                    raise fault
+                self.fault = str(fault)
+            silent = len(faults) == count and all(isinstance(one, HttpError) for one in faults)
+            self.is_lost = silent and time.monotonic() < self._deadline  # behind it, it may still compile
+            if not self.is_lost:
+                break
+        return len(faults)
+
+    async def _await(self, requests: asyncio.Future[list[Answer | BaseException]]) -> Sequence[Answer | BaseException]:
+        seen: Compiled | None = None
+        try:
+            while True:
+                pause = min(self._still_seconds / 2, self._seconds)
+                if (await asyncio.wait((requests,), timeout=pause))[0]:
+                    return requests.result()
+                now = await self._look()
+                if now == seen and not (now.compilers or now.works):
+                    return [HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")]
+                seen = now
+        finally:
+            requests.cancel()
 
     def _make_prompt(self, length: int) -> str | Sequence[int]:
         if self._words:

@@ -73,7 +73,7 @@ def bench(args: argparse.Namespace) -> int:
         wanted = choose_lengths(given, served)
         if soak_seconds:
             return soak(served, wanted, soak_seconds, as_json=args.json)
-        found = run(served, wanted, start_result(served, wanted))
+        found = run(served, wanted, start_result(served, wanted), warms=True)
     report(args, found, served)
     if found.interrupted:
         return 130

@@ -148,7 +148,7 @@ class Climb:
         waits = now.switch is not None and now.switch.stage is not Stage.IN_FORCE
         if not knob and now.plan.digest == base.plan.digest and not waits:
             return ""  # no load is needed
-        span = config.readiness.timeout_seconds + AWAITED_SECONDS + DRAIN_SECONDS + MEASURE_SECONDS
+        span = _ready_seconds(config) + AWAITED_SECONDS + DRAIN_SECONDS + MEASURE_SECONDS
         until = (datetime.now(UTC) + timedelta(seconds=span)).isoformat(timespec="seconds")
         engine = self._base.engine.model_copy(update={"recipe": self.tuning.name})
         to = Chosen(apply(self._base.recipe, self.tuning.name, values), engine, until=until)
@@ -198,7 +198,7 @@ class Climb:
         return one
 
     def _test(self, step: tuple[str, Value]) -> Measured:
-        began, patience = time.monotonic(), self._config.readiness.timeout_seconds
+        began, patience = time.monotonic(), _ready_seconds(self._config)
         for report in follow_agent(self._host):
             if report is not None and report.phase in IN_SERVICE:
                 break
@@ -232,6 +232,11 @@ class Climb:
         with files.usage_error(f"{FILE.path} can't be changed", "df -h /var/lib/sparkd"):
             files.exchange(self._host.files, FILE, FILE.read(self._host.files), tuning)
         self.tuning = tuning or self.tuning
+
+
+def _ready_seconds(config: Settings) -> int:
+    """The longest load that is waited for, with its kernels."""
+    return config.readiness.timeout_seconds + config.readiness.warm_seconds
 
 
 def _smoke() -> list[str]:

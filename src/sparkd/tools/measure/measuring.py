@@ -145,7 +145,8 @@ async def warm(served: Served, seconds: float) -> WarmResult:
             report_progress(f"pass {number}, of {steps} steps")
 
     limits = read_limits(served.node.plan.argv, await served.endpoint.context_tokens())
-    return await warm_up(served.endpoint, limits, look, show, seconds)
+    still_seconds = served.node.settings.supervise.stall_seconds
+    return await warm_up(served.endpoint, limits, look, show, seconds, still_seconds)
 
 
 def is_cold(report: NodeReport) -> bool:
@@ -157,12 +158,15 @@ def is_cold(report: NodeReport) -> bool:
 async def warm_if_cold(served: Served) -> None:
     if is_cold(read_living_report(Host().files) or served.report):
         report_progress("compile caches are cold: their kernels are compiled first")
-        with suppress(OSError, ValueError):
+        with suppress(HttpError, OSError, ValueError):  # it is measured all the same, and called cold
             report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)
 
 
-def run(served: Served, wanted: Wanted, result: Result) -> Result:
-    """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing."""
+def run(served: Served, wanted: Wanted, result: Result, *, warms: bool = False) -> Result:
+    """What there is, also after an interrupt or an error. Raises HttpError, StreamError where there is nothing.
+
+    `warms`: where caches are cold, that comes first.
+    """
     found: list[Level | Depth] = []
     interrupted, fault = False, ""
 
@@ -172,7 +176,8 @@ def run(served: Served, wanted: Wanted, result: Result) -> Result:
         return 0
 
     async def collect() -> None:
-        await warm_if_cold(served)
+        if warms:
+            await warm_if_cold(served)
         before = kernels()
         async for one in measure(served.endpoint, wanted):
             now = kernels()

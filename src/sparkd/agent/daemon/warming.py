@@ -1,10 +1,15 @@
-"""Kernels are compiled before READY: requests of all sizes where the caches of any node are cold."""
+"""Kernels are compiled before READY: requests of all sizes where the caches of any node are cold.
+
+warm.json has the plans that were warmed on this node, with how many files of kernels its caches had then. A cache that
+has fewer is cold: it was emptied. What a request has compiled since stays in it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Annotated
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from sparkd.agent.daemon.context import Agent
@@ -13,7 +18,8 @@ from sparkd.base.host import caches
 from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError
-from sparkd.base.state.warmed import FILE, Entry, Warmed
+from sparkd.base.plan.agreement import LONGEST_TEXT
+from sparkd.base.state.file import PUBLIC, StateFile
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import MOST_AT_ONCE, Compiled, Result, add_up, read_limits, warm_up
 
@@ -23,7 +29,31 @@ SHOW_SECONDS = 0.5
 MOST_BEGUN = 2
 """An engine that ended so often while it was warmed serves without that: clients may never send what ends it."""
 COLD, WARMING, WARM = "cold", "warming", "warm"
+KEPT = 32
 AGAIN = "rm /var/lib/sparkd/warm.json has the next start warm it again"
+
+
+class Entry(Struct, frozen=True):
+    agreement: Annotated[str, Meta(max_length=LONGEST_TEXT)]
+    """Digest of the plan, the image, the weights and the script."""
+    kernels: int | None = None
+    """Files in the image's caches, by `caches.count_kernels`; None where it was not warmed yet."""
+    begun: int = 0
+    """Times in a row that the engine ended while it was warmed."""
+
+
+class Warmed(Struct, frozen=True):
+    plans: Annotated[tuple[Entry, ...], Meta(max_length=KEPT)] = ()
+    """The newest first."""
+
+    def find(self, agreement: str) -> Entry:
+        return next((one for one in self.plans if one.agreement == agreement), Entry(agreement))
+
+    def add(self, entry: Entry) -> Warmed:
+        return Warmed((entry, *(one for one in self.plans if one.agreement != entry.agreement))[:KEPT])
+
+
+FILE = StateFile("warm.json", Warmed, PUBLIC)
 
 
 def note_warmth(agent: Agent) -> None:

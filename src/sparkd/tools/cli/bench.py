@@ -1,5 +1,5 @@
-"""`sparkd bench` and `smoke`: how fast this node's endpoint answers, beside the recipe's figures and this node's usual
-ones; and whether the answers make sense, alone and at once.
+"""`sparkd bench`, `smoke` and `warm`: how fast this node's endpoint answers, beside the recipe's figures and this
+node's usual ones; whether the answers make sense, alone and at once; and kernels compiled before clients wait for them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import msgspec
 from msgspec.structs import asdict
 
 from sparkd.base.host import Host
-from sparkd.base.lib.errors import ExitCode, UsageError
+from sparkd.base.lib.errors import EngineEndedError, ExitCode, UsageError
 from sparkd.base.lib.text import parse_time, sanitize
 from sparkd.base.state.history import Smoke
 from sparkd.base.status.model import utc_now
 from sparkd.base.vllm.smoke import Round
+from sparkd.base.vllm.warm_up import MOST_AT_ONCE as MOST_TO_WARM
 from sparkd.tools.cli import bench_table, console
 from sparkd.tools.measure.bench import Result, Wanted
 from sparkd.tools.measure.measuring import (
@@ -34,6 +35,7 @@ from sparkd.tools.measure.measuring import (
     run,
     run_soak,
     start_result,
+    warm,
 )
 from sparkd.tools.measure.past import describe_slower, find_runs, find_usual
 from sparkd.tools.measure.soak import STEADY, judge
@@ -199,3 +201,28 @@ def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]
     too_small = tokens < LEAST_SHARE * expected
     text += f", {tokens / expected:.0%} of the recipe's {expected:,}"
     return text + "; too few" * too_small, too_small
+
+
+WARM_SECONDS = 10
+
+
+def add_warm(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--for", dest="time", metavar="TIME", default="15m", help="how long at most, such as 30m (15m)")
+    parser.epilog = "exit codes: 0 a whole pass compiled nothing, 12 not yet, 10 nothing serves here, 13 no answer"
+    parser.set_defaults(run=warm_endpoint)
+
+
+def warm_endpoint(args: argparse.Namespace) -> int:
+    seconds = parse_time("--for", args.time, WARM_SECONDS, LONGEST_SECONDS)
+    with open_endpoint(MOST_TO_WARM) as served, only_one():
+        catch_ends()
+        try:
+            result = asyncio.run(warm(served, seconds))
+        except ValueError as error:
+            raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
+    print(sanitize(result.shown))
+    if result.whole:
+        print("warm: a whole pass of requests has compiled nothing; nothing is to be done")
+        return ExitCode.GOOD
+    print("not warm yet, and the last requests may have waited for a kernel\nnext: sudo sparkd warm")
+    return ExitCode.NOT_READY

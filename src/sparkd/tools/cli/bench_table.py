@@ -90,10 +90,6 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
             lines.append(f"{one.concurrency} requests: drafted tokens accepted, by position: {shares}")
         if one.failed:
             lines.append(f"{one.concurrency} requests: {one.failed} of {one.requests} failed: {sanitize(one.fault)}")
-    cold = [f"{one.concurrency} requests" for one in found.levels if one.compiled]
-    cold += [f"the prompt of {one.prompt_tokens:,}" for one in found.depths if one.compiled]
-    if cold:
-        lines += [f"cold, kernels were compiled meanwhile: {', '.join(cold)}", "next, once more: sudo sparkd bench"]
     if idle := _idle_positions(found):
         lines.append(f"position {', '.join(idle)} accepted nothing, at any level: lower num_speculative_tokens")
     if usual:
@@ -101,7 +97,16 @@ def notes(found: Result, usual: Usual | None) -> list[str]:
         lines.append(f"usual: {runs} {format_utc(usual.since)}{'' if usual.same_plan else ', of another plan'}")
     if found.fault and not any(one.failed == one.requests for one in found.levels):
         lines.append(f"ended early: {sanitize(found.fault)}")
+    lines += _cold(found)
     return ["", *lines] if lines else []
+
+
+def _cold(found: Result) -> list[str]:
+    cold = [f"{one.concurrency} requests" for one in found.levels if one.compiled]
+    cold += [f"the prompt of {one.prompt_tokens:,}" for one in found.depths if one.compiled]
+    if not cold:
+        return []
+    return [f"cold, kernels were compiled meanwhile: {', '.join(cold)}", "next, once more: sudo sparkd bench"]
 
 
 def _idle_positions(found: Result) -> list[str]:

@@ -11,6 +11,7 @@ from msgspec.structs import astuple
 
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
+from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
 from sparkd.base.vllm.streaming import Streamed, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
@@ -212,6 +213,18 @@ class Endpoint:
             case {"choices": [{"text": str(text), "finish_reason": finish}, *_], **rest}:
                 return Answer(text, str(finish), *_usage(rest))
         raise ValueError("no completion")
+
+    async def score(self, prompt: str | Sequence[int], seconds: float, more: Mapping[str, object]) -> Scored:
+        """A completion at temperature 0 with log-probabilities. Raises UnscoredError where the engine refuses that, and
+        ValueError for another answer, also for NaN.
+        """
+        fields = {"model": self.served_name, "prompt": prompt, "temperature": 0, "repetition_penalty": 1, **more}
+        answer = await self._http.request("/v1/completions", seconds, json=fields)
+        if answer.status == 200:
+            return parse_scored(answer.body)
+        # What vLLM's server says of NaN comes with either status.
+        refused = answer.status == 400 and b"Out of range float" not in answer.body
+        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {_head(answer.body)}")
 
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""

@@ -170,7 +170,11 @@ def smoke(args: argparse.Namespace) -> int:
         print(json.dumps({**found, "rounds": [asdict(one) for one in rounds]}, indent=1))
     else:
         print(f"KV cache            {cache}")
-        print(f"bad outputs: {bad}   ({seconds:.0f} s)")
+        skipped = sum(1 for one in rounds if one.skipped)
+        print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; {skipped} rounds skipped' if skipped else ''})")
+        if any(fault.startswith("known texts") for fault in faults):
+            print("next: sudo sparkd model pull, or another image; if it should know no texts,")
+            print("      model.random_weights: true in its recipe")
         if too_small:
             print("next: who has the memory: sparkd preflight --dry-run")
     return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
@@ -184,8 +188,8 @@ def lines(one: Round) -> list[str]:
     """A row, and one for each bad answer, within 80 columns where the words are letters of one column."""
     rate = "-" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
     row = f"{one.name:<20}{one.answers:>7}{len(one.faults):>5}{rate:>10}"
-    if one.note:
-        row += "  " + sanitize(one.note, COLUMNS - len(row) - 2)
+    if text := f"skipped: {one.skipped}" if one.skipped else one.note:
+        row += "  " + sanitize(text, COLUMNS - len(row) - 2)
     return [row, *(f"  bad: {sanitize(fault, COLUMNS - 7)}" for fault in one.faults)]
 
 

@@ -125,7 +125,7 @@ class Model(Section):
     repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
     revision: Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
-    random_weights: bool = Field(False, description="A model for tests, which the smoke test asks for no known texts.")
+    random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 
 class Lines(Section):

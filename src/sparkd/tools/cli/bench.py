@@ -171,7 +171,7 @@ def smoke(args: argparse.Namespace) -> int:
     else:
         print(f"KV cache            {cache}")
         skipped = sum(1 for one in rounds if one.skipped)
-        print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; {skipped} rounds skipped' if skipped else ''})")
+        print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; skipped: {skipped}' if skipped else ''})")
         if any(fault.startswith("known texts") for fault in faults):
             print("next: sudo sparkd model pull, or another image; if it should know no texts,")
             print("      model.random_weights: true in its recipe")

@@ -183,7 +183,7 @@ def test_what_the_engine_refuses_is_skipped_with_the_reason(symptom: str, reason
     if symptom == "no numbers":
         assert found.pop(KNOWN).note
     assert all(reason in one.skipped and not one.faults and not one.answers for one in found.values()), found
-    assert all("skipped: " in lines(one)[0] for one in found.values())
+    assert all(lines(one)[1].startswith("  skipped: ") and reason in lines(one)[1] for one in found.values())
 
 
 @pytest.mark.parametrize("symptom", sorted({*POSITIONS, *REFUSED} - {"refused", "none"}))

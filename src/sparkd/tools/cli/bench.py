@@ -185,12 +185,13 @@ def show(one: Round) -> None:
 
 
 def lines(one: Round) -> list[str]:
-    """A row, and one for each bad answer, within 80 columns where the words are letters of one column."""
+    """A row, and one for each bad answer or why it was skipped, within 80 columns of letters that take one each."""
     rate = "-" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
     row = f"{one.name:<20}{one.answers:>7}{len(one.faults):>5}{rate:>10}"
-    if text := f"skipped: {one.skipped}" if one.skipped else one.note:
-        row += "  " + sanitize(text, COLUMNS - len(row) - 2)
-    return [row, *(f"  bad: {sanitize(fault, COLUMNS - 7)}" for fault in one.faults)]
+    if one.note:
+        row += "  " + sanitize(one.note, COLUMNS - len(row) - 2)
+    marked = [*(("bad", fault) for fault in one.faults), *([("skipped", one.skipped)] if one.skipped else [])]
+    return [row, *(f"  {mark}: {sanitize(text, COLUMNS - len(mark) - 4)}" for mark, text in marked)]
 
 
 def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]:

@@ -43,6 +43,12 @@ def recipe(folder: Path, text: str) -> schema.Recipe:
 
 
 @pytest.mark.parametrize("name", find_recipes([recipes_dir()]))
+def test_the_random_models_of_the_tests_are_declared_and_no_others(name: str) -> None:
+    declared = load_recipe(name, [recipes_dir()]).recipe.model.random_weights
+    assert declared is name.startswith("tiny-")
+
+
+@pytest.mark.parametrize("name", find_recipes([recipes_dir()]))
 def test_every_shipped_recipe_is_whole_and_says_its_source(name: str) -> None:
     shipped = load_recipe(name, [recipes_dir()])
     assert shipped.recipe.name == name

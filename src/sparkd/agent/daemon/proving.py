@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 from sparkd.agent.daemon.agreed import Agreed
 from sparkd.agent.daemon.context import Agent, Context
@@ -18,7 +19,8 @@ from sparkd.base.status.model import FindingReport, utc_now
 from sparkd.base.vllm import smoke
 
 SMOKE_ID = "smoke"
-SMOKE_HINT = "sudo sparkd smoke repeats it; see the weights and the image"
+HINT = "see the weights and the image; a model that knows no texts needs model.random_weights: true in its recipe"
+SMOKE_HINT = f"sudo sparkd smoke repeats it; {HINT}"
 
 
 def try_out(agent: Agent, running: Running) -> None:
@@ -26,12 +28,9 @@ def try_out(agent: Agent, running: Running) -> None:
     if not agent.switching.tried:
         return
     agent.reporter.update(message="the new plan answers test prompts")
-    test = smoke.run(agent.endpoint(running), _request_seconds(agent))
-    faults = agent.loop.beside(test, math.inf, "the smoke test")
-    agent.launch_row.keep_smoke(faults)
-    agent.reporter.update(smoke_passed=not faults)
+    faults = _keep(agent, agent.loop.beside(_smoke_test(agent, running), math.inf, "the smoke test"))
     if faults:
-        raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", "see the weights and the image")
+        raise NotReadyError(f"its smoke test failed: {'; '.join(faults)}", HINT)
     agent.switching.put_in_force()
 
 
@@ -41,7 +40,7 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
     """
     if not agent.settings.smoke.on_start:
         return lambda: None
-    testing = agent.loop.start(smoke.run(agent.endpoint(running), _request_seconds(agent)))
+    testing = agent.loop.start(_smoke_test(agent, running))
     reported = False
 
     def report() -> None:
@@ -49,9 +48,7 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
         if reported or not testing.done():
             return
         reported = True
-        faults = testing.result()
-        agent.launch_row.keep_smoke(faults)
-        agent.reporter.update(smoke_passed=not faults)
+        faults = _keep(agent, testing.result())
         if not faults:
             agent.events.info("engine.smoke.passed")
             return
@@ -63,8 +60,20 @@ def start_smoke_test(agent: Agent, running: Running) -> Callable[[], None]:
     return report
 
 
-def _request_seconds(agent: Agent) -> float:
-    return agent.settings.readiness.completion_timeout_seconds
+def _smoke_test(agent: Agent, running: Running) -> Coroutine[Any, Any, list[smoke.Round]]:
+    recipe = agent.context.recipe
+    wanted = smoke.from_plan(agent.plan.argv, recipe.expect, random_weights=recipe.model.random_weights)
+    return smoke.run(agent.endpoint(running), wanted, agent.settings.readiness.completion_timeout_seconds)
+
+
+def _keep(agent: Agent, rounds: Sequence[smoke.Round]) -> tuple[str, ...]:
+    """The faults."""
+    faults = tuple(dict.fromkeys(fault for one in rounds for fault in one.faults))
+    agent.launch_row.keep_smoke(faults)
+    agent.reporter.update(smoke_passed=not faults)
+    if skipped := [f"{one.name}: {one.skipped}" for one in rounds if one.skipped]:
+        agent.events.info("engine.smoke.skipped", reason="; ".join(skipped))
+    return faults
 
 
 CACHES_SECONDS = 5.0

@@ -89,6 +89,7 @@ class HttpClient:
         headers: Mapping[str, str] | None = None,
         connect_seconds: float | None = None,
         json: Mapping[str, object] | None = None,
+        limit_bytes: int = BODY_LIMIT_BYTES,
     ) -> Response:
         """GET, or POST `json`; everything within `timeout_seconds`, to connect `connect_seconds` if less.
 
@@ -96,7 +97,13 @@ class HttpClient:
         """
         body = bytearray()
         status, got = await self.stream(
-            path, timeout_seconds, body.extend, headers=headers, connect_seconds=connect_seconds, json=json
+            path,
+            timeout_seconds,
+            body.extend,
+            headers=headers,
+            connect_seconds=connect_seconds,
+            json=json,
+            limit_bytes=limit_bytes,
         )
         return Response(status, bytes(body), got)
 

@@ -13,12 +13,12 @@ from sparkd.base.config.types import Section
 from sparkd.base.recipes.additions import ADDED_LIMITS, ADDED_SHM_BYTES
 from sparkd.base.vllm.args import check_path, check_text, normalize_flag
 from sparkd.base.vllm.container_paths import check_target
+from sparkd.base.vllm.logprobs import TEXT_LOGPROB
 
 KV_CACHE_TOKENS = "kv_cache_tokens"
 """In `expect`: the "KV cache size" in vLLM's log."""
 WEIGHTS_GB = "weights_gb"
 """In `expect`: the weights of one rank, as vLLM logs them ("Model loading took")."""
-
 PLACEHOLDER = re.compile(r"\{((?:node|head|cluster|model)\.[A-Za-z0-9_]*)\}")
 """Such as `{node.address}`, in a flag or a variable. All other braces stay, because JSON contains many."""
 
@@ -125,6 +125,7 @@ class Model(Section):
     repo: RepoName = Field("", description="Where Hugging Face has it: what `sparkd model pull` downloads.")
     revision: Revision = Field("", description="Branch, tag or commit to download. Empty: the newest files.")
     served_name: ServedName = Field("", description="Name that the endpoint serves it as. Empty: the folder's name.")
+    random_weights: bool = Field(False, description="A model for tests, in whose smoke test known texts are skipped.")
 
 
 class Lines(Section):
@@ -269,7 +270,8 @@ class Recipe(Section):
     expect: Mapping[str, JsonValue] = Field(
         default_factory=dict,
         description="Figures that the source measured. kv_cache_tokens is held against max-model-len; weights_gb, a "
-        "rank's, against the memory where the model is not there.",
+        "rank's, against the memory where the model is not there; text_logprob is what `sparkd smoke` shows of known "
+        "texts, and holds against it.",
     )
 
     @model_validator(mode="after")
@@ -281,6 +283,9 @@ class Recipe(Section):
         tokens = self.expect.get(KV_CACHE_TOKENS)
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise t.fault(f"expect.{KV_CACHE_TOKENS}", tokens, "must be a whole number of tokens")
+        logprob = self.expect.get(TEXT_LOGPROB, 0)
+        if isinstance(logprob, bool) or not isinstance(logprob, int | float) or logprob > 0:
+            raise t.fault(f"expect.{TEXT_LOGPROB}", logprob, "must be a log-probability, 0 or below")
         targets = [*(volume.target for volume in self.container.volumes), *filter(None, self.caches.values())]
         for target in targets:
             if targets.count(target) > 1:

@@ -11,9 +11,12 @@ from msgspec.structs import astuple
 
 from sparkd.base.lib.http_client import CONNECTIONS, Admit, HttpClient
 from sparkd.base.lib.text import parse_json
+from sparkd.base.vllm.logprobs import Scored, UnscoredError, parse_scored
 from sparkd.base.vllm.streaming import Streamed, stream_completion
 
 HEALTH_TIMEOUT_SECONDS = 5.0
+ANSWER_LIMIT_BYTES = 256 << 10
+"""Of a completion: at most some hundred tokens are requested, and at most 256 at once."""
 
 _COUNTERS = {
     "running": b"vllm:num_requests_running",
@@ -213,6 +216,18 @@ class Endpoint:
                 return Answer(text, str(finish), *_usage(rest))
         raise ValueError("no completion")
 
+    async def score(self, prompt: str | Sequence[int], seconds: float, more: Mapping[str, object]) -> Scored:
+        """A completion at temperature 0 with log-probabilities. Raises UnscoredError where the engine refuses that, and
+        ValueError for another answer, also for NaN.
+        """
+        fields = {"model": self.served_name, "prompt": prompt, "temperature": 0, "repetition_penalty": 1, **more}
+        answer = await self._http.request("/v1/completions", seconds, json=fields)
+        if answer.status == 200:
+            return parse_scored(answer.body)
+        # What vLLM's server says of NaN comes with either status.
+        refused = answer.status == 400 and b"Out of range float" not in answer.body
+        raise (UnscoredError if refused else ValueError)(f"HTTP {answer.status} {_head(answer.body)}")
+
     async def chat(self, text: str, tokens: int, seconds: float, more: Mapping[str, object]) -> Answer:
         """The answer to one message of a user. Raises ValueError for another answer."""
         messages = [{"role": "user", "content": text}]
@@ -246,7 +261,7 @@ class Endpoint:
         raise ValueError("/tokenize has no tokens")
 
     async def _post(self, path: str, fields: Mapping[str, object], seconds: float) -> object:
-        answer = await self._http.request(path, seconds, json=fields)
+        answer = await self._http.request(path, seconds, json=fields, limit_bytes=ANSWER_LIMIT_BYTES)
         if answer.status != 200:
             raise ValueError(f"HTTP {answer.status} {_head(answer.body)}")
         return parse_json(answer.body)

@@ -1,23 +1,32 @@
 """Does an engine answer with sense? Short completions one by one and at once, and what shows broken weights or kernels.
 
-Logits that are NaN give token 0 for ever: "!!!!" with most tokenizers, nothing where the token is a special one. A
-model that says nothing of sense, such as a random one, passes.
+Logits that are NaN give token 0 for ever: "!!!!" with most tokenizers, nothing where the token is a special one.
+Well-formed nonsense shows in the log-probabilities of known texts, and of the engine's own answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable, Mapping, Sequence
 
-from msgspec import Struct
+from msgspec import Struct, structs, toml
 
+from sparkd.base.lib import read_data
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.vllm.answers import differ, find_end_fault, find_fault
 from sparkd.base.vllm.api import Answer, Endpoint
+from sparkd.base.vllm.flag import first_values
+from sparkd.base.vllm.logprobs import TEXT_LOGPROB, UnscoredError, find_gap, find_nonsense
 
 TOKENS, FEWEST_TOKENS = 48, 16
 GREEDY_TOKENS = 24
+TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...]])["texts"]
+SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
+WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
+RANDOM = "the weights are random, by the recipe"
+FAST_PREFILL = "kv-sharing-fast-prefill"
+"""With it a request for log-probabilities of a prompt ends the engine by an assertion (vLLM 0.19 to 0.33)."""
 ALONE_SECONDS = 2.0
 """Of one answer alone: where it takes longer, those of the next rounds are shorter."""
 GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
@@ -48,6 +57,31 @@ class Wanted(Struct, frozen=True):
     context_tokens: int | None = None
     tools: bool = False
     reasoning: bool = False
+    senseless: str = ""
+    """Why known texts mean nothing to its weights."""
+    text_logprob: float | None = None
+    """Mean of known texts, a token."""
+    unscored: str = ""
+    """Why no log-probability of a prompt may be requested of it."""
+
+
+def from_plan(
+    argv: Iterable[str],
+    expect: Mapping[str, object],
+    context_tokens: int | None = None,
+    *,
+    random_weights: bool = False,
+) -> Wanted:
+    """`expect`: the recipe's."""
+    flags = first_values(argv)
+    senseless = RANDOM if random_weights or flags.get("load-format") == "dummy" else ""
+    known = expect.get(TEXT_LOGPROB)
+    text_logprob = float(known) if isinstance(known, int | float) else None
+    unscored = f"{FAST_PREFILL} has none of prompts" if FAST_PREFILL in flags else ""
+    if "logits" in (flags.get("logprobs-mode") or ""):
+        unscored = "logprobs-mode is of logits"
+    tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
+    return Wanted(context_tokens, tools, reasoning, senseless, text_logprob, unscored)
 
 
 class Round(Struct, frozen=True):
@@ -56,28 +90,67 @@ class Round(Struct, frozen=True):
     faults: tuple[str, ...] = ()
     tokens_per_second: float | None = None
     note: str = ""
+    skipped: str = ""
+    """Why nothing was tested, which is neither good nor bad."""
 
 
-async def run(endpoint: Endpoint, seconds: float) -> tuple[str, ...]:
-    """The short form: what is wrong with the answers to a few completions; empty where nothing is.
+async def run(endpoint: Endpoint, wanted: Wanted, seconds: float) -> list[Round]:
+    """The short form: a few completions, and log-probabilities.
 
     `seconds`: for each one. A plan is refused by this, so all is tried again before a fault counts: healthy models
     write an odd answer now and then, broken weights and kernels always.
     """
-    faults: tuple[str, ...] = ()
     for _ in range(2):
-        faults = tuple(dict.fromkeys(fault for one in await _plain(endpoint, seconds) for fault in one.faults))
-        if not faults:
+        rounds = [one async for one in run_all(endpoint, wanted, seconds, short=True)]
+        if not any(one.faults for one in rounds):
             break
-    return faults
+    return rounds
 
 
-async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float) -> AsyncIterator[Round]:
+async def _by_logprobs(endpoint: Endpoint, wanted: Wanted, seconds: float) -> AsyncIterator[Round]:
+    yield await _scored("known texts", _sense(endpoint, wanted, seconds), wanted.senseless or wanted.unscored)
+    for name, batches in (("scored again", (PROMPTS[:1], PROMPTS[1:2])), ("same, 6 at once", (PROMPTS,))):
+        yield await _scored(name, _agreement(endpoint, batches, seconds), wanted.unscored)
+
+
+async def _scored(name: str, work: Coroutine[object, object, Round], skipped: str) -> Round:
+    if skipped:
+        work.close()
+        return Round(name, 0, skipped=skipped)
+    try:
+        return structs.replace(await work, name=name)
+    except UnscoredError as error:
+        return Round(name, 0, skipped=str(error))
+    except (HttpError, ValueError) as error:
+        return Round(name, 1, (f"a completion failed: {error}",))
+
+
+async def _sense(endpoint: Endpoint, wanted: Wanted, seconds: float) -> Round:
+    texts = [await endpoint.score(text, seconds, SCORE) for text in TEXTS]
+    mean, fault = find_nonsense(texts, wanted.text_logprob)
+    return Round("", len(TEXTS), (fault,) if fault else (), note=f"{mean:.2f} a token")
+
+
+async def _agreement(endpoint: Endpoint, batches: Sequence[Sequence[str]], seconds: float) -> Round:
+    """Answers of each batch at once, and each again as a prompt, alone, which reads no cached prefix."""
+    gaps = []
+    for prompts in batches:
+        answers = await asyncio.gather(*(endpoint.score(prompt, seconds, WRITE) for prompt in prompts))
+        gaps += [find_gap(one, await endpoint.score(one.ids, seconds, SCORE)) for one in answers]
+    note = f"up to {max(gap for gap, _ in gaps):.3f} nats a token apart"
+    return Round("", len(gaps), tuple(fault for _, fault in gaps if fault), note=note)
+
+
+async def run_all(endpoint: Endpoint, wanted: Wanted, seconds: float, *, short: bool = False) -> AsyncIterator[Round]:
     """Every round, each as it ends. It stops after one in which no request was answered."""
     for one in await _plain(endpoint, seconds):
         yield one
         if one.faults and one.tokens_per_second is None:
             return
+    async for one in _by_logprobs(endpoint, wanted, seconds):
+        yield one
+    if short:
+        return
     chat = await endpoint.has_chat(seconds)
     tokens = TOKENS
     for at_once in AT_ONCE:

@@ -172,7 +172,11 @@ def smoke(args: argparse.Namespace) -> int:
         print(json.dumps({**found, "rounds": [asdict(one) for one in rounds]}, indent=1))
     else:
         print(f"KV cache            {cache}")
-        print(f"bad outputs: {bad}   ({seconds:.0f} s)")
+        skipped = sum(1 for one in rounds if one.skipped)
+        print(f"bad outputs: {bad}   ({seconds:.0f} s{f'; skipped: {skipped}' if skipped else ''})")
+        if any(fault.startswith("known texts") for fault in faults):
+            print("next: sudo sparkd model pull, or another image; if it should know no texts,")
+            print("      model.random_weights: true in its recipe")
         if too_small:
             print("next: who has the memory: sparkd preflight --dry-run")
     return ExitCode.NOT_READY if bad or too_small else ExitCode.GOOD
@@ -183,12 +187,13 @@ def show(one: Round) -> None:
 
 
 def lines(one: Round) -> list[str]:
-    """A row, and one for each bad answer, within 80 columns where the words are letters of one column."""
+    """A row, and one for each bad answer or why it was skipped, within 80 columns of letters that take one each."""
     rate = "-" if one.tokens_per_second is None else f"{one.tokens_per_second:.1f}"
     row = f"{one.name:<20}{one.answers:>7}{len(one.faults):>5}{rate:>10}"
     if one.note:
         row += "  " + sanitize(one.note, COLUMNS - len(row) - 2)
-    return [row, *(f"  bad: {sanitize(fault, COLUMNS - 7)}" for fault in one.faults)]
+    marked = [*(("bad", fault) for fault in one.faults), *([("skipped", one.skipped)] if one.skipped else [])]
+    return [row, *(f"  {mark}: {sanitize(text, COLUMNS - len(mark) - 4)}" for mark, text in marked)]
 
 
 def describe_cache(tokens: int | None, expected: int | None) -> tuple[str, bool]:

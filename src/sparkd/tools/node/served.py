@@ -23,8 +23,7 @@ from sparkd.base.plan.fingerprint import read_secrets
 from sparkd.base.status.model import IN_SERVICE, NodeReport, read_living_report
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.args import API_KEY
-from sparkd.base.vllm.flag import first_values
-from sparkd.base.vllm.smoke import Round, Wanted, run_all
+from sparkd.base.vllm.smoke import Round, from_plan, run_all
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.tools.node.endpoint import context_tokens
 
@@ -95,10 +94,10 @@ def find_container(host: Host, report: NodeReport) -> ContainerFacts:
 
 async def collect(served: Served, show: Callable[[Round], object] = lambda _: None) -> list[Round]:
     """The rounds of the smoke test, each shown once it is over. Raises HttpError."""
-    flags, plan = first_values(served.node.plan.argv), served.node.plan
-    tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags
-    rounds = []
-    async for one in run_all(served.endpoint, Wanted(context_tokens(plan, Host()), tools, reasoning), REQUEST_SECONDS):
+    plan, recipe, rounds = served.node.plan, served.node.recipe, []
+    tokens, random_weights = context_tokens(plan, Host()), recipe.model.random_weights
+    wanted = from_plan(plan.argv, recipe.expect, tokens, random_weights=random_weights)
+    async for one in run_all(served.endpoint, wanted, REQUEST_SECONDS):
         rounds.append(one)
         show(one)
     return rounds

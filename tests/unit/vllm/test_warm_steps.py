@@ -20,9 +20,16 @@ def test_prompts_fit_the_engine_and_reach_all_of_its_limits() -> None:
     assert max(sizes(2048)) == 2048 and set(range(64, 1025, 64)) < set(sizes(2048))
 
 
+def test_each_data_parallel_engine_gets_its_share() -> None:
+    alone, together = make_steps(Limits(64, 4, 1024), 1), make_steps(Limits(64, 4, 1024, engines=2), 1)
+    assert [2 * len(step.prompts) for step in alone] == [len(step.prompts) for step in together]
+
+
 def test_its_limits_are_those_of_the_command_line() -> None:
     words = ("--max-num-seqs", "4", "--max-num-batched-tokens=2k", "--tool-call-parser", "hermes")
-    assert read_limits(words, 100) == Limits(2000, 4, 100, tools=True)
+    assert not read_limits(words, 100).tools  # vLLM takes no tools then
+    words = (*words, "--enable-auto-tool-choice", "--data-parallel-size", "2")
+    assert read_limits(words, 100) == Limits(2000, 4, 100, tools=True, engines=2)
     assert read_limits((), 100) == Limits(8192, 256, 100)
     assert read_limits(("--max-num-seqs", "4096"), 100).requests == 256
 

@@ -17,6 +17,8 @@ def test_prompts_fit_the_engine_and_reach_all_of_its_limits() -> None:
             max(step.prompts) + step.answer_tokens + (LEAVING - 1) * (len(step.prompts) > 1) <= 1024 for step in steps
         )
     assert make_steps(Limits(2048, 6, 1024), 1) != make_steps(Limits(2048, 6, 1024), 2)
+    alone = {step.prompts[0] for step in make_steps(Limits(2048, 6, 4096), 1) if len(step.prompts) == 1}
+    assert {127, 128, 1023, 1024, 2047, 2048} < alone
     assert max(sizes(2048)) == 2048 and set(range(64, 1025, 64)) < set(sizes(2048))
 
 
@@ -28,8 +30,8 @@ def test_each_data_parallel_engine_gets_its_share() -> None:
 def test_its_limits_are_those_of_the_command_line() -> None:
     words = ("--max-num-seqs", "4", "--max-num-batched-tokens=2k", "--tool-call-parser", "hermes")
     assert not read_limits(words, 100).tools  # vLLM takes no tools then
-    words = (*words, "--enable-auto-tool-choice", "--data-parallel-size", "2")
-    assert read_limits(words, 100) == Limits(2000, 4, 100, tools=True, engines=2)
+    more = (*words, "--enable-auto-tool-choice", "--data-parallel-size", "2")
+    assert read_limits(more, 100) == Limits(2000, 4, 100, tools=True, engines=2)
     assert read_limits((), 100) == Limits(8192, 256, 100)
     assert read_limits(("--max-num-seqs", "4096"), 100).requests == 256
 

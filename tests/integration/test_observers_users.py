@@ -22,8 +22,8 @@ import socket, sys, time
 port = int(sys.argv[1])
 request = b"GET /livez HTTP/1.1\\r\\nHost: localhost\\r\\n\\r\\n"
 held = []
-for _ in range(100):
-    one = socket.create_connection(("127.0.0.1", port))
+for number in range(100):  # of as many addresses: all of 127/8 is a user's
+    one = socket.create_connection(("127.0.0.1", port), source_address=(f"127.0.0.{number % 20 + 1}", 0))
     held.append(one)
     for _ in range(10):
         try:

@@ -23,6 +23,7 @@ from tests.unit.nodes import (
 )
 from tests.unit.wire import answering, dripped, http, relay
 
+from sparkd.agent.cluster.client import REPORT_BYTES
 from sparkd.base.cluster.auth import NONCE_HEADER, SIGNATURE_HEADER, sign_answer
 from sparkd.base.lib.http_connection import Handler, Request, Response
 from sparkd.base.status.model import Contact, dump
@@ -135,7 +136,7 @@ def test_an_answer_that_was_changed_on_its_way_is_not_believed(change: tuple[byt
         b"garbage",
         b"\xff" * 1000,
         b'{"schema": 2}',
-        b"[" * 1_000_000,
+        b"[" * 200_000,
         dump(report()).encode()[:-9],
         dump(report()).replace('"awaiting-peers"', '"dancing"').encode(),
     ],
@@ -147,6 +148,14 @@ def test_a_signed_answer_that_is_no_report_of_this_rank_is_not_believed(body: by
         reading("127.0.0.2", server.port) as reader,
     ):
         assert contact_of(reader, Contact.UNSIGNED).startswith("its answer is no report of this rank")
+        assert reader.status.report is None
+
+
+def test_a_signed_answer_that_is_too_long_for_a_report_is_not_parsed() -> None:
+    """`[[],[],...]` of 8 MiB is 220 MiB once it is parsed."""
+    body = dump(report()).encode()[:-1] + b', "more": [' + b"[]," * 100_000 + b"[]]}"
+    with served("127.0.0.2", signed("127.0.0.2", body)) as server, reading("127.0.0.2", server.port) as reader:
+        assert contact_of(reader, Contact.SILENT) == f"answer of over {REPORT_BYTES} bytes"
         assert reader.status.report is None
 
 
@@ -163,7 +172,7 @@ def test_a_node_that_has_no_report_yet_has_not_answered() -> None:
         ([b"SSH-2.0-OpenSSH_9.6\r\n"], Contact.SILENT),
         ([b"\0" * 100_000], Contact.SILENT),
         ([], Contact.SILENT),
-        ([http(b"x" * (1 << 20))], Contact.UNSIGNED),
+        ([http(b"x" * (200 << 10))], Contact.UNSIGNED),
         ([http(b"", b"Sparkd-Signature: \xff\xfe")], Contact.UNSIGNED),
         ([http(b"x" * (9 << 20))], Contact.SILENT),
         ([b"HTTP/1.1 200 x\r\n", *[b"X: " + b"x" * 1000 + b"\r\n"] * 1000], Contact.SILENT),
@@ -175,7 +184,7 @@ def test_a_node_that_has_no_report_yet_has_not_answered() -> None:
         "ssh",
         "zeros",
         "closed",
-        "1 MiB",
+        "200 KiB",
         "bytes as a signature",
         "9 MiB",
         "1 MiB of headers",

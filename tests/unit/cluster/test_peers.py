@@ -328,7 +328,7 @@ def test_a_large_report_is_read_beside_the_loop(one: Node, reader: PeerReader, m
     monkeypatch.setattr(client, "parse_peer_report", parse)
     one.publish(report(message="small"))
     until(lambda: heard(reader).message == "small")
-    one.publish_bytes(dump(report(message="small")).replace("small", "x" * (1 << 20)).encode())
+    one.publish_bytes(dump(report(message="small")).replace("small", "x" * (100 << 10)).encode())
     until(lambda: heard(reader).message.startswith("xxx"))
     assert parsed_by == ["event-loop", "report"]
 

@@ -28,7 +28,14 @@ from sparkd.base.cluster.auth import (
     signatures_match,
 )
 from sparkd.base.lib.event_loop import run_in_thread
-from sparkd.base.lib.http_client import ConnectRefused, HttpClient, HttpError, LocalAddressGone, Response
+from sparkd.base.lib.http_client import (
+    BODY_LIMIT_BYTES,
+    ConnectRefused,
+    HttpClient,
+    HttpError,
+    LocalAddressGone,
+    Response,
+)
 from sparkd.base.lib.text import sanitize
 from sparkd.base.status.bounds import bounded
 from sparkd.base.status.model import (
@@ -50,6 +57,8 @@ PAUSE_SECONDS = 0.5
 """After repeated failures."""
 PACE_SECONDS = 0.05
 """Between requests: bounds the cost of any peer."""
+REPORT_BYTES = 4 * PEER_LIMIT_BYTES
+"""Of a report, before it is parsed: what can be written in a few bytes can be large then."""
 SMALL_BYTES = 64 << 10
 """Parsed within 3 ms. A usual report has some 5 KB."""
 UNCHANGED_SECONDS = 2.0
@@ -88,12 +97,12 @@ class SignedClient:
         self._challenge = ""
         """Of the last connection."""
 
-    async def request(self, path: str) -> Response:
+    async def request(self, path: str, limit_bytes: int = BODY_LIMIT_BYTES) -> Response:
         """An answer verified to be this peer's, to this request. Raises HttpError or UnsignedError."""
         for key in self._keys():  # while keys change, the peer may have only the old one
-            answer = await self._request_with(key, path)
+            answer = await self._request_with(key, path, limit_bytes)
             if answer.status == 401 and self._replaced_challenge(answer):
-                answer = await self._request_with(key, path)
+                answer = await self._request_with(key, path, limit_bytes)
             if answer.status != 401:
                 return answer
         what = "cluster.key_file" if self._challenge else "cluster.nodes and the version of sparkd"
@@ -104,7 +113,7 @@ class SignedClient:
         before, self._challenge = self._challenge, refusal.headers.get(CHALLENGE_HEADER.lower(), "")
         return self._challenge not in ("", before)
 
-    async def _request_with(self, key: bytes, path: str) -> Response:
+    async def _request_with(self, key: bytes, path: str, limit_bytes: int) -> Response:
         nonce, address = new_nonce(), self._source.address
         signature = sign_request(key, self._challenge, nonce, address, path)
         answer = await self._client.request(
@@ -112,6 +121,7 @@ class SignedClient:
             self._source.patience_seconds,
             headers={NONCE_HEADER: nonce, SIGNATURE_HEADER: signature},
             connect_seconds=CONNECT_SECONDS,
+            limit_bytes=limit_bytes,
         )
         expected = sign_answer(key, nonce, address, path, answer.status, answer.body)
         found = answer.headers.get(SIGNATURE_HEADER.lower(), "")
@@ -177,7 +187,7 @@ class PeerReader:
 
     async def _request_report(self) -> tuple[Response, NodeReport]:
         """Raises HttpError, UnsignedError."""
-        answer = await self._client.request(f"/report?known={self._known}")
+        answer = await self._client.request(f"/report?known={self._known}", REPORT_BYTES)
         if answer.status == 404:
             raise HttpError("it has no report yet")
         digest = hashlib.sha256(answer.body).hexdigest()
@@ -192,7 +202,7 @@ class PeerReader:
         return answer, report
 
     async def _parse(self, body: bytes) -> NodeReport | None:
-        """8 MiB take 0.9 s, for which the loop would stand still. Raises HttpError where no thread can be started."""
+        """A large one beside the loop. Raises HttpError where no thread can be started."""
         parse_it = partial(parse_peer_report, body, self._source.rank)
         if len(body) <= SMALL_BYTES:
             return parse_it()

@@ -39,7 +39,7 @@ from sparkd.base.lib.http_server import HttpServer
 from sparkd.base.lib.log import Events
 from sparkd.base.lib.slow_document import SlowDocument
 from sparkd.base.plan.model import Node
-from sparkd.base.status.model import NodeReport, dump, without_figures
+from sparkd.base.status.model import PEER_LIMIT_BYTES, NodeReport, fit, without_figures
 from sparkd.base.status.publisher import Published, Sink
 
 HOLD_SECONDS = 5.0
@@ -175,7 +175,7 @@ def join_cluster(
         own = replace(published.report, peers=())
         wake = before is None or without_figures(own) != without_figures(before)
         before = own
-        peer_api.publish(dump(own).encode(), wake=wake)
+        peer_api.publish(fit(own, PEER_LIMIT_BYTES)[1].encode(), wake=wake)
 
     return Cluster(readers, peer_api.publish_document, (to_peers,))
 

@@ -118,7 +118,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         transport.set_write_buffer_limits(high=0)  # pause_writing as soon as the client has to take what is buffered
         self._set_deadline()
         self.source = str(transport.get_extra_info("peername")[0])
-        self.owner = f"{self.source} {self._server.find_user(transport.get_extra_info('socket'))}"
+        # A user of this machine has 2^24 source addresses in 127/8, and is one owner with all of them.
+        self.owner = self._server.find_user(transport.get_extra_info("socket")) or self.source
         if not self._server.admits(self.source):
             self._refuse(401)
         elif not self._server.take_place(self):

@@ -287,9 +287,11 @@ class Recipe(Section):
         if isinstance(logprob, bool) or not isinstance(logprob, int | float) or logprob > 0:
             raise t.fault(f"expect.{TEXT_LOGPROB}", logprob, "must be a log-probability, 0 or below")
         targets = [*(volume.target for volume in self.container.volumes), *filter(None, self.caches.values())]
+        seen = set[str]()
         for target in targets:
-            if targets.count(target) > 1:
+            if target in seen:
                 raise t.fault("container.volumes", target, "is mounted twice")
+            seen.add(target)
         return self
 
 

@@ -10,11 +10,13 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shlex import quote
 
 from msgspec import Struct
 
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
+from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.errors import LaunchError, UsageError
 from sparkd.base.lib.lock import hold, open_lock
 from sparkd.base.plan.script import HOSTS_TARGET
@@ -144,6 +146,26 @@ def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or
         if not held:
             raise UsageError(f"another {commands} is under way", "wait for it")
         yield
+
+
+def become_owner(folder: Path) -> None:
+    """As root, continue for good with the ids of the user who may write to `folder`, or on the way to it.
+
+    So a link that they have planted there leads to nothing that they could not write themselves, and what is made is
+    theirs. Raises UsageError where that may be several users.
+    """
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    writable = find_writable(Files(), str(folder)) if os.geteuid() == 0 else ""
+    if not writable:
+        return
+    owner = Path(writable).lstat()
+    if owner.st_uid == 0:
+        hint = f"look at what is in it, then: sudo chmod go-w {quote(writable)}"
+        raise UsageError(f"nothing is written there as root: others may write to {writable}", hint)
+    os.setgroups([])
+    os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
+    os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)
 
 
 class Pruned(Struct, frozen=True):

@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sparkd.agent.actions.files import become_owner
 from sparkd.base.host.weights import DOWNLOADS
 from sparkd.base.lib import without
 from sparkd.base.lib.errors import BlockedError
@@ -73,23 +74,28 @@ def find_repo(name: str, revision: str | None, token: str | None, exclude: tuple
 
 
 def download(repo: Repo, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
-    """Download what a folder lacks; of an interrupted file, the rest. Raises BlockedError.
+    """Download what a folder lacks; of an interrupted file, the rest. Raises BlockedError, UsageError.
 
-    `received` gets the bytes of each piece, from several threads; a number below zero where a file begins again.
+    Root continues as the folder's owner, for good: see `become_owner`. `received` gets the bytes of each piece, from
+    several threads; a number below zero where a file begins again.
     """
 
     def fetch_all() -> None:
         with ThreadPoolExecutor(WORKERS) as pool:
-            list(pool.map(lambda file: _fetch(repo, file[0], folder, token, received), repo.sizes))
+            list(pool.map(lambda file: _fetch(repo, file[0], folder, known, received), repo.sizes))
 
     with _client(repo.name):
+        from huggingface_hub import get_token
+
+        known = token or get_token() or False  # root's own can't be read any more behind this
+        become_owner(folder)
         _until_complete(fetch_all, lambda: repo.missing_bytes(folder))
     if missing := repo.missing(folder):
         hint = "run it again; where that does not help, move the file away before"
         raise BlockedError(f"{folder}: {sanitize(missing[0])} is not as large as the hub has it", hint)
 
 
-def _fetch(repo: Repo, path: str, folder: Path, token: str | None, received: Callable[[int], None]) -> None:
+def _fetch(repo: Repo, path: str, folder: Path, token: str | bool, received: Callable[[int], None]) -> None:
     """One file, unless the folder has it. Its address is resolved each time: a signed one expires within an hour."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub._local_folder import get_local_download_paths, read_download_metadata, write_download_metadata

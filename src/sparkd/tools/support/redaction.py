@@ -14,7 +14,10 @@ from urllib.parse import quote
 from sparkd.base.lib.text import Redactor
 
 HIDDEN = "***"
-_BEGINNINGS = r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_"
+_BEGINNINGS = (
+    r"hf_|sk-|nvapi-|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|AKIA|ASIA|AIza|npm_|pypi-|dckr_pat_|tskey-|AGE-SECRET-KEY-"
+    r"|hvs\.|\d{8,10}:AA"
+)
 _SECRETS = r"secret|passw|passphrase|credential|(?<![a-z])(?:pass|pwd|psk)(?![a-z])"
 """Names whose values are never a count."""
 _NAMES = (
@@ -30,6 +33,8 @@ _NEVER_A_COUNT = rf"(?:{_SECRETS})[\w.-]{{0,60}}+"
 _EQUALS = r"\\?[\"']?[ \t]{0,4}[=:][ \t]{0,4}\[?[ \t]{0,4}\\?[\"']{0,3}"
 _VALUE = r"(?:(?<=\")[^\"\n]+|(?<=')[^'\n]+|[^\s,;{}\[\]\"']+)"
 _HOST = r"(?:\[[^\s\]]{2,45}+\]|[^\s/?\"'<>:\[]{0,255}+)(?::\d{1,5}+)?"
+_HOOKS = r"hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|api\.telegram\.org|ntfy\.sh|hc-ping\.com"
+"""Whose addresses are secrets."""
 _METHODS = "GET|POST|PUT|DELETE|HEAD|PATCH"
 _RULES = tuple(
     (re.compile(pattern, re.ASCII | re.IGNORECASE | re.DOTALL), replacement)
@@ -38,10 +43,13 @@ _RULES = tuple(
         # In URLs: users with passwords, and queries.
         (r"(\b[a-z][a-z0-9+.-]{1,20}://)(?:[^\s/@\"'<>]{0,500}+@)+", rf"\1{HIDDEN}@"),
         (
-            r"(://(?:hooks\.slack\.com|discord(?:app)?\.com/api/webhooks|api\.telegram\.org)/)[^\s\"'<>]+",
+            rf"(://(?:{_HOOKS})/)[^\s\"'<>]+",
             rf"\1{HIDDEN}",
         ),
         (rf"((?:://{_HOST}|\b(?:{_METHODS}) )(?:/[^\s?\"'<>:]{{0,500}}+)?\?)[^\s\"'<>]+", rf"\1{HIDDEN}"),
+        # Passwords of command lines: curl -u USER:PASSWORD, mysql -pPASSWORD, sshpass -p PASSWORD.
+        (r"((?<![\w-])(?:-u|--user)[ \t\0=]\\?[\"']?[^\s\0:\"']{1,100}:)(?!\d{1,10}(?!\w))[^\s\0\"']+", rf"\1{HIDDEN}"),
+        (r"(\b(?:mysql|mariadb|sshpass)[\w-]{0,20}[ \0][^\n]{0,200}?(?<![\w-])-p[ \0]?)[^\s\0\"']+", rf"\1{HIDDEN}"),
         # Headers to the end of the line, and words behind a scheme.
         (r"\b((?:proxy-)?authorization|(?:set-)?cookie)(\\?[\"']?\s*[:=])[^\r\n]+", rf"\1\2 {HIDDEN}"),
         (r"\b(bearer|basic)(\s+)[A-Za-z0-9+/_=.~-]{6,}", rf"\1\2{HIDDEN}"),

@@ -133,7 +133,7 @@ def test_an_endpoint_that_is_gone_ends_it(tmp_path: Path) -> None:
 def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) -> None:
     with answering(lambda call, _: (status, b"no") if call.endswith("completions") else models("tiny")) as port:
         result = warmed(port, tmp_path, limits=Limits(16, 2, 64))
-    assert (result.whole, result.over, result.lost) == (False, True, False)
+    assert (result.whole, result.over, result.lost) == (False, False, False)
     assert f"HTTP {status} no" in result.shown
 
 
@@ -146,17 +146,20 @@ def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) 
         ([Compiled(0, number, 0) for number in range(99)], False),
     ],
 )
+@pytest.mark.parametrize("engines", [1, 3])
 def test_a_request_that_hangs_is_waited_for_while_somebody_compiles(
-    tmp_path: Path, seen: list[Compiled], lost: bool
+    tmp_path: Path, seen: list[Compiled], lost: bool, engines: int
 ) -> None:
     looks = iter(seen)
 
     async def look() -> Compiled:
         return next(looks, seen[-1])
 
+    limits = Limits(1, 1, 64, engines=engines)  # of several, each step is a batch
+
     async def warm() -> tuple[Result, float]:
         began = time.monotonic()
-        return await warm_up(endpoint_of(port), Limits(1, 1, 64), look, lambda *_: None, 3, 0.5), began
+        return await warm_up(endpoint_of(port), limits, look, lambda *_: None, 3, 0.5), began
 
     def reply(call: str, _: str) -> tuple[int, bytes]:
         time.sleep(8 if call.endswith("/completions") else 0)
@@ -289,7 +292,17 @@ def test_an_engine_that_dies_while_it_is_warmed_ends_the_run() -> None:
         node.control(signal=9)
         assert node.exit_code(30) == ExitCode.ENGINE_ENDED
         assert serves(node) == [COLD, READY]
+        assert warmth(node) == ""
         ends(node)
+
+
+def test_an_engine_whose_api_closes_before_it_ends_is_counted_too() -> None:
+    with node_with_gpu("supervise.stall_seconds = 10") as node:
+        node.start_agent()
+        node.await_line(WARMING)
+        node.control(signal=10)  # it closes its port, and ends by itself three seconds later
+        assert node.exit_code(60) in (ExitCode.ENGINE_ENDED, ExitCode.NOT_READY)
+        assert begun(node) == 1
 
 
 def begun(node: World) -> int:

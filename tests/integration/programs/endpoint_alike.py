@@ -2,7 +2,8 @@
 
 python -I -S endpoint_alike.py PORT loading|serving [deaf|slow]: deaf to SIGTERM, or it ends a second after it.
 python -I -S endpoint_alike.py PORT serving compiling FOLDER: it computes in batches, and compiles a kernel for each new
-number of requests, of splits by its tokens, and way of sampling, as one that is kept in FOLDER says.
+number of requests, of splits by its tokens, and way of sampling, as one that is kept in FOLDER says. SIGUSR1: it closes
+its port, and ends later.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 LOADS = "(EngineCore pid=9) INFO 01-01 00:00:00 [gpu_model_runner.py:1] Starting to load model tiny...\n"
@@ -124,6 +126,17 @@ def write(text: str) -> None:
     os.write(1, text.encode())
 
 
+def dies(server: ThreadingHTTPServer) -> None:
+    """As vLLM's API server where its engine has died: first the port, then the process."""
+    server.socket.close()
+    for descriptor in os.listdir("/proc/self/fd"):
+        if int(descriptor) > 2:
+            with suppress(OSError):
+                os.close(int(descriptor))
+    time.sleep(3)
+    os._exit(0)
+
+
 def main(port: int, *words: str) -> None:
     signal.signal(signal.SIGUSR1, lambda _number, _frame: write(BOOM))
     signal.signal(signal.SIGUSR2, lambda _number, _frame: os._exit(1))
@@ -139,6 +152,8 @@ def main(port: int, *words: str) -> None:
     if "serving" in words:
         server = ThreadingHTTPServer(("0.0.0.0", port), Handler)
         server.daemon_threads, server.request_queue_size = True, 64
+        if "compiling" in words:
+            signal.signal(signal.SIGUSR1, lambda _number, _frame: dies(server))
         write(STARTED)
         server.serve_forever()
     while True:

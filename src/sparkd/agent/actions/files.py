@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import stat
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -191,13 +190,12 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
 def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
     """Remove files of kernels without a byte, before an engine loads one; how many. A power cut leaves such files."""
     cleared = 0
-    with suppress(OSError):  # a cache never blocks a start
-        for _, _, names, fd in os.fwalk(root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")):
-            for one in (name for name in names if name.endswith(caches.KERNELS)):
-                facts = os.stat(one, dir_fd=fd, follow_symlinks=False)
-                if stat.S_ISREG(facts.st_mode) and not facts.st_size:
-                    os.unlink(one, dir_fd=fd)
-                    cleared += 1
+    for entry in caches.entries(str(root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/"))):
+        with suppress(OSError):  # a cache never blocks a start
+            kernel = entry.name.endswith(caches.KERNELS) and entry.is_file(follow_symlinks=False)
+            if kernel and not entry.stat(follow_symlinks=False).st_size:
+                Path(entry.path).unlink()
+                cleared += 1
     return cleared
 
 

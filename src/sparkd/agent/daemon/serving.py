@@ -74,9 +74,12 @@ def make_ready(agent: Agent, running: Running) -> GpuThrottleMonitor | None:
     endpoint, completion_seconds = agent.endpoint(running), wanted.completion_timeout_seconds
     readiness.await_ready(agent.loop, endpoint, wanted.timeout_seconds, completion_seconds, show, works)
     running.mark_loaded()
-    if not make_warm(agent, running, lambda: monitor.works, show_waiting):
-        still_seconds = agent.settings.supervise.stall_seconds
-        readiness.await_ready(agent.loop, endpoint, still_seconds, completion_seconds, show, lambda: False)
+
+    def answer_again(seconds: float) -> None:
+        hint = 'readiness.warm = "never" starts it without that'
+        readiness.await_ready(agent.loop, endpoint, seconds, completion_seconds, show, lambda: False, hint)
+
+    make_warm(agent, running, lambda: monitor.works, show_waiting, answer_again)
     _mark_ready(agent, running)
     agent.loop.report_ready()
     agent.events.info("engine.readiness.reached", seconds=running.seconds)

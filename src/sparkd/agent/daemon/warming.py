@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.engine.rank import Running
 from sparkd.base.host import caches
-from sparkd.base.lib.errors import EngineEndedError, MemoryGuardError
+from sparkd.base.lib.errors import Cause, EngineEndedError, MemoryGuardError, NotReadyError, PeerLostError
 from sparkd.base.lib.event_loop import run_in_thread
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.plan.agreement import LONGEST_TEXT
@@ -79,21 +79,28 @@ class WarmthFollower(Struct):
             _report(self.agent, WARM)
 
 
-def make_warm(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> bool:
-    """On the head, after the first completion. Whether the endpoint has answered since. Raises what ends the run.
+def make_warm(
+    agent: Agent,
+    running: Running,
+    works: Callable[[], bool],
+    show: Callable[[str], object],
+    answer_again: Callable[[float], object],
+) -> None:
+    """On the head, after the first completion. Raises what ends the run.
 
-    `works`: whether this rank computes with new memory.
+    `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
     """
     wanted, own = agent.settings.readiness, agent.reporter.report
     cold = [one.name for one in agent.monitor.statuses() if one.report and one.report.engine.warmth == COLD]
     cold = [own.node] * (own.engine.warmth == COLD) + cold
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
-        return True
+        return
     entry = _read(agent).find(agent.agreed.agreement.digest)
     if entry.begun >= MOST_BEGUN:
-        reason = f"not warmed: the engine ended the last {entry.begun} times that it was"
+        _report(agent, "")  # nobody is to warm it unasked
+        reason = f"not warmed: the engine, or its machine, ended the last {entry.begun} times meanwhile"
         agent.events.warning("engine.kernels.cold", reason=reason, hint=AGAIN)
-        return True
+        return
     began = running.seconds
     agent.events.info(
         "engine.kernels.warming", cold=", ".join(cold), hint="nothing is to be done: it is ready after it"
@@ -102,24 +109,23 @@ def make_warm(agent: Agent, running: Running, works: Callable[[], bool], show: C
     _keep(agent, replace(entry, begun=entry.begun + 1))
     try:
         result = _await(agent, running, works, show)
-    except (EngineEndedError, MemoryGuardError):
+        if not result.whole:
+            answer_again(agent.settings.supervise.stall_seconds if result.lost else wanted.timeout_seconds)
+    except BaseException as error:
+        of_engine = isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
+        if not (of_engine or (isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED)):
+            _keep(agent, entry)
         raise
-    except BaseException:
-        _keep(agent, entry)  # as before: what ended it is not of the engine
-        raise
-    if result.over:
-        entry = Entry(entry.agreement, _count(agent))
-    _keep(agent, entry)
+    _keep(agent, replace(entry, begun=0, kernels=_count(agent) if result.over else entry.kernels))
     _report(agent, WARM if result.over else COLD)
     seconds = round(running.seconds - began)
     if result.whole:
         agent.events.info("engine.kernels.warm", seconds=seconds, reason=result.shown)
-        return True
+        return
     last = running.log.progress.kernel
     reason = result.shown + (f"; the last one is {last}" if last else "")
     hint = "it serves all the same, and requests may wait for a kernel; once it does: sudo sparkd warm"
     agent.events.warning("engine.kernels.cold", seconds=seconds, reason=reason, hint=hint)
-    return not result.lost
 
 
 def _await(agent: Agent, running: Running, works: Callable[[], bool], show: Callable[[str], object]) -> Result:
@@ -182,7 +188,13 @@ def _read(agent: Agent) -> Warmed:
 
 
 def _keep(agent: Agent, entry: Entry) -> None:
-    agent.store.write(FILE, _read(agent).add(entry))
+    """Not where the others can't be read, which must not be lost."""
+    try:
+        known = agent.store.read(FILE.load) or Warmed()
+    except OSError as error:
+        agent.store.report_unread(str(error))
+    else:
+        agent.store.write(FILE, known.add(entry))
 
 
 def _report(agent: Agent, warmth: str) -> None:

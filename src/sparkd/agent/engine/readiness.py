@@ -64,6 +64,7 @@ def await_ready(
     completion_seconds: float,
     show: Callable[[ReadinessStage], LoadProgress],
     works: Callable[[], bool],
+    hint: str = "readiness.timeout_seconds allows more",
 ) -> None:
     """Wait for the first completion.
 
@@ -92,15 +93,15 @@ def await_ready(
         if now >= deadline:
             may_continue = stage is ReadinessStage.HTTP and now < deadline + LATEST * launch_seconds
             if not (may_continue and works()):
-                raise _late_error(launch_seconds, stage, said, progress.step)
+                raise _late_error(launch_seconds, stage, said, progress.step, hint)
         pause = PROBE_SECONDS if probing is not None else max(0.0, min(PROBE_SECONDS, next_at - now))
         loop.wait(pause)
 
 
-def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: str) -> NotReadyError:
+def _late_error(launch_seconds: float, stage: ReadinessStage, said: str, step: str, hint: str) -> NotReadyError:
     answer = f": {said}" if said and stage is not ReadinessStage.HTTP else ""
     reason = f"not ready within {launch_seconds:g} s: waited for {stage.value}{answer}; the engine was {step}"
-    return NotReadyError(reason, "readiness.timeout_seconds allows more")
+    return NotReadyError(reason, hint)
 
 
 def _refuse(result: ProbeResult, served_name: str) -> None:

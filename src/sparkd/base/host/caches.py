@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from msgspec import Struct
 
@@ -22,8 +23,6 @@ KERNELS = (".so", ".o", ".cubin", ".ptx", ".hsaco")
 
 FLASHINFER = "flashinfer"
 NINJA, NINJA_BYTES = "build.ninja", 4 << 20
-MOST_BUILDS = 10_000
-"""Folders that are looked at: a container can make many."""
 
 IMAGE = re.compile(r"[0-9a-f]{64}")
 
@@ -78,7 +77,8 @@ def others(files: Files, image_id: str) -> tuple[Folder, ...]:
 
 def count_kernels(files: Files, image_id: str, names: Iterable[str]) -> int:
     """Files of kernels in an image's caches, as far as they are counted. Raises OSError."""
-    return sum(_walked(files.real(path(image_id, name)), MOST_SEARCHED, KERNELS)[0] for name in names)
+    tops = (files.real(path(image_id, name)) for name in names)
+    return sum(entry.name.endswith(KERNELS) for top in tops for entry in entries(top))
 
 
 def count_objects(files: Files, image_id: str) -> tuple[int, int]:
@@ -87,11 +87,13 @@ def count_objects(files: Files, image_id: str) -> tuple[int, int]:
     Each build has a folder with the list of its steps, of which the last one links (flashinfer/jit/cpp_ext.py). Raises
     OSError, ValueError.
     """
-    logical, done, steps = path(image_id, FLASHINFER), 0, 0
-    real = files.real(logical)
-    for number, (folder, _, names) in enumerate(os.walk(real)):
-        if number == MOST_BUILDS:
-            break
+    logical = path(image_id, FLASHINFER)
+    real, folders = files.real(logical), dict[str, list[str]]()
+    for entry in entries(real):
+        if entry.name == NINJA or entry.name.endswith((".o", ".so")):
+            folders.setdefault(entry.path.rpartition("/")[0], []).append(entry.name)
+    done, steps = 0, 0
+    for folder, names in folders.items():
         if NINJA in names and f"{folder.rpartition('/')[2]}.so" not in names:
             listed = files.itself(f"{logical}{folder[len(real) :]}/{NINJA}", NINJA_BYTES).content
             steps += max(0, listed.count(b"\nbuild ") - 1)
@@ -99,11 +101,23 @@ def count_objects(files: Files, image_id: str) -> tuple[int, int]:
     return min(done, steps), steps
 
 
-def _walked(top: str, most: int, ends: tuple[str, ...] = ("",)) -> tuple[int, int, bool]:
-    """Files with one of these ends, their bytes, and whether all were counted.
+def entries(top: str, most: int = MOST_SEARCHED) -> Iterator[os.DirEntry[str]]:
+    """What is no folder, anywhere below `top`, up to a bound. Links are not followed; the unreadable is left out."""
+    todo, seen = [top], 0
+    while todo:
+        with suppress(OSError), os.scandir(todo.pop()) as found:
+            for entry in found:
+                seen += 1
+                if seen > most:
+                    return
+                if entry.is_dir(follow_symlinks=False):
+                    todo.append(entry.path)
+                else:
+                    yield entry
 
-    Links are not followed; files removed meanwhile are left out.
-    """
+
+def _walked(top: str, most: int) -> tuple[int, int, bool]:
+    """Files, bytes, and whether all were counted. Links are not followed; files removed meanwhile are left out."""
     todo, count, size, entries, whole = [top], 0, 0, 0, True
     while todo:
         try:
@@ -114,8 +128,6 @@ def _walked(top: str, most: int, ends: tuple[str, ...] = ("",)) -> tuple[int, in
                         return count, size, False
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
-                        continue
-                    if not entry.name.endswith(ends):
                         continue
                     count += 1
                     size += entry.stat(follow_symlinks=False).st_size

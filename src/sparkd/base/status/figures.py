@@ -51,7 +51,7 @@ class EngineReport(Figures, frozen=True):
     kernels_compiled: int = 0
     """Inside requests since the start, by vLLM's own monitor, which may count what it loads from a cache."""
     warmth: str = ""
-    """cold or warm: whether this node's caches have the kernels of its plan's requests; empty where that is unknown."""
+    """cold, warming or warm: whether its caches have the kernels of the plan's requests; empty where unknown."""
     metrics = (
         Metric("progress", "engine_progress_ratio", "Progress of the step of the load, 0 to 1."),
         Metric(

@@ -25,8 +25,9 @@ TEXTS = toml.decode(read_data("known-texts.toml"), type=dict[str, tuple[str, ...
 SCORE: Mapping[str, object] = {"max_tokens": 1, "prompt_logprobs": 0}
 WRITE: Mapping[str, object] = {"max_tokens": 16, "logprobs": 0, "return_token_ids": True, "ignore_eos": True}
 RANDOM = "the weights are random, by the recipe"
-FAST_PREFILL = "kv-sharing-fast-prefill"
-"""With it a request for log-probabilities of a prompt ends the engine by an assertion (vLLM 0.19 to 0.33)."""
+UNSCORED = ("kv-sharing-fast-prefill", "kv-transfer-config", "kv-offloading-size")
+"""With the first a request for log-probabilities of a prompt ends the engine by an assertion (vLLM 0.19 to 0.33); a
+connector may give tokens of a prompt back, which then have none."""
 ALONE_SECONDS = 2.0
 """Of one answer alone: where it takes longer, those of the next rounds are shorter."""
 GREEDY = "1, 2, 3, 4, 5, 6, 7, 8,"
@@ -77,7 +78,7 @@ def from_plan(
     senseless = RANDOM if random_weights or flags.get("load-format") == "dummy" else ""
     known = expect.get(TEXT_LOGPROB)
     text_logprob = float(known) if isinstance(known, int | float) else None
-    unscored = f"{FAST_PREFILL} has none of prompts" if FAST_PREFILL in flags else ""
+    unscored = next((f"{flag} has none of prompts" for flag in UNSCORED if flag in flags), "")
     if "logits" in (flags.get("logprobs-mode") or ""):
         unscored = "logprobs-mode is of logits"
     tools, reasoning = "tool-call-parser" in flags, "reasoning-parser" in flags

@@ -104,9 +104,9 @@ class Result(Struct, frozen=True):
     kernels: int
     files: int
     over: bool = False
-    """The last pass compiled nothing, or there were MOST_PASSES: more would not help."""
+    """Every prompt of the last pass was answered, and it compiled nothing, or was the last of MOST_PASSES."""
     whole: bool = False
-    """The last pass compiled nothing, and every prompt was answered."""
+    """It compiled nothing."""
     lost: bool = False
     """The endpoint has stopped answering."""
     fault: str = ""
@@ -214,9 +214,9 @@ async def warm_up(
         if sender.is_lost or after.compilers:
             return result(number, after)
         if (after.kernels, after.files) == (seen.kernels, seen.files):
-            return result(number, after, over=True, whole=not sender.unanswered)
+            return result(number, after, over=not sender.unanswered, whole=not sender.unanswered)
         seen = after
-    return result(MOST_PASSES, seen, over=True)
+    return result(MOST_PASSES, seen, over=not sender.unanswered)
 
 
 async def _settle(look: Look, deadline: float) -> Compiled:
@@ -274,7 +274,7 @@ class Sender:
         """How many were not answered."""
         faults: list[BaseException] = []
         for _ in range(TRIES):
-            found = await self._await(asyncio.gather(*map(request, range(count)), return_exceptions=True))
+            found = await self._await([asyncio.ensure_future(request(place)) for place in range(count)])
             self.sent += count
             faults = [one for one in found if isinstance(one, BaseException)]
             for fault in faults:
@@ -287,19 +287,22 @@ class Sender:
                 break
         return len(faults)
 
-    async def _await(self, requests: asyncio.Future[list[Answer | BaseException]]) -> Sequence[Answer | BaseException]:
+    async def _await(self, requests: Sequence[asyncio.Future[Answer]]) -> Sequence[Answer | BaseException]:
         seen: Compiled | None = None
         try:
             while True:
                 pause = min(self._still_seconds / 2, self._seconds)
-                if (await asyncio.wait((requests,), timeout=pause))[0]:
-                    return requests.result()
+                if not (await asyncio.wait(requests, timeout=pause))[1]:
+                    return [one.exception() or one.result() for one in requests]
                 now = await self._look()
                 if now == seen and not (now.compilers or now.works):
-                    return [HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")]
+                    return [HttpError(f"no answer for {self._still_seconds:g} s, and nothing is compiled")] * len(
+                        requests
+                    )
                 seen = now
         finally:
-            requests.cancel()
+            for one in requests:
+                one.cancel()
 
     def _make_prompt(self, length: int) -> str | Sequence[int]:
         if self._words:

@@ -225,6 +225,8 @@ def warm_endpoint(args: argparse.Namespace) -> int:
             result = asyncio.run(warm(served, seconds))
         except ValueError as error:
             raise EngineEndedError(f"the engine can't be warmed: {error}", "sparkd status") from None
+        if result.lost:
+            raise EngineEndedError(f"the endpoint stopped answering: {result.shown}", "sparkd status")
     print(sanitize(result.shown))
     if result.whole:
         print("warm: a whole pass of requests has compiled nothing; nothing is to be done")

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sparkd.agent.actions import acquire_lock
 from sparkd.agent.actions.dockerd import Containers, program_body
-from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
+from sparkd.agent.preflight.check import Finding, Level, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, docker, docker_config, docker_image
@@ -152,6 +152,10 @@ def judge(load: Load, name: str, samples: Sequence[GpuClocks], others: tuple[str
         verdict = ok(f"{text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
         if GB10 in name:
             verdict = _compare(text, figure, of_gb10, held, others)
+        if verdict.level is Level.BLOCK and figure != mhz and mhz is not None and mhz >= MHZ[1]:
+            verdict = warn(
+                verdict.reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}"
+            )
         findings.append(Finding(f"gpu-{id_}", verdict, facts | msgspec.structs.asdict(load), 0.0))
     users = warn(f"others load the GPU, and lower the figures: {', '.join(others)}", f"stop them, {AGAIN}")
     return [*findings, Finding("gpu-users", users if others else ok("nobody else loads the GPU"), {}, 0.0)]

@@ -25,7 +25,7 @@ from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.text import sanitize, size
 from sparkd.base.recipes.schema import Recipe
 from sparkd.base.state.history import PATH, Bench, Row
-from sparkd.base.status.model import NodeReport, read_living_report, utc_now
+from sparkd.base.status.model import read_living_report, utc_now
 from sparkd.base.vllm.streaming import StreamError
 from sparkd.base.vllm.warm_up import Compiled, add_up, read_limits, warm_up
 from sparkd.base.vllm.warm_up import Result as WarmResult
@@ -149,14 +149,8 @@ async def warm(served: Served, seconds: float) -> WarmResult:
     return await warm_up(served.endpoint, limits, look, show, seconds, still_seconds)
 
 
-def is_cold(report: NodeReport) -> bool:
-    """A node's caches lack kernels of this plan."""
-    nodes = (report, *(peer.living for peer in report.peers))
-    return any(one is not None and one.engine.warmth == "cold" for one in nodes)
-
-
 async def warm_if_cold(served: Served) -> None:
-    if is_cold(read_living_report(Host().files) or served.report):
+    if (read_living_report(Host().files) or served.report).engine.warmth == "cold":  # the head's, which warms for all
         report_progress("compile caches are cold: their kernels are compiled first")
         with suppress(HttpError, OSError, ValueError):  # it is measured all the same, and called cold
             report_progress((await warm(served, served.node.settings.readiness.warm_seconds)).shown)

@@ -74,7 +74,7 @@ def test_what_is_written_is_the_owners(hub: Hub, models: Path) -> None:
     assert {(one.stat().st_uid, one.stat().st_gid) for one in written} == {(UID, UID)}
 
 
-def test_a_folder_of_several_users_is_refused_with_what_mends_it(hub: Hub, models: Path) -> None:
+def test_a_folder_of_several_users_is_refused_with_the_command_that_repairs_it(hub: Hub, models: Path) -> None:
     os.chown(models, 0, 0)
     models.chmod(0o777)
     done = pull(hub, models / "m")

@@ -90,9 +90,7 @@ def make_warm(
 
     `works`: whether this rank computes with new memory. `answer_again` waits so many seconds for another completion.
     """
-    wanted, own = agent.settings.readiness, agent.reporter.report
-    cold = [one.name for one in agent.monitor.statuses() if one.report and one.report.engine.warmth == COLD]
-    cold = [own.node] * (own.engine.warmth == COLD) + cold
+    wanted, cold = agent.settings.readiness, _find_cold(agent)
     if wanted.warm == "never" or not (cold or wanted.warm == "always"):
         return
     entry = _read(agent).find(agent.agreed.agreement.digest)
@@ -112,13 +110,28 @@ def make_warm(
         if not result.whole:
             answer_again(agent.settings.supervise.stall_seconds if result.lost else wanted.timeout_seconds)
     except BaseException as error:
-        of_engine = isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
-        if not (of_engine or (isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED)):
+        if not _is_of_engine(error):
             _keep(agent, entry)
         raise
     _keep(agent, replace(entry, begun=0, kernels=_count(agent) if result.over else entry.kernels))
     _report(agent, WARM if result.over else COLD)
-    seconds = round(running.seconds - began)
+    _log(agent, running, result, round(running.seconds - began))
+
+
+def _find_cold(agent: Agent) -> list[str]:
+    """Names of nodes."""
+    own = agent.reporter.report
+    others = [one.name for one in agent.monitor.statuses() if one.report and one.report.engine.warmth == COLD]
+    return [own.node, *others] if own.engine.warmth == COLD else others
+
+
+def _is_of_engine(error: BaseException) -> bool:
+    """Whether the requests may have caused it."""
+    failed = isinstance(error, PeerLostError) and error.cause is Cause.PEER_FAILED
+    return failed or isinstance(error, EngineEndedError | MemoryGuardError | NotReadyError)
+
+
+def _log(agent: Agent, running: Running, result: Result, seconds: int) -> None:
     if result.whole:
         agent.events.info("engine.kernels.warm", seconds=seconds, reason=result.shown)
         return

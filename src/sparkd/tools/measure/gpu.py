@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from sparkd.agent.actions import acquire_lock
 from sparkd.agent.actions.dockerd import Containers, program_body
-from sparkd.agent.preflight.check import Finding, Level, Verdict, block, ok, skipped, unknown, warn
+from sparkd.agent.preflight.check import Finding, Verdict, block, ok, skipped, unknown, warn
 from sparkd.agent.preflight.checks.gpu import GB10, POWER_CYCLE
 from sparkd.base.cluster.membership import NodeContext
 from sparkd.base.host import Host, docker, docker_config, docker_image
@@ -151,11 +151,7 @@ def judge(load: Load, name: str, samples: Sequence[GpuClocks], others: tuple[str
     for id_, text, figure, of_gb10 in (("clocks", clocks, mhz, MHZ), ("compute", compute, load.tflops, TFLOPS)):
         verdict = ok(f"{text}; compared with nothing: owners' figures are of {GB10}, and this is {name}")
         if GB10 in name:
-            verdict = _compare(text, figure, of_gb10, held, others)
-        if verdict.level is Level.BLOCK and figure != mhz and mhz is not None and mhz >= MHZ[1]:
-            verdict = warn(
-                verdict.reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}"
-            )
+            verdict = _compare(text, figure, mhz, of_gb10, held, others)
         findings.append(Finding(f"gpu-{id_}", verdict, facts | msgspec.structs.asdict(load), 0.0))
     users = warn(f"others load the GPU, and lower the figures: {', '.join(others)}", f"stop them, {AGAIN}")
     return [*findings, Finding("gpu-users", users if others else ok("nobody else loads the GPU"), {}, 0.0)]
@@ -165,7 +161,9 @@ def _median(figures: Sequence[float]) -> float | None:
     return median(figures) if figures else None
 
 
-def _compare(text: str, figure: float | None, of_gb10: tuple[int, int, str], held: str, others: object) -> Verdict:
+def _compare(
+    text: str, figure: float | None, mhz: float | None, of_gb10: tuple[int, int, str], held: str, others: object
+) -> Verdict:
     """Another load or heat explains any figure, and neither ends by a power cycle."""
     latched, low, owners = of_gb10
     reason = f"{text}; owners measured {owners}"
@@ -179,4 +177,6 @@ def _compare(text: str, figure: float | None, of_gb10: tuple[int, int, str], hel
         return warn(reason, f"free the node's air vents, let it cool, {AGAIN}")
     if figure >= latched:
         return warn(reason, f"is its clock limited (nvidia-smi -lgc)? Else {POWER_CYCLE}, {AGAIN}")
+    if mhz is not None and mhz >= MHZ[1]:
+        return warn(reason, f"the clock is right: has the image a torch for this GPU? Else another image, {AGAIN}")
     return block(reason, f"{POWER_CYCLE}, {AGAIN}", needs_person=True)

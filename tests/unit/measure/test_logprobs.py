@@ -8,11 +8,12 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from itertools import pairwise
 from typing import Any
 
 import pytest
+from tests.unit.engine_server import serve
 
 from sparkd.base.vllm.api import Endpoint
 from sparkd.base.vllm.logprobs import MOST_APART
@@ -109,7 +110,7 @@ POSITIONS: dict[str, Any] = {
 
 
 @contextmanager
-def serve(model: Model) -> Iterator[int]:
+def serving(model: Model) -> Iterator[int]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -123,20 +124,12 @@ def serve(model: Model) -> Iterator[int]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serve(Handler) as port:
+        yield port
 
 
 def rounds(model: Model, wanted: Wanted = Wanted()) -> dict[str, Round]:  # noqa: B008 - it is frozen
-    with serve(model) as port:
+    with serving(model) as port:
         found = asyncio.run(run(Endpoint("127.0.0.1", port, "tiny"), wanted, 5))
     assert all(len(line) <= 80 for one in found for line in lines(one))
     return {one.name: one for one in found if one.name in (KNOWN, AGAIN, AT_ONCE)}

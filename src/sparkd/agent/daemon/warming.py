@@ -30,7 +30,7 @@ MOST_BEGUN = 2
 """An engine that ended so often while it was warmed serves without that: clients may never send what ends it."""
 COLD, WARMING, WARM = "cold", "warming", "warm"
 KEPT = 32
-AGAIN = "rm /var/lib/sparkd/warm.json has the next start warm it again"
+AGAIN = "it serves all the same; for another try at the next start: sudo rm /var/lib/sparkd/warm.json"
 
 
 class Entry(Struct, frozen=True):
@@ -60,7 +60,8 @@ def note_warmth(agent: Agent) -> None:
     """Whether this node's caches are cold, for the head, which warms for all. What can't be read is cold."""
     if agent.settings.readiness.warm != "never" and agent.plan.container.gpus == "all":
         kept, kernels = _read(agent).find(agent.agreed.agreement.digest).kernels, _count(agent)
-        _report(agent, WARM if None not in (kept, kernels) and (kept or 0) <= (kernels or 0) else COLD)
+        is_warm = kept is not None and kernels is not None and kernels >= kept
+        _report(agent, WARM if is_warm else COLD)
 
 
 class WarmthFollower(Struct):

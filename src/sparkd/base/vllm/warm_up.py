@@ -114,10 +114,9 @@ class Result(Struct, frozen=True):
 
     @property
     def shown(self) -> str:
-        used = f"{self.requests:,} requests in {self.passes} passes: {self.files} new files of kernels"
-        return f"{used}, {self.kernels} used for the first time" + (
-            f"; not answered: {self.fault}" if self.fault else ""
-        )
+        sent = f"{self.requests:,} requests in {self.passes} passes"
+        fault = f"; not answered: {self.fault}" if self.fault else ""
+        return f"{sent}: {self.files} new files of kernels, {self.kernels} used for the first time{fault}"
 
 
 def read_limits(argv: Iterable[str], context_tokens: int) -> Limits:

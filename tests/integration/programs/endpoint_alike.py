@@ -44,7 +44,7 @@ COMPILING = {
     ),
 }
 JIT = "(Worker_TP0 pid=9) WARNING 01-01 00:00:00 [jit_monitor.py:134] TileLang JIT compilation during inference: {}.\n"
-STEP_SECONDS, MOST_REQUESTS, BATCH_TOKENS, SPLITS, TILE = 0.002, 8, 2048, 48, 64
+STEP_SECONDS, MOST_REQUESTS, BATCH_TOKENS, SPLITS, TILE = 0.005, 8, 2048, 48, 64
 
 
 class Request:

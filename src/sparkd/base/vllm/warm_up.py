@@ -160,7 +160,11 @@ def make_steps(limits: Limits, number: int) -> list[Step]:
     short = max(1, min(SHORT_TOKENS, limits.context_tokens - BATCH_ANSWER - LEAVING))
     lengths = sizes(longest, draw) if number > 1 else [one for size in sizes(longest) for one in beside(size)]
     alone = [(size,) * limits.engines for size in (*lengths, twice)]
-    counts = {*(2**power * half // 2 for power in range(1, 9) for half in (2, 3)), limits.requests}
+    counts = {
+        *range(2, TILES + 1),
+        *(2**power * half // 2 for power in range(4, 9) for half in (2, 3)),
+        limits.requests,
+    }
     together = [
         tuple(draw.randint(1, short) for _ in range(min(count * limits.engines, MOST_AT_ONCE)))
         for count in sorted(counts)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
+import pytest
 from tests.unit.cluster_nodes import EventLines
 from tests.unit.nodes import until
 
@@ -106,7 +107,8 @@ def await_end(process: subprocess.Popen[bytes], machine: Machine) -> int | None:
     return process.poll()
 
 
-def test_eight_compilers_take_more_than_there_is_and_held_back_they_do_not() -> None:
+@pytest.mark.parametrize("_", [0, *(pytest.param(number, marks=pytest.mark.whole) for number in range(1, 10))])
+def test_eight_compilers_take_more_than_there_is_and_held_back_they_do_not(_: int) -> None:
     with compiling(jobs=8, files=8) as process:
         machine = Machine(process.pid)
         assert await_end(process, machine) == 0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from sparkd.agent.daemon.context import Agent
 from sparkd.agent.daemon.page_cache import page_cache_watch
 from sparkd.agent.daemon.proving import start_smoke_test
-from sparkd.agent.daemon.warming import WarmthFollower, make_warm, note_warmth
+from sparkd.agent.daemon.warming import KernelGrowth, WarmthFollower, make_warm, note_warmth
 from sparkd.agent.engine import readiness
 from sparkd.agent.engine.activity import THROTTLE_HINT, THROTTLE_ID, ActivityMeter, GpuThrottleMonitor
 from sparkd.agent.engine.health import HealthMonitor
@@ -126,7 +126,7 @@ def serve(agent: Agent, running: Running, gpu: GpuThrottleMonitor | None) -> NoR
         on_check,
         partial(agent.host.unanswered_requests, agent.plan.api_port),
         gpu.computes if gpu is not None else bool,
-        lambda: _compiles(agent, running),
+        partial(_compiles, agent, running, KernelGrowth(agent)),
     )
     failure = monitor.run()
     if isinstance(failure, EngineDeadError):
@@ -295,10 +295,10 @@ def _note_kernels(agent: Agent, running: Running) -> str:
     return "; a kernel is being compiled, and requests may wait for it" if compilers else ""
 
 
-def _compiles(agent: Agent, running: Running) -> bool:
-    """A compiler of any rank runs."""
-    peers = agent.monitor.statuses()
-    return running.compiler_count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)
+def _compiles(agent: Agent, running: Running, growth: KernelGrowth) -> bool:
+    """A compiler of any rank runs, or kernels have come into this node's caches."""
+    peers, grows = agent.monitor.statuses(), growth.seen()
+    return grows or running.compiler_count > 0 or any(peer.report and peer.report.engine.compilers for peer in peers)
 
 
 def _describe_compilers(running: Running) -> str:

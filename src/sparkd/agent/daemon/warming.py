@@ -7,6 +7,8 @@ has fewer is cold: it was emptied. What a request has compiled since stays in it
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -23,6 +25,8 @@ from sparkd.base.state.file import PUBLIC, StateFile
 from sparkd.base.status.figures import EngineReport
 from sparkd.base.vllm.warm_up import MOST_AT_ONCE, Compiled, Result, add_up, read_limits, warm_up
 
+LOOK_SECONDS = 2.0
+"""To count them once requests wait: the service is watched on."""
 COUNT_SECONDS = 20.0
 """To count the files of some ten folders, on a disk that also loads weights."""
 SHOW_SECONDS = 0.5
@@ -191,6 +195,22 @@ def _count(agent: Agent) -> int | None:
     except OSError as error:
         agent.events.warning("engine.kernels.uncounted", reason=str(error), hint="the next start warms them again")
         return None
+
+
+class KernelGrowth:
+    """New files of kernels in this node's caches. CuTe DSL and others compile inside the engine's own processes."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+        self._count: int | None = None
+
+    def seen(self) -> bool:
+        """Since the last call. False where they can't be counted: that excuses no engine."""
+        before, self._count = self._count, None
+        with suppress(OSError):
+            look = partial(_count_files, self._agent)
+            self._count = self._agent.loop.beside(look, LOOK_SECONDS, "counting kernels in service")
+        return before is not None and self._count is not None and self._count > before
 
 
 def _read(agent: Agent) -> Warmed:

@@ -63,7 +63,7 @@ class Observation(Struct, frozen=True):
     unanswered: tuple[Unanswered, ...] = ()
     computes: bool = False
     compiles: bool = False
-    """A compiler of a rank runs."""
+    """A compiler of a rank runs, or kernels have come into a cache."""
 
 
 class HealthState(Struct, frozen=True):
@@ -206,7 +206,7 @@ class HealthMonitor(Struct):
     computes: Callable[[], bool] = bool
     """Whether the GPU is known to be at work."""
     compiles: Callable[[], bool] = bool
-    """Whether a compiler of any rank runs."""
+    """Whether any rank compiles a kernel."""
     figures: HealthReport = HealthReport()
     _state: HealthState = field(default_factory=lambda: healthy(time.monotonic()))
     _probing: Outcome[tuple[int | None, Counters | None]] | None = None

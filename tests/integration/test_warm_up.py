@@ -129,6 +129,19 @@ def test_an_endpoint_that_is_gone_ends_it(tmp_path: Path) -> None:
     assert "refused" in result.shown
 
 
+def test_json_is_requested_alone_and_beside_others(tmp_path: Path) -> None:
+    """Triton compiles another kernel where a number is 1: three came in the first JSON after a ladder without it."""
+    calls = list[str]()
+
+    def reply(call: str, _: str) -> tuple[int, bytes]:
+        calls.append(call)
+        return 404, b"{}"
+
+    with answering(reply) as port:
+        assert warmed(port, tmp_path, limits=Limits(1, 1, 64)).passes == 1
+    assert sum(call.endswith("chat/completions") for call in calls) == 2
+
+
 @pytest.mark.parametrize("status", [400, 500])
 def test_where_nothing_is_answered_nothing_is_warm(tmp_path: Path, status: int) -> None:
     with answering(lambda call, _: (status, b"no") if call.endswith("completions") else models("tiny")) as port:

@@ -261,13 +261,18 @@ class Sender:
         self.unanswered += await self._send(request, len(step.prompts))
 
     async def send_structured(self) -> None:
+        """Each alone, then all at once: Triton compiles another kernel where a number is 1."""
+
         def request(place: int) -> Awaitable[Answer]:
             if place == len(self._structured):
                 return self._endpoint.generate(self._make_prompt(1), BATCH_ANSWER, self._seconds, LOGPROBS)
             wish = self._structured[place]
             return self._endpoint.chat("What time is it? Answer in JSON.", BATCH_ANSWER, self._seconds, wish)
 
-        await self._send(request, len(self._structured) + 1)
+        places = range(len(self._structured) + 1)
+        for some in (*((place,) for place in places), tuple(places)):
+            if not self.is_lost:
+                await self._send(lambda index, some=some: request(some[index]), len(some))  # type: ignore[misc]
 
     @property
     def _seconds(self) -> float:

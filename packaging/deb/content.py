@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import completions
-from deb import changelog, papers
+from deb import changelog, components, papers
 from deb.errors import BuildError
 from deb.source import Source
 from deb.targets import Architecture
@@ -81,7 +81,9 @@ def _documentation(tree: Tree, source: Source) -> None:
 
 def _papers(tree: Tree, source: Source, vendored: Vendored, architecture: Architecture) -> None:
     own = source.text("packaging/debian/copyright.in")
-    tree.add(f"{DOC}/copyright", papers.copyright_text(own, vendored).encode())
+    notices = components.read(source.text("packaging/debian/notices.toml"))
+    texts = {file.stem: file.read_text("utf-8") for file in (source.root / "packaging/debian/licences").glob("*.txt")}
+    tree.add(f"{DOC}/copyright", papers.copyright_text(own, vendored, notices, texts).encode())
     tree.add(f"{DOC}/sbom/sparkd.cdx.json", papers.sbom(source.version, architecture, vendored))
     for one in vendored.sboms:
         tree.add(f"{DOC}/sbom/{one.name}.json", one.content)

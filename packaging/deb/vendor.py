@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from email.parser import Parser
@@ -34,6 +34,14 @@ class Licence:
 
 
 @dataclass(frozen=True)
+class Sbom:
+    """A bill of materials that came with a wheel, such as of the Rust crates that are compiled into it."""
+
+    name: str
+    content: bytes
+
+
+@dataclass(frozen=True)
 class Library:
     """One release as it is carried: what its copyright and its bill of materials are written from."""
 
@@ -43,41 +51,39 @@ class Library:
     top_levels: tuple[str, ...]
     """Its files and folders directly below the vendor folder."""
     licences: tuple[Licence, ...]
+    modules: tuple[Member, ...]
+    """Its compiled modules."""
+    sboms: tuple[Sbom, ...]
 
-
-@dataclass(frozen=True)
-class Sbom:
-    """A bill of materials that came with a wheel, such as of the Rust crates that are compiled into it."""
-
-    name: str
-    content: bytes
+    @property
+    def label(self) -> str:
+        return f"{self.name} {self.version}"
 
 
 @dataclass(frozen=True)
 class Vendored:
     libraries: tuple[Library, ...]
-    sboms: tuple[Sbom, ...]
+
+    @property
+    def sboms(self) -> tuple[Sbom, ...]:
+        return tuple(sorted((sbom for library in self.libraries for sbom in library.sboms), key=lambda one: one.name))
 
 
 def lay_out(pins: Iterable[Pin], folder: Path, architecture: Architecture, tree: Tree) -> Vendored:
     """Put the libraries into `tree`."""
     libraries = []
-    sboms: dict[str, Sbom] = {}
     for pin in pins:
         archives = [archive.read(file) for file in downloads.files(pin, folder, architecture)]
         for one in archives:
             for member in one.members:
-                if match := _SBOM.match(member.path):
-                    name = "-".join(filter(None, (match["name"], one.tag)))
-                    sboms[name] = Sbom(name, member.content)
-                elif _carried(member):
+                if _carried(member):
                     tree.add(f"{FOLDER}/{member.path}", _as_module(member))
         libraries.append(_library(pin, archives))
-    return Vendored(tuple(libraries), tuple(sboms[name] for name in sorted(sboms)))
+    return Vendored(tuple(libraries))
 
 
 def _carried(member: Member) -> bool:
-    return not _LEFT_OUT.search(member.path) and not _LICENCE.match(member.path)
+    return not any(pattern.search(member.path) for pattern in (_LEFT_OUT, _LICENCE, _SBOM))
 
 
 def _as_module(member: Member) -> bytes:
@@ -93,6 +99,20 @@ def _library(pin: Pin, archives: list[Archive]) -> Library:
         for member in one.members
         if _LICENCE.match(member.path)
     }
-    tops = {member.path.partition("/")[0] for one in archives for member in one.members if _carried(member)}
-    metadata = Parser().parsestr(archives[0].metadata, headersonly=True)
-    return Library(pin.name, pin.version, metadata, tuple(sorted(tops)), tuple(licences[p] for p in sorted(licences)))
+    carried = {member.path: member for one in archives for member in one.members if _carried(member)}
+    return Library(
+        pin.name,
+        pin.version,
+        Parser().parsestr(archives[0].metadata, headersonly=True),
+        tuple(sorted({path.partition("/")[0] for path in carried})),
+        tuple(licences[path] for path in sorted(licences)),
+        tuple(carried[path] for path in sorted(carried) if path.endswith(".so")),
+        tuple(_sboms(archives)),
+    )
+
+
+def _sboms(archives: list[Archive]) -> Iterator[Sbom]:
+    for one in archives:
+        for member in one.members:
+            if match := _SBOM.match(member.path):
+                yield Sbom("-".join(filter(None, (match["name"], one.tag))), member.content)

@@ -31,7 +31,7 @@ def test_a_machine_without_anything_gives_an_archive_that_says_what_is_missing(
     with tarfile.open(path) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}
         tar.extractall(tmp_path / "out", filter="data")
-    assert {"README.txt", "summary.md", "preflight.json", "versions.json", "gpu.json"} <= names
+    assert {"README.txt", "summary.md", "preflight.json", "versions.json", "gpu.json", "caches.txt"} <= names
     (top,) = (tmp_path / "out").iterdir()
     assert main(["preflight", "--root", str(top / "tree"), "--json"]) in (10, 17, 78)
     checks = json.loads(capsys.readouterr().out)["checks"]

@@ -157,7 +157,7 @@ def test_the_format_is_dep_5(archive: tarfile.TarFile, paragraphs: list[dict[str
     assert used == alone.keys()
 
 
-def test_no_notice_is_kept_for_what_no_library_has(paragraphs: list[dict[str, str]]) -> None:
+def test_each_notice_is_of_a_component_that_a_library_has(paragraphs: list[dict[str, str]]) -> None:
     file = components.read((CHECKOUT / "packaging/debian/notices.toml").read_text())
     for component in file.components.values():
         of_component(paragraphs, component.name, component.version)

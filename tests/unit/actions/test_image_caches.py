@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.tree import Tree
 
 from sparkd.agent.actions.files import DOOMED, Pruned, clear_torn, make_cache_folder, prune_caches
 from sparkd.base.host import caches
@@ -166,3 +167,17 @@ def test_a_list_of_steps_that_is_no_file_is_not_waited_for(tmp_path: Path) -> No
     folder.mkdir(parents=True)
     os.mkfifo(folder / "build.ninja")
     assert caches.count_objects(Files(str(tmp_path)), IMAGES[0]) == (0, 0)
+
+
+def test_the_folders_of_all_images_are_listed_with_size_and_age(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    kernel = tree.file(f"{caches.ROOT}/{IMAGES[0]}/triton/a/one.so", "x" * 7)
+    os.utime(kernel, (1e9, 1e9))
+    os.utime(tree.file(f"{caches.ROOT}/{IMAGES[0]}/triton/b/one.json", "x"), (2e9, 2e9))
+    tree.folder(f"{caches.ROOT}/{IMAGES[1]}/vllm")
+    tree.file(f"{caches.ROOT}/other/vllm/one.so")
+    found = caches.of_all_images(Files(str(tmp_path)))
+    assert [(one.path.removeprefix(caches.ROOT), one.files, one.bytes, one.changed_at) for one in found] == [
+        (f"/{IMAGES[0]}/triton", 2, 8, 2e9),
+        (f"/{IMAGES[1]}/vllm", 0, 0, 0.0),
+    ]

@@ -25,14 +25,14 @@ from sparkd.agent.cluster.logs import Entry, merge, open_logs
 from sparkd.base.cluster import membership
 from sparkd.base.cluster.auth import KeyRing
 from sparkd.base.config import Settings, load_settings
-from sparkd.base.host import Host, versions
+from sparkd.base.host import Host, caches, versions
 from sparkd.base.host.files import Kind
 from sparkd.base.host.gpu import read_clocks, read_driver
 from sparkd.base.host.journal import LATEST_US, Query
 from sparkd.base.lib.errors import BlockedError, SparkdError
 from sparkd.base.lib.http_client import HttpError
 from sparkd.base.lib.slow_document import ANSWER_SECONDS
-from sparkd.base.lib.text import sanitize
+from sparkd.base.lib.text import sanitize, size
 from sparkd.base.state import launch_history
 from sparkd.base.status import model
 from sparkd.base.status.model import read_report
@@ -159,6 +159,7 @@ class Collector:
         yield "diff.txt", self._diff
         yield "versions.json", lambda: _json(dict(versions.read_versions(self.host)))
         yield "gpu.json", lambda: _json(msgspec.to_builtins((read_driver(), read_clocks())))
+        yield "caches.txt", self._caches
         yield "containers.json", self._containers
         yield "history.json", self._history
 
@@ -168,6 +169,17 @@ class Collector:
             return "no start is known good on this node yet\n"
         now = known_good.gather_facts(self.host, membership.make_context(self.settings, self.host).plan)
         return f"{known_good.as_text(entries[0], now)}\n"
+
+    def _caches(self) -> str:
+        """Of kernels, each with its size and age."""
+        lines = []
+        for one in caches.of_all_images(self.host.files):
+            counted = f"{one.files:,} files{'' if one.whole else ' and more'}, {size(one.bytes)}"
+            newest = (
+                f", the newest of {datetime.fromtimestamp(one.changed_at, UTC):%Y-%m-%d %H:%M} UTC" if one.files else ""
+            )
+            lines.append(f"{one.path}: {one.kind}, {counted}{newest}\n")
+        return "".join(lines)
 
     def _history(self) -> str:
         files = self.host.files

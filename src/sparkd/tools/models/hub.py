@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sparkd.agent.actions.files import become_owner
+from sparkd.agent.actions.shared_folders import become_owner
 from sparkd.base.host.weights import DOWNLOADS
 from sparkd.base.lib import without
 from sparkd.base.lib.errors import BlockedError

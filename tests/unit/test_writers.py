@@ -84,7 +84,7 @@ def writers(path: Path) -> Iterator[str]:
             named = isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             if isinstance(inner, ast.Call) and writes(inner):
                 yield ".".join(names[:2] if names[:1] and names[0][0].isupper() else names[:1])
-            yield from walk(inner, (*names, inner.name) if named else names)
+            yield from walk(inner, (*names, getattr(inner, "name", "")) if named else names)
 
     for name in walk(ast.parse(path.read_text()), ()):
         yield f"{path.relative_to(SOURCE)}:{name}"

@@ -1,7 +1,7 @@
 """Folders that others than root may write to.
 
-Whoever may write to a folder can replace what is in it by a link at any time, and so lead root to another file. There
-root writes with the ids of the user who may, or not at all.
+A user who may write to a folder can put a link in place of what is in it at any time, and so lead root to another file.
+There root writes with the ids of that user, or not at all.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import errno
 import os
 import pwd
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from shlex import quote
 from stat import S_ISVTX
-from typing import NamedTuple
 
 from msgspec.json import decode, encode
 
@@ -28,11 +28,6 @@ class SharedFolderError(UsageError, OSError):
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason, hint)
         self.errno, self.strerror = errno.EPERM, reason
-
-
-class Owner(NamedTuple):
-    uid: int
-    gid: int
 
 
 def find_shared(folder: Path, *, sticky: bool = True) -> str:
@@ -58,19 +53,18 @@ def refuse_shared(folder: Path) -> None:
 def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> None:
     """Do `work`, which makes or replaces files in `folder`; where a user may write there, in a process with their ids.
 
-    `private`: the command that has another place, for what only root may read: that goes to no other user than the one
+    `private`: only root may read it, and this command has another place for it. It goes to no other user than the one
     who became root by sudo. Raises SharedFolderError, and OSError as `work` does.
     """
     if not (writable := find_shared(folder)):
         work()
         return
-    owner = _owner_of(writable)
-    if private and os.environ.get("SUDO_UID") != str(owner.uid):
-        raise SharedFolderError(f"it is for root alone, and uid {owner.uid} may write to {writable}", private)
+    uid, gid = _owner_of(writable)
+    if private and os.environ.get("SUDO_UID") != str(uid):
+        raise SharedFolderError(f"it is for root alone, and uid {uid} may write to {writable}", private)
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        _work_as(owner, work, writer)
+    if (pid := os.fork()) == 0:
+        _work_as(uid, gid, work, writer)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         fault = pipe.read()
@@ -78,14 +72,14 @@ def as_owner(folder: Path, work: Callable[[], object], private: str = "") -> Non
     if fault:
         raise OSError(*decode(fault, type=tuple[int, str, str]))
     if ended:
-        raise OSError(f"what was to write to {folder} as uid {owner.uid} ended with {ended}")
+        raise OSError(f"what was to write to {folder} as uid {uid} ended with {ended}")
 
 
-def _work_as(owner: Owner, work: Callable[[], object], writer: int) -> None:
+def _work_as(uid: int, gid: int, work: Callable[[], object], writer: int) -> None:
     """The child's; never returns."""
     code = 1
     try:
-        _take_ids(owner)
+        _take_ids(uid, gid)
         work()
         code = 0
     except OSError as error:
@@ -102,24 +96,23 @@ def become_owner(folder: Path) -> None:
     theirs. Raises SharedFolderError where that may be several users.
     """
     if writable := find_shared(folder, sticky=False):
-        _take_ids(_owner_of(writable))
+        _take_ids(*_owner_of(writable))
 
 
-def _take_ids(owner: Owner) -> None:
+def _take_ids(uid: int, gid: int) -> None:
     os.setgroups([])
-    os.setresgid(owner.gid, owner.gid, owner.gid)
-    os.setresuid(owner.uid, owner.uid, owner.uid)
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
 
 
-def _owner_of(writable: str) -> Owner:
-    """The group is the user's own: a folder's may be one that they are not in."""
+def _owner_of(writable: str) -> tuple[int, int]:
+    """Ids. The group is the user's own: a folder's may be one that they are not in."""
     found = os.lstat(writable)
     if found.st_uid == 0:
         raise _refused(writable)
-    try:
-        return Owner(found.st_uid, pwd.getpwuid(found.st_uid).pw_gid)
-    except KeyError:
-        return Owner(found.st_uid, found.st_gid)
+    with suppress(KeyError):
+        return found.st_uid, pwd.getpwuid(found.st_uid).pw_gid
+    return found.st_uid, found.st_gid
 
 
 def _refused(writable: str) -> SharedFolderError:

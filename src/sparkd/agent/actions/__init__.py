@@ -21,6 +21,7 @@ from sparkd.agent.actions import files, page_cache
 from sparkd.agent.actions.files import Pruned
 from sparkd.agent.actions.page_cache import READAHEAD_FILE, ReadaheadChange
 from sparkd.agent.actions.processes import Rank, end_orphan, end_process, forget_rank, pause_process, unlink_segment
+from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.preflight.fixes import (
     Applied,
     CompactMemory,
@@ -70,7 +71,9 @@ DISK_SECONDS = 10.0
 
 def acquire_lock(host: Host, owner: NodeOwner) -> int:
     """The lock's file descriptor, held until it is closed. Raises BlockedError (exit 10) naming another owner."""
-    fd = open_lock(Path(host.files.real(OWNER_LOCK)))
+    lock = Path(host.files.real(OWNER_LOCK))
+    refuse_shared(lock.parent)
+    fd = open_lock(lock)
     os.fchmod(fd, 0o600)  # of an earlier version, anybody could open it
     deadline = time.monotonic() + LOCK_SECONDS
     while not try_lock(fd):
@@ -188,6 +191,7 @@ class Actions:
     def _private_file(self, path: str) -> Path:
         """In a folder of root's below /run."""
         file = Path(self._host.files.real(path))
+        refuse_shared(file.parent)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return file
 
@@ -277,6 +281,7 @@ class Actions:
         folder = Path(self._host.files.real(HEAD_FILES))
         if not wanted and not folder.is_dir():
             return
+        refuse_shared(folder)
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         for name, content in wanted.items():

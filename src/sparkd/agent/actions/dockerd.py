@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparkd.agent.actions.files import clear_torn, make_cache_folder, sync_folder
 from sparkd.agent.actions.processes import Rank
+from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.docker_config import CDI_KIND, GpuAccess
 from sparkd.base.host.docker_image import how_to_get
 from sparkd.base.host.files import Files
@@ -246,6 +247,10 @@ def _mounts(plan: LaunchPlan, image_id: str, script: Path) -> Iterator[tuple[str
 @contextmanager
 def lock_scratch(folder: Path) -> Iterator[None]:
     """Allow one copy at a time: two would write and remove the same file. Raises BlockedError."""
+    if writable := find_shared(folder):
+        raise BlockedError(
+            f"others than root may write to {writable}, on the way to {folder}", "sudo -H sparkd image sync"
+        )
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

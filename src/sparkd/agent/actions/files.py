@@ -9,13 +9,12 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shlex import quote
 
 from msgspec import Struct
 
+from sparkd.agent.actions.shared_folders import SharedFolderError, refuse_shared
 from sparkd.base.host import caches
 from sparkd.base.host.files import Files
-from sparkd.base.host.ownership import find_writable
 from sparkd.base.lib.errors import LaunchError, UsageError
 from sparkd.base.lib.lock import hold, open_lock
 from sparkd.base.plan.script import HOSTS_TARGET
@@ -36,8 +35,9 @@ DOOMED = ".removed-"
 def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: bool = True) -> None:
     """Replace `path` in one step. `durable`: also over a power cut (on ext4, a file without fsync came back empty).
 
-    Without `over`, an existing file stays: FileExistsError.
+    Without `over`, an existing file stays: FileExistsError. SharedFolderError: `as_owner` writes there.
     """
+    refuse_shared(path.parent)
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -60,7 +60,8 @@ def write(path: Path, content: str | bytes, mode: int, *, durable: bool, over: b
 
 
 def remove(path: Path) -> bool:
-    """Whether there was one to remove; it does not come back after a power cut. Raises OSError."""
+    """Whether there was one to remove; it does not come back after a power cut. Raises OSError, SharedFolderError."""
+    refuse_shared(path.parent)
     try:
         path.unlink()
     except FileNotFoundError:
@@ -111,6 +112,7 @@ def exchange(files: Files, file: StateFile[Content], before: Content | None, aft
 @contextmanager
 def alone(lock: Path) -> Iterator[None]:
     """One process at a time. Raises OSError where another one has it."""
+    refuse_shared(lock.parent)
     with hold(open_lock(lock), LOCK_SECONDS) as held:
         if not held:
             raise BlockingIOError(errno.EAGAIN, "another process writes it")
@@ -131,6 +133,8 @@ def usage_error(reason: str, hint: str = "run it as root") -> Iterator[None]:
     """Raises UsageError in place of OSError."""
     try:
         yield
+    except SharedFolderError as error:
+        raise UsageError(f"{reason}: {error.reason}", error.hint) from None
     except OSError as error:
         raise UsageError(f"{reason}: {error.strerror or error}", _REMEDIES.get(error.errno or 0, hint)) from None
 
@@ -140,31 +144,12 @@ def locked(root: Path, name: str = SETUP_LOCK, commands: str = "`sparkd init` or
     """One of these commands at a time. Raises UsageError where another one is under way."""
     lock = root / name
     with usage_error(f"{lock} can't be opened"):
+        refuse_shared(lock.parent)
         fd = open_lock(lock)
     with hold(fd) as held:
         if not held:
             raise UsageError(f"another {commands} is under way", "wait for it")
         yield
-
-
-def become_owner(folder: Path) -> None:
-    """As root, continue for good with the ids of the user who may write to `folder`, or on the way to it.
-
-    So a link that they have planted there leads to nothing that they could not write themselves, and what is made is
-    theirs. Raises UsageError where that may be several users.
-    """
-    while not os.path.lexists(folder):
-        folder = folder.parent
-    writable = find_writable(Files(), str(folder)) if os.geteuid() == 0 else ""
-    if not writable:
-        return
-    owner = Path(writable).lstat()
-    if owner.st_uid == 0:
-        hint = f"look at what is in it, then: sudo chmod go-w {quote(writable)}"
-        raise UsageError(f"nothing is written there as root: others may write to {writable}", hint)
-    os.setgroups([])
-    os.setresgid(owner.st_gid, owner.st_gid, owner.st_gid)
-    os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)
 
 
 class Pruned(Struct, frozen=True):
@@ -176,9 +161,10 @@ class Pruned(Struct, frozen=True):
 def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> Path:
     """The folder, made on first use; marks the image as used now.
 
-    A container may open its folder to all, and the next one runs what is in it: only root gets there.
+    A container may open its folder to all, and the next one runs what is in it: only root gets there. Raises
+    LaunchError where others may.
     """
-    found = root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")
+    found = _cache_folder(image_id, name, root)
     if not found.is_dir():
         found.mkdir(parents=True)
         found.chmod(0o755)  # for an image with another user, whatever the umask
@@ -188,15 +174,42 @@ def make_cache_folder(image_id: str, name: str, root: Path = Path(caches.ROOT)) 
 
 
 def clear_torn(image_id: str, name: str, root: Path = Path(caches.ROOT)) -> int:
-    """Remove files of kernels without a byte, before an engine loads one; how many. A power cut leaves such files."""
+    """Remove files of kernels without a byte, before an engine loads one; how many. A power cut leaves such files.
+
+    Raises LaunchError where others than root may write to the caches.
+    """
     cleared = 0
-    for entry in caches.entries(str(root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/"))):
+    top = _cache_folder(image_id, name, root)
+    for entry in caches.entries(str(top)):
         with suppress(OSError):  # a cache never blocks a start
             kernel = entry.name.endswith(caches.KERNELS) and entry.is_file(follow_symlinks=False)
             if kernel and not entry.stat(follow_symlinks=False).st_size:
-                Path(entry.path).unlink()
+                remove_empty(top, entry.path[len(str(top)) + 1 :])
                 cleared += 1
     return cleared
+
+
+def _cache_folder(image_id: str, name: str, root: Path) -> Path:
+    try:
+        refuse_shared(root)
+    except SharedFolderError as error:
+        raise LaunchError(error.reason, error.hint) from None
+    return root / caches.path(image_id, name).removeprefix(f"{caches.ROOT}/")
+
+
+def remove_empty(top: Path, below: str) -> None:
+    """Remove a file without a byte, by no link that a container has put in place of a folder since. Raises OSError."""
+    *folders, name = below.split("/")
+    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            os.close(fd)
+            fd = inner
+        if not os.stat(name, dir_fd=fd, follow_symlinks=False).st_size:
+            os.unlink(name, dir_fd=fd)
+    finally:
+        os.close(fd)
 
 
 def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(caches.ROOT)) -> Iterator[Pruned]:
@@ -206,6 +219,7 @@ def prune_caches(keep_image_id: str, mounted: Iterable[str], root: Path = Path(c
     """
     if not root.is_dir():
         return
+    refuse_shared(root)
     own, targets = keep_image_id.removeprefix("sha256:"), tuple(mounted)
     root = root.resolve()  # as the kernel names mounts, where /var/lib/sparkd is a symlink to a larger disk
     folders = [one for one in root.iterdir() if one.is_dir() and not one.is_symlink()]

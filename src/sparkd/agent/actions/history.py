@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import alone
+from sparkd.agent.actions.shared_folders import find_shared
 from sparkd.base.host.files import Files
 from sparkd.base.state.file import FOLDER
 from sparkd.base.state.history import ENDS, LAUNCHES, MODE, PATH, Launch, Past, Row, decode
@@ -169,8 +170,9 @@ def _reading(files: Files) -> Iterator[sqlite3.Connection | None]:
             return
         if not os.access(path, os.R_OK):  # SQLite would only say that it can't open it
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-        # One that can write takes back what a power cut has left half done.
-        with _connect(path, "rw" if os.access(path, os.W_OK) else "ro") as database:
+        # One that can write takes back what a power cut has left half done, or what another user has put there.
+        writes = os.access(path, os.W_OK) and not find_shared(path.parent)
+        with _connect(path, "rw" if writes else "ro") as database:
             yield database if _schema(database) else None
 
 

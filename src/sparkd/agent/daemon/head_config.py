@@ -148,7 +148,8 @@ def use_kept(agent: Agent, origins: Mapping[str, str]) -> None:
     try:
         agent.actions.keep_head_files(kept.config.kept_files)
     except (OSError, TimeoutError) as error:
-        agent.events.error("state.write.failed", file="head-files", reason=str(error), hint="df -h /var/lib/sparkd")
+        hint = getattr(error, "hint", "df -h /var/lib/sparkd")  # a SharedFolderError's
+        agent.events.error("state.write.failed", file="head-files", reason=error.strerror or str(error), hint=hint)
     agent.reporter.update(config_digest=kept.digest)
     agent.events.info(
         "cluster.config.followed",

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from sparkd.agent.actions.files import write
+from sparkd.agent.actions.shared_folders import refuse_shared
 from sparkd.agent.daemon.hooks import DEADLINE_SECONDS, ENVIRONMENT, first_line, run_program
 from sparkd.agent.preflight.hooks import check_program
 from sparkd.agent.status.notice_formats import as_json, render
@@ -109,6 +110,7 @@ class Outbox:
 
     def open(self, *, wait: bool) -> bool:
         """Become the one who sends, until `close`. Without `wait`, False where another one is. Raises OSError."""
+        refuse_shared(self._folder)
         self._lock = open_lock(self._folder / LOCK)
         if not try_lock(self._lock, wait=wait):
             self.close()

@@ -105,7 +105,8 @@ class StateStore:
             done = write() is not False
         except OSError as error:
             if name not in self._unwritten:
-                self._events.error("state.write.failed", file=name, reason=str(error), hint=f"df -h {folder}")
+                hint = getattr(error, "hint", f"df -h {folder}")  # a SharedFolderError's
+                self._events.error("state.write.failed", file=name, reason=error.strerror or str(error), hint=hint)
             self._unwritten.add(name)
             return False
         self._unwritten.discard(name)

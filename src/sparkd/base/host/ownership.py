@@ -15,10 +15,11 @@ from sparkd.base.lib.errors import AwaitedError, ConfigError
 ROOT = (0,)
 
 
-def find_writable(files: Files, path: str, owners: Collection[int] = ROOT) -> str:
+def find_writable(files: Files, path: str, owners: Collection[int] = ROOT, *, sticky: bool = False) -> str:
     """What others than `owners` may write to: the file, or a folder or symlink on the way to it. Empty where nothing.
 
-    In a sticky folder nobody can replace what an owner has there. The search ends at what is unreadable.
+    In a sticky folder nobody can replace what an owner has there. `sticky`: `path` may itself be one. The search ends
+    at what is unreadable.
     """
     way = ["/"]
 
@@ -30,8 +31,8 @@ def find_writable(files: Files, path: str, owners: Collection[int] = ROOT) -> st
         follow(path, read_link)
         for here in way:
             found = files.lstat(here)
-            sticky = found.permissions & S_ISVTX and here != way[-1]
-            if found.uid not in owners or (found.writable_by_others and found.kind is not Kind.LINK and not sticky):
+            fixed = found.permissions & S_ISVTX and (sticky or here != way[-1])
+            if found.uid not in owners or (found.writable_by_others and found.kind is not Kind.LINK and not fixed):
                 return here
     return ""
 

@@ -93,17 +93,24 @@ def _refuse_existing(place: Place, name: str) -> None:
 
 
 def _write(place: Place, result: convert.Result, force: bool) -> None:
-    """The recipe comes last: where it is, the rest is, too."""
+    """The recipe comes last: where it is, the rest is, too. Raises ConfigError, SharedFolderError."""
     from sparkd.agent.actions import files
+    from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner
 
     folder, file = place.origin, f"{result.name}{SUFFIX}"
     if not force:
         _refuse_existing(place, result.name)
-    try:
+
+    def write() -> None:
         for name, one in result.files.items():
             over, mode = force or "/" in name, 0o755 if one.executable else 0o644  # mods are named by their content
             files.write(folder / name, one.content, mode, durable=True, over=over)
         files.write(folder / file, result.text, 0o644, durable=True, over=force)
+
+    try:
+        as_owner(folder, write)
+    except SharedFolderError:
+        raise
     except OSError as error:
         where = error.filename2 or error.filename or folder
         raise ConfigError(f"{where}: cannot be written: {(error.strerror or str(error)).lower()}") from None

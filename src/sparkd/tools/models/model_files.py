@@ -21,14 +21,12 @@ from sparkd.base.recipes.loader import SUFFIX, load_recipe, recipe_folders
 from sparkd.base.recipes.schema import REPO, Model
 from sparkd.tools.models.hub import Repo
 from sparkd.tools.models.other_nodes import require_room
-from sparkd.tools.models.ssh import SshHost
+from sparkd.tools.models.ssh import NOT_FOUND, SshHost
 
 TOKEN = "HF_TOKEN"  # noqa: S105 - the variable's name
 TOKEN_LIMIT_BYTES = 4096
 CHECK_SECONDS = 4 * 3600.0
 """To read a model whole, from a slow disk too."""
-NOT_FOUND = 127
-"""Exit code of a shell that does not find the program."""
 RSYNC_OPTIONS = ("--partial-dir=.sparkd-partial", "--exclude=*.incomplete", "--exclude=.sparkd-partial/")
 """A file gets its name there when it is whole; an interrupted one is kept aside and resumed."""
 
@@ -153,11 +151,12 @@ def read_token(path: str | None, files: Files) -> str | None:
 
 def send_model(folder: str, show: Callable[[str], None], peer: SshHost, *, quick: bool) -> None:
     source, where = f"{folder}/", f"{peer.address}: "
-    need_bytes, room = peer.count_to_send(source, folder, *RSYNC_OPTIONS), peer.read_room(folder)
+    options = (*RSYNC_OPTIONS, *peer.choose_writer(folder))
+    need_bytes, room = peer.count_to_send(source, folder, *options), peer.read_room(folder)
     if need_bytes:
         require_room(room, need_bytes, "", "", peer)
     show(where + (f"{size(need_bytes)} to send" if need_bytes else "nothing to send"))
-    peer.send(source, folder, *RSYNC_OPTIONS)
+    peer.send(source, folder, *options)
     ended = peer.run("sparkd", "model", "check", *(("--quick",) if quick else ()), "--", folder, seconds=CHECK_SECONDS)
     if ended.code == NOT_FOUND:
         show(f"{where}copied, each sent file with its checksum; it has no sparkd to check it with")

@@ -31,12 +31,17 @@ SILENCE_SECONDS = 300
 ANSWER_LIMIT_BYTES = 4 << 20
 STDERR_LIMIT_BYTES = 4096
 SSH_FAILED = 255
+NOT_FOUND = 127
+"""Exit code of a shell that does not find the program."""
 
 _PACKAGES = {"ssh": "openssh-client", "rsync": "rsync"}
 _JOIN = 'test "$(id -u)" = 0 || set -- sudo -n; exec "$@" sparkd init --yes --join'
 _ROOM = 'd=$1; while [ ! -d "$d" ]; do d=$(dirname -- "$d"); done; df -Pk -- "$d"'
+_OWNERS = 'test "$(id -u)" != 0 || LC_ALL=C namei -l -- "$1"'
 _LENGTH = 'stat -c %s -- "$1" 2>/dev/null || echo 0'
 _DF = re.compile(r"\s\d{1,18}\s+\d{1,18}\s+(-?\d{1,18})\s+\S{1,9}\s+(/.*)$")
+_OWNER = re.compile(r"^ *([a-z-])([rwxsStT-]{9})\S? +(\S+) +\S+ +(.*)$", re.MULTILINE)
+_LOGIN = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _TO_SEND = re.compile(r"^Total transferred file size: (\d{1,18}) bytes$", re.MULTILINE)
 _NO_IMAGE = ("no such image", "no such object")
 
@@ -105,6 +110,29 @@ class SshHost(Struct, frozen=True):
         """Of a file there; 0 where there is none."""
         answer = self.run_checked("sh", "-c", _LENGTH, "sh", path).strip()
         return int(answer) if answer.isdecimal() and len(answer) < 19 else 0
+
+    def choose_writer(self, folder: str) -> tuple[str, ...]:
+        """For rsync: where root logs in there, and a user may write to a folder or what leads to it, that user writes.
+
+        So a link that they plant leads to nothing of root's. Raises BlockedError where that may be several.
+        """
+        ended = self.run("sh", "-c", _OWNERS, "sh", folder)
+        entries = _OWNER.findall(ended.answer)
+        if (ended.answer and not entries) or ended.code == NOT_FOUND:
+            raise self.failed(ended)
+        for number, (kind, modes, owner, name) in enumerate(entries, 1):
+            if owner != "root" and _LOGIN.fullmatch(owner):
+                return (f"--rsync-path=runuser -u {owner} -- rsync",)
+            fixed = kind == "l" or (modes[-1] in "tT" and number < len(entries))
+            if owner != "root" or ("w" in (modes[4], modes[7]) and not fixed):
+                reason = f"nothing is written there as root: others may write to {sanitize(name)}, of {folder}"
+                how = (
+                    "sudo mkdir -p"
+                    if modes[-1] in "tT"
+                    else "sudo chown root: and sudo chmod go-w what it is: namei -l"
+                )
+                raise BlockedError(f"{self.address}: {reason}", f"there: {how} {shlex.quote(folder)}")
+        return ()
 
     def inspect_image(self, ref: str) -> object:
         """docker's description of an image there; None where it has none.

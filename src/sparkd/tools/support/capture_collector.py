@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,6 +20,7 @@ import msgspec
 
 from sparkd import __version__
 from sparkd.agent.actions import history as store
+from sparkd.agent.actions.shared_folders import as_owner
 from sparkd.agent.cluster import inventory
 from sparkd.agent.cluster.client import PeerReader, Source, UnsignedError, parse_peer_report
 from sparkd.agent.cluster.logs import Entry, merge, open_logs
@@ -121,18 +123,22 @@ class Collector:
         return found[0] if found else None
 
     def save(self, output: str | None) -> tuple[Path, int]:
-        """Write the archive, which is for root alone, to a new file; its path and its length in bytes."""
+        """Write the archive, which is for root alone, to a new file; its path and its length in bytes.
+
+        In a folder of the user who became root by sudo it is theirs. Raises OSError, SharedFolderError.
+        """
         at = datetime.now(UTC)
         name = f"sparkd-capture-{re.sub(r'[^A-Za-z0-9.-]', '_', self.host.name())}-{at:%Y%m%dT%H%M%SZ}"
         path = Path(output or f"{name}.tar.gz")
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
-            try:
-                content = self._archive(name, at)
-                file.write(content)
-                file.flush()
-            except BaseException:
-                path.unlink()  # a part of it is none
-                raise
+        elsewhere = f"sudo sparkd capture --output /root/{name}.tar.gz"
+        put = partial(as_owner, path.parent, private=elsewhere)
+        put(lambda: path.touch(0o600, exist_ok=False))  # follows no link; what fails, fails before minutes of reading
+        try:
+            content = self._archive(name, at)
+            put(lambda: path.write_bytes(content))
+        except BaseException:
+            put(path.unlink)  # a part of it is none
+            raise
         return path, len(content)
 
     def _archive(self, name: str, at: datetime) -> bytes:

@@ -1,0 +1,317 @@
+"""All that root writes, where a user may write too: no link of theirs is followed, and what is made is theirs.
+
+`tests/unit/test_writers.py` finds code that writes and is not walked here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from msgspec import Struct
+from tests.integration.stranger import UID
+from tests.unit.commands import sparkd
+
+from sparkd.agent.actions import Actions, acquire_lock, files, history
+from sparkd.agent.actions.dockerd import lock_scratch, save
+from sparkd.agent.actions.shared_folders import SharedFolderError, as_owner, refuse_shared
+from sparkd.agent.daemon.notify import Outbox
+from sparkd.base.config import Notify
+from sparkd.base.config.units import DropIn
+from sparkd.base.host import Host
+from sparkd.base.host.files import Files
+from sparkd.base.host.owner import NodeOwner
+from sparkd.base.lib.errors import BlockedError, LaunchError, SparkdError
+from sparkd.base.lib.log import ProcessLog
+from sparkd.base.lib.main_loop import MainLoop
+from sparkd.base.lib.systemd import Notifier
+from sparkd.base.lib.text import Redactor
+from sparkd.base.state.file import StateFile
+from sparkd.base.state.history import Launch
+from sparkd.base.state.known_good import Facts
+from sparkd.tools.models.ssh import Ended, SshHost
+from sparkd.tools.setup import cluster_key
+from sparkd.tools.setup.setup_manifest import Setup
+from sparkd.tools.setup.system_config import SysctlManager, UnitFiles
+
+FOREIGN = Path(__file__).parents[1] / "unit/recipes/foreign-recipes/eugr-v1-deepseek-v4-flash.yaml"
+IMAGE = "ab" * 32
+STATE = "var/lib/sparkd"
+MINE = NodeOwner(os.getpid(), "sparkd run --role head", "a" * 32)
+
+
+class Count(Struct, frozen=True):
+    steps: int
+
+
+FILE = StateFile("count.json", Count)
+ROW = Launch("a", "2026-11-23T10:00:00+00:00", 0, "d", "tiny", Facts({}, {}, {}))
+
+
+def host(root: Path) -> Host:
+    """Its root is not resolved, as `/` is not."""
+    made = Host(root)
+    made.files = Files(str(root))
+    return made
+
+
+def run_import(root: Path) -> None:
+    done = sparkd("recipe", "import", str(FOREIGN), "--write", str(root), "--force")
+    if done.returncode:
+        raise SharedFolderError(done.stderr, "")
+
+
+def run_capture(root: Path) -> None:
+    done = sparkd("capture", "--output", str(root / "x.tar.gz"), SUDO_UID=str(UID))
+    if done.returncode:
+        raise SharedFolderError(done.stderr, "")
+
+
+def run_capture_for_root(root: Path) -> None:
+    done = sparkd("capture", "--output", str(root / "x.tar.gz"), SUDO_UID="0")
+    if done.returncode:
+        raise SharedFolderError(done.stderr, "")
+
+
+def write_several(root: Path) -> None:
+    def write() -> None:
+        files.write(root / "m.mods-1/run.sh", "x", 0o755, durable=True)
+        files.write(root / "m.yaml", "x", 0o644, durable=True)
+
+    as_owner(root, write)
+
+
+def open_outbox(root: Path) -> None:
+    events = ProcessLog(lambda *_line, **_how: None).events(Redactor())
+    box = Outbox(host(root), Notify(), events)
+    if box.open(wait=False):
+        box.close()
+
+
+def act(work: Callable[[Actions], object]) -> Callable[[Path], None]:
+    def run(root: Path) -> None:
+        lock = os.open("/dev/null", os.O_RDONLY)
+        actions = Actions(host(root), MainLoop(Notifier(), {}), MINE, lock)
+        try:
+            work(actions)
+        finally:
+            os.close(lock)
+
+    return run
+
+
+def save_image(root: Path) -> None:
+    with lock_scratch(root / ".cache/sparkd"):
+        save("none", root / ".cache/sparkd/image-1.tar", lambda _: None)
+
+
+class Writer(NamedTuple):
+    run: Callable[[Path], object]
+    target: str
+    """Below the folder: what it makes, or puts in the place of what is there."""
+    theirs: bool = False
+    """Written with the ids of the folder's owner; else refused."""
+
+
+WRITERS = {
+    "recipe import --write": Writer(run_import, "eugr-v1-deepseek-v4-flash.yaml", theirs=True),
+    "recipe import --write, with files": Writer(write_several, "m.mods-1/run.sh", theirs=True),
+    "capture --output": Writer(run_capture, "x.tar.gz", theirs=True),
+    "capture --output, of another user's": Writer(run_capture_for_root, "x.tar.gz"),
+    "image sync": Writer(save_image, ".cache/sparkd/image-1.part"),
+    "init": Writer(
+        lambda root: Setup(root).write("/etc/sparkd/conf.d/10-init.toml", "x", 0o644), f"{STATE}/setup.json"
+    ),
+    "init, its lock": Writer(lambda root: Setup(root).alone().__enter__(), "run/sparkd/setup.lock"),
+    "init --new-cluster-key": Writer(lambda root: cluster_key.create_key(str(root / "key")), "key"),
+    "units install": Writer(
+        lambda root: UnitFiles(root).install((DropIn("head", "[Service]\n"),)),
+        "etc/systemd/system/sparkd-head.service.d/50-sparkd.conf",
+    ),
+    "tune apply": Writer(
+        lambda root: SysctlManager(root).apply({}, "# Written by `sparkd tune apply`\n"), "run/sparkd/setup.lock"
+    ),
+    "bench, its lock": Writer(
+        lambda root: files.locked(root, "run/sparkd/bench.lock").__enter__(), "run/sparkd/bench.lock"
+    ),
+    "tune-recipe": Writer(lambda root: files.write(root / "r.yaml", "x", 0o644, durable=True, over=False), "r.yaml"),
+    "state": Writer(act(lambda one: one.write_state("s.json", "{}", 0o600)), f"{STATE}/s.json"),
+    "state, removed": Writer(act(lambda one: one.remove_state("s.json")), f"{STATE}/s.json"),
+    "state of people and agent": Writer(
+        lambda root: files.exchange(Files(str(root)), FILE, None, Count(1)), f"{STATE}/count.json"
+    ),
+    "history": Writer(lambda root: history.write(Files(str(root)), ROW), f"{STATE}/history.db"),
+    "notify, its lock": Writer(open_outbox, f"{STATE}/notify.lock"),
+    "files of the head": Writer(act(lambda one: one.keep_head_files({"a": b"x"})), f"{STATE}/head/a"),
+    "report": Writer(act(lambda one: one.write_run("report.json", "{}")), "run/sparkd/report.json"),
+    "the node's lock": Writer(lambda root: os.close(acquire_lock(host(root), MINE)), "run/sparkd/owner.lock"),
+    "caches, made": Writer(lambda root: files.make_cache_folder(IMAGE, "vllm", root), f"{IMAGE}/vllm"),
+    "caches, cleared": Writer(lambda root: files.clear_torn(IMAGE, "triton", root), f"{IMAGE}/triton/a.so"),
+    "caches, pruned": Writer(lambda root: list(files.prune_caches(IMAGE, (), root)), f".removed-{IMAGE}/a"),
+}
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A folder of root's with a file for each writer, and one without a byte."""
+    for one in (tmp_path, *tmp_path.parents[:3]):
+        if one != Path("/tmp"):
+            one.chmod(0o755)
+    folder = tmp_path / "victim"
+    for writer in WRITERS.values():
+        file = folder / writer.target
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_dir():
+            file.write_text("" if file.suffix == ".so" else "root's")
+            file.chmod(0o600)
+    return folder
+
+
+@pytest.fixture
+def theirs(tmp_path: Path, victim: Path) -> Path:
+    folder = tmp_path / "theirs"
+    folder.mkdir()
+    os.chown(folder, UID, UID)
+    return folder
+
+
+def snapshot(folder: Path) -> Iterator[tuple[str, int, int, int, str]]:
+    for path in sorted(folder.rglob("*")):
+        found = path.lstat()
+        yield str(path), found.st_mode, found.st_uid, found.st_ino, path.read_text() if path.is_file() else ""
+
+
+@pytest.mark.parametrize("planted", ["target", "parent", "folder"])
+@pytest.mark.parametrize("name", WRITERS)
+def test_what_a_user_has_planted_leads_to_nothing_of_roots(name: str, planted: str, theirs: Path, victim: Path) -> None:
+    writer = WRITERS[name]
+    if planted == "folder":
+        theirs.rmdir()
+        link, leads_to = theirs, victim
+    else:
+        link, leads_to = theirs / writer.target, victim / writer.target
+        if planted == "parent" and link.parent != theirs:
+            link, leads_to = link.parent, leads_to.parent
+        link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(leads_to)
+    while link not in (theirs.parent, theirs):
+        os.chown(link, UID, UID, follow_symlinks=False)
+        link = link.parent
+    os.chown(theirs, UID, UID, follow_symlinks=False)
+    before = list(snapshot(victim))
+    with suppress(OSError, SparkdError):
+        writer.run(theirs)
+    assert list(snapshot(victim)) == before
+
+
+@pytest.mark.parametrize("name", [name for name, writer in WRITERS.items() if writer.theirs])
+def test_what_is_written_for_a_person_belongs_to_the_folders_owner(name: str, theirs: Path) -> None:
+    WRITERS[name].run(theirs)
+    written = list(theirs.rglob("*"))
+    assert theirs / WRITERS[name].target in written
+    assert {(one.stat().st_uid, one.stat().st_gid) for one in written} == {(UID, UID)}
+
+
+@pytest.mark.parametrize("name", [name for name, writer in WRITERS.items() if not writer.theirs])
+def test_what_is_sparkds_own_is_refused_with_the_command_that_repairs_it(name: str, theirs: Path) -> None:
+    with pytest.raises((SparkdError, OSError)) as refused:
+        WRITERS[name].run(theirs)
+    assert str(theirs) in str(refused.value)
+    assert "sudo " in str(refused.value)
+    assert list(theirs.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_folder_of_roots_is_written_as_before(name: str, theirs: Path) -> None:
+    os.chown(theirs, 0, 0)
+    for place in (STATE, "run/sparkd"):
+        (theirs / place).mkdir(parents=True)
+    with suppress(BlockedError):  # docker has no such image
+        WRITERS[name].run(theirs)
+    assert {one.lstat().st_uid for one in theirs.rglob("*")} == {0}
+
+
+def test_a_folder_of_several_users_is_refused(theirs: Path) -> None:
+    os.chown(theirs, 0, 0)
+    theirs.chmod(0o777)
+    with pytest.raises(SharedFolderError, match=f"sudo chmod go-w {theirs}"):
+        as_owner(theirs, lambda: (theirs / "a").touch())
+
+
+def test_in_a_sticky_folder_files_are_made_but_no_folders(theirs: Path) -> None:
+    os.chown(theirs, 0, 0)
+    theirs.chmod(0o1777)
+    files.write(theirs / "a", "x", 0o600, durable=False)
+    assert (theirs / "a").stat().st_uid == 0
+    with pytest.raises(SharedFolderError, match=f"mktemp -d {theirs}/sparkd-XXXX"):
+        files.write(theirs / "b/a", "x", 0o600, durable=False)
+
+
+def test_what_fails_as_the_owner_is_raised_as_it_was(theirs: Path) -> None:
+    with pytest.raises(FileNotFoundError) as raised:
+        as_owner(theirs, (theirs / "none").unlink)
+    assert raised.value.filename == str(theirs / "none")
+    with pytest.raises(OSError, match=f"as uid {UID} ended with 1"):
+        as_owner(theirs, lambda: 1 / 0)
+
+
+def test_a_link_that_a_container_puts_in_place_of_a_cache_folder_is_not_followed(tmp_path: Path, victim: Path) -> None:
+    top = tmp_path / "cache"
+    (top / "in").mkdir(parents=True)
+    (top / "in/a.so").touch()
+    (top / "link").symlink_to(victim / IMAGE / "triton")
+    before = list(snapshot(victim))
+    with pytest.raises(NotADirectoryError):
+        files.remove_empty(top, "link/a.so")
+    assert list(snapshot(victim)) == before
+    files.remove_empty(top, "in/a.so")
+    assert list((top / "in").iterdir()) == []
+
+
+def test_caches_that_a_user_may_swap_start_no_engine(theirs: Path) -> None:
+    with pytest.raises(LaunchError, match="sudo chown -h root:"):
+        files.make_cache_folder(IMAGE, "vllm", theirs)
+
+
+class Here(SshHost, frozen=True):
+    """Another node that is this one, where root logs in."""
+
+    def run(self, *words: str, seconds: float = 60.0, given: str = "") -> Ended:
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+
+def test_rsync_on_another_node_runs_as_the_owner_of_the_folder(theirs: Path) -> None:
+    os.chown(theirs, 65534, 65534)  # it has a name here
+    assert Here("a").choose_writer(f"{theirs}/models/m") == ("--rsync-path=runuser -u nobody -- rsync",)
+    os.chown(theirs, 0, 0)
+    assert Here("a").choose_writer(f"{theirs}/models/m") == ()
+    (theirs / "link").symlink_to("/")
+    os.chown(theirs / "link", 65534, 65534, follow_symlinks=False)
+    assert Here("a").choose_writer(f"{theirs}/link/srv") == ("--rsync-path=runuser -u nobody -- rsync",)
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(0, 0o777), (0, 0o1777), (0, 0o775), (UID, 0o755)])
+def test_rsync_on_another_node_is_refused_where_several_users_may_write(theirs: Path, owner: int, mode: int) -> None:
+    theirs.chmod(mode)
+    os.chown(theirs, owner, owner)
+    with pytest.raises(BlockedError, match="there: sudo"):
+        Here("a").choose_writer(f"{theirs}/m")
+
+
+def test_nothing_is_refused_to_a_user_without_root(theirs: Path) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setresuid(UID, UID, UID)
+            refuse_shared(theirs)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0

@@ -74,8 +74,19 @@ def test_a_mount_that_reaches_the_node_warns_even_where_it_is_only_read(source: 
 
 @pytest.mark.parametrize(
     "source",
-    ["/etc/cron.d", "/etc/passwd", "/etc/sparkd/recipes", "/usr/local/bin", "/bin", "/lib/systemd", "/sys"]
-    + ["/opt", "/opt/nvidia", "/var/lib/dpkg/info", "/var/lib/snapd"],
+    [
+        "/etc/cron.d",
+        "/etc/passwd",
+        "/etc/sparkd/recipes",
+        "/usr/local/bin",
+        "/bin",
+        "/lib/systemd",
+        "/sys",
+        "/opt",
+        "/opt/nvidia",
+        "/var/lib/dpkg/info",
+        "/var/lib/snapd",
+    ],
 )
 def test_what_runs_as_root_warns_where_it_may_be_written_to(source: str) -> None:
     assert len(reach(volumes=[f"{source}:/inside:rw"])) == 1

@@ -49,7 +49,8 @@ def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_befo
     first = keys(path)[0]
     lines = rotate_key(str(path))
     assert f"next: copy {path} to each other node" in lines
-    assert (command := forget_command(str(path))) in lines
+    command = forget_command(str(path))
+    assert command in lines
     second = keys(path)[0]
     assert keys(path) == (second, first)
     assert second != first

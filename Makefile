@@ -82,7 +82,7 @@ lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless 
 	build/uv/bin/uv pip compile -q pyproject.toml --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -o requirements.lock
 
-audit: venv  ## advisories for what requirements.lock pins, and for the Rust crates in its wheels (network: api.osv.dev)
+audit: venv  ## advisories on the pins of requirements.lock, and on the Rust crates in its wheels (network: api.osv.dev)
 	PYTHONPATH=packaging $(PYTHON) -m audit
 
 venv:

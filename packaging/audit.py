@@ -57,7 +57,7 @@ def find_advisories(packages: Sequence[str], osv: str = OSV) -> dict[str, list[s
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="audit", description="Advisories for what requirements.lock pins.")
+    parser = argparse.ArgumentParser(prog="audit", description="Look up advisories on all that requirements.lock pins.")
     parser.add_argument("--osv", default=OSV, help="address of the database")
     osv = parser.parse_args(words).osv
     wheels = CHECKOUT / "build/wheels"

@@ -21,7 +21,7 @@ class Database(HTTPServer):
     """Knows one advisory."""
 
     answer = b""
-    asked: list[str]
+    requested: list[str]
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -29,9 +29,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        asked = [one["package"]["purl"] for one in body["queries"]]
-        self.server.asked += asked
-        results = [{"vulns": [{"id": "RUSTSEC-1"}]} if one == BAD else {} for one in asked]
+        requested = [one["package"]["purl"] for one in body["queries"]]
+        self.server.requested += requested
+        results = [{"vulns": [{"id": "RUSTSEC-1"}]} if one == BAD else {} for one in requested]
         self.send_response(200)
         self.end_headers()
         self.wfile.write(self.server.answer or json.dumps({"results": results}).encode())
@@ -43,7 +43,7 @@ class _Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def database() -> Iterator[Database]:
     with Database(("127.0.0.1", 0), _Handler) as server:
-        server.asked = []
+        server.requested = []
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield server
         server.shutdown()
@@ -60,13 +60,13 @@ def test_pins_and_crates_are_looked_up_and_advisories_named(tmp_path: Path, data
     packages = audit.find_packages(LOCK, tmp_path)
     assert packages == [BAD, "pkg:pypi/h11@0.1", "pkg:pypi/idna@2.0"]
     assert audit.find_advisories(packages, address(database)) == {BAD: ["RUSTSEC-1"]}
-    assert database.asked == packages
+    assert database.requested == packages
 
 
 def test_the_lock_of_this_checkout_is_looked_up_whole(database: Database, capsys: pytest.CaptureFixture[str]) -> None:
     assert audit.main(["--osv", address(database)]) == 0
-    assert {"pkg:pypi/cryptography", "pkg:pypi/httpx"} <= {one.partition("@")[0] for one in database.asked}
-    assert capsys.readouterr().out == f"{len(database.asked)} packages, 0 with advisories\n"
+    assert {"pkg:pypi/cryptography", "pkg:pypi/httpx"} <= {one.partition("@")[0] for one in database.requested}
+    assert capsys.readouterr().out == f"{len(database.requested)} packages, 0 with advisories\n"
 
 
 @pytest.mark.parametrize("answer", [b"", b"<html>", b'{"results": []}', b"[]", b'{"results": null}'])

@@ -73,12 +73,12 @@ def test_what_stays_down_is_reported_by_a_unit_that_can_do_no_more_than_send() -
 
 def test_a_program_for_messages_has_the_agents_bounds_by_a_drop_in() -> None:
     agent, notify = units.render("head"), units.package_units()[NOTIFY]
-    *_, drop_in = units.dropins(Settings(notify=Notify(command="/usr/local/bin/tell")))
+    *_, drop_in = units.dropins(Settings(notify=Notify(command="/usr/local/bin/send")))
     assert drop_in.path == "/etc/systemd/system/sparkd-notify.service.d/50-sparkd.conf"
     assert drop_in.text.startswith(units.HEADER)
     for key in BOUNDS:
         last = lines(drop_in.text, key)
-        own = [] if "" in last else lines(notify, key)  # an empty one begins anew
+        own = [] if "" in last else lines(notify, key)  # an empty one resets what came before
         assert sorted(" ".join(own + last).split()) == sorted(words(agent, key)), key
     agents = {line for line in agent.splitlines() if line[:1].isupper()}
     for line in notify.partition("CapabilityBoundingSet=")[2].splitlines():

@@ -105,7 +105,7 @@ def test_a_device_that_holds_the_node_warns(device: str) -> None:
         {"volumes": ["/etc/passwd:/etc/passwd:ro", "/etc/group:/etc/group:ro", "/etc/localtime:/etc/localtime:ro"]},
         {"volumes": ["/root/.cache/huggingface:/hub:rw", "/home/me/models:/m:ro", "/srv/models:/x:rw", "/tmp:/t:rw"]},
         {"volumes": ["/etc/sparkd/templates/chat.jinja:/chat.jinja:ro", "/usr/local/cuda:/cuda:ro", "/sys:/host:ro"]},
-        {"volumes": ["/opt/models:/m:ro", "/run/user/1000/pulse:/p:ro", "/var/lib/models:/x:rw"]},
+        {"volumes": ["/opt/models:/m:ro", "/run/user/1000/x:/p:ro", "/var/lib/models:/x:rw"]},
         {"devices": ["/dev/infiniband", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/fuse", "/dev/dri", "/dev/shm"]},
         {"ipc": "host", "network": "host"},
     ],

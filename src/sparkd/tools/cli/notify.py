@@ -46,7 +46,7 @@ def send_test(_: argparse.Namespace) -> int:
         except LaunchError as error:
             failed = True
             print(f"notify.{way}: {error}")
-    *_, drop_in = units.dropins(loaded)
+    drop_in = units.dropins(loaded)[-1]
     if wrong := units.why_wrong(drop_in, units.judge(host.files, drop_in)):
         print(": ".join(wrong))
     return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD

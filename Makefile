@@ -10,7 +10,7 @@ PYTEST := $(PYTHON) -m pytest
 
 PHASES := check integration packaging booted
 
-.PHONY: fuzz check count mutants test integration packaging booted bed demo deb bench generate flags lock venv clean
+.PHONY: fuzz check count mutants test integration packaging booted bed demo deb bench generate flags lock audit venv clean
 
 # mypy runs beside the tests; what it finds is shown after them. Each worker loads the tests, which is fast once compiled.
 # Four workers also on two cores: half of the tests' time is spent waiting.
@@ -77,9 +77,13 @@ flags: venv  ## src/sparkd/data/vllm-flags.json, from the parser of the engine i
 	$(PYTHON) -m tests.bed flags
 
 lock: venv  ## requirements.lock from pyproject.toml; what it pins stays unless pyproject.toml asks for more
-	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/pip install -q uv; }
+	test -x build/uv/bin/pip || $(PYTHON) -m venv build/uv
+	build/uv/bin/pip install -q --no-deps --require-hashes -r packaging/uv.txt
 	build/uv/bin/uv pip compile -q pyproject.toml --extra dev --universal --python-version 3.11 \
 	  --generate-hashes --no-header --no-emit-index-url --no-emit-find-links -o requirements.lock
+
+audit: venv  ## advisories on the pins of requirements.lock, and on the Rust crates in its wheels (network: api.osv.dev)
+	PYTHONPATH=packaging $(PYTHON) -m audit
 
 venv:
 	@packaging/venv.sh $(VENV)

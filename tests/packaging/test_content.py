@@ -103,6 +103,7 @@ def test_every_library_has_its_paragraph_of_copyright(package: Path) -> None:
         PurePosixPath(name).relative_to(VENDOR).parts[0] for name in archive.getnames() if name.startswith(f"{VENDOR}/")
     }
     assert len(tops) > 20
+    assert "example.py" not in tops, "a module that nothing imports"
     assert [top for top in sorted(tops) if f"usr/lib/sparkd/vendor/{top}" not in text] == []
     named = set(re.findall(r"^License: (\S+)$", text, re.MULTILINE))
     assert "Apache-2.0" in named

@@ -364,6 +364,8 @@ def test_the_command_sends_a_test_message_by_each_way(tmp_path: Path, near: Rece
         lines = done.stdout.splitlines()
         assert lines[1] == "notify.webhook_file: HTTP 404 (does the receiver still know this URL?)"
         assert json.loads(near.bodies[0])["event"] == "test"
+        drop_in = "/etc/systemd/system/sparkd-notify.service.d/50-sparkd.conf"
+        assert lines[2:] == [f"{drop_in} is missing: sparkd units install"], "or the program lacks its rights there"
 
 
 def test_without_a_way_the_command_says_what_to_set(tmp_path: Path) -> None:

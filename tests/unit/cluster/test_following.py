@@ -112,6 +112,7 @@ BEYOND = "cluster.allow.mounts permits"
     [
         (image("evil/image:1"), "image evil/image:1: cluster.allow.images is empty, and no recipe on this node has it"),
         (image(f"{IMAGE}-evil"), "cluster.allow.images is empty"),
+        (image(f"{IMAGE}@sha256:{'a' * 64}"), "cluster.allow.images is empty"),
         (image("sha256:" + "a" * 64), "cluster.allow.images is empty"),
         (image("0123456789ab"), "cluster.allow.images is empty"),
         (section("engine", image="evil/image:1"), "cluster.allow.images is empty"),

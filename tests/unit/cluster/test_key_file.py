@@ -131,6 +131,19 @@ def test_a_file_that_goes_bad_leaves_the_ring_its_last_good_keys_and_is_reported
     assert troubles == [trouble]
 
 
+def test_older_keys_are_reminded_of_at_the_start_and_at_each_change_and_one_key_never(tree: Tree) -> None:
+    file = write(tree, f"{NEW}\n{OLD}\n")
+    counts: list[int] = []
+    held = KeyRing(Files(str(tree.root)), PATH, OWNER, on_older=counts.append)
+    for _ in range(3):
+        held.keys()
+    assert counts == [1]
+    for text in (NEW, f"{NEW}\n{OLD}\n{'0c' * 32}"):
+        tree.file("/etc/sparkd/next", text, 0o600).replace(file)
+        held.keys()
+    assert counts == [1, 2]
+
+
 def test_a_ring_is_thread_safe(tree: Tree) -> None:
     file = write(tree, OLD)
     held, _ = ring(tree)

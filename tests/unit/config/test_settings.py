@@ -37,6 +37,21 @@ def test_what_init_wrote_comes_first_and_is_named_as_the_origin(tmp_path: Path) 
     assert [file.name for file in loaded.files] == ["10-init.toml", "sparkd.toml", "05-a.toml"]
 
 
+def test_no_link_of_a_tree_of_files_leads_out_of_it(tmp_path: Path) -> None:
+    tree, outside = tmp_path / "tree", tmp_path / "outside"
+    write(outside, '[engine]\nimage = "outside:1"\n')
+    write(outside, '[engine]\nimage = "outside:2"\n', "conf.d/20-a.toml")
+    own = write(tree, "")
+    own.unlink()
+    own.symlink_to(outside / "etc/sparkd/sparkd.toml")
+    (own.parent / "conf.d").symlink_to(outside / "etc/sparkd/conf.d")
+    assert faults(tree) == [f"{own}: is a link to a file that does not exist"]
+    write(tree, '[engine]\nimage = "inside:1"\n', "real.toml")
+    own.unlink()
+    own.symlink_to("/etc/sparkd/real.toml")  # as the tree's machine reads it
+    assert load_settings({}, tree).engine.image == "inside:1"
+
+
 def test_tables_merge_entry_by_entry_and_flags_in_either_writing(tmp_path: Path) -> None:
     write(tmp_path, '[engine.args]\nmax_model_len = 1\nseed = 2\n[engine.env]\nA = "1"\n')
     write(tmp_path, '[engine.args]\nmax-model-len = 3\n[engine.env]\nB = "2"\n', "conf.d/1.toml")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.tree import Tree
 
-from sparkd.base.config import Engine, Settings, units
+from sparkd.base.config import Engine, Notify, Settings, units
 from sparkd.base.config.units import DropIn, State
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
@@ -58,13 +58,39 @@ def test_each_service_makes_files_for_root_alone_where_no_mode_is_said() -> None
     assert [lines(text, "UMask") for text in services.values()] == [["0077"]] * 4
 
 
-def test_what_stays_down_is_reported_in_bounds_as_narrow_as_the_agents() -> None:
-    agent, notify = units.render("head"), units.package_units()[f"{units.PACKAGE_UNITS}/{units.NOTIFY_UNIT}"]
+BOUNDS = ("CapabilityBoundingSet", "RestrictAddressFamilies", "SystemCallFilter")
+NOTIFY = f"{units.PACKAGE_UNITS}/{units.NOTIFY_UNIT}"
+
+
+def test_what_stays_down_is_reported_by_a_unit_that_can_do_no_more_than_send() -> None:
+    agent, notify = units.render("head"), units.package_units()[NOTIFY]
     assert words(agent, "OnFailure") == [units.NOTIFY_UNIT]
     assert lines(notify, "ExecStart") == ["/usr/bin/sparkd notify flush"]
-    bounds = [line for line in agent.partition("CapabilityBoundingSet=")[2].splitlines() if "=" in line]
-    own = [line for line in bounds if not line.startswith(("#", "WantedBy", "ReadWritePaths=-/proc"))]
-    assert [line for line in own if line not in notify] == []
+    assert words(notify, "CapabilityBoundingSet") == []
+    assert "-/run/docker.sock" in words(notify, "InaccessiblePaths")
+    assert units.dropins(DEFAULTS)[-1].text == ""
+
+
+def test_a_program_for_messages_has_the_agents_bounds_by_a_drop_in() -> None:
+    agent, notify = units.render("head"), units.package_units()[NOTIFY]
+    *_, drop_in = units.dropins(Settings(notify=Notify(command="/usr/local/bin/send")))
+    assert drop_in.path == "/etc/systemd/system/sparkd-notify.service.d/50-sparkd.conf"
+    assert drop_in.text.startswith(units.HEADER)
+    for key in BOUNDS:
+        last = lines(drop_in.text, key)
+        own = [] if "" in last else lines(notify, key)  # an empty one resets what came before
+        assert sorted(" ".join(own + last).split()) == sorted(words(agent, key)), key
+    agents = {line for line in agent.splitlines() if line[:1].isupper()}
+    for line in notify.partition("CapabilityBoundingSet=")[2].splitlines():
+        key, _, value = line.partition("=")
+        assert key in BOUNDS or key in drop_in.text or line in agents or not value, line
+
+
+def test_each_bound_is_lifted_to_what_the_agent_has() -> None:
+    agent, drop_in = units.render("head"), units.dropins(Settings(notify=Notify(command="/x")))[-1].text
+    lifted = [line for line in drop_in.splitlines() if line.endswith(("=no", "=default"))]
+    assert len(lifted) == 8
+    assert [line for line in lifted if f"\n{line.partition('=')[0]}=" in agent] == []
 
 
 def test_unit_restarts_for_ever_but_not_where_only_a_person_helps() -> None:

@@ -29,6 +29,21 @@ def reach(**container: object) -> list[Issue]:
         ("/run", "docker's socket"),
         ("/var/run", "docker's socket"),
         ("/run/containerd/containerd.sock", "one as strong"),
+        ("/run/docker/plugins", "one as strong"),
+        ("/run/podman/podman.sock", "one as strong"),
+        ("/run/crio/crio.sock", "one as strong"),
+        ("/run/libvirt/libvirt-sock", "one as strong"),
+        ("/run/snapd.socket", "one as strong"),
+        ("/run/user", "one as strong"),
+        ("/run/user/1000", "one as strong"),
+        ("/run/user/1000/docker.sock", "one as strong"),
+        ("/run/user/1000/podman/podman.sock", "one as strong"),
+        ("/var/lib/lxd", "LXD's"),
+        ("/var/lib/incus/unix.socket", "LXD's"),
+        ("/var/snap/lxd/common/lxd/unix.socket", "LXD's"),
+        ("/var/lib/containerd", "all images"),
+        ("/var/lib/containers/storage", "all images"),
+        ("/var/lib/kubelet/pods", "all images"),
         ("/run/sparkd", "sparkd's keys"),
         ("/var", "sparkd's keys"),
         ("/var/lib", "sparkd's keys"),
@@ -58,7 +73,20 @@ def test_a_mount_that_reaches_the_node_warns_even_where_it_is_only_read(source: 
 
 
 @pytest.mark.parametrize(
-    "source", ["/etc/cron.d", "/etc/passwd", "/etc/sparkd/recipes", "/usr/local/bin", "/bin", "/lib/systemd", "/sys"]
+    "source",
+    [
+        "/etc/cron.d",
+        "/etc/passwd",
+        "/etc/sparkd/recipes",
+        "/usr/local/bin",
+        "/bin",
+        "/lib/systemd",
+        "/sys",
+        "/opt",
+        "/opt/nvidia",
+        "/var/lib/dpkg/info",
+        "/var/lib/snapd",
+    ],
 )
 def test_what_runs_as_root_warns_where_it_may_be_written_to(source: str) -> None:
     assert len(reach(volumes=[f"{source}:/inside:rw"])) == 1
@@ -77,6 +105,7 @@ def test_a_device_that_holds_the_node_warns(device: str) -> None:
         {"volumes": ["/etc/passwd:/etc/passwd:ro", "/etc/group:/etc/group:ro", "/etc/localtime:/etc/localtime:ro"]},
         {"volumes": ["/root/.cache/huggingface:/hub:rw", "/home/me/models:/m:ro", "/srv/models:/x:rw", "/tmp:/t:rw"]},
         {"volumes": ["/etc/sparkd/templates/chat.jinja:/chat.jinja:ro", "/usr/local/cuda:/cuda:ro", "/sys:/host:ro"]},
+        {"volumes": ["/opt/models:/m:ro", "/run/user/1000/x:/p:ro", "/var/lib/models:/x:rw"]},
         {"devices": ["/dev/infiniband", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/fuse", "/dev/dri", "/dev/shm"]},
         {"ipc": "host", "network": "host"},
     ],

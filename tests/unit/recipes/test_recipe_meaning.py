@@ -164,6 +164,16 @@ def test_the_commands_print_it(tmp_path: Path) -> None:
     assert "# environment: SPARKD_ENGINE__ARGS__MAX_MODEL_LEN, instead of 512" in shown
 
 
+def test_letters_that_turn_the_line_around_are_shown_as_escapes(tmp_path: Path) -> None:
+    turned, path = "/srv/\u202egolp.sh", tmp_path / "x.yaml"
+    text = f'schema: 1\nname: x\nmodel: {{path: m}}\nimage: {{ref: i}}\nenv: {{A: "{turned}"}}\n'
+    path.write_text(text, encoding="utf-8")
+    shown = [sparkd("recipe", "show", *words, str(path)).stdout for words in ((), ("--json",))]
+    assert ["\\u202e" in one for one in shown] == [True, True]
+    assert [one for one in shown if "\u202e" in one] == []
+    assert json.loads(shown[1])["env"] == {"A": turned}
+
+
 def test_settings_that_are_wrong_hide_no_recipe(tmp_path: Path) -> None:
     (tmp_path / "sparkd.toml").write_text("[engin]\n")
     shown = sparkd("recipe", "show", "tiny-cpu", config=tmp_path / "sparkd.toml")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from sparkd.base.cluster.auth import read_keys
+from sparkd.base.cluster.auth import forget_command, read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, UsageError
 from sparkd.tools.setup.cluster_key import create_key, rotate_key
@@ -48,14 +49,19 @@ def test_rotation_puts_a_new_key_above_the_one_that_signed_and_is_completed_befo
     first = keys(path)[0]
     lines = rotate_key(str(path))
     assert f"next: copy {path} to each other node" in lines
-    assert "last line away" in lines
+    command = forget_command(str(path))
+    assert command in lines
     second = keys(path)[0]
     assert keys(path) == (second, first)
     assert second != first
     assert path.stat().st_mode & 0o7777 == 0o600
-    with pytest.raises(UsageError, match=r"2 keys: the rotation before is not complete .*old lines away first"):
+    with pytest.raises(UsageError, match=r"2 keys: the rotation before is not complete .*sed -i"):
         rotate_key(str(path))
     assert keys(path) == (second, first)
+    for _ in range(2):  # as often as it is pasted
+        subprocess.run(["sh", "-c", command.removeprefix("sudo ")], check=True)
+        assert keys(path) == (second,)
+        assert path.stat().st_mode & 0o7777 == 0o600
 
 
 def test_a_folder_that_can_not_be_made_is_said(tmp_path: Path) -> None:

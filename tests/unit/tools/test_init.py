@@ -272,6 +272,16 @@ def test_what_an_earlier_version_wrote_lets_a_node_join(spark: Tree) -> None:
     assert (spark.root / TOML.lstrip("/")).read_text() == PERSONS
 
 
+def test_a_key_from_before_a_join_is_kept_nowhere_and_does_not_come_back(spark: Tree) -> None:
+    old, new = "ab" * 32, "cd" * 32
+    spark.file(KEY, f"{old}\n", mode=0o600)
+    node_files = NodeFiles(Host(spark.root), {})
+    node_files.write({("cluster", "nodes"): PAIR}, KEY, f"{new}\n")
+    assert [name for name, text in files(spark).items() if old in text] == []
+    assert f"removed {KEY}" in node_files.take_back()
+    assert not (spark.root / KEY.lstrip("/")).exists()
+
+
 REPLACED = '[engine]\nrecipe = "{}"\n[cluster]\nnodes = {}\n'
 PAIR = ["10.0.0.1", "10.0.0.2"]
 

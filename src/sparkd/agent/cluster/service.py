@@ -144,7 +144,11 @@ def join_cluster(
         hint = "fix it before this unit restarts; the previous keys are in use"
         events.error("cluster.key.unusable", reason=trouble, hint=hint)
 
-    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key).latest
+    def on_older_keys(count: int) -> None:
+        hint = f"once all nodes have the first key, on each: {auth.forget_command(settings.cluster.key_file)}"
+        events.warning("cluster.key.outdated", accepted=count, hint=hint)
+
+    keys = auth.KeyRing(host.files, settings.cluster.key_file, owner_uid, on_bad_key, on_older_keys).latest
     hold_seconds = min(HOLD_SECONDS, HOLD_SHARE * settings.supervise.peer_timeout_seconds)
 
     def looked(name: str, look: Callable[[str], bytes], query: str) -> bytes:

@@ -32,6 +32,8 @@ MAX_KEYS = 4
 LIMIT_BYTES = 4096
 FRESH_SECONDS = 1.0
 """Between two looks at the key file while nodes talk."""
+REMIND_SECONDS = 86400.0
+"""Between two reminders that older keys are accepted."""
 
 # Part of each signature: no request can be taken for an answer.
 _REQUEST = "sparkd request 2"
@@ -81,6 +83,11 @@ def read_keys(files: Files, path: str, owner_uid: int = 0) -> tuple[bytes, ...]:
     return _parse_keys(opened.content, path)
 
 
+def forget_command(path: str) -> str:
+    """Takes all keys but the first out of the file, however often it is run."""
+    return f"sudo sed -i '0,/^ *[0-9a-fA-F]/b;/^ *[0-9a-fA-F]/d' {path}"
+
+
 class KeyRing:
     """The current keys of the file. Thread-safe. Raises ConfigError where the file is bad at the start.
 
@@ -88,11 +95,19 @@ class KeyRing:
     """
 
     def __init__(
-        self, files: Files, path: str, owner_uid: int = 0, on_trouble: Callable[[str], object] = lambda _: None
+        self,
+        files: Files,
+        path: str,
+        owner_uid: int = 0,
+        on_trouble: Callable[[str], object] = lambda _: None,
+        on_older: Callable[[int], object] = lambda _: None,
     ) -> None:
-        """`on_trouble` gets why the file is not used, once while that stays the same."""
+        """`on_trouble` gets why the file is not used, once while that stays the same.
+
+        `on_older` gets how many keys are accepted beside the first: at the start, at each change and once a day.
+        """
         self._files, self._path, self._owner_uid = files, path, owner_uid
-        self._on_trouble = on_trouble
+        self._on_trouble, self._on_older, self._remind_at = on_trouble, on_older, 0.0
         self._trouble = ""
         self._lock = Lock()
         self._reading, self._read_at = False, float("-inf")
@@ -106,13 +121,16 @@ class KeyRing:
             with suppress(OSError):
                 facts = self._files.stat(self._path)
             if facts is None or facts != self._seen:
-                before, self._trouble, self._seen = self._trouble, "", facts
+                before, self._trouble, self._seen, self._remind_at = self._trouble, "", facts, 0.0
                 try:
                     self._keys = read_keys(self._files, self._path, self._owner_uid)
                 except ConfigError as error:
                     self._trouble = str(error)
                 if self._trouble not in ("", before):
                     self._on_trouble(self._trouble)
+            if len(self._keys) > 1 and time.monotonic() >= self._remind_at:
+                self._remind_at = time.monotonic() + REMIND_SECONDS
+                self._on_older(len(self._keys) - 1)
             return self._keys
 
     def latest(self) -> tuple[bytes, ...]:

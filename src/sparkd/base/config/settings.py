@@ -30,7 +30,7 @@ class Allow(Section):
     """What a head may request of a node that follows it."""
 
     images: t.ImageNames = ()
-    """Images by the beginning of their names."""
+    """Images by the beginning of their names; by a digest, NAME@sha256:..., where this has it, or ends in @ or /."""
     mounts: t.AllowedMounts = ()
     """Files, folders and devices beside models_dir and /dev/infiniband."""
     privileged: bool = False
@@ -195,7 +195,7 @@ class Notify(Section):
 
     command: t.PathOrEmpty = ""
     """A program of root's that gets each message as JSON on stdin and is run as root, within the unit's bounds; with
-    another exit code than 0 the message is tried again later. Empty: none."""
+    another exit code than 0 the message is tried again later. After a change: `sparkd units install`. Empty: none."""
     webhook_file: t.PathOrEmpty = ""
     """File with the URL that messages are sent to, readable by root alone: the URL is often all that a sender needs.
     https, or http to a private address. Empty: none."""

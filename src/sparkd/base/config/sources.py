@@ -15,6 +15,7 @@ from pydantic_settings import EnvSettingsSource, TomlConfigSettingsSource
 
 from sparkd.base.config.layers import Check, Key, Layers, Location, known_keys
 from sparkd.base.config.settings import Settings
+from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError
 from sparkd.base.lib.text import did_you_mean, parse_json, read_file
 from sparkd.base.vllm.args import TABLES as ARG_TABLES
@@ -41,9 +42,10 @@ class Loaded(Struct, frozen=True):
 class File(TomlConfigSettingsSource):
     """One file, whose name is the origin of what it sets."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, real: Path) -> None:
+        """`real`: the path to give to the kernel."""
         self.__name__ = str(path)
-        super().__init__(Settings, path)
+        super().__init__(Settings, real)
 
     def _read_files(self, files: Any, deep_merge: bool = False) -> dict[str, Any]:  # noqa: ARG002
         """The library ignores what is no regular file, and reads without a limit."""
@@ -126,11 +128,19 @@ def _parsed(raw: str, default: object) -> object:
 def _files(env: Mapping[str, str], root: Path, problems: list[str]) -> Iterator[File]:
     named = env.get(FILE_VARIABLE)
     main = Path(named) if named else root / DEFAULT_FILE
-    for path in in_order(main, _drop_ins(main.parent / FOLDER, trusted=not named)):
+
+    def real(path: Path) -> Path:
+        """No symlink of a tree of files leads out of it."""
+        return path if named or root == Path("/") else Path(Files(str(root)).real(f"/{path.relative_to(root)}"))
+
+    folder = main.parent / FOLDER
+    for path in in_order(main, (folder / one.name for one in _drop_ins(real(folder), trusted=not named))):
         try:
-            yield File(path)
+            yield File(path, real(path))
         except FileNotFoundError:
-            if named or path != main:
+            if path.is_symlink():
+                problems.append(f"{path}: is a link to a file that does not exist")
+            elif named or path != main:
                 problems.append(f"{path}: does not exist")
         except ConfigError as error:
             problems.append(error.reason)

@@ -22,6 +22,8 @@ BOOT_UNITS = ("sparkd.target", "sparkd-boot.service", "multi-user.target.d/spark
 """They start the enabled roles once the boot has finished: docs/adr/0029."""
 NOTIFY_UNIT = "sparkd-notify.service"
 """Sends what a unit that stays down leaves to be sent: docs/adr/0044."""
+NOTIFY = "notify"
+"""Stands for it in the place of a role."""
 PACKAGE_UNITS = "/usr/lib/systemd/system"
 ADMIN_UNITS = "/etc/systemd/system"
 STOP_MARGIN_SECONDS = 30
@@ -40,7 +42,7 @@ class DropIn(Struct, frozen=True):
 
     @property
     def path(self) -> str:
-        return f"{ADMIN_UNITS}/{unit_name(self.role)}.d/50-sparkd.conf"
+        return f"{ADMIN_UNITS}/{NOTIFY_UNIT if self.role == NOTIFY else unit_name(self.role)}.d/50-sparkd.conf"
 
 
 class State(Enum):
@@ -65,10 +67,7 @@ def render(role: str) -> str:
 def package_units() -> dict[str, str]:
     """Every unit of the package and what belongs to them, by path."""
     texts = {unit_name(role): render(role) for role in ROLES}
-    texts |= {
-        name: (units_dir() / PurePosixPath(name).name).read_text(encoding="utf-8")
-        for name in (*BOOT_UNITS, NOTIFY_UNIT)
-    }
+    texts |= {name: _read(PurePosixPath(name).name) for name in (*BOOT_UNITS, NOTIFY_UNIT)}
     return {f"{PACKAGE_UNITS}/{name}": text for name, text in texts.items()}
 
 
@@ -76,7 +75,12 @@ def dropins(settings: Settings) -> tuple[DropIn, ...]:
     """Every drop-in that a node may carry: what `settings` change in the package's units."""
     values = _values(settings)
     text = "" if values == _values(type(settings)()) else _fill("50-sparkd.conf.in", values)
-    return tuple(DropIn(role, text) for role in ROLES)
+    notify = _read("50-sparkd-notify.conf") if settings.notify.command else ""
+    return (*(DropIn(role, text) for role in ROLES), DropIn(NOTIFY, notify))
+
+
+def no_dropins() -> tuple[DropIn, ...]:
+    return tuple(DropIn(role, "") for role in (*ROLES, NOTIFY))
 
 
 def judge(files: Files, wanted: DropIn) -> State:
@@ -134,7 +138,11 @@ def _values(settings: Settings) -> dict[str, str]:
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
-    return Template((units_dir() / template).read_text(encoding="utf-8")).substitute(values)
+    return Template(_read(template)).substitute(values)
+
+
+def _read(name: str) -> str:
+    return (units_dir() / name).read_text(encoding="utf-8")
 
 
 def _text(files: Files, path: str) -> str | None:

@@ -64,8 +64,14 @@ def _refuse_paths(spec: Container, settings: Settings, resolve: Callable[[str], 
 
 
 def is_permitted(image: str, prefix: str) -> bool:
-    """Whether the image's name begins with `prefix`, which ends where a part of the name does."""
-    return image.startswith(prefix) and (prefix[-1] in "/:@" or image[len(prefix) : len(prefix) + 1] in ("", *"/:@"))
+    """Whether the image's name begins with `prefix`, which ends where a part of the name does.
+
+    Beside a digest docker ignores the tag: it may be any version that is on the node, so a name or tag permits none.
+    """
+    rest = image.removeprefix(prefix)
+    if not image.startswith(prefix):
+        return False
+    return prefix[-1] in "/@" if "@" in rest else prefix[-1] in "/:@" or rest[:1] in ("", "/", ":")
 
 
 def _lies_in(path: str, folders: Sequence[str]) -> bool:

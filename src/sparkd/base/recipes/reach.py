@@ -15,17 +15,22 @@ if TYPE_CHECKING:
 READ, WRITTEN = False, True
 REACHES: tuple[tuple[bool, str, str], ...] = (
     (READ, "who reaches docker's socket, or one as strong, is root on the node",
-     "/run/docker.sock /run/containerd /run/systemd/private /run/dbus"),
+     ("/run/docker.sock /run/docker /run/containerd /run/podman /run/crio /run/libvirt /run/snapd.socket /run/dbus "
+      "/run/systemd/private /run/user/*/docker.sock /run/user/*/podman /run/user/*/bus /run/user/*/systemd")),
     (READ, "sparkd's keys or state are there", "/run/sparkd /var/lib/sparkd /etc/sparkd/cluster.key"),
+    (READ, "who reaches LXD's or Incus' socket is root on the node",
+     "/var/lib/lxd/unix.socket /var/lib/incus/unix.socket /var/snap/lxd/common/lxd/unix.socket"),
     (READ, "others can log in as the node's users with it",
      "/etc/shadow* /etc/gshadow* /etc/ssh /root/.ssh /home/*/.ssh"),
     (READ, "it has the processes of the node, with their files and variables", "/proc"),
-    (READ, "it has all images and containers of the node", "/var/lib/docker"),
+    (READ, "it has all images and containers of the node",
+     "/var/lib/docker /var/lib/containerd /var/lib/containers /var/lib/kubelet"),
     (READ, "the node boots from it", "/boot"),
     (READ, "it is the memory or the ports of the node itself", "/dev/mem /dev/kmem /dev/port"),
     (READ, "it is a disk of the node, with all files",
      "/dev/sd* /dev/vd* /dev/nvme* /dev/dm-* /dev/md* /dev/loop* /dev/mapper /dev/disk"),
-    (WRITTEN, "what is written there runs as root on the node", "/etc /usr /var/spool/cron"),
+    (WRITTEN, "what is written there runs as root on the node",
+     "/etc /usr /opt /var/spool/cron /var/lib/dpkg /var/lib/snapd"),
     (WRITTEN, "what is written there changes the node's kernel and devices", "/sys"),
 )  # fmt: skip
 """A path counts if it is one of these, lies in one or holds one. `*` is any part of one name."""

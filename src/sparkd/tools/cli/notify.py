@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sparkd.agent.daemon.notify import FILE, Outbox, deliver
-from sparkd.base.config import Notify, load_settings
+from sparkd.base.config import Notify, load_settings, units
 from sparkd.base.host import Host
 from sparkd.base.lib import log
 from sparkd.base.lib.errors import ConfigError, ExitCode, LaunchError, UsageError
@@ -32,7 +32,8 @@ def add_notify(parser: argparse.ArgumentParser) -> None:
 
 
 def send_test(_: argparse.Namespace) -> int:
-    settings, host = load_settings(os.environ).notify, Host()
+    loaded, host = load_settings(os.environ), Host()
+    settings = loaded.notify
     if not settings.ways:
         raise UsageError("no way for messages is configured", "man sparkd.toml: notify.command, notify.webhook_file")
     if os.geteuid():
@@ -45,6 +46,9 @@ def send_test(_: argparse.Namespace) -> int:
         except LaunchError as error:
             failed = True
             print(f"notify.{way}: {error}")
+    drop_in = units.dropins(loaded)[-1]
+    if wrong := units.why_wrong(drop_in, units.judge(host.files, drop_in)):
+        print(": ".join(wrong))
     return ExitCode.LAUNCH_FAILED if failed else ExitCode.GOOD
 
 

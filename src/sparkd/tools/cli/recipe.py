@@ -13,7 +13,7 @@ from sparkd.base import config
 from sparkd.base.host import CachedHost, Host
 from sparkd.base.lib import recipes_dir
 from sparkd.base.lib.errors import ConfigError
-from sparkd.base.lib.text import Table, sanitize
+from sparkd.base.lib.text import Table, printable, sanitize
 from sparkd.base.recipes.loader import (
     SUFFIX,
     Loaded,
@@ -110,12 +110,12 @@ def show_recipe(args: argparse.Namespace) -> None:
     """Print one line a value: what it is, its source, and what the recipe says instead."""
     loaded = _load(args.recipe)
     if args.json:
-        print(loaded.recipe.model_dump_json(by_alias=True, indent=2))
+        print(json.dumps(loaded.recipe.model_dump(mode="json", by_alias=True), indent=2))
         return
     for one in explain(loaded, _settings()):
         value, instead = json.dumps(one.value, ensure_ascii=False), json.dumps(one.instead_of, ensure_ascii=False)
         after = "" if one.instead_of is None else f", instead of {sanitize(instead, LONGEST_VALUE)}"
-        print(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}")
+        print(printable(f"{f'{one.key}: {value}':<60} # {one.by}: {one.where}{after}"))
 
 
 def _settings() -> config.Loaded | None:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from sparkd.agent.actions import files
-from sparkd.base.cluster.auth import read_keys
+from sparkd.base.cluster.auth import forget_command, read_keys
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import UsageError
 
@@ -32,11 +32,12 @@ def rotate_key(path: str) -> str:
     """Put a new key above the first one that there is; what to do next. Raises UsageError, ConfigError."""
     old, *older = read_keys(Files(), path, os.geteuid())
     if older:
-        hint = "take the old lines away first, once all nodes have the new key"
+        hint = f"once all nodes have the new key, on each: {forget_command(path)}"
         raise UsageError(f"{path} has {1 + len(older)} keys: the rotation before is not complete", hint)
     return (
         f"wrote {path}: a new key, with the old one below it\n{_write_key(path, old.hex())}\n"
-        "when all nodes have it, take the last line away on each of them; running agents need no restart"
+        f"once all nodes have it, on each of them: {forget_command(path)}\n"
+        "running agents need no restart, and warn each day while the old key is accepted (cluster.key.outdated)"
     )
 
 

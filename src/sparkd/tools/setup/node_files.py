@@ -95,7 +95,8 @@ class NodeFiles:
         now = self.setup.read(key) if key else ""
         if now is None or key_text not in ("", now):
             new = key_text or cluster_key.key_text(os.urandom(cluster_key.KEY_BYTES).hex())
-            self.setup.write(key, new, 0o600)
+            # Not as a person's: the manifest would keep the key from before, and `deinit` put it in force again.
+            self.setup.write(key, new, 0o600, own=True)
         if text:
             self.setup.write(self.init_file, text, 0o644, own=True)
         if moved:

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 from msgspec import Meta, Struct
 
 from sparkd.agent.actions import files
-from sparkd.base.config.units import ROLES, DropIn, State, judge
+from sparkd.base.config.units import DropIn, State, judge, no_dropins
 from sparkd.base.host import kernel
 from sparkd.base.host.files import Files
 from sparkd.base.lib.errors import ConfigError, SparkdError, UsageError
@@ -55,7 +55,7 @@ class UnitFiles:
 
     def remove(self) -> list[str]:
         """Remove every drop-in that sparkd wrote; returns the changes."""
-        return self.install(tuple(DropIn(role, "") for role in ROLES))
+        return self.install(no_dropins())
 
     def daemon_reload(self) -> None:
         """Only where systemd runs, so not in a chroot."""

@@ -30,7 +30,7 @@ class Allow(Section):
     """What a head may request of a node that follows it."""
 
     images: t.ImageNames = ()
-    """Images by the beginning of their names; by a digest, NAME@sha256:..., where this has it, or ends in @ or /."""
+    """Images by the beginning of their names. NAME permits every tag and digest, NAME:TAG no NAME:TAG@sha256:..."""
     mounts: t.AllowedMounts = ()
     """Files, folders and devices beside models_dir and /dev/infiniband."""
     privileged: bool = False

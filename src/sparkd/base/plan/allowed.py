@@ -66,12 +66,12 @@ def _refuse_paths(spec: Container, settings: Settings, resolve: Callable[[str], 
 def is_permitted(image: str, prefix: str) -> bool:
     """Whether the image's name begins with `prefix`, which ends where a part of the name does.
 
-    Beside a digest docker ignores the tag: it may be any version that is on the node, so a name or tag permits none.
+    Beside a digest docker ignores the tag, which may be of any version on the node: a permitted tag permits no digest.
     """
     rest = image.removeprefix(prefix)
-    if not image.startswith(prefix):
+    if not image.startswith(prefix) or (rest.startswith("@") and ":" in prefix.rpartition("/")[2]):
         return False
-    return prefix[-1] in "/@" if "@" in rest else prefix[-1] in "/:@" or rest[:1] in ("", "/", ":")
+    return prefix[-1] in "/:@" or rest[:1] in ("", *"/:@")
 
 
 def _lies_in(path: str, folders: Sequence[str]) -> bool:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 import pytest
 from tests.integration.stranger import UID
@@ -24,11 +26,17 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """One that everybody gets into: pytest's own is closed again by each other run of it."""
+    folder = Path(mkdtemp(prefix="sparkd-owners-"))
+    folder.chmod(0o755)
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture
 def models(tmp_path: Path) -> Path:
     """A folder that a user owns, in one that everybody gets into."""
-    for one in (tmp_path, *tmp_path.parents[:3]):
-        if one != Path("/tmp"):
-            one.chmod(0o755)
     folder = tmp_path / "models"
     folder.mkdir()
     os.chown(folder, UID, UID)

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import NamedTuple
 
 import pytest
@@ -157,11 +159,17 @@ WRITERS = {
 
 
 @pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """One that everybody gets into: pytest's own is closed again by each other run of it."""
+    folder = Path(mkdtemp(prefix="sparkd-owners-"))
+    folder.chmod(0o755)
+    yield folder
+    rmtree(folder)
+
+
+@pytest.fixture
 def victim(tmp_path: Path) -> Path:
     """A folder of root's with a file for each writer, and one without a byte."""
-    for one in (tmp_path, *tmp_path.parents[:3]):
-        if one != Path("/tmp"):
-            one.chmod(0o755)
     folder = tmp_path / "victim"
     for writer in WRITERS.values():
         file = folder / writer.target

@@ -91,8 +91,8 @@ class Running:
         """From its start to its engine's first completion."""
         self.ready = False
         """Clients are served."""
-        self.segments: set[UnlinkSegment] = set()
-        """Shared memory that its processes had open or mapped."""
+        self.segments = {UnlinkSegment(path, *identity) for path, identity in record.segments.items()}
+        """Shared memory of its own, and what is left of ranks before it."""
         self._keep = keep
         self._host = host
         self._loop = loop

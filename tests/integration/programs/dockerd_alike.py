@@ -43,9 +43,9 @@ class Container:
         self.ended = False
 
     def start(self, command: list[str], uid: int) -> None:
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, user=uid, group=uid, extra_groups=()
-        )
+        if uid:
+            command = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", *command]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[bytes]) -> None:

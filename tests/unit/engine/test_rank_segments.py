@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 from tests.tree import Tree
 from tests.unit.cluster_nodes import agent_under_test, alone, running
 
@@ -79,3 +80,18 @@ def test_a_rank_has_what_its_own_user_has_made_since_its_start(
     for pid, parent in ((10, 1), (11, 10), (12, 1)):
         tree.process(pid, "python3", parent=parent, start_time=900, maps=maps if pid == holder else "", uid=uid)
     assert [fix.path for fix in mapped_below(Host(tree.root), 10)] == ["/dev/shm/psm_0123abcd"] * own
+
+
+def test_a_rank_that_serves_is_looked_at_again_without_waiting_and_what_is_gone_is_forgotten(tree: Tree) -> None:
+    with agent_under_test(tree, 0, alone()) as made, running(made.agent) as (rank, process):
+        machine, loop = Tree(tree.root / "node0"), made.agent.loop
+        record = replace(rank.record, segments={"/dev/shm/psm_89abcdef": (1, 1)})
+        machine.process(process.pid, "tini", uid=os.getuid(), maps=mapped(machine, "psm_0123abcd"))
+        slow = Running(rank.rank, rank.log, record, repr, SlowHost(machine.root), loop)
+        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_89abcdef"], "of the rank before it"
+        began = time.monotonic()
+        slow.follow_segments()
+        slow.follow_segments()
+        assert time.monotonic() - began < 0.1
+        assert loop.wait_until(lambda: {*slow.record.segments} == {"/dev/shm/psm_0123abcd"}, 5.0)
+        assert [segment.path for segment in slow.segments] == ["/dev/shm/psm_0123abcd"]

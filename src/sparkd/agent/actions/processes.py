@@ -146,7 +146,7 @@ def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
 
     A killed engine leaves its segments in the host's /dev/shm. Its own is what one of its processes has open or mapped,
     belongs to that process's user, and was last written since its start: what it could itself have unlinked, and has
-    not found there. So they can be unlinked at once, whoever that user is; preflight must wait until they are old.
+    not found there. So they can be unlinked at once, of any user; preflight must wait until they are old.
     """
     named, table = named_segments(host), host.processes()
     first = table.get(pid)

@@ -115,10 +115,11 @@ def left_segments(host: Host) -> dict[str, Identity]:
     """Recorded segments that are still there."""
     record = read_rank(host).record
     recorded = {} if record is None else record.segments
-    return {path: identity for path, identity in recorded.items() if _is_there(host.files, path, identity)}
+    return {path: identity for path, identity in recorded.items() if is_left(host.files, path, identity)}
 
 
-def _is_there(files: Files, path: str, identity: Identity) -> bool:
+def is_left(files: Files, path: str, identity: Identity) -> bool:
+    """Whether there is this very file in /dev/shm."""
     with suppress(OSError, ValueError):
         segment = read_segment(files, path.rpartition("/")[2], 0)
         return segment is not None and (segment.path, segment.identity) == (path, identity)

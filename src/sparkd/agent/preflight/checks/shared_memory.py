@@ -51,7 +51,7 @@ class SharedMemory(Check[ShmFacts], frozen=True):
     fixes = ("unlink-segment",)
 
     @classmethod
-    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # an engine's user, whoever that is, is a person's uid too
+    def from_inputs(cls, inputs: CheckInputs) -> SharedMemory:  # noqa: ARG003  # an engine's user may be a person's too
         return cls()
 
     def probe(self, host: Host) -> ShmFacts:

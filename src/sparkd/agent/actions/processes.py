@@ -148,9 +148,10 @@ def mapped_below(host: Host, pid: int) -> tuple[UnlinkSegment, ...]:
     belongs to that process's user, and was last written since its start: what it could itself have unlinked, and has
     not found there. So they can be unlinked at once, of any user; preflight must wait until they are old.
     """
-    named, table = named_segments(host), host.processes()
-    first = table.get(pid)
-    if not named or first is None:
+    if not (named := named_segments(host)):
+        return ()
+    table = host.processes()
+    if (first := table.get(pid)) is None:
         return ()
     rank = {process.pid: process for process in (first, *table.descendants(pid))}
     uses = host.segment_uses(rank.values(), named)
@@ -194,13 +195,12 @@ def end_orphan(host: Host, containers: Containers, orphan: ContainerFacts) -> No
     if orphan.running:
         containers.stop(orphan.id, 0)  # vLLM drains nothing after SIGTERM, and the other ranks wait for this end
     containers.remove(orphan.id)
-    record = read_rank(host).of(orphan)
-    recorded = record is not None and record.container_id in ("", orphan.id)
-    if record is not None and recorded:
-        left = (*left, *(UnlinkSegment(path, *identity) for path, identity in record.segments.items()))
     for segment in left:
         unlink_segment(segment, host)
-    if recorded:
+    record = read_rank(host).of(orphan)
+    if record is not None and record.container_id in ("", orphan.id):
+        for path, identity in record.segments.items():
+            unlink_segment(UnlinkSegment(path, *identity), host)
         with suppress(OSError):  # the next one replaces it
             forget_rank(host)
 

@@ -39,6 +39,7 @@ FIRST_LOOK_SECONDS = 0.3
 TENANTS_SECONDS = 2.0
 """A scan of all processes: 0.5 s for ten thousand. The other nodes wait for the cause."""
 FOLLOW_SECONDS = 5.0
+"""Between looks while it serves, when it makes few."""
 MAX_SCANS = 10
 """Scans for the process that maps a new segment, before it counts as another program's."""
 LOG_END_SECONDS = 0.3

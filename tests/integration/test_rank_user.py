@@ -1,6 +1,6 @@
 """A rank that runs as a person's uid: what it leaves goes at the next start, what the person has stays.
 
-No name, age or owner tells the one from the other: all segments here have an engine's names, and all but the person's
+By name, age or owner the one is as the other: all segments here have an engine's names, and all but the person's
 first are old and used by no process.
 """
 
